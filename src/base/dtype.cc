@@ -1,0 +1,62 @@
+#include "base/dtype.h"
+
+namespace herring {
+namespace {
+
+constexpr const char* kDTypeNames[kNumDTypes] = {"float32", "float64", "float16", "bfloat16",
+                                                 "int8",    "int16",   "int32",   "int64",
+                                                 "uint8",   "bool"};
+constexpr size_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+constexpr const char* kOpNames[kNumReduceOps] = {"sum", "average", "min", "max", "product"};
+
+template <size_t N>
+std::string join(const char* const (&names)[N]) {
+  std::string all;
+  for (const char* name : names) all += (all.empty() ? "" : ", ") + std::string(name);
+  return all;
+}
+
+}  // namespace
+
+size_t size_of(DType dtype) { return kDTypeSizes[static_cast<int>(dtype)]; }
+const char* name_of(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
+const char* name_of(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
+
+bool is_float(DType dtype) { return dtype <= DType::kBFloat16; }
+
+Result<DType> parse_dtype(const std::string& name) {
+  for (int i = 0; i < kNumDTypes; ++i) {
+    if (name == kDTypeNames[i]) return static_cast<DType>(i);
+  }
+  return Status(Code::kInvalidArgument,
+                concat("dtype '", name, "' is not supported; use one of ", join(kDTypeNames)));
+}
+
+Result<ReduceOp> parse_reduce_op(const std::string& name) {
+  for (int i = 0; i < kNumReduceOps; ++i) {
+    if (name == kOpNames[i]) return static_cast<ReduceOp>(i);
+  }
+  return Status(Code::kInvalidArgument,
+                concat("reduction '", name, "' is not supported; use one of ", join(kOpNames)));
+}
+
+DType accumulator_of(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+}
+
+Status check_reducible(DType dtype, ReduceOp op, double prescale, double postscale) {
+  if (is_float(dtype)) return {};
+  if (op == ReduceOp::kAverage) {
+    return {Code::kInvalidArgument,
+            concat("op 'average' of dtype ", name_of(dtype),
+                   " would lose its fraction; use op 'sum' and divide, or a float dtype")};
+  }
+  if (prescale != 1.0 || postscale != 1.0) {
+    return {Code::kInvalidArgument,
+            concat("prescale ", prescale, " and postscale ", postscale,
+                   " need a float dtype, this array is ", name_of(dtype))};
+  }
+  return {};
+}
+
+}  // namespace herring

@@ -1,0 +1,41 @@
+// Element types and reduction operators, with the rules of what may be combined.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace herring {
+
+enum class DType : uint8_t {
+  kFloat32 = 0,
+  kFloat64,
+  kFloat16,
+  kBFloat16,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUInt8,
+  kBool,
+};
+inline constexpr int kNumDTypes = 10;
+
+enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct };
+inline constexpr int kNumReduceOps = 5;
+
+size_t size_of(DType dtype);
+const char* name_of(DType dtype);  // "float32", ...
+const char* name_of(ReduceOp op);  // "sum", ...
+bool is_float(DType dtype);
+Result<DType> parse_dtype(const std::string& name);
+Result<ReduceOp> parse_reduce_op(const std::string& name);
+
+// The type in which `dtype` is summed: float32 for 16-bit floats, otherwise itself.
+DType accumulator_of(DType dtype);
+
+// kInvalidArgument for what has no meaning: averaging or scaling integers and bool.
+Status check_reducible(DType dtype, ReduceOp op, double prescale, double postscale);
+
+}  // namespace herring

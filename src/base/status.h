@@ -1,0 +1,82 @@
+// Status and Result<T>: how the core reports failure. Exceptions exist only at the API's edge,
+// where bindings/ turns a Code into the matching class below HerringError.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace herring {
+
+enum class Code {
+  kOk = 0,
+  kInvalidArgument,  // an array, name or option the caller passed
+  kConfiguration,    // environment, settings, cluster description
+  kAuthentication,   // a peer does not know the job's secret
+  kMismatch,         // ranks disagree about an operation
+  kTimeout,          // a deadline passed
+  kPeerLost,         // a worker or server died or left
+  kShutdown,         // used after (or during) shutdown
+  kInternal,         // a bug or a broken invariant of our own
+};
+
+const char* code_name(Code code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+  // "Timeout: ..." for logs.
+  std::string to_string() const;
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}             // NOLINT: implicit on purpose
+  Result(Status status) : status_(std::move(status)) {}     // NOLINT: implicit on purpose
+
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  const T& value() const& { return *value_; }
+  T&& value() && { return std::move(*value_); }
+  T& operator*() { return *value_; }
+  const T& operator*() const { return *value_; }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+// Builds a message from parts; GCC 12 has no <format>.
+template <typename... Parts>
+std::string concat(Parts&&... parts);
+
+}  // namespace herring
+
+#include <sstream>
+
+namespace herring {
+template <typename... Parts>
+std::string concat(Parts&&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+}  // namespace herring
+
+#define HERRING_RETURN_IF_ERROR(expression)              \
+  do {                                                   \
+    if (::herring::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (0)
