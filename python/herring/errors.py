@@ -1,0 +1,53 @@
+"""What can go wrong, as one hierarchy.
+
+Everything Herring raises on purpose is a `HerringError`, so ``except herring.HerringError``
+catches it all. Classes that have a close relative among Python's own exceptions inherit from it as
+well: code that already expects a `ValueError` or a builtin `TimeoutError` needs no change.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "HerringError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "ShutdownError",
+    "TimeoutError",
+]
+
+
+class HerringError(RuntimeError):
+    """Base of all errors raised by Herring."""
+
+
+class ConfigurationError(HerringError):
+    """The environment, a setting or the cluster description is missing, wrong or contradictory."""
+
+
+class AuthenticationError(HerringError):
+    """A peer could not prove that it knows the job's secret, or we could not."""
+
+
+class MismatchError(HerringError):
+    """Ranks disagree about an operation: shape, dtype, operator, root or plan differ."""
+
+
+class TimeoutError(HerringError, builtins.TimeoutError):
+    """A deadline passed; the message names the operation, the round and the missing ranks."""
+
+
+class PeerLostError(HerringError):
+    """A worker or a server died or left while others depended on it."""
+
+
+class InvalidArgumentError(HerringError, ValueError):
+    """An array, a name or an option that the caller passed cannot be used."""
+
+
+class ShutdownError(HerringError):
+    """The operation was started after, or was overtaken by, `herring.shutdown`."""

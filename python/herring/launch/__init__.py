@@ -1,0 +1,1 @@
+"""How a job starts: rank detection, the local launcher and the `herring` command."""
