@@ -1,0 +1,246 @@
+#include "node/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+namespace herring {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+// Neither we nor a peer can change the size any more, nor add a seal that forbids writing.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+Status system_error(const char* what, size_t bytes) {
+  return Status(Code::kInternal,
+                concat("shared memory: ", what, " of ", bytes, " bytes: ", std::strerror(errno)));
+}
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+Result<char*> map_file(int fd, size_t bytes) {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) return system_error("mmap", bytes);
+  // Advice only: without huge pages for shared memory nothing changes.
+  if (bytes >= kHugePage) ::madvise(address, bytes, MADV_HUGEPAGE);
+  return static_cast<char*>(address);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes) {
+  static constinit std::atomic<uint32_t> next_id{1};
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes == 0 || bytes > SIZE_MAX / 4) {
+    return Status(Code::kInvalidArgument, concat("a shared region of ", bytes, " bytes"));
+  }
+  bytes = round_up(bytes, page);
+  std::shared_ptr<SharedRegion> region(new SharedRegion);
+  region->fd_ = GuardedFd::open(
+      [] { return ::memfd_create("herring", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+  const int fd = region->fd_.get();
+  if (fd < 0) return system_error("memfd_create", bytes);
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return system_error("ftruncate", bytes);
+  if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) return system_error("sealing", bytes);
+  Result<char*> address = map_file(fd, bytes);
+  if (!address.ok()) return address.status();
+  region->data_ = *address;
+  region->bytes_ = bytes;
+  region->id_ = next_id.fetch_add(1, std::memory_order_relaxed);
+  return region;
+}
+
+Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t bytes) {
+  struct stat info;
+  if (::fstat(fd.get(), &info) != 0) return system_error("fstat", bytes);
+  // Only memfds (and files on tmpfs, which can be sealed in the same way) know about seals.
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (!S_ISREG(info.st_mode) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return Status(Code::kInvalidArgument,
+                  "shared memory: a peer's descriptor is not a file sealed against shrinking");
+  }
+  if (bytes == 0 || info.st_size < 0 || static_cast<uint64_t>(info.st_size) != bytes) {
+    return Status(Code::kInvalidArgument, concat("shared memory: a peer's region has ",
+                                                 info.st_size, " bytes instead of ", bytes));
+  }
+  Result<char*> address = map_file(fd.get(), bytes);
+  if (!address.ok()) return address.status();
+  std::shared_ptr<SharedRegion> region(new SharedRegion);
+  region->data_ = *address;
+  region->bytes_ = bytes;
+  return region;
+}
+
+SharedRegion::~SharedRegion() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+SharedHeap::Entries::iterator SharedHeap::entry_of(uintptr_t address) {
+  auto next = entries_.upper_bound(address);
+  if (next == entries_.begin()) return entries_.end();
+  auto entry = std::prev(next);
+  return address - entry->first < entry->second.region->bytes() ? entry : entries_.end();
+}
+
+SharedHeap::Entries::const_iterator SharedHeap::entry_of(uintptr_t address) const {
+  return const_cast<SharedHeap*>(this)->entry_of(address);
+}
+
+Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes) {
+  auto region = SharedRegion::create(bytes);
+  if (!region.ok()) return region.status();
+  const auto base = reinterpret_cast<uintptr_t>((*region)->data());
+  return entries_.emplace(base, Entry{std::move(*region)}).first;
+}
+
+Result<void*> SharedHeap::allocate_small(size_t bytes) {
+  auto take = [&](Entry& entry, std::map<size_t, size_t>::iterator hole) -> void* {
+    const auto [offset, size] = *hole;
+    entry.holes.erase(hole);
+    if (size > bytes) entry.holes.emplace(offset + bytes, size - bytes);
+    entry.blocks.emplace(offset, bytes);
+    if (entry.cached) {
+      entry.cached = false;
+      cached_ -= entry.region->bytes();
+    }
+    return entry.region->data() + offset;
+  };
+  for (auto& [base, entry] : entries_) {
+    if (!entry.slab) continue;
+    for (auto hole = entry.holes.begin(); hole != entry.holes.end(); ++hole) {
+      if (hole->second >= bytes) return take(entry, hole);
+    }
+  }
+  auto added = add_region(kSlabBytes);
+  if (!added.ok()) return added.status();
+  Entry& entry = (*added)->second;
+  entry.slab = true;
+  entry.holes.emplace(0, entry.region->bytes());
+  return take(entry, entry.holes.begin());
+}
+
+Result<void*> SharedHeap::allocate_large(size_t bytes) {
+  // The smallest cached region that fits and does not waste more than a quarter.
+  auto best = entries_.end();
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    const Entry& candidate = entry->second;
+    const size_t size = candidate.region->bytes();
+    if (!candidate.cached || candidate.slab || size < bytes || size - bytes > size / 4) continue;
+    if (best == entries_.end() || size < best->second.region->bytes()) best = entry;
+  }
+  if (best == entries_.end()) {
+    auto added = add_region(bytes);
+    if (!added.ok()) return added.status();
+    best = *added;
+  } else {
+    best->second.cached = false;
+    cached_ -= best->second.region->bytes();
+  }
+  best->second.blocks.emplace(0, bytes);
+  return best->second.region->data();
+}
+
+Result<void*> SharedHeap::allocate(size_t bytes) {
+  if (bytes > SIZE_MAX / 4) {
+    return Status(Code::kInvalidArgument, concat("an allocation of ", bytes, " bytes"));
+  }
+  bytes = round_up(bytes == 0 ? 1 : bytes, kAlignment);
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  Result<void*> block = bytes >= kLargeBytes ? allocate_large(bytes) : allocate_small(bytes);
+  if (block.ok()) allocated_ += bytes;
+  return block;
+}
+
+std::vector<std::shared_ptr<SharedRegion>> SharedHeap::retire(Entries::iterator entry) {
+  entry->second.cached = true;
+  entry->second.cached_at = ++clock_;
+  cached_ += entry->second.region->bytes();
+  std::vector<std::shared_ptr<SharedRegion>> evicted;
+  while (cached_ > cache_limit_) {
+    auto oldest = entries_.end();
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (!it->second.cached) continue;
+      if (oldest == entries_.end() || it->second.cached_at < oldest->second.cached_at) oldest = it;
+    }
+    cached_ -= oldest->second.region->bytes();
+    released_.push_back(oldest->second.region->id());
+    evicted.push_back(std::move(oldest->second.region));
+    entries_.erase(oldest);
+  }
+  return evicted;
+}
+
+bool SharedHeap::free(void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is let go
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  auto found = entry_of(address);
+  if (found == entries_.end()) return false;
+  Entry& entry = found->second;
+  auto block = entry.blocks.find(address - found->first);
+  if (block == entry.blocks.end()) return false;
+  size_t offset = block->first;
+  size_t bytes = block->second;
+  entry.blocks.erase(block);
+  allocated_ -= bytes;
+  if (entry.slab) {
+    auto next = entry.holes.lower_bound(offset);
+    if (next != entry.holes.end() && next->first == offset + bytes) {
+      bytes += next->second;
+      next = entry.holes.erase(next);
+    }
+    if (next != entry.holes.begin()) {
+      auto previous = std::prev(next);
+      if (previous->first + previous->second == offset) {
+        offset = previous->first;
+        bytes += previous->second;
+        entry.holes.erase(previous);
+      }
+    }
+    entry.holes.emplace(offset, bytes);
+  }
+  if (entry.blocks.empty()) evicted = retire(found);
+  return true;
+}
+
+std::optional<SharedHeap::Location> SharedHeap::locate(const void* p, size_t bytes) const {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  auto entry = entry_of(address);
+  if (entry == entries_.end()) return std::nullopt;
+  const uint64_t offset = address - entry->first;
+  if (bytes > entry->second.region->bytes() - offset) return std::nullopt;
+  return Location{entry->second.region->id(), offset};
+}
+
+std::shared_ptr<SharedRegion> SharedHeap::region(uint32_t id) const {
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  for (const auto& [base, entry] : entries_) {
+    if (entry.region->id() == id) return entry.region;
+  }
+  return nullptr;
+}
+
+std::vector<uint32_t> SharedHeap::take_released() {
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  return std::exchange(released_, {});
+}
+
+SharedHeap::Usage SharedHeap::usage() const {
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  return Usage{entries_.size(), allocated_, cached_};
+}
+
+}  // namespace herring

@@ -1,0 +1,122 @@
+// Memory that the workers of one node share: anonymous files (memfd) mapped into each of them.
+// There is no name in any file system, so nothing is left behind after a crash, and the size of
+// /dev/shm (64 MB in many containers) does not matter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/fork_guard.h"
+#include "base/status.h"
+
+namespace herring {
+
+// One mapping, readable and writable, page aligned. Either created here (owner; other processes map
+// it through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into
+// being on first touch.
+class SharedRegion {
+ public:
+  // A new region of `bytes` > 0, rounded up to whole pages.
+  static Result<std::shared_ptr<SharedRegion>> create(size_t bytes);
+  // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can never
+  // shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
+  static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);
+
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  // The descriptor to pass to peers; -1 for a peer's region and in forked children.
+  int fd() const { return fd_.get(); }
+  // Names the region in this process, from 1 on, never used twice; 0 for a peer's region.
+  uint32_t id() const { return id_; }
+
+ private:
+  SharedRegion() = default;
+
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+  uint32_t id_ = 0;
+  GuardedFd fd_;
+};
+
+// Allocates from shared regions: herring.empty arrays, arenas, staging. Small blocks share a
+// region, large ones have one each. Freed regions are kept for reuse up to a cap, because fresh pages
+// cost more than the sum that goes through them. Thread-safe; a fork leaves it usable in the child.
+class SharedHeap {
+ public:
+  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kSlabBytes = size_t{4} << 20;
+  static constexpr size_t kLargeBytes = size_t{1} << 20;  // from here on a region of its own
+  static constexpr size_t kDefaultCacheBytes = size_t{256} << 20;
+
+  struct Location {
+    uint32_t region;  // SharedRegion::id()
+    uint64_t offset;
+  };
+
+  explicit SharedHeap(size_t cache_bytes = kDefaultCacheBytes) : cache_limit_(cache_bytes) {}
+  SharedHeap(const SharedHeap&) = delete;
+  SharedHeap& operator=(const SharedHeap&) = delete;
+
+  // At least `bytes` bytes with undefined content, aligned to kAlignment. Zero bytes give a pointer
+  // too, that has to be freed.
+  Result<void*> allocate(size_t bytes);
+  // False, and nothing happens, if `p` does not come from allocate() (nullptr included).
+  bool free(void* p);
+
+  // Where [p, p + bytes) lies, if it lies inside one region of this heap.
+  std::optional<Location> locate(const void* p, size_t bytes) const;
+  // The region of that id, kept alive by the result; nullptr once it was given back.
+  std::shared_ptr<SharedRegion> region(uint32_t id) const;
+
+  // Ids of the regions given back to the system since the last call: the peers that were told about
+  // them can let go (LocalBus::release_region).
+  std::vector<uint32_t> take_released();
+
+  struct Usage {
+    size_t regions;    // mapped now, cached ones included
+    size_t allocated;  // bytes handed out, rounded up to the alignment
+    size_t cached;     // bytes in regions kept for reuse
+  };
+  Usage usage() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<SharedRegion> region;
+    bool slab = false;
+    bool cached = false;
+    uint64_t cached_at = 0;
+    std::map<size_t, size_t> holes;            // of a slab: offset -> bytes, never adjacent
+    std::unordered_map<size_t, size_t> blocks;  // handed out: offset -> bytes
+  };
+  using Entries = std::map<uintptr_t, Entry>;  // by address
+
+  Entries::iterator entry_of(uintptr_t address);
+  Entries::const_iterator entry_of(uintptr_t address) const;
+  Result<Entries::iterator> add_region(size_t bytes);
+  Result<void*> allocate_small(size_t bytes);
+  Result<void*> allocate_large(size_t bytes);
+  // Keeps a region in which nothing is handed out any more, and evicts the oldest ones above the
+  // cap; the caller drops the result after the lock is let go.
+  std::vector<std::shared_ptr<SharedRegion>> retire(Entries::iterator entry);
+
+  const size_t cache_limit_;
+  mutable std::mutex mutex_;  // always inside a ForkSection
+  Entries entries_;
+  size_t allocated_ = 0;
+  size_t cached_ = 0;
+  uint64_t clock_ = 0;  // orders the cached regions by age
+  std::vector<uint32_t> released_;
+};
+
+}  // namespace herring
