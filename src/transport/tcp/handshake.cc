@@ -1,0 +1,208 @@
+#include "transport/tcp/handshake.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace herring::transport::tcp {
+namespace {
+
+Status wait_for(int fd, short events, Nanos deadline, const std::string& address) {
+  for (;;) {
+    const Nanos left = deadline - monotonic_now();
+    if (left <= 0) {
+      return {Code::kTimeout, concat(address, " accepted a connection but did not complete the hello")};
+    }
+    pollfd waiting{fd, events, 0};
+    const int n = poll(&waiting, 1, static_cast<int>(left / kMillisecond) + 1);
+    if (n > 0) return {};
+    if (n < 0 && errno != EINTR) return {Code::kInternal, strerror(errno)};
+  }
+}
+
+Status send_all(int fd, const void* data, size_t bytes, Nanos deadline,
+                const std::string& address) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::send(fd, at, bytes, MSG_NOSIGNAL);
+    if (n > 0) {
+      at += n;
+      bytes -= n;
+    } else if (errno == EAGAIN) {
+      HERRING_RETURN_IF_ERROR(wait_for(fd, POLLOUT, deadline, address));
+    } else if (errno != EINTR) {
+      return {Code::kPeerLost, concat(address, " closed the connection during the hello")};
+    }
+  }
+  return {};
+}
+
+Status receive_all(int fd, void* data, size_t bytes, Nanos deadline, const std::string& address) {
+  char* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::recv(fd, at, bytes, 0);
+    if (n > 0) {
+      at += n;
+      bytes -= n;
+    } else if (n < 0 && errno == EAGAIN) {
+      HERRING_RETURN_IF_ERROR(wait_for(fd, POLLIN, deadline, address));
+    } else if (n == 0 || errno != EINTR) {
+      return {Code::kPeerLost, concat(address, " closed the connection during the hello")};
+    }
+  }
+  return {};
+}
+
+Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
+                        const Credentials& credentials, Nanos deadline) {
+  const wire::ClientHello client = wire::make_client_hello(hello, credentials.job);
+  HERRING_RETURN_IF_ERROR(send_all(fd.get(), &client, sizeof(client), deadline, name));
+  wire::ServerHello server;
+  HERRING_RETURN_IF_ERROR(receive_all(fd.get(), &server, sizeof(server), deadline, name));
+  HERRING_RETURN_IF_ERROR(wire::check_server_hello(client, server, credentials.secret, name));
+  const wire::ClientProof proof = wire::make_client_proof(client, server, credentials.secret);
+  HERRING_RETURN_IF_ERROR(send_all(fd.get(), &proof, sizeof(proof), deadline, name));
+  wire::VerdictMessage verdict;
+  HERRING_RETURN_IF_ERROR(receive_all(fd.get(), &verdict, sizeof(verdict), deadline, name));
+  HERRING_RETURN_IF_ERROR(wire::status_of(static_cast<wire::Verdict>(verdict.verdict), name));
+  return fd;
+}
+
+}  // namespace
+
+Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
+                                    const wire::Hello& hello, const Credentials& credentials,
+                                    Nanos deadline) {
+  const std::string name = address.to_string();
+  for (;;) {
+    auto fd = connect_to(address, source, deadline);
+    if (!fd.ok()) return fd.status();
+    auto proven = prove(std::move(*fd), name, hello, credentials, deadline);
+    // A listener that ends, or is too busy, while we connect is worth another try.
+    if (proven.ok() || proven.status().code() != Code::kPeerLost || monotonic_now() >= deadline) {
+      return proven;
+    }
+    poll(nullptr, 0, 50);
+  }
+}
+
+// One connection that has not proven itself yet.
+class Acceptor::Pending : public EventHandler {
+ public:
+  Pending(Acceptor& owner, GuardedFd fd, Address peer)
+      : owner_(owner), fd_(std::move(fd)), peer_(std::move(peer)) {
+    number_ = fd_.get();
+    owner_.loop_.add(number_, EPOLLIN, this);
+    timer_ = owner_.loop_.call_after(kPatience, [this] {
+      timer_ = 0;
+      owner_.forget(number_);
+    });
+  }
+
+  ~Pending() override {
+    if (fd_.valid()) owner_.loop_.remove(number_);
+    if (timer_ != 0) owner_.loop_.cancel(timer_);
+  }
+
+  void on_events(uint32_t) override {
+    char* into = proving_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
+    const size_t want = proving_ ? sizeof(proof_) : sizeof(client_);
+    const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n <= 0) return owner_.forget(number_);
+    have_ += n;
+    if (have_ < want) return;
+    have_ = 0;
+    proving_ ? on_proof() : on_hello();
+  }
+
+ private:
+  void on_hello() {
+    const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
+    server_ = wire::make_server_hello(client_, owner_.credentials_.secret, verdict);
+    // A stranger who does not even know the magic gets no answer at all.
+    const bool answered = verdict == wire::Verdict::kWrongMagic || say(&server_, sizeof(server_));
+    proving_ = true;
+    if (verdict != wire::Verdict::kAccepted || !answered) owner_.forget(number_);
+  }
+
+  void on_proof() {
+    const wire::Hello hello = wire::hello_of(client_);
+    wire::Verdict verdict = wire::Verdict::kWrongSecret;
+    if (wire::check_client_proof(client_, server_, proof_, owner_.credentials_.secret)) {
+      verdict = owner_.admit_(hello);
+    } else {
+      log(LogLevel::kWarning, "refused ", peer_.to_string(), ": ", wire::describe(verdict));
+    }
+    wire::VerdictMessage message{static_cast<uint16_t>(verdict), {}};
+    if (!say(&message, sizeof(message)) || verdict != wire::Verdict::kAccepted) {
+      return owner_.forget(number_);
+    }
+    owner_.loop_.remove(number_);
+    GuardedFd fd = std::move(fd_);
+    const Address peer = peer_;
+    Acceptor& owner = owner_;
+    owner.forget(number_);  // destroys this
+    owner.accepted_(std::move(fd), hello, peer);
+  }
+
+  // A fresh socket takes these few bytes whole.
+  bool say(const void* data, size_t bytes) {
+    return ::send(fd_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+  }
+
+  Acceptor& owner_;
+  GuardedFd fd_;
+  int number_ = -1;
+  Address peer_;
+  EventLoop::TimerId timer_ = 0;
+  bool proving_ = false;
+  size_t have_ = 0;
+  wire::ClientHello client_{};
+  wire::ServerHello server_{};
+  wire::ClientProof proof_{};
+};
+
+Acceptor::Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+                   Accepted accepted)
+    : loop_(loop),
+      listener_(std::move(listener)),
+      credentials_(std::move(credentials)),
+      admit_(std::move(admit)),
+      accepted_(std::move(accepted)) {
+  if (auto address = local_address(listener_.get()); address.ok()) address_ = *address;
+  loop_.add(listener_.get(), EPOLLIN, this);
+}
+
+Acceptor::~Acceptor() { close(); }
+
+void Acceptor::close() {
+  pending_.clear();
+  if (!listener_.valid()) return;
+  loop_.remove(listener_.get());
+  listener_.reset();
+}
+
+void Acceptor::on_events(uint32_t) {
+  for (int i = 0; i < 64; ++i) {
+    GuardedFd fd = GuardedFd::open([&] {
+      return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
+    if (!fd.valid()) return;
+    if (pending_.size() >= kMaxPending) continue;  // closes it: strangers cannot exhaust us
+    auto peer = peer_address(fd.get());
+    if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
+    const int number = fd.get();
+    pending_.emplace(number, std::make_unique<Pending>(*this, std::move(fd), *peer));
+  }
+}
+
+void Acceptor::forget(int fd) { pending_.erase(fd); }
+
+}  // namespace herring::transport::tcp

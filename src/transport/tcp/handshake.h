@@ -1,0 +1,59 @@
+// The hello of wire/hello.h over TCP sockets: blocking with a deadline on the connecting side (it
+// happens in set-up), a state machine on a loop on the accepting side (a stranger who connects and
+// says nothing must cost nothing but one descriptor for a few seconds).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "transport/event_loop.h"
+#include "transport/tcp/socket.h"
+#include "wire/hello.h"
+
+namespace herring::transport::tcp {
+
+struct Credentials {
+  std::string secret;
+  wire::JobId job{};
+};
+
+// Connects, proves the secret both ways, returns the open socket. Errors name `address`.
+Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
+                                    const wire::Hello& hello, const Credentials& credentials,
+                                    Nanos deadline);
+
+// Accepts connections on a listening socket and hands over those that proved themselves.
+class Acceptor : public EventHandler {
+ public:
+  // Called on the loop's thread with a proven connection. Returning another verdict than kAccepted
+  // refuses it; on kAccepted the peer has been told already when `then` runs.
+  using Admit = std::function<wire::Verdict(const wire::Hello&)>;
+  using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
+
+  Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+           Accepted accepted);
+  ~Acceptor() override;
+
+  const Address& address() const { return address_; }
+  void on_events(uint32_t) override;
+  void close();
+
+ private:
+  class Pending;
+  static constexpr size_t kMaxPending = 256;
+  static constexpr Nanos kPatience = 10 * kSecond;
+
+  void forget(int fd);
+
+  EventLoop& loop_;
+  GuardedFd listener_;
+  Address address_;
+  Credentials credentials_;
+  Admit admit_;
+  Accepted accepted_;
+  std::map<int, std::unique_ptr<Pending>> pending_;
+};
+
+}  // namespace herring::transport::tcp

@@ -1,0 +1,230 @@
+#include "transport/tcp/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <set>
+
+namespace herring::transport::tcp {
+namespace {
+
+struct AddrinfoDeleter {
+  void operator()(addrinfo* info) const { freeaddrinfo(info); }
+};
+using AddrinfoPtr = std::unique_ptr<addrinfo, AddrinfoDeleter>;
+
+Result<AddrinfoPtr> resolve(const Address& address, bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  addrinfo* list = nullptr;
+  const std::string port = std::to_string(address.port);
+  const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list);
+  if (error != 0) {
+    return Status(Code::kConfiguration, concat("cannot resolve '", address.host,
+                                               "': ", gai_strerror(error)));
+  }
+  return AddrinfoPtr(list);
+}
+
+Address from_sockaddr(const sockaddr_storage& storage, socklen_t length) {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof(host), port,
+                  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return {"?", 0};
+  }
+  return {host, static_cast<uint16_t>(std::stoi(port))};
+}
+
+// One attempt; kTimeout when the time is up, kPeerLost when it may be worth trying again.
+Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, Nanos deadline) {
+  GuardedFd fd = GuardedFd::open([&] {
+    return socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol);
+  });
+  if (fd.get() < 0) {
+    return Status(Code::kConfiguration, concat("cannot create a socket: ", strerror(errno)));
+  }
+  if (!source.empty()) {
+    auto local = resolve({source, 0}, true);
+    if (!local.ok()) return local.status();
+    if (bind(fd.get(), (*local)->ai_addr, (*local)->ai_addrlen) != 0) {
+      return Status(Code::kConfiguration, concat("cannot use local address ", source, ": ",
+                                                 strerror(errno)));
+    }
+  }
+  if (connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0 && errno != EINPROGRESS) {
+    return Status(Code::kPeerLost, strerror(errno));
+  }
+  pollfd waiting{fd.get(), POLLOUT, 0};
+  for (;;) {
+    const Nanos left = deadline - monotonic_now();
+    if (left <= 0) return Status(Code::kTimeout, "no answer");
+    const int n = poll(&waiting, 1, static_cast<int>(left / kMillisecond) + 1);
+    if (n > 0) break;
+    if (n < 0 && errno != EINTR) return Status(Code::kInternal, strerror(errno));
+  }
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return Status(Code::kPeerLost, strerror(error));
+  HERRING_RETURN_IF_ERROR(make_flow_socket(fd.get()));
+  return fd;
+}
+
+}  // namespace
+
+std::string Address::to_string() const {
+  return host.find(':') == std::string::npos ? concat(host, ":", port)
+                                             : concat("[", host, "]:", port);
+}
+
+Result<Address> parse_address(const std::string& text, const std::string& what) {
+  const size_t colon = text.rfind(':');
+  Address address;
+  const Status bad(Code::kConfiguration,
+                   concat(what, " is '", text, "'; it must be HOST:PORT with a port from 1 to 65535 "
+                                               "(IPv6 as [ADDRESS]:PORT)"));
+  if (colon == std::string::npos || colon == 0) return bad;
+  address.host = text.substr(0, colon);
+  if (address.host.front() == '[') {
+    if (address.host.back() != ']') return bad;
+    address.host = address.host.substr(1, address.host.size() - 2);
+  } else if (address.host.find(':') != std::string::npos) {
+    return bad;
+  }
+  int port = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data() + colon + 1, end, port);
+  if (parsed.ec != std::errc() || parsed.ptr != end || port < 0 || port > 65535) return bad;
+  address.port = static_cast<uint16_t>(port);
+  return address;
+}
+
+Status make_flow_socket(int fd) {
+  const int on = 1;
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    return {Code::kInternal, concat("cannot make a socket non-blocking: ", strerror(errno))};
+  }
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  return {};
+}
+
+Result<GuardedFd> listen_on(const Address& address, int backlog) {
+  auto info = resolve(address, true);
+  if (!info.ok()) return info.status();
+  GuardedFd fd = GuardedFd::open([&] {
+    return socket((*info)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  });
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(fd.get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0 ||
+      listen(fd.get(), backlog) != 0) {
+    const int error = errno;
+    const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
+                       : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
+    return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
+                                               strerror(error), hint));
+  }
+  return fd;
+}
+
+Result<GuardedFd> adopt_listener(int fd) {
+  int listening = 0;
+  socklen_t length = sizeof(listening);
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening) {
+    return Status(Code::kConfiguration, concat("descriptor ", fd, " is not a listening socket"));
+  }
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  return GuardedFd(UniqueFd(fd));
+}
+
+Result<Address> local_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+    return Status(Code::kInternal, concat("getsockname: ", strerror(errno)));
+  }
+  return from_sockaddr(storage, length);
+}
+
+Result<Address> peer_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+    return Status(Code::kPeerLost, concat("getpeername: ", strerror(errno)));
+  }
+  return from_sockaddr(storage, length);
+}
+
+Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline) {
+  Nanos pause = 5 * kMillisecond;
+  std::string last = "no attempt was made";
+  const Nanos start = monotonic_now();
+  do {
+    auto info = resolve(address, false);
+    if (!info.ok()) return info.status();
+    for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
+      auto fd = connect_once(*one, source, deadline);
+      if (fd.ok()) return fd;
+      if (fd.status().code() == Code::kConfiguration) return fd.status();
+      last = fd.status().message();
+    }
+    const Nanos left = deadline - monotonic_now();
+    if (left <= 0) break;
+    poll(nullptr, 0, static_cast<int>(std::min(pause, left) / kMillisecond) + 1);
+    pause = std::min<Nanos>(pause * 2, 200 * kMillisecond);
+  } while (monotonic_now() < deadline);
+  return Status(Code::kTimeout, concat("no connection to ", address.to_string(), " in ",
+                                       to_seconds(monotonic_now() - start), " s (last error: ",
+                                       last, ")"));
+}
+
+Result<std::string> interface_address(const std::string& name) {
+  unsigned char scratch[sizeof(in6_addr)];
+  if (inet_pton(AF_INET, name.c_str(), scratch) == 1 ||
+      inet_pton(AF_INET6, name.c_str(), scratch) == 1) {
+    return name;
+  }
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    return Status(Code::kInternal, concat("getifaddrs: ", strerror(errno)));
+  }
+  std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
+  std::string found;
+  std::set<std::string> names;
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    names.insert(one->ifa_name);
+    if (one->ifa_addr == nullptr || name != one->ifa_name) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && (family != AF_INET6 || !found.empty())) continue;
+    sockaddr_storage storage{};
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&storage, one->ifa_addr, length);
+    found = from_sockaddr(storage, length).host;
+    if (family == AF_INET) break;
+  }
+  if (!found.empty()) return found;
+  std::string all;
+  for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
+  return Status(Code::kConfiguration,
+                concat("HERRING_INTERFACE is '", name, "', which is neither an address nor an "
+                       "interface with one; this host has ", all));
+}
+
+}  // namespace herring::transport::tcp

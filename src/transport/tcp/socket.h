@@ -1,0 +1,39 @@
+// Addresses and sockets for the TCP backend.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/clock.h"
+#include "base/fork_guard.h"
+#include "base/status.h"
+
+namespace herring::transport::tcp {
+
+struct Address {
+  std::string host;  // a name, an IPv4 or an IPv6 literal
+  uint16_t port = 0;
+  std::string to_string() const;  // brackets around IPv6
+};
+
+// "host:port", "[v6]:port"; kConfiguration naming `what` and the text otherwise.
+Result<Address> parse_address(const std::string& text, const std::string& what);
+
+// A listening socket on one local address; port 0 picks a free one. Errors name the address
+// ("port 29500 of 10.0.0.1 is in use: ...").
+Result<GuardedFd> listen_on(const Address& address, int backlog);
+// Takes over an inherited listening descriptor (from a launcher).
+Result<GuardedFd> adopt_listener(int fd);
+Result<Address> local_address(int fd);
+Result<Address> peer_address(int fd);
+
+// Connects by `deadline`, trying again while nobody listens yet (start-up order is not ours to
+// choose). `source`: local address to use, or empty. The socket is non-blocking with TCP_NODELAY.
+Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline);
+
+Status make_flow_socket(int fd);  // non-blocking, TCP_NODELAY, keep-alive
+
+// The address of a named interface ("eth0"), or the text itself when it is an address.
+Result<std::string> interface_address(const std::string& name_or_address);
+
+}  // namespace herring::transport::tcp

@@ -1,0 +1,89 @@
+// The seam between Herring's protocol and what carries it. A flow is one ordered, reliable,
+// authenticated connection that carries frames; payloads are read from it straight to where the
+// handler wants them and written from where they lie. tcp/ is the first backend; fault/ wraps any.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "wire/frame.h"
+
+namespace herring::transport {
+
+class Flow;
+
+// Where the payload of one frame goes: up to kMaxPieces pieces, in order.
+struct Destinations {
+  static constexpr int kMaxPieces = 64;
+  iovec pieces[kMaxPieces];
+  int count = 0;
+
+  void add(void* data, size_t bytes) { pieces[count++] = {data, bytes}; }
+};
+
+// All callbacks run on the thread of the flow's loop. None may destroy the flow; close() may be
+// called from inside them.
+class FlowHandler {
+ public:
+  virtual ~FlowHandler() = default;
+  // A plausible header has arrived. The handler checks it against what it expects before any memory
+  // is touched and says where the payload goes (exactly header.payload bytes). An error closes the
+  // flow.
+  virtual Status on_header(Flow& flow, const wire::FrameHeader& header, Destinations& out) = 0;
+  // `received` bytes of the current frame's payload are in place (monotonic, also called at its end).
+  virtual void on_payload(Flow&, const wire::FrameHeader&, size_t /*received*/) {}
+  // The whole frame is in place.
+  virtual Status on_frame(Flow& flow, const wire::FrameHeader& header) = 0;
+  // The bytes of the oldest frame sent with this token are out of our hands: their memory may be
+  // reused. Called in the order of send().
+  virtual void on_sent(Flow&, uint64_t /*token*/) {}
+  // The flow has ended; no further callbacks. Called once, also for close() with an error.
+  virtual void on_closed(Flow& flow, const Status& why) = 0;
+};
+
+struct FlowCounters {
+  uint64_t bytes_sent = 0, bytes_received = 0;  // headers and payloads
+  uint64_t frames_sent = 0, frames_received = 0;
+  uint64_t send_calls = 0, receive_calls = 0;
+};
+
+// What the path says about itself; fields a backend cannot know stay 0.
+struct PathInfo {
+  uint64_t retransmits = 0;     // since the flow began
+  Nanos rtt = 0, min_rtt = 0;
+};
+
+class Flow {
+ public:
+  virtual ~Flow() = default;
+
+  // Queues a frame; it is written at the end of the loop's iteration. The pieces are not copied:
+  // they must stay unchanged until on_sent(token). token 0: no report wanted. header.payload must
+  // equal the sum of the pieces.
+  virtual void send(const wire::FrameHeader& header, const iovec* pieces, int count,
+                    uint64_t token) = 0;
+  // Queues a small control frame whose payload the flow keeps; header.payload is filled in.
+  virtual void send_owned(wire::FrameHeader header, std::string payload) = 0;
+  // Bytes queued here and not yet handed on.
+  virtual size_t backlog() const = 0;
+  // Stops at once. With an error, on_closed(error) follows from the loop; with ok nothing follows.
+  virtual void close(Status why) = 0;
+  // Writes what is queued, then closes without a report (bounded by the caller's own deadline).
+  virtual void finish() = 0;
+  virtual bool closed() const = 0;
+
+  virtual const FlowCounters& counters() const = 0;
+  virtual PathInfo path_info() const = 0;
+  virtual const std::string& peer() const = 0;  // "10.0.0.3:40123", for messages
+
+  // The owner's own data (who is on the other side).
+  void* user = nullptr;
+  uint64_t user_index = 0;
+};
+
+}  // namespace herring::transport

@@ -1,0 +1,62 @@
+// The unit on the wire: a 32-byte little-endian header, then `payload` bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace herring::wire {
+
+enum class FrameType : uint8_t {
+  // Data plane, worker <-> server.
+  kOpen = 1,     // worker -> server: describes a shard of one buffer in one round, before its data
+  kData,         // worker -> server: consecutive segments of an opened shard
+  kResult,       // server -> worker: combined segments; returns their credit
+  kAnnounce,     // worker -> owner: a named operation; a small payload rides along
+  kGo,           // owner -> worker: all announced; push under this ticket
+  kReply,        // owner -> worker: the result of a small operation
+  kOpError,      // owner -> worker: a named operation failed on every rank
+  kWarning,      // server -> worker: text for the log (who is missing, for how long)
+  // Control plane, member <-> rendezvous.
+  kRegister,
+  kCluster,
+  kReady,
+  kHeartbeat,
+  kGoodbye,
+  kPeerLost,
+  kAbort,
+  kLast = kAbort,
+};
+
+const char* name_of(FrameType type);
+
+struct FrameHeader {
+  FrameType type = FrameType::kHeartbeat;
+  uint8_t flags = 0;
+  uint16_t segments = 0;       // kData, kResult: how many consecutive segments
+  uint32_t payload = 0;        // bytes that follow
+  uint32_t stream = 0;         // sequence of operations in one agreed order
+  uint32_t round = 0;          // ticket or round within the stream
+  uint32_t buffer = 0;         // fusion buffer within the round
+  uint32_t first_segment = 0;  // of the shard
+  uint32_t credit = 0;         // bytes per flow; see worker/credit.h
+  uint32_t signals = 0;        // congestion events so far
+};
+static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
+
+inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
+
+// kData: no payload, this contributor adds nothing (it may still want the result).
+// kResult: no payload, the contributor did not want it.
+inline constexpr uint8_t kFlagEmpty = 1;
+// kData: send the result's payload back.
+inline constexpr uint8_t kFlagWant = 2;
+// kData: the credit field steers (it comes from the job's credit controller).
+inline constexpr uint8_t kFlagSteers = 4;
+
+// Control payloads (all but kData, kResult, kAnnounce, kReply) stay below this.
+inline constexpr uint32_t kMaxControlPayload = 16u << 20;
+
+// False for a header no peer would send: unknown type, impossible counts.
+bool plausible(const FrameHeader& header);
+
+}  // namespace herring::wire

@@ -1,0 +1,139 @@
+#include "wire/hello.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <cstring>
+
+namespace herring::wire {
+namespace {
+
+constexpr uint8_t kMagic[8] = {'H', 'R', 'R', 'I', 'N', 'G', '\r', '\n'};
+
+Mac mac(std::string_view label, const ClientHello& client, const ServerHello& server,
+        std::string_view secret) {
+  std::string text(label);
+  text.append(reinterpret_cast<const char*>(&client), sizeof(client));
+  text.append(reinterpret_cast<const char*>(server.nonce), sizeof(server.nonce));
+  Mac out{};
+  unsigned length = 0;
+  HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+       reinterpret_cast<const uint8_t*>(text.data()), text.size(), out.data(), &length);
+  return out;
+}
+
+void fill_random(uint8_t* out, size_t bytes) {
+  if (RAND_bytes(out, static_cast<int>(bytes)) != 1) abort();  // no entropy: nothing is safe
+}
+
+}  // namespace
+
+const char* describe(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kAccepted: return "accepted";
+    case Verdict::kWrongMagic: return "not a Herring peer";
+    case Verdict::kWrongVersion: return "another protocol version";
+    case Verdict::kWrongJob: return "another job (HERRING_JOB differs)";
+    case Verdict::kWrongSecret: return "the job's secret differs (HERRING_SECRET_FILE)";
+    case Verdict::kBusy: return "too many connections are waiting to prove themselves";
+    case Verdict::kUnexpected: return "this rank or server is not expected there, or is there already";
+  }
+  return "an unknown verdict";
+}
+
+JobId job_id(std::string_view job_name) {
+  uint8_t digest[EVP_MAX_MD_SIZE];
+  unsigned length = 0;
+  EVP_Digest(job_name.data(), job_name.size(), digest, &length, EVP_sha256(), nullptr);
+  JobId id;
+  std::memcpy(id.data(), digest, id.size());
+  return id;
+}
+
+ClientHello make_client_hello(const Hello& hello, const JobId& job) {
+  ClientHello message{};
+  std::memcpy(message.magic, kMagic, sizeof(kMagic));
+  message.version = kProtocolVersion;
+  message.role = static_cast<uint8_t>(hello.role);
+  message.rank = hello.rank;
+  message.flow = hello.flow;
+  message.epoch = hello.epoch;
+  std::memcpy(message.job, job.data(), job.size());
+  fill_random(message.nonce, sizeof(message.nonce));
+  return message;
+}
+
+Verdict check_client_hello(const ClientHello& message, const JobId& job) {
+  if (std::memcmp(message.magic, kMagic, sizeof(kMagic)) != 0) return Verdict::kWrongMagic;
+  if (message.version != kProtocolVersion) return Verdict::kWrongVersion;
+  if (std::memcmp(message.job, job.data(), job.size()) != 0) return Verdict::kWrongJob;
+  if (message.role != static_cast<uint8_t>(Role::kWorker) &&
+      message.role != static_cast<uint8_t>(Role::kServer)) {
+    return Verdict::kUnexpected;
+  }
+  return Verdict::kAccepted;
+}
+
+Hello hello_of(const ClientHello& message) {
+  return {static_cast<Role>(message.role), message.rank, message.flow, message.epoch};
+}
+
+ServerHello make_server_hello(const ClientHello& client, std::string_view secret,
+                              Verdict verdict) {
+  ServerHello message{};
+  std::memcpy(message.magic, kMagic, sizeof(kMagic));
+  message.version = kProtocolVersion;
+  message.verdict = static_cast<uint16_t>(verdict);
+  fill_random(message.nonce, sizeof(message.nonce));
+  // A stranger gets no MAC to try guesses on: only a well-formed hello for this job is answered.
+  if (verdict == Verdict::kAccepted) {
+    const Mac proof = mac("herring server", client, message, secret);
+    std::memcpy(message.mac, proof.data(), proof.size());
+  }
+  return message;
+}
+
+Status check_server_hello(const ClientHello& client, const ServerHello& server,
+                          std::string_view secret, const std::string& address) {
+  if (std::memcmp(server.magic, kMagic, sizeof(kMagic)) != 0) {
+    return {Code::kConfiguration, concat(address, " does not speak Herring's protocol")};
+  }
+  if (server.version != kProtocolVersion) {
+    return {Code::kConfiguration,
+            concat(address, " speaks protocol version ", server.version, ", this process version ",
+                   kProtocolVersion, "; install the same Herring release everywhere")};
+  }
+  HERRING_RETURN_IF_ERROR(status_of(static_cast<Verdict>(server.verdict), address));
+  const Mac expected = mac("herring server", client, server, secret);
+  if (CRYPTO_memcmp(expected.data(), server.mac, expected.size()) != 0) {
+    return {Code::kAuthentication,
+            concat(address, " does not know this job's secret; use the same HERRING_SECRET_FILE "
+                            "on every host")};
+  }
+  return {};
+}
+
+ClientProof make_client_proof(const ClientHello& client, const ServerHello& server,
+                              std::string_view secret) {
+  ClientProof proof{};
+  const Mac value = mac("herring client", client, server, secret);
+  std::memcpy(proof.mac, value.data(), value.size());
+  return proof;
+}
+
+bool check_client_proof(const ClientHello& client, const ServerHello& server,
+                        const ClientProof& proof, std::string_view secret) {
+  const Mac expected = mac("herring client", client, server, secret);
+  return CRYPTO_memcmp(expected.data(), proof.mac, expected.size()) == 0;
+}
+
+Status status_of(Verdict verdict, const std::string& address) {
+  if (verdict == Verdict::kAccepted) return {};
+  const Code code =
+      verdict == Verdict::kWrongSecret ? Code::kAuthentication : Code::kConfiguration;
+  return {code, concat(address, " refused the connection: ", describe(verdict))};
+}
+
+}  // namespace herring::wire

@@ -1,0 +1,95 @@
+// How two processes of a job recognise each other. Four fixed-size messages:
+//
+//   client -> server  ClientHello  magic, version, job, role, rank, flow, epoch, nonce
+//   server -> client  ServerHello  magic, version, verdict, nonce, HMAC(secret, "server" ...)
+//   client -> server  ClientProof  HMAC(secret, "client" ...)
+//   server -> client  Verdict      accepted, or why not
+//
+// Both MACs cover both hellos, so neither can be replayed or cut into another connection; the secret
+// itself never travels. Nothing is allocated and nothing else is read before the proof is verified.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace herring::wire {
+
+inline constexpr uint16_t kProtocolVersion = 1;
+
+using Nonce = std::array<uint8_t, 32>;
+using Mac = std::array<uint8_t, 32>;
+using JobId = std::array<uint8_t, 16>;  // leading bytes of SHA-256 of the job's name
+
+enum class Role : uint8_t { kWorker = 1, kServer = 2 };
+
+enum class Verdict : uint16_t {
+  kAccepted = 0,
+  kWrongMagic,
+  kWrongVersion,
+  kWrongJob,
+  kWrongSecret,
+  kBusy,
+  kUnexpected,  // right secret, but nobody by that rank is expected here
+};
+const char* describe(Verdict verdict);
+
+struct Hello {
+  Role role = Role::kWorker;
+  uint32_t rank = 0;   // of the worker, or index of the server; ~0 when not yet known
+  uint32_t flow = 0;   // which of the K flows of this pair
+  uint32_t epoch = 0;
+};
+
+struct ClientHello {
+  uint8_t magic[8];
+  uint16_t version;
+  uint8_t role;
+  uint8_t reserved;
+  uint32_t rank;
+  uint32_t flow;
+  uint32_t epoch;
+  uint8_t job[16];
+  uint8_t nonce[32];
+};
+static_assert(sizeof(ClientHello) == 72);
+
+struct ServerHello {
+  uint8_t magic[8];
+  uint16_t version;
+  uint16_t verdict;
+  uint32_t reserved;
+  uint8_t nonce[32];
+  uint8_t mac[32];
+};
+static_assert(sizeof(ServerHello) == 80);
+
+struct ClientProof {
+  uint8_t mac[32];
+};
+
+struct VerdictMessage {
+  uint16_t verdict;
+  uint8_t reserved[6];
+};
+
+JobId job_id(std::string_view job_name);
+
+ClientHello make_client_hello(const Hello& hello, const JobId& job);
+// What is wrong with it as far as a server can tell without the proof.
+Verdict check_client_hello(const ClientHello& message, const JobId& job);
+Hello hello_of(const ClientHello& message);
+ServerHello make_server_hello(const ClientHello& client, std::string_view secret, Verdict verdict);
+// kAuthentication or kConfiguration with a sentence that names `address`.
+Status check_server_hello(const ClientHello& client, const ServerHello& server,
+                          std::string_view secret, const std::string& address);
+ClientProof make_client_proof(const ClientHello& client, const ServerHello& server,
+                              std::string_view secret);
+bool check_client_proof(const ClientHello& client, const ServerHello& server,
+                        const ClientProof& proof, std::string_view secret);
+Status status_of(Verdict verdict, const std::string& address);
+
+}  // namespace herring::wire
