@@ -1,0 +1,32 @@
+#include "control/cluster.h"
+
+#include <algorithm>
+
+namespace herring::control {
+
+uint32_t Cluster::local_size(uint32_t node) const {
+  return static_cast<uint32_t>(std::count_if(
+      workers.begin(), workers.end(), [&](const WorkerInfo& w) { return w.node == node; }));
+}
+
+std::vector<uint32_t> Cluster::ranks_of(uint32_t node) const {
+  std::vector<uint32_t> ranks(local_size(node));
+  for (const WorkerInfo& worker : workers) {
+    if (worker.node == node) ranks[worker.local_rank] = worker.rank;
+  }
+  return ranks;
+}
+
+std::string Cluster::describe_rank(uint32_t rank) const {
+  if (rank >= workers.size()) return concat("rank ", rank);
+  return concat("rank ", rank, " (", workers[rank].host, ", pid ", workers[rank].pid, ")");
+}
+
+std::string Cluster::describe_server(uint32_t index) const {
+  if (index >= servers.size()) return concat("server ", index);
+  const ServerInfo& server = servers[index];
+  return concat("server ", index, " (", server.address,
+                server.dedicated ? "" : concat(", in node ", server.node), ")");
+}
+
+}  // namespace herring::control
