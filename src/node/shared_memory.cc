@@ -96,7 +96,9 @@ Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes) {
   auto region = SharedRegion::create(bytes);
   if (!region.ok()) return region.status();
   const auto base = reinterpret_cast<uintptr_t>((*region)->data());
-  return entries_.emplace(base, Entry{std::move(*region)}).first;
+  auto entry = entries_.try_emplace(base).first;
+  entry->second.region = std::move(*region);
+  return entry;
 }
 
 Result<void*> SharedHeap::allocate_small(size_t bytes) {

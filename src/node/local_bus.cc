@@ -1,0 +1,403 @@
+#include "node/local_bus.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace herring {
+namespace {
+
+// `region` is announced with its descriptor attached and `bytes` as its size.
+constexpr uint8_t kAnnounce = kFirstReservedKind;
+constexpr uint8_t kRelease = kFirstReservedKind + 1;
+constexpr uint8_t kGoodbye = kFirstReservedKind + 2;
+
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
+
+// The one descriptor of a packet, if there is one.
+UniqueFd passed_fd(msghdr* header) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));  // The buffer has room for one.
+    return UniqueFd(fd);
+  }
+  return UniqueFd();
+}
+
+}  // namespace
+
+struct LocalBus::ReadBuffers {
+  // One byte more than a packet may have: too long a packet shows.
+  static constexpr size_t kBytes = kMessagesPerPacket * sizeof(LocalMessage) + 1;
+  std::array<std::array<char, kBytes>, kPacketsPerRead> data;
+  std::array<std::array<char, kControlBytes>, kPacketsPerRead> control;
+  std::array<iovec, kPacketsPerRead> parts;
+  std::array<mmsghdr, kPacketsPerRead> headers;
+
+  void prepare() {
+    for (size_t i = 0; i < kPacketsPerRead; ++i) {
+      parts[i] = {data[i].data(), kBytes};
+      headers[i] = {};
+      headers[i].msg_hdr.msg_iov = &parts[i];
+      headers[i].msg_hdr.msg_iovlen = 1;
+      headers[i].msg_hdr.msg_control = control[i].data();
+      headers[i].msg_hdr.msg_controllen = kControlBytes;
+    }
+  }
+};
+
+LocalBus::LocalBus(LocalListener listener)
+    : listener_(std::move(listener)), read_(std::make_unique<ReadBuffers>()) {}
+
+LocalBus::~LocalBus() { close(); }
+
+Result<std::unique_ptr<LocalBus>> LocalBus::listen() {
+  auto listener = LocalListener::open();
+  if (!listener.ok()) return listener.status();
+  return std::unique_ptr<LocalBus>(new LocalBus(std::move(*listener)));
+}
+
+Status LocalBus::connect(uint32_t local_rank, const std::vector<LocalAddress>& peers,
+                         Nanos deadline, int cancel_fd) {
+  auto fds = listener_.connect_all(local_rank, peers, deadline, cancel_fd);
+  if (!fds.ok()) return fds.status();
+  local_rank_ = local_rank;
+  peers_ = std::vector<Peer>(peers.size());
+  for (uint32_t r = 0; r < peers.size(); ++r) {
+    if (r == local_rank) continue;
+    peers_[r].fd = std::move((*fds)[r]);
+    rank_of_fd_[peers_[r].fd.get()] = r;
+  }
+  for (const auto& [id, exported] : exports_) {
+    if (auto region = exported.lock()) announce(region);
+  }
+  return Status();
+}
+
+void LocalBus::set_handler(MessageHandler on_message, ClosedHandler on_peer_closed) {
+  on_message_ = std::move(on_message);
+  on_peer_closed_ = std::move(on_peer_closed);
+}
+
+void LocalBus::set_interest_handler(InterestHandler on_interest) {
+  on_interest_ = std::move(on_interest);
+}
+
+std::vector<int> LocalBus::fds() const {
+  std::vector<int> out;
+  for (const Peer& peer : peers_) {
+    if (peer.fd) out.push_back(peer.fd.get());
+  }
+  return out;
+}
+
+int LocalBus::fd_of(uint32_t peer) const {
+  return peer < peers_.size() ? peers_[peer].fd.get() : -1;
+}
+
+LocalBus::Peer* LocalBus::peer_of(int fd, uint32_t* rank) {
+  auto found = rank_of_fd_.find(fd);
+  if (found == rank_of_fd_.end()) return nullptr;
+  *rank = found->second;
+  return &peers_[found->second];
+}
+
+bool LocalBus::wants_write(int fd) const {
+  auto found = rank_of_fd_.find(fd);
+  return found != rank_of_fd_.end() && peers_[found->second].wants_write;
+}
+
+bool LocalBus::alive(uint32_t peer) const { return peers_[peer].fd && !peers_[peer].deaf; }
+
+Status LocalBus::lost(uint32_t rank) const {
+  return Status(Code::kPeerLost, concat("node: local rank ", rank, " is gone: its connection with ",
+                                        "local rank ", local_rank_, " was closed"));
+}
+
+// ---- sending ----
+
+Status LocalBus::send(uint32_t peer, const LocalMessage& message) {
+  if (peer >= peers_.size() || peer == local_rank_ || message.kind >= kFirstReservedKind) {
+    return Status(Code::kInternal, concat("node: message of kind ", int{message.kind},
+                                          " to local rank ", peer, " of ", peers_.size()));
+  }
+  Peer& to = peers_[peer];
+  if (!alive(peer)) return lost(peer);
+  if (to.queue.empty()) {
+    ssize_t n;
+    do {
+      n = ::send(to.fd.get(), &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    if (n == static_cast<ssize_t>(sizeof(message))) return Status();
+  }
+  // Full or failed: flush() finds out which.
+  return send_queued(peer, Queued{message, nullptr});
+}
+
+Status LocalBus::send_queued(uint32_t peer, Queued item) {
+  Peer& to = peers_[peer];
+  to.queue.push_back(std::move(item));
+  return to.queue.size() == 1 ? flush(peer) : Status();
+}
+
+void LocalBus::send_to_all(const LocalMessage& message) {
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (r != local_rank_ && alive(r)) (void)send(r, message);
+  }
+}
+
+size_t LocalBus::queued() const {
+  size_t sum = 0;
+  for (const Peer& peer : peers_) sum += peer.queue.size();
+  return sum;
+}
+
+// Sends from the queue until the socket is full: several messages per packet, but one descriptor
+// alone.
+Status LocalBus::flush(uint32_t peer) {
+  Peer& to = peers_[peer];
+  while (!to.queue.empty()) {
+    std::array<iovec, kMessagesPerPacket> parts;
+    alignas(cmsghdr) std::array<char, kControlBytes> control{};
+    msghdr header{};
+    size_t count = 0;
+    for (; count < std::min(to.queue.size(), kMessagesPerPacket); ++count) {
+      Queued& item = to.queue[count];
+      if (item.region != nullptr && count > 0) break;
+      parts[count] = {&item.message, sizeof(LocalMessage)};
+      if (item.region == nullptr) continue;
+      header.msg_control = control.data();
+      header.msg_controllen = control.size();
+      cmsghdr* c = CMSG_FIRSTHDR(&header);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(sizeof(int));
+      const int fd = item.region->fd();
+      std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+      ++count;
+      break;
+    }
+    header.msg_iov = parts.data();
+    header.msg_iovlen = count;
+    const ssize_t n = ::sendmsg(to.fd.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n >= 0) {
+      to.queue.erase(to.queue.begin(), to.queue.begin() + static_cast<ptrdiff_t>(count));
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM ||
+        errno == ETOOMANYREFS) {
+      break;  // Later. The last three are rare, and on_writable slows down for them.
+    }
+    // The peer closed its end. What it sent before may still wait to be read, then comes the end;
+    // after any other error shutdown() brings it about.
+    if (errno != EPIPE && errno != ECONNRESET) ::shutdown(to.fd.get(), SHUT_RDWR);
+    to.deaf = true;
+    to.queue.clear();
+    update_interest(to);
+    return lost(peer);
+  }
+  update_interest(to);
+  return Status();
+}
+
+void LocalBus::update_interest(Peer& peer) {
+  const bool wanted = !peer.queue.empty();
+  if (wanted == peer.wants_write) return;
+  peer.wants_write = wanted;
+  if (on_interest_) on_interest_(peer.fd.get(), wanted);
+}
+
+void LocalBus::on_writable(int fd) {
+  uint32_t rank;
+  Peer* peer = peer_of(fd, &rank);
+  if (peer == nullptr || peer->queue.empty()) return;
+  const size_t before = peer->queue.size();
+  (void)flush(rank);  // A loss shows in on_readable.
+  // Writable, and yet nothing could be sent: the kernel is short of memory, or of descriptors in
+  // flight. There is no event to wait for, so this keeps the loop from running hot.
+  if (peer->queue.size() == before) ::poll(nullptr, 0, 1);
+}
+
+// ---- receiving ----
+
+void LocalBus::on_readable(int fd) {
+  uint32_t rank;
+  Peer* peer = peer_of(fd, &rank);
+  if (peer == nullptr) return;
+  for (;;) {
+    read_->prepare();
+    const int n = ::recvmmsg(fd, read_->headers.data(), kPacketsPerRead,
+                             MSG_DONTWAIT | MSG_CMSG_CLOEXEC, nullptr);
+    if (n < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // A peer that ended without reading all that we sent: told once, ahead of what it sent itself.
+      if (errno == EINTR || errno == ECONNRESET) continue;
+      return fail(rank, Status(Code::kInternal, concat("node: receiving from local rank ", rank,
+                                                       ": ", std::strerror(errno))));
+    }
+    std::optional<Status> end;
+    for (int i = 0; i < n; ++i) {
+      msghdr& header = read_->headers[i].msg_hdr;
+      UniqueFd passed = passed_fd(&header);
+      if (end.has_value()) continue;  // Descriptors are still to be closed.
+      const size_t bytes = read_->headers[i].msg_len;
+      if (bytes == 0) {
+        end = peer->left ? Status(Code::kShutdown, concat("node: local rank ", rank, " has left"))
+                         : lost(rank);
+      } else {
+        end = take_packet(rank, read_->data[i].data(), bytes, std::move(passed));
+      }
+    }
+    if (end.has_value()) fail(rank, *end);
+    return;  // If there is more, the loop comes back after it has served the others.
+  }
+}
+
+std::optional<Status> LocalBus::take_packet(uint32_t rank, const char* data, size_t bytes,
+                                            UniqueFd passed) {
+  const size_t count = bytes / sizeof(LocalMessage);
+  if (bytes % sizeof(LocalMessage) != 0 || count > kMessagesPerPacket) {
+    return Status(Code::kInternal,
+                  concat("node: local rank ", rank, " sent a malformed packet of ", bytes, " bytes"));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    LocalMessage message;
+    std::memcpy(&message, data + i * sizeof(message), sizeof(message));
+    message.from = static_cast<uint16_t>(rank);
+    if (message.kind < kFirstReservedKind) {
+      if (on_message_) on_message_(message);
+    } else if (auto end = take_reserved(rank, message, std::move(passed))) {
+      return end;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage& message,
+                                              UniqueFd passed) {
+  Peer& peer = peers_[rank];
+  switch (message.kind) {
+    case kAnnounce: {
+      if (message.region == 0 || peer.imports.count(message.region) != 0) break;
+      Imported imported;
+      if (!passed) {
+        // The kernel drops what does not fit into our table of descriptors.
+        imported.status = Status(Code::kInternal,
+                                 "no descriptor came with it: the limit of open files is reached");
+      } else if (auto mapped = SharedRegion::map(std::move(passed), message.bytes); mapped.ok()) {
+        imported.region = std::move(*mapped);
+      } else {
+        imported.status = mapped.status();
+      }
+      peer.imports.emplace(message.region, std::move(imported));
+      return std::nullopt;
+    }
+    case kRelease:
+      peer.imports.erase(message.region);
+      return std::nullopt;
+    case kGoodbye:
+      peer.left = true;
+      return std::nullopt;
+    default:
+      break;
+  }
+  return Status(Code::kInternal, concat("node: local rank ", rank, " sent a message of kind ",
+                                        int{message.kind}, " that makes no sense"));
+}
+
+void LocalBus::fail(uint32_t rank, const Status& status) {
+  Peer& peer = peers_[rank];
+  peer.deaf = true;
+  peer.queue.clear();
+  update_interest(peer);
+  if (on_peer_closed_) on_peer_closed_(rank, status);
+  rank_of_fd_.erase(peer.fd.get());
+  peer.fd.reset();
+  peer.imports.clear();
+}
+
+// ---- regions ----
+
+uint32_t LocalBus::export_region(const std::shared_ptr<SharedRegion>& region) {
+  const uint32_t id = region->id();
+  if (exports_.try_emplace(id, region).second) announce(region);
+  return id;
+}
+
+void LocalBus::announce(const std::shared_ptr<SharedRegion>& region) {
+  LocalMessage message;
+  message.kind = kAnnounce;
+  message.region = region->id();
+  message.bytes = region->bytes();
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (r != local_rank_ && alive(r)) (void)send_queued(r, Queued{message, region});
+  }
+}
+
+void LocalBus::release_region(uint32_t region) {
+  if (exports_.erase(region) == 0) return;
+  LocalMessage message;
+  message.kind = kRelease;
+  message.region = region;
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (r != local_rank_ && alive(r)) (void)send_queued(r, Queued{message, nullptr});
+  }
+}
+
+Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint32_t region) const {
+  if (peer == local_rank_) {
+    auto found = exports_.find(region);
+    if (found != exports_.end()) {
+      if (auto mine = found->second.lock()) return mine;
+    }
+  } else if (peer < peers_.size()) {
+    auto found = peers_[peer].imports.find(region);
+    if (found != peers_[peer].imports.end()) {
+      if (found->second.region != nullptr) return found->second.region;
+      return Status(found->second.status.code(),
+                    concat("node: region ", region, " of local rank ", peer, " is not usable: ",
+                           found->second.status.message()));
+    }
+    if (!peers_[peer].fd) return lost(peer);
+  }
+  return Status(Code::kInternal,
+                concat("node: local rank ", peer, " has not exported a region ", region));
+}
+
+Result<char*> LocalBus::peer_memory(uint32_t peer, uint32_t region, uint64_t offset,
+                                    uint64_t bytes) const {
+  auto mapped = peer_region(peer, region);
+  if (!mapped.ok()) return mapped.status();
+  const uint64_t size = (*mapped)->bytes();
+  if (offset > size || bytes > size - offset) {
+    return Status(Code::kInternal,
+                  concat("node: bytes ", offset, " + ", bytes, " of region ", region,
+                         " of local rank ", peer, ", which has ", size));
+  }
+  return (*mapped)->data() + offset;
+}
+
+void LocalBus::close() {
+  on_interest_ = nullptr;
+  LocalMessage goodbye;
+  goodbye.kind = kGoodbye;
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (r == local_rank_ || !alive(r)) continue;
+    peers_[r].queue.push_back(Queued{goodbye, nullptr});
+    (void)flush(r);
+  }
+  rank_of_fd_.clear();
+  exports_.clear();
+  peers_.clear();
+}
+
+}  // namespace herring

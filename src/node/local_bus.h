@@ -1,0 +1,155 @@
+// The workers of one node signal each other and share memory. A full mesh of SOCK_SEQPACKET sockets
+// carries small messages; payload lies in shared regions that a message names. Nothing spins: the
+// sockets wake the engine's epoll loop (level-triggered). A closed connection tells of a death at
+// once, because forked children do not keep these sockets.
+//
+// Not thread-safe: everything is called from the engine thread, handlers run on it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "node/local_mesh.h"
+#include "node/shared_memory.h"
+
+namespace herring {
+
+// One message; the fields mean what the engine wants, with two exceptions: `from` is filled in
+// by the receiving bus, and kinds from kFirstReservedKind on are the bus's own.
+struct LocalMessage {
+  uint8_t kind = 0;
+  uint8_t flags = 0;
+  uint16_t from = 0;  // local rank
+  uint32_t stream = 0;
+  uint32_t round = 0;
+  uint32_t buffer = 0;
+  uint32_t region = 0;  // of the sender, as export_region() named it; 0 for none
+  uint32_t part = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t extra = 0;
+};
+static_assert(sizeof(LocalMessage) == 48 && std::is_trivially_copyable_v<LocalMessage>);
+
+inline constexpr uint8_t kFirstReservedKind = 0xf0;
+
+class LocalBus {
+ public:
+  using MessageHandler = std::function<void(const LocalMessage&)>;
+  // kShutdown: the peer said goodbye; kPeerLost: it died; kInternal: it sent rubbish.
+  using ClosedHandler = std::function<void(uint32_t local_rank, const Status&)>;
+  using InterestHandler = std::function<void(int fd, bool wants_write)>;
+
+  static Result<std::unique_ptr<LocalBus>> listen();
+  ~LocalBus();
+  LocalBus(const LocalBus&) = delete;
+  LocalBus& operator=(const LocalBus&) = delete;
+
+  LocalAddress address() const { return listener_.address(); }
+
+  // Connects all workers of the node; see LocalListener::connect_all. A node of one is complete at
+  // once.
+  Status connect(uint32_t local_rank, const std::vector<LocalAddress>& peers, Nanos deadline,
+                 int cancel_fd = -1);
+
+  // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still open
+  // then (to take it out of the loop), its regions are still mapped. Handlers may call anything but
+  // on_readable, on_writable, close and the destructor.
+  void set_handler(MessageHandler on_message, ClosedHandler on_peer_closed);
+  // Called whenever wants_write(fd) changes.
+  void set_interest_handler(InterestHandler on_interest);
+
+  uint32_t local_rank() const { return local_rank_; }
+  uint32_t local_size() const { return static_cast<uint32_t>(peers_.size()); }
+
+  // The descriptors of the peers that are there, to be watched for reading (and, as long as
+  // wants_write, for writing). Errors and hang-ups are for on_readable.
+  std::vector<int> fds() const;
+  int fd_of(uint32_t peer) const;  // -1 once it is closed
+  void on_readable(int fd);
+  void on_writable(int fd);
+  bool wants_write(int fd) const;
+
+  // Never blocks and never drops: what the socket does not take is queued. Messages to one peer arrive
+  // in order. kPeerLost if the peer is gone (on_peer_closed tells, or told, the loop).
+  Status send(uint32_t peer, const LocalMessage& message);
+  // To every peer that is there; those that are gone are left out.
+  void send_to_all(const LocalMessage& message);
+  // Messages queued to all peers.
+  size_t queued() const;
+
+  // Lets every peer map `region`; sent ahead of any later message (regions exported before connect()
+  // are announced there). Returns SharedRegion::id(). Cheap
+  // when repeated. The bus does not keep the region alive here; the peers' mappings keep its
+  // memory.
+  uint32_t export_region(const std::shared_ptr<SharedRegion>& region);
+  // The peers unmap it once they have seen all earlier messages. Unknown ids are passed over.
+  void release_region(uint32_t region);
+
+  // The address here of `bytes` bytes at `offset` of a region that `peer` exported (or this worker
+  // itself, while it is alive). Checked against the region's bounds. Valid until the peer releases the
+  // region or on_peer_closed returns.
+  Result<char*> peer_memory(uint32_t peer, uint32_t region, uint64_t offset, uint64_t bytes) const;
+  // The whole region, kept mapped as long as the caller holds it.
+  Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
+
+  // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all that
+  // is queued could be sent. No handler runs.
+  void close();
+
+ private:
+  static constexpr size_t kMessagesPerPacket = 32;
+  static constexpr size_t kPacketsPerRead = 8;
+
+  struct Queued {
+    LocalMessage message;
+    std::shared_ptr<SharedRegion> region;  // whose descriptor travels along, if any
+  };
+  struct Imported {
+    std::shared_ptr<SharedRegion> region;
+    Status status;  // why it is not mapped
+  };
+  struct Peer {
+    GuardedFd fd;
+    bool deaf = false;  // sending failed; the closing is still to be read
+    bool left = false;  // said goodbye
+    bool wants_write = false;
+    std::deque<Queued> queue;
+    std::unordered_map<uint32_t, Imported> imports;
+  };
+  struct ReadBuffers;
+
+  explicit LocalBus(LocalListener listener);
+
+  Peer* peer_of(int fd, uint32_t* rank);
+  bool alive(uint32_t peer) const;
+  Status send_queued(uint32_t peer, Queued item);
+  Status flush(uint32_t peer);
+  void update_interest(Peer& peer);
+  void announce(const std::shared_ptr<SharedRegion>& region);
+  // nullopt: go on reading.
+  std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes, UniqueFd passed);
+  std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message, UniqueFd passed);
+  void fail(uint32_t rank, const Status& status);
+  Status lost(uint32_t rank) const;
+
+  LocalListener listener_;
+  uint32_t local_rank_ = 0;
+  std::vector<Peer> peers_;  // by local rank; never resized once connected
+  std::unordered_map<int, uint32_t> rank_of_fd_;
+  std::unordered_map<uint32_t, std::weak_ptr<SharedRegion>> exports_;
+  std::unique_ptr<ReadBuffers> read_;
+  MessageHandler on_message_;
+  ClosedHandler on_peer_closed_;
+  InterestHandler on_interest_;
+};
+
+}  // namespace herring
