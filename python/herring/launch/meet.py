@@ -1,0 +1,427 @@
+"""Carries out what `herring.launch.detect` found: binds, publishes and learns the rendezvous.
+
+After `meet` every rank knows an address and the job's secret, and rank 0 holds the listening
+socket. The core takes over from there and calls nobody back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import itertools
+import json
+import os
+import re
+import secrets
+import socket
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from herring.errors import ConfigurationError, TimeoutError
+from herring.launch import publication
+from herring.launch.detect import (
+    MINIMUM_SECRET_BYTES,
+    Rendezvous,
+    WorkerEnvironment,
+    parse_address,
+    parse_secret,
+)
+from herring.launch.network import is_local_address, own_address
+
+__all__ = ["Meeting", "meet", "meet_as_server", "read_secret_file"]
+
+SECRET_BYTES = 32
+DEFAULT_TIMEOUT = 120.0
+
+_meetings: weakref.WeakSet[Meeting] = weakref.WeakSet()
+_inherited: set[int] = set()
+# How often this process has met under a key: init, shutdown, init must not read the first note.
+_uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
+# The secret this process made up for an address, kept so that a late reader cannot go wrong.
+_made_up: dict[str, bytes] = {}
+
+
+class Meeting:
+    """What a process needs in order to register.
+
+    Attributes:
+        address: ``HOST:PORT`` to connect to, an address literal; empty for a job of one.
+        secret: The job's secret.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        listener: socket.socket | None = None,
+        withdraw: Callable[[], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.secret = secret
+        self._listener = listener
+        self._withdraw = withdraw
+        _meetings.add(self)
+
+    def take_descriptor(self) -> int | None:
+        """Hands over the listening socket (rank 0), whose owner then closes it; else None."""
+        listener, self._listener = self._listener, None
+        return None if listener is None else listener.detach()
+
+    def started(self) -> None:
+        """To be called once everyone has registered: the published secret is removed."""
+        withdraw, self._withdraw = self._withdraw, None
+        if withdraw is not None:
+            withdraw()
+
+    def close(self) -> None:
+        """Gives up: removes what was published, closes what was not taken."""
+        self.started()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def __repr__(self) -> str:
+        return f"Meeting(address={self.address!r}, secret=<hidden>)"
+
+    def _forget(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        owner = getattr(self._withdraw, "__self__", None)
+        if isinstance(owner, publication.Publication):
+            owner.close()
+        self._withdraw = None
+
+
+def _in_forked_child() -> None:
+    # A data loader's worker must not keep a dead parent's sockets and locks alive.
+    for meeting in list(_meetings):
+        with contextlib.suppress(OSError):
+            meeting._forget()
+    for descriptor in _inherited:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _inherited.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def meet(
+    worker: WorkerEnvironment,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Meeting:
+    """Learns, or as rank 0 makes known, the rendezvous and the secret.
+
+    Args:
+        worker: From `herring.launch.detect.detect`.
+        environ: The same environment; ``os.environ`` by default.
+        timeout: Seconds to wait for rank 0 or its store.
+
+    Returns:
+        The meeting. Call `Meeting.started` after registration, `Meeting.close` after a failure.
+
+    Raises:
+        ConfigurationError: Port in use, host unknown, secret unreadable or too short.
+        TimeoutError: Rank 0 did not publish in time.
+    """
+    environ = os.environ if environ is None else environ
+    given = _given_secret(worker.secret_file, worker.secret)
+    kind = worker.rendezvous.kind
+    if kind == "none":
+        return Meeting("", given or secrets.token_bytes(SECRET_BYTES))
+    if kind == "torch":
+        return _meet_by_torch(worker, environ, given, timeout)
+    if kind == "file":
+        return _meet_by_file(worker, environ, given, timeout)
+    return _meet_at_address(worker, environ, given, timeout)
+
+
+def meet_as_server(
+    address: str, environ: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> Meeting:
+    """As `meet`, for a dedicated server.
+
+    Args:
+        address: ``HOST:PORT`` of the rendezvous.
+        environ: Environment with ``HERRING_SECRET_FILE`` or ``HERRING_SECRET``; without either the
+            rendezvous must be on this host.
+        timeout: Seconds to wait for rank 0's note.
+
+    Raises:
+        ConfigurationError: As `meet`.
+        TimeoutError: As `meet`.
+    """
+    environ = os.environ if environ is None else environ
+    host, port = parse_address(address, "--rendezvous")
+    resolved = _resolve(host, "--rendezvous")
+    value = environ.get("HERRING_SECRET", "").strip()
+    secret = _given_secret(
+        environ.get("HERRING_SECRET_FILE", "").strip() or None,
+        parse_secret(value) if value else None,
+    )
+    if secret is None:
+        if not is_local_address(resolved):
+            raise ConfigurationError(
+                f"HERRING_SECRET_FILE is not set, and the rendezvous {address} is on another host: "
+                "copy the job's secret file to this host and set HERRING_SECRET_FILE to its path"
+            )
+        note = publication.wait_for(
+            publication.directory(environ), _address_key(port), timeout, "this server"
+        )
+        secret = bytes.fromhex(note["secret"])
+    return Meeting(Rendezvous("address", resolved, port).address, secret)
+
+
+def read_secret_file(path: str) -> bytes:
+    """The secret in a file: its content without surrounding white space.
+
+    Raises:
+        ConfigurationError: The file cannot be read or holds fewer than 16 bytes.
+    """
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"HERRING_SECRET_FILE={path} cannot be read: {error.strerror}"
+        ) from error
+    if len(secret) < MINIMUM_SECRET_BYTES:
+        raise ConfigurationError(
+            f"HERRING_SECRET_FILE={path} holds {len(secret)} bytes: allowed are at least "
+            f"{MINIMUM_SECRET_BYTES} (for example from 'openssl rand -hex 32')"
+        )
+    return secret
+
+
+def _given_secret(path: str | None, value: bytes | None) -> bytes | None:
+    return value if path is None else read_secret_file(path)
+
+
+def _shared_secret(note: Mapping[str, str]) -> bytes:
+    if not note["secret"]:
+        raise ConfigurationError(
+            "rank 0 was given a secret (HERRING_SECRET_FILE or HERRING_SECRET), but this process "
+            "was not: set HERRING_SECRET_FILE for all ranks"
+        )
+    return bytes.fromhex(note["secret"])
+
+
+def _meet_at_address(
+    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+) -> Meeting:
+    place = worker.rendezvous
+    resolved = _resolve(place.host, "HERRING_RENDEZVOUS")
+    key = _address_key(place.port)
+    if worker.rank != 0:
+        if secret is None:
+            waiting = f"rank {worker.rank} of {worker.size}"
+            note = publication.wait_for(publication.directory(environ), key, timeout, waiting)
+            secret = bytes.fromhex(note["secret"])
+        return Meeting(Rendezvous("address", resolved, place.port).address, secret)
+    if place.descriptor is not None:
+        listener = _inherited_listener(place.descriptor, place)
+    else:
+        listener = _listen(place.host, resolved, place.port)
+    host = resolved
+    if not _is_loopback_name(place.host) and (
+        ipaddress.ip_address(resolved.partition("%")[0]).is_loopback
+        or not is_local_address(resolved)
+    ):
+        # Rank 0 advertises the address of its own connection to the rendezvous, so this must be
+        # one that others can reach (a host's own name often maps to 127.0.1.1).
+        host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
+    note = None
+    if secret is None:
+        secret = _made_up.setdefault(key, secrets.token_bytes(SECRET_BYTES))
+        note = _publish(listener, environ, key, {"secret": secret.hex()})
+    address = Rendezvous("address", host, place.port).address
+    return Meeting(address, secret, listener, note.withdraw if note else None)
+
+
+def _meet_by_file(
+    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+) -> Meeting:
+    key = worker.rendezvous.key
+    if not key:
+        name = f"{worker.job}-{worker.source}"
+        key = f"{name}-{publication.launcher_key(worker.rank_variable)}"
+    key += f"-{next(_uses[key])}"
+    if worker.rank != 0:
+        waiting = f"rank {worker.rank} of {worker.size} (found by {worker.rank_variable})"
+        note = publication.wait_for(publication.directory(environ), key, timeout, waiting)
+        return Meeting(note["address"], secret or _shared_secret(note))
+    listener = _bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    shared = secret or secrets.token_bytes(SECRET_BYTES)
+    # A secret of the user's own stays in the user's file.
+    content = {"address": address, "secret": "" if secret else shared.hex()}
+    note = _publish(listener, environ, key, content)
+    return Meeting(address, shared, listener, note.withdraw)
+
+
+def _meet_by_torch(
+    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+) -> Meeting:
+    place = worker.rendezvous
+    name = f"herring/{place.key}/{worker.restart}"
+    name += f"/{next(_uses[name])}"
+    store = _torch_store(worker, timeout)
+    if worker.rank != 0:
+        try:
+            content = json.loads(store.get(name))
+        except Exception as error:
+            raise TimeoutError(
+                f"rank {worker.rank} of {worker.size} has waited {timeout:g} s for rank 0 to "
+                f"publish {name} in the torch store at {place.address} (MASTER_ADDR, MASTER_PORT): "
+                f"{_first_line(error)}"
+            ) from error
+        return Meeting(content["address"], secret or _shared_secret(content))
+    host = "127.0.0.1"
+    if not worker.single_host:
+        host = own_address(place.host, environ.get("HERRING_INTERFACE", ""))
+    listener = _bind(host, 0)
+    address = Rendezvous("address", host, listener.getsockname()[1]).address
+    shared = secret or secrets.token_bytes(SECRET_BYTES)
+    content = {"address": address, "secret": "" if secret else shared.hex()}
+    try:
+        store.set(name, json.dumps(content))
+    except Exception as error:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot write to the torch store at {place.address} (MASTER_ADDR, MASTER_PORT): "
+            f"{_first_line(error)}"
+        ) from error
+
+    def withdraw() -> None:
+        with contextlib.suppress(Exception):  # the launcher may have ended first
+            store.delete_key(name)
+
+    return Meeting(address, shared, listener, withdraw)
+
+
+def _torch_store(worker: WorkerEnvironment, timeout: float) -> Any:
+    place = worker.rendezvous
+    try:
+        from torch.distributed import TCPStore
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{worker.rank_variable}={worker.rank} looks like torchrun, but torch cannot be "
+            f"imported ({error}) to reach its store: install torch, or set "
+            "HERRING_RENDEZVOUS=HOST:PORT"
+        ) from error
+    try:
+        return TCPStore(
+            place.host,
+            place.port,
+            None,
+            # torchrun's agent serves the store; where variables were set by hand rank 0 does, and
+            # shares it with torch.distributed in this process.
+            worker.rank == 0 and not worker.store_is_served,
+            timeout=datetime.timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except Exception as error:
+        raise ConfigurationError(
+            f"cannot reach the torch store at MASTER_ADDR={place.host}, MASTER_PORT={place.port} "
+            f"(variables of torchrun): {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _publish(
+    listener: socket.socket, environ: Mapping[str, str], key: str, content: Mapping[str, str]
+) -> publication.Publication:
+    try:
+        return publication.Publication(publication.directory(environ), key, content)
+    except ConfigurationError:
+        listener.close()
+        raise
+
+
+def _address_key(port: int) -> str:
+    # One port has one listener per machine and namespace; names of the host vary.
+    namespace = "0"
+    with contextlib.suppress(OSError):
+        namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/net"))
+    return f"port-{port}-{namespace}"
+
+
+def _is_loopback_name(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _resolve(host: str, variable: str) -> str:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{variable} names the host {host!r}, which cannot be resolved: {error.strerror}"
+        ) from error
+    # IPv4 first: a dual-stack name otherwise depends on each host's resolver settings.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+def _listen(host: str, resolved: str, port: int) -> socket.socket:
+    """Binds HERRING_RENDEZVOUS: a literal of this machine exactly, else every interface."""
+    literal = host == resolved and is_local_address(resolved)
+    everywhere = "::" if ":" in resolved else "0.0.0.0"
+    where = resolved if literal or _is_loopback_name(host) else everywhere
+    try:
+        return _bind(where, port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"HERRING_RENDEZVOUS names port {port}, which rank 0 cannot listen on "
+            f"({error.strerror}): choose another port, the same for all ranks and servers"
+        ) from error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _inherited_listener(descriptor: int, place: Rendezvous) -> socket.socket:
+    allowed = (
+        "the number of a listening TCP socket that this process inherited, as 'herring run' sets "
+        "it (a program in between may have closed it: unset HERRING_RENDEZVOUS_FD and set "
+        "HERRING_RENDEZVOUS to a free port)"
+    )
+    try:
+        # A copy, so that a second init after a shutdown finds the socket again.
+        listener = socket.socket(fileno=os.dup(descriptor))
+        listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        port = listener.getsockname()[1]
+        os.set_inheritable(descriptor, False)
+    except (OSError, IndexError) as error:
+        raise ConfigurationError(
+            f"HERRING_RENDEZVOUS_FD={descriptor} is not valid ({error}): allowed is {allowed}"
+        ) from error
+    if not listening or port != place.port:
+        listener.close()
+        raise ConfigurationError(
+            f"HERRING_RENDEZVOUS_FD={descriptor} does not listen on {place.address}: allowed is "
+            f"{allowed}"
+        )
+    _inherited.add(descriptor)
+    return listener

@@ -1,0 +1,167 @@
+"""This machine's interfaces and addresses, without a third-party package."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from herring.errors import ConfigurationError
+
+__all__ = ["Interface", "interfaces", "is_local_address", "own_address"]
+
+_SIOCGIFADDR = 0x8915
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFMTU = 0x8921
+_IFF_UP = 0x1
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface.
+
+    Attributes:
+        name: For example ``eth0``.
+        addresses: IPv4 address first, then IPv6 addresses other than link-local ones.
+        up: Whether it is switched on.
+        mtu: Largest packet in bytes; 0 if unknown.
+        speed: Nominal rate in Mbit/s, or None where the driver does not say.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    mtu: int
+    speed: int | None
+
+
+def interfaces() -> list[Interface]:
+    """All interfaces in the kernel's order."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            addresses = []
+            reply = _query(sock, _SIOCGIFADDR, name)
+            if reply:
+                addresses.append(socket.inet_ntoa(reply[20:24]))
+            addresses += _ipv6_addresses(name)
+            flags = _query(sock, _SIOCGIFFLAGS, name)
+            mtu = _query(sock, _SIOCGIFMTU, name)
+            up = bool(flags and struct.unpack_from("H", flags, 16)[0] & _IFF_UP)
+            size = struct.unpack_from("i", mtu, 16)[0] if mtu else 0
+            found.append(Interface(name, tuple(addresses), up, size, _speed(name)))
+    return found
+
+
+def is_local_address(address: str) -> bool:
+    """Whether `address` (a literal) belongs to this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def own_address(towards: str = "", interface: str = "") -> str:
+    """The address under which other hosts reach this one.
+
+    Args:
+        towards: Name or address of a host of the job. If it is this host, its address is the
+            answer unless that is a loopback address (Debian maps a host's own name to 127.0.1.1).
+        interface: Name or address that decides instead (``HERRING_INTERFACE``).
+
+    Returns:
+        An address literal; a loopback address only if there is no other.
+
+    Raises:
+        ConfigurationError: `interface` is no interface with an address on this machine.
+    """
+    if interface:
+        return _address_of(interface)
+    for target in (towards, "192.0.2.1", "2001:db8::1"):  # documentation ranges: only the route
+        for family, literal in _resolve(target):
+            source = _route_source(family, literal)
+            if source and not ipaddress.ip_address(source.partition("%")[0]).is_loopback:
+                return source
+    for each in interfaces():
+        for address in each.addresses:
+            if each.up and not ipaddress.ip_address(address).is_loopback:
+                return address
+    return "127.0.0.1"
+
+
+def _address_of(interface: str) -> str:
+    known = interfaces()
+    for each in known:
+        if interface == each.name and each.addresses:
+            return each.addresses[0]
+        if interface in each.addresses:
+            return interface
+    if _is_literal(interface) and is_local_address(interface):
+        return interface
+    names = ", ".join(each.name for each in known if each.addresses)
+    raise ConfigurationError(
+        f"HERRING_INTERFACE={interface} is not valid: allowed is an interface of this machine "
+        f"that has an address ({names}), or such an address"
+    )
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolve(host: str) -> list[tuple[int, str]]:
+    if not host:
+        return []
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return []
+    return [(family, str(address[0])) for family, _, _, _, address in found]
+
+
+def _route_source(family: int, literal: str) -> str:
+    """The local address the kernel would use towards `literal`; no packet is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((literal, 9))
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _query(sock: socket.socket, request: int, name: str) -> bytes | None:
+    try:
+        return fcntl.ioctl(sock, request, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+
+
+def _ipv6_addresses(name: str) -> list[str]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        raw, _, _, scope, _, owner = line.split()
+        if owner == name and scope != "20":  # link-local ones need a scope to be of use
+            found.append(str(ipaddress.IPv6Address(bytes.fromhex(raw))))
+    return found
+
+
+def _speed(name: str) -> int | None:
+    try:
+        value = int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return value if value > 0 else None

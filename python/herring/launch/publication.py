@@ -1,0 +1,201 @@
+"""A note that rank 0 leaves for the other ranks of its host: a file only this user can read.
+
+The file is locked (``flock``) by the process that wrote it for as long as it is meant, so that a
+note left behind by a crash is recognized and never believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from herring.errors import ConfigurationError, TimeoutError
+
+__all__ = ["Publication", "directory", "launcher_key", "wait_for"]
+
+_POLL_SECONDS = 0.02
+_STALE_SECONDS = 3600.0
+
+
+class Publication:
+    """A note that is up until `withdraw`."""
+
+    def __init__(self, folder: Path, key: str, content: Mapping[str, str]) -> None:
+        """Writes the note.
+
+        Args:
+            folder: From `directory`.
+            key: Names the note; letters, digits, dots, underscores and hyphens.
+            content: What it says.
+
+        Raises:
+            ConfigurationError: The folder is not writable, or a living process already keeps a
+                note of this name.
+        """
+        self._path = folder / key
+        self._fd = -1
+        if _read(self._path) is not None:
+            raise ConfigurationError(
+                f"another job of this user is starting under the same name ({self._path}): set "
+                "HERRING_JOB or HERRING_RENDEZVOUS differently for each"
+            )
+        draft = folder / f".{key}-{secrets.token_hex(4)}"
+        try:
+            _sweep(folder)
+            self._fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            os.write(self._fd, json.dumps(dict(content)).encode())
+            # Readers see the whole note or none, and it is locked before they can see it.
+            os.rename(draft, self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            self.close()
+            raise ConfigurationError(
+                f"cannot write {self._path} ({error.strerror}): make it writable for this user, or "
+                "set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
+            ) from error
+
+    def withdraw(self) -> None:
+        """Removes the note. May be called more than once."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked child may hold the description too
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the descriptor only (in a forked child, where the note is not ours)."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def directory(environ: Mapping[str, str]) -> Path:
+    """The folder for notes: in ``XDG_RUNTIME_DIR`` if that is ours, else in ``/tmp``.
+
+    Raises:
+        ConfigurationError: The folder belongs to someone else or is open to others.
+    """
+    uid = os.getuid()
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path("/tmp") / f"herring-{uid}"
+    if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == uid:
+        folder = Path(runtime) / "herring"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # lstat: a link somebody else put into /tmp must not lead us anywhere.
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{folder} is not a directory that only this user (uid {uid}) can enter: remove it, or "
+            "set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
+        )
+    return folder
+
+
+def wait_for(folder: Path, key: str, timeout: float, waiting: str) -> dict[str, str]:
+    """Waits until a living process has left the note `key`.
+
+    Args:
+        folder: From `directory`.
+        key: Name of the note.
+        timeout: Seconds.
+        waiting: Who waits for what, for the message.
+
+    Raises:
+        TimeoutError: No such note within `timeout`.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        content = _read(folder / key)
+        if content is not None:
+            return content
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"{waiting} has waited {timeout:g} s for a note in {folder / key}: does rank 0 run "
+                "on this host, as this user, with the same variables? If not, set "
+                "HERRING_RENDEZVOUS=HOST:PORT (and HERRING_SECRET_FILE) for all"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def launcher_key(rank_variable: str) -> str:
+    """A name for the job from the process that launched its ranks.
+
+    The nearest ancestor that was started without `rank_variable` is the launcher (or its helper on
+    this host), however many shells stand in between.
+
+    Returns:
+        Process id and start time, which together do not repeat while the machine is up.
+    """
+    pid = os.getppid()
+    while pid > 1 and _started_with(pid, rank_variable):
+        parent = _stat_field(pid, 4)
+        if not parent:
+            break
+        pid = parent
+    return f"{pid}-{_stat_field(pid, 22)}"
+
+
+def _started_with(pid: int, variable: str) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    prefix = variable.encode() + b"="
+    return any(entry.startswith(prefix) for entry in environment.split(b"\0"))
+
+
+def _stat_field(pid: int, number: int) -> int:
+    """Field `number` of /proc/PID/stat, as proc(5) counts them; 0 if it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    # The name in parentheses may hold spaces and parentheses itself.
+    return int(text.rpartition(")")[2].split()[number - 3])
+
+
+def _read(path: Path) -> dict[str, str] | None:
+    """The note, or None if there is none or its writer is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if not _is_locked(fd):
+            return None
+        content = json.loads(os.read(fd, 1 << 16))
+    except ValueError:
+        return None
+    finally:
+        os.close(fd)
+    return content if isinstance(content, dict) else None
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _sweep(folder: Path) -> None:
+    """Removes notes whose writers died long ago."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            old = time.time() - path.lstat().st_mtime > _STALE_SECONDS
+            if old and path.is_file() and _read(path) is None:
+                path.unlink()
