@@ -1,0 +1,344 @@
+"""Measures the figures Herring promises, each against its limit or against Gloo in the same run.
+
+  python benchmarks/figures.py list
+  python benchmarks/figures.py link-8x8 cpu-bound --json figures.json
+  python benchmarks/figures.py all
+  python benchmarks/figures.py link-8x8 small --peer-only      what Gloo does, no Herring at all
+
+Emulated hosts need root. Workers and dedicated servers are started by hand on their hosts, with
+the documented environment and no other setting. docs/benchmarks.md tells how each is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
+
+from herring.lab import Cluster, ClusterError
+
+MEGABIT = 1e6
+
+
+@dataclasses.dataclass
+class Figure:
+    """One number and what it must be.
+
+    Attributes:
+      name: what was measured.
+      value: the number that counts, mostly a ratio.
+      required: what the value must not exceed (or fall below, if ``at_least``); None: no demand.
+      at_least: the value must be at least ``required``.
+      unit: of value and required.
+      measured: seconds or bytes behind the value, by name.
+    """
+
+    name: str
+    value: float
+    required: float | None
+    measured: dict[str, float]
+    at_least: bool = False
+    unit: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value meets the demand; True if there is none."""
+        if self.required is None:
+            return True
+        return self.value >= self.required if self.at_least else self.value <= self.required
+
+    def line(self) -> str:
+        """Returns the figure as a line of the summary."""
+        sign = ">=" if self.at_least else "<="
+        demand = "" if self.required is None else f"{sign} {self.required:g}"
+        verdict = "" if self.required is None else ("PASS" if self.passed else "FAIL")
+        behind = "  ".join(f"{key} {number:.6g}" for key, number in self.measured.items())
+        value = f"{self.value:.3f}{self.unit}"
+        return f"{self.name:<34} {value:>10} {demand:>9} {verdict:<4}  {behind}"
+
+
+@dataclasses.dataclass
+class Context:
+    """Choices of the command line, and what the figures add to the file."""
+
+    options: argparse.Namespace
+    raw: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def peer_only(self) -> bool:
+        """Whether Herring is left out."""
+        return self.options.peer_only
+
+    def arguments(self, size: str, warmup: int, iterations: int, **more: Any) -> list[str]:
+        """Returns arguments of the benchmark, shortened by ``--quick``."""
+        if self.options.quick:
+            warmup, iterations = min(warmup, 1), min(iterations, 3)
+            if "batches" in more:
+                more["batches"] = min(more["batches"], 3)
+        arguments = ["--sizes", size, "--warmup", str(warmup), "--iterations", str(iterations)]
+        arguments += ["--op", "sum"]
+        if "batches" in more:
+            arguments += ["--batches", str(more["batches"]), "--paced"]
+        if more.get("check", True):
+            arguments.append("--check")
+        return arguments
+
+    def note(self, name: str, document: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
+        """Keeps a job's document for the file; fails if it computed something wrong."""
+        entry = {"figure": name, **document}
+        if isinstance(hosts, Cluster):
+            entry["network"] = dataclasses.asdict(hosts.total())
+        self.raw.append(entry)
+        wrong = sum(result["wrong"] or 0 for result in document["results"])
+        if wrong:
+            raise JobError(f"{name}: {wrong} wrong elements")
+        return document
+
+
+# --- one library alone, against the link ---------------------------------------------------------
+
+
+def link(
+    context: Context,
+    name: str,
+    nodes: int,
+    size_bytes: int,
+    megabits: float,
+    queue_seconds: float,
+    required: float,
+    servers: int | None = None,
+    limit: float | None = None,
+    required_p99: float | None = 1.5,
+) -> list[Figure]:
+    """Measures ``nodes`` workers and ``servers`` (as many) dedicated servers on equal links."""
+    servers = nodes if servers is None else servers
+    if limit is None:
+        limit = size_bytes * 8 / (megabits * MEGABIT)
+    peer = "gloo" if context.peer_only else "herring"
+    if peer == "gloo":
+        servers = 0
+    layout = Layout(range(nodes), range(nodes, nodes + servers))
+    arguments = context.arguments(str(size_bytes), 5, 20)
+    with Cluster(nodes + servers, megabits * MEGABIT, queue_seconds) as hosts:
+        with BenchJob(hosts, layout, arguments, peer) as job:
+            result = context.note(name, job.finish(), hosts)["results"][0]
+        network = hosts.total()
+    median, p99 = result["p50_seconds"], result["p99_seconds"]
+    measured = {"p50": median, "limit": limit, "retransmits": network.retransmits}
+    demand = None if peer == "gloo" else required
+    figures = [Figure(f"{name} {peer} p50/limit", median / limit, demand, measured)]
+    if required_p99 is not None:
+        demand = None if peer == "gloo" else required_p99
+        measured = {"p99": p99, "limit": limit, "drops": network.switch_drops}
+        figures.append(Figure(f"{name} {peer} p99/limit", p99 / limit, demand, measured))
+    return figures
+
+
+def link_8x8(context: Context) -> list[Figure]:
+    """8 + 8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB."""
+    return link(context, "link-8x8", 8, 25_000_000, 200, 0.020, 1.04)
+
+
+def link_4x4(context: Context) -> list[Figure]:
+    """4 + 4 hosts, 200 Mbit/s, 20 ms of queue, 25 MB."""
+    return link(context, "link-4x4", 4, 25_000_000, 200, 0.020, 1.04)
+
+
+def link_16x16(context: Context) -> list[Figure]:
+    """16 + 16 hosts, 100 Mbit/s, 20 ms of queue, 12.5 MB."""
+    return link(context, "link-16x16", 16, 12_500_000, 100, 0.020, 1.06)
+
+
+def shallow_queue(context: Context) -> list[Figure]:
+    """8 + 8 hosts, 200 Mbit/s, only 2 ms of queue, 25 MB."""
+    return link(context, "shallow-queue", 8, 25_000_000, 200, 0.002, 1.06)
+
+
+def colocated(context: Context) -> list[Figure]:
+    """8 hosts at 200 Mbit/s with 0, 2 and 4 dedicated servers, 25 MB: the k-of-n formula."""
+    figures = []
+    n, size, rate = 8, 25_000_000, 200 * MEGABIT / 8
+    for k in (0,) if context.peer_only else (0, 2, 4):
+        limit = 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * rate)
+        name = f"colocated k={k}"
+        figures += link(context, name, n, size, 200, 0.020, 1.08, k, limit, None)
+    return figures
+
+
+# --- Herring and Gloo in turns -------------------------------------------------------------------
+
+
+def pairs(
+    context: Context,
+    name: str,
+    hosts: Hosts,
+    layout: Layout,
+    arguments: Sequence[str],
+) -> dict[str, list[float]]:
+    """Runs both libraries in turns; returns the median of each batch, in seconds, by library."""
+    bare = dataclasses.replace(layout, servers=())
+    if context.peer_only:
+        with BenchJob(hosts, bare, arguments, "gloo") as gloo:
+            more = gloo.wait_ready()
+            while more:
+                more = gloo.run_batch()
+            return {"gloo": _batch_medians(context.note(name, gloo.finish(), hosts))}
+    with BenchJob(hosts, bare, arguments, "gloo") as gloo:
+        with BenchJob(hosts, layout, arguments, "herring") as herring:
+            run_pairs(herring, gloo)
+            return {
+                "herring": _batch_medians(context.note(name, herring.finish(), hosts)),
+                "gloo": _batch_medians(context.note(name, gloo.finish(), hosts)),
+            }
+
+
+def _batch_medians(document: dict[str, Any]) -> list[float]:
+    return [statistics.median(batch) for batch in document["results"][0]["batches_seconds"]]
+
+
+def ratio(
+    name: str, medians: dict[str, list[float]], required: float, inverse: bool = False
+) -> list[Figure]:
+    """Returns the median over pairs of Herring's time by Gloo's (``inverse``: Gloo's by ours)."""
+    gloo = medians["gloo"]
+    measured = {"gloo": statistics.median(gloo)}
+    if "herring" not in medians:
+        return [Figure(f"{name} gloo seconds", measured["gloo"], None, measured)]
+    herring = medians["herring"]
+    measured["herring"] = statistics.median(herring)
+    ratios = [theirs / ours if inverse else ours / theirs for ours, theirs in zip(herring, gloo)]
+    label = "gloo/herring" if inverse else "herring/gloo"
+    measured |= {"least": min(ratios), "most": max(ratios)}
+    return [Figure(f"{name} {label}", statistics.median(ratios), required, measured, inverse)]
+
+
+def gloo_ratio(context: Context) -> list[Figure]:
+    """8 + 8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB, in turns with Gloo's ring over the 8."""
+    arguments = context.arguments("25M", 1, 5, batches=4)
+    with Cluster(16, 200 * MEGABIT, 0.020) as hosts:
+        layout = Layout(range(8), range(8, 16))
+        medians = pairs(context, "gloo-ratio", hosts, layout, arguments)
+    return ratio("gloo-ratio", medians, 1.70, inverse=True)
+
+
+def cpu_bound(context: Context) -> list[Figure]:
+    """8 + 8 hosts without a rate limit, 100 MB, in turns with Gloo's ring over the 8."""
+    arguments = context.arguments("100M", 1, 3, batches=10)
+    with Cluster(16) as hosts:
+        layout = Layout(range(8), range(8, 16))
+        medians = pairs(context, "cpu-bound", hosts, layout, arguments)
+    return ratio("cpu-bound", medians, 0.9)
+
+
+def small(context: Context) -> list[Figure]:
+    """8 + 8 hosts without a rate limit, 4 KB, in turns with Gloo over the 8."""
+    arguments = context.arguments("4K", 5, 50, batches=10)
+    with Cluster(16) as hosts:
+        layout = Layout(range(8), range(8, 16))
+        medians = pairs(context, "small", hosts, layout, arguments)
+    return ratio("small", medians, 1.0)
+
+
+def one_node(context: Context) -> list[Figure]:
+    """One machine: 2 and 4 workers, 25 MB and 100 MB, in turns with Gloo."""
+    figures = []
+    for workers in (2, 4):
+        for size in ("25M", "100M"):
+            name = f"one-node n={workers} {size}"
+            arguments = context.arguments(size, 1, 5, batches=10)
+            with ThisMachine() as hosts:
+                layout = Layout([0], local_size=workers)
+                figures += ratio(name, pairs(context, name, hosts, layout, arguments), 0.6)
+    return figures
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def server_memory(context: Context) -> list[Figure]:
+    """Peak memory of the servers of 8 nodes, with arrays of 10 MB and of 1 GB."""
+    if context.peer_only:
+        return []
+    peaks = {}
+    with Cluster(10) as hosts:
+        layout = Layout(range(8), (8, 9))
+        # As many bytes in both, so that both have the time to grow what they grow.
+        for size, iterations in (("10M", 200), ("1G", 2)):
+            arguments = ["--sizes", size, "--op", "sum", "--warmup", "0"]
+            arguments += ["--iterations", str(iterations)]
+            with BenchJob(hosts, layout, arguments) as job:
+                document = context.note("server-memory", job.finish(), hosts)
+            peaks[size] = max(document["server_peak_bytes"])
+    difference = abs(peaks["1G"] - peaks["10M"]) / 1e6
+    measured = {f"MB with {size}": peak / 1e6 for size, peak in peaks.items()}
+    return [Figure("server-memory difference", difference, 16, measured, unit=" MB")]
+
+
+FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
+    "link-8x8": link_8x8,
+    "link-4x4": link_4x4,
+    "link-16x16": link_16x16,
+    "shallow-queue": shallow_queue,
+    "gloo-ratio": gloo_ratio,
+    "colocated": colocated,
+    "cpu-bound": cpu_bound,
+    "one-node": one_node,
+    "small": small,
+    "server-memory": server_memory,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures the figures named on the command line; 1 if one fails its demand, 2 on errors."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*FIGURES, "all", "list"]
+    parser.add_argument("figures", nargs="+", choices=names, metavar="FIGURE", help="see: list")
+    parser.add_argument("--quick", action="store_true", help="a few iterations: a look, no proof")
+    parser.add_argument("--peer-only", action="store_true", help="measure Gloo without Herring")
+    parser.add_argument("--json", metavar="FILE", help="write figures and all measurements")
+    options = parser.parse_args(argv)
+    if "list" in options.figures:
+        for name, function in FIGURES.items():
+            print(f"{name:<14} {(function.__doc__ or '').strip()}")
+        return 0
+    # A terminated run ends like an interrupted one: its cluster and processes go with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    context = Context(options)
+    chosen = list(FIGURES) if "all" in options.figures else options.figures
+    figures: list[Figure] = []
+    errors = []
+    for name in chosen:
+        start = time.monotonic()
+        try:
+            for figure in FIGURES[name](context):
+                print(figure.line(), flush=True)
+                figures.append(figure)
+        except (JobError, ClusterError) as error:
+            errors.append(f"{name}: {error}")
+            print(f"{name:<34} ERROR {error}", flush=True)
+        print(f"# {name} took {time.monotonic() - start:.0f} s", flush=True)
+    if options.json:
+        document = {
+            "figures": [{**dataclasses.asdict(f), "passed": f.passed} for f in figures],
+            "errors": errors,
+            "runs": context.raw,
+        }
+        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    failed = [figure for figure in figures if not figure.passed]
+    print(f"# {len(figures)} figures, {len(failed)} failed, {len(errors)} errors")
+    return 2 if errors else 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

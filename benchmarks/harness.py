@@ -1,0 +1,299 @@
+"""Starts benchmark jobs by hand, the documented way, on emulated hosts or on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from herring.lab import Cluster, Job
+
+
+class JobError(RuntimeError):
+    """A benchmark job failed or took too long; the message ends with what it printed last."""
+
+
+class Hosts(Protocol):
+    """Where processes run: ``herring.lab.Cluster`` or ``ThisMachine``."""
+
+    def popen(self, host: int, argv: Sequence[str], env: Any = None, **options: Any) -> Job:
+        """Starts a process on a host."""
+
+    def address(self, host: int) -> str:
+        """Returns the address at which the other hosts reach it."""
+
+
+class ThisMachine:
+    """The machine itself as the only host, over the loopback interface."""
+
+    def __enter__(self) -> ThisMachine:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        pass
+
+    def address(self, host: int) -> str:
+        """Returns the loopback address."""
+        del host
+        return "127.0.0.1"
+
+    def popen(
+        self, host: int, argv: Sequence[str], env: Any = None, *, name: str = "", **options: Any
+    ) -> Job:
+        """Starts a process that dies with this one."""
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *argv],
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            **options,
+        )
+        return Job(process, host, name or argv[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which host runs what.
+
+    Attributes:
+      nodes: the host of each node; a host may stand there once.
+      servers: the host of each dedicated server.
+      local_size: workers per node.
+    """
+
+    nodes: Sequence[int]
+    servers: Sequence[int] = ()
+    local_size: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return len(self.nodes) * self.local_size
+
+
+class BenchJob:
+    """``python -m herring.bench allreduce`` on every worker of a layout, and its servers.
+
+    Args:
+      hosts: where.
+      layout: who.
+      arguments: for the benchmark, without ``--json``.
+      peer: herring or gloo (which needs no servers).
+      timeout: seconds that any single wait for the job may last.
+      extra_env: more variables for all processes.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        layout: Layout,
+        arguments: Sequence[str],
+        peer: str = "herring",
+        timeout: float = 300.0,
+        extra_env: dict[str, str] | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._directory = pathlib.Path(tempfile.mkdtemp(prefix="herring-figures-"))
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._workers: list[Job] = []
+        self._servers: list[Job] = []
+        self.name = peer
+        secret = self._directory / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text(secrets.token_hex(32) + "\n")
+        rendezvous = f"{hosts.address(layout.nodes[0])}:{_next_port(isinstance(hosts, Cluster))}"
+        common = {
+            "HERRING_SECRET_FILE": str(secret),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "GLOO_SOCKET_IFNAME": "eth0" if isinstance(hosts, Cluster) else "lo",
+            **(extra_env or {}),
+        }
+        try:
+            if peer == "herring":
+                for index, host in enumerate(layout.servers):
+                    name = f"server {index}"
+                    argv = [*_herring_command(), "server", "--rendezvous", rendezvous]
+                    with self._log(name).open("wb") as log:
+                        self._servers.append(
+                            hosts.popen(
+                                host,
+                                argv,
+                                common,
+                                name=name,
+                                stdin=subprocess.DEVNULL,
+                                stdout=log,
+                                stderr=subprocess.STDOUT,
+                            )
+                        )
+            self._result = self._directory / "result.json"
+            command = [sys.executable, "-m", "herring.bench", "allreduce", "--peer", peer]
+            command += ["--json", str(self._result), *arguments]
+            for rank in range(layout.size):
+                name = f"rank {rank}"
+                env = {
+                    **common,
+                    "HERRING_RENDEZVOUS": rendezvous,
+                    "HERRING_RANK": str(rank),
+                    "HERRING_SIZE": str(layout.size),
+                    "HERRING_LOCAL_RANK": str(rank % layout.local_size),
+                    "HERRING_LOCAL_SIZE": str(layout.local_size),
+                    "HERRING_SERVERS": str(len(layout.servers)),
+                }
+                with self._log(name).open("wb") as log:
+                    self._workers.append(
+                        hosts.popen(
+                            layout.nodes[rank // layout.local_size],
+                            command,
+                            env,
+                            name=name,
+                            stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                            stdout=subprocess.PIPE if rank == 0 else log,
+                            stderr=log,
+                        )
+                    )
+        except BaseException:
+            self.close()
+            raise
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> BenchJob:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def wait_ready(self) -> bool:
+        """Waits until the job asks for a batch (``--paced``); False at the end of its output."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                line = self._lines.get(timeout=0.2)
+            except queue.Empty:
+                self._look(deadline)
+                continue
+            if line is None:
+                return False
+            if line.startswith("# ready:"):
+                return True
+
+    def run_batch(self) -> bool:
+        """Lets a job that is ready run a batch; returns what ``wait_ready`` then says."""
+        stdin = self._workers[0].process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            self._fail("rank 0 is gone")
+        return self.wait_ready()
+
+    def finish(self) -> dict[str, Any]:
+        """Waits for the end of the job and returns its JSON document.
+
+        ``server_peak_bytes`` is added: the largest resident size of each dedicated server.
+        """
+        deadline = time.monotonic() + self._timeout
+        for job in [*self._workers, *self._servers]:
+            while job.process.poll() is None:
+                self._look(deadline)
+                time.sleep(0.02)
+            if job.process.returncode != 0:
+                self._fail(f"{job.name} ended with status {job.process.returncode}")
+        document = json.loads(self._result.read_text())
+        document["server_peak_bytes"] = [job.peak_bytes for job in self._servers]
+        return document
+
+    def close(self) -> None:
+        """Ends what still runs and removes the logs."""
+        for job in [*self._workers, *self._servers]:
+            if job.process.poll() is None:
+                os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.wait()
+            if job.process.stdin is not None:
+                try:
+                    job.process.stdin.close()
+                except BrokenPipeError:
+                    pass
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _log(self, name: str) -> pathlib.Path:
+        return self._directory / f"{name.replace(' ', '-')}.log"
+
+    def _read(self) -> None:
+        stream = self._workers[0].process.stdout
+        assert stream is not None
+        for line in stream:
+            self._lines.put(line.decode(errors="replace").rstrip("\n"))
+        self._lines.put(None)
+
+    def _look(self, deadline: float) -> None:
+        """Notes memory, and fails the job when one of its processes did or time is up."""
+        for server in self._servers:
+            server.poll_memory()
+        for job in [*self._workers, *self._servers]:
+            if job.process.poll() not in (None, 0):
+                # Give the others the moment it takes to say what they saw of it.
+                time.sleep(0.5)
+                self._fail(f"{job.name} ended with status {job.process.returncode}")
+        if time.monotonic() > deadline:
+            self._fail(f"nothing happened for {self._timeout:g} s")
+
+    def _fail(self, reason: str) -> None:
+        tails = []
+        for job in [*self._workers, *self._servers]:
+            log = self._log(job.name)
+            text = log.read_text(errors="replace").strip() if log.exists() else ""
+            if text:
+                tails.append(f"--- {job.name}, host {job.host}\n" + text[-1500:])
+        raise JobError(f"{self.name} job: {reason}\n" + "\n".join(tails))
+
+
+def run_pairs(first: BenchJob, second: BenchJob) -> None:
+    """Lets two paced jobs run their batches in turn; who begins alternates."""
+    jobs = [first, second]
+    more = [job.wait_ready() for job in jobs]
+    turn = 0
+    while any(more):
+        for index in (0, 1) if turn % 2 == 0 else (1, 0):
+            if more[index]:
+                more[index] = jobs[index].run_batch()
+        turn += 1
+
+
+def _herring_command() -> list[str]:
+    beside = pathlib.Path(sys.executable).with_name("herring")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "herring"]
+
+
+_port = 29400
+
+
+def _next_port(private: bool) -> int:
+    """Returns a port that is free, and the one above it: the peer meets there."""
+    global _port
+    if private:  # a cluster has its ports to itself
+        _port += 10
+        return _port
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port

@@ -1,0 +1,7 @@
+"""Entry point of ``python -m herring.bench``."""
+
+import sys
+
+from herring.bench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,205 @@
+"""The command line of ``python -m herring.bench``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from herring.bench import pattern, report, sizes
+from herring.bench.communicator import Communicator, open_communicator
+from herring.bench.measure import Request, measure_allreduce
+
+_DESCRIPTION = """\
+Measures how long operations take. Start it like any training script, once per worker:
+
+  herring run -n 4 -- python -m herring.bench allreduce          one machine
+  torchrun --nproc-per-node 4 -m herring.bench allreduce         the same under torchrun
+  mpirun -n 4 python -m herring.bench allreduce                  ... or mpirun, or srun
+  HERRING_RENDEZVOUS=10.0.0.1:29400 HERRING_RANK=0 ... python -m herring.bench allreduce
+"""
+
+_ALLREDUCE = """\
+Times an all-reduce for each size and prints a table at rank 0.
+
+Each iteration is a barrier and then the operation; its time is that of the slowest rank. The
+statistics are over iterations: with fewer than 100 of them p99 is the largest. algbw is the size
+divided by the median. Over n equal links of B bytes/s, as many dedicated servers as nodes reach
+algbw = B; a ring cannot exceed B * n / (2 (n - 1)).
+"""
+
+_EPILOG = """\
+examples:
+  # does it add up, and how fast is it, over two emulated nodes with two servers?
+  herring run -n 4 --nodes 2 --servers 2 -- python -m herring.bench allreduce --check
+  # the same loop over Gloo, for comparison
+  herring run -n 4 -- python -m herring.bench allreduce --peer gloo --op sum
+  # keep the numbers
+  herring run -n 2 -- python -m herring.bench allreduce --sizes 1M,100M --json allreduce.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status (1 if an element came out wrong)."""
+    options = _parse(argv)
+    communicator = open_communicator(options.peer, options.array)
+    try:
+        return _allreduce(communicator, options)
+    finally:
+        communicator.close()
+
+
+def _allreduce(communicator: Communicator, options: argparse.Namespace) -> int:
+    first = communicator.rank == 0
+    if first:
+        print(report.header(communicator, communicator.describe()), flush=True)
+    results: list[dict[str, Any]] = []
+    for size in options.sizes:
+        request = Request(
+            size_bytes=size,
+            dtype=options.dtype,
+            op=options.op,
+            warmup=options.warmup,
+            iterations=options.iterations,
+            batches=options.batches,
+            check=options.check,
+        )
+        pace = _pace(communicator, size) if options.paced else None
+        measurement = measure_allreduce(communicator, request, pace)
+        results.append(measurement.to_json())
+        if first:
+            print(report.row(measurement), flush=True)
+    wrong = sum(entry["wrong"] or 0 for entry in results)
+    if first:
+        if options.check:
+            print(f"# wrong elements: {wrong} {'OK' if wrong == 0 else 'FAILED'}", flush=True)
+        if options.json:
+            _write_json(options, communicator, results)
+    return 1 if wrong else 0
+
+
+def _pace(communicator: Communicator, size: int) -> Callable[[int], None]:
+    def wait(batch: int) -> None:
+        # The others wait for rank 0 in the barrier that follows.
+        if communicator.rank == 0:
+            print(f"# ready: {size} bytes, batch {batch}", flush=True)
+            if not sys.stdin.readline():
+                raise SystemExit("--paced: standard input ended before the last batch")
+
+    return wait
+
+
+def _write_json(
+    options: argparse.Namespace, communicator: Communicator, results: list[dict[str, Any]]
+) -> None:
+    document = {
+        "benchmark": "allreduce",
+        "library": communicator.name,
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "workers": communicator.size,
+        "nodes": communicator.num_nodes,
+        "local_size": communicator.local_size,
+        "warmup": options.warmup,
+        "iterations": options.iterations,
+        "batches": options.batches,
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "details": communicator.describe(),
+        "results": results,
+    }
+    path = pathlib.Path(options.json)
+    # Whole or not at all: a reader may be waiting for the file.
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m herring.bench",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="OPERATION")
+    allreduce = commands.add_parser(
+        "allreduce",
+        help="average or otherwise reduce an array over all workers, in place",
+        description=_ALLREDUCE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = allreduce.add_argument
+    add(
+        "--sizes",
+        default="4K,1M,25M,100M",
+        metavar="LIST",
+        help="bytes of the array, comma-separated; K, M, G are decimal, Ki, Mi, Gi binary "
+        "(default: %(default)s)",
+    )
+    add("--warmup", type=_whole(0), default=3, metavar="N", help="untimed iterations (default: 3)")
+    add("--iterations", type=_whole(1), default=10, metavar="N", help="timed (default: 10)")
+    add("--dtype", choices=pattern.DTYPES, default="float32", help="default: float32")
+    add("--op", choices=pattern.OPS, default="average", help="default: average")
+    add(
+        "--check",
+        action="store_true",
+        help="compare the first and the last result of each size with the exact one and count "
+        "wrong elements over all ranks; the exit status is 1 if there are any",
+    )
+    add("--json", metavar="FILE", help="write all results there (at rank 0)")
+    add(
+        "--array",
+        choices=("herring", "numpy"),
+        default="herring",
+        help="memory from herring.empty, which local ranks share, or any other (default: herring)",
+    )
+    add(
+        "--peer",
+        choices=("herring", "gloo"),
+        default="herring",
+        help="measure torch.distributed's gloo instead, with the same loop (needs torch)",
+    )
+    add(
+        "--batches",
+        type=_whole(1),
+        default=1,
+        metavar="N",
+        help="repeat warm-up and timed iterations N times (default: 1)",
+    )
+    add(
+        "--paced",
+        action="store_true",
+        help="before each batch say '# ready' and wait for a line on rank 0's standard input: "
+        "lets another program interleave two benchmarks",
+    )
+    options = parser.parse_args(argv)
+    try:
+        options.sizes = sizes.parse_sizes(options.sizes)
+    except ValueError as error:
+        allreduce.error(f"--sizes: {error}")
+    if options.op == "average" and options.dtype not in (
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+    ):
+        allreduce.error(f"{options.dtype} has no average: choose another --op, such as sum")
+    return options
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    parse.__name__ = "whole number"
+    return parse

@@ -1,0 +1,218 @@
+"""What the benchmark asks of a library: a barrier, one operation, and a way to gather numbers.
+
+Herring and its peer Gloo (through ``torch.distributed``) sit behind the same few methods, so that
+one loop with one clock measures both.
+"""
+
+# ruff: noqa: D102 - the methods are described at Communicator
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from herring.bench import pattern
+
+
+class Buffer:
+    """The array an operation works on.
+
+    Attributes:
+      operand: what the library is given.
+      elements: the same memory as a 1-D numpy array of ``pattern.storage_dtype``.
+    """
+
+    def __init__(self, operand: Any, elements: np.ndarray) -> None:
+        self.operand = operand
+        self.elements = elements
+
+
+class Communicator(Protocol):
+    """A started library. Every method but ``allocate`` and ``counters`` is collective."""
+
+    name: str
+    rank: int
+    size: int
+    local_size: int
+    num_nodes: int
+
+    def allocate(self, count: int, dtype: str) -> Buffer:
+        """Returns a buffer of ``count`` elements."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has entered."""
+
+    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
+        """Returns a call that reduces ``buffer`` over all ranks, in place."""
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the 1-D float64 arrays of all ranks, stacked: shape (size, n)."""
+
+    def counters(self) -> tuple[int, int] | None:
+        """Returns bytes this process has sent and received so far; None if nobody counts."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what to note beside the results."""
+
+    def close(self) -> None:
+        """Leaves the job."""
+
+
+class HerringCommunicator:
+    """Herring by its public interface. Settings come from the environment.
+
+    Args:
+      shared: operate on ``herring.empty`` memory, which local ranks share, rather than on an
+        array that numpy allocated.
+    """
+
+    name = "herring"
+
+    def __init__(self, shared: bool = True) -> None:
+        import herring
+
+        herring.init()
+        self._herring = herring
+        self._shared = shared
+        self.rank: int = herring.rank()
+        self.size: int = herring.size()
+        self.local_size: int = herring.local_size()
+        self.num_nodes: int = herring.num_nodes()
+
+    def allocate(self, count: int, dtype: str) -> Buffer:
+        storage = pattern.storage_dtype(dtype)
+        if self._shared:
+            elements = self._herring.empty((count,), dtype=storage.name)
+        else:
+            elements = np.empty(count, dtype=storage)
+        elements.fill(0)
+        if dtype != "bfloat16":
+            return Buffer(elements, elements)
+        # numpy has no bfloat16; a torch tensor over the same memory says what the bits mean.
+        import torch
+
+        return Buffer(torch.from_numpy(elements).view(torch.bfloat16), elements)
+
+    def barrier(self) -> None:
+        self._herring.barrier()
+
+    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
+        allreduce, operand = self._herring.allreduce, buffer.operand
+
+        def call() -> None:
+            allreduce(operand, op, name=name)
+
+        return call
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        gathered = self._herring.allgather(np.ascontiguousarray(numbers, dtype=np.float64))
+        return np.asarray(gathered).reshape(self.size, -1)
+
+    def counters(self) -> tuple[int, int] | None:
+        stats = self._herring.stats()
+        return int(stats["bytes_sent"]), int(stats["bytes_received"])
+
+    def describe(self) -> dict[str, Any]:
+        stats = self._herring.stats()
+        return {
+            "array": "herring" if self._shared else "numpy",
+            "servers": stats.get("servers", []),
+            "credit_bytes": stats.get("credit_bytes"),
+        }
+
+    def close(self) -> None:
+        self._herring.shutdown()
+
+
+class GlooCommunicator:
+    """Gloo's ring through ``torch.distributed``, on the ranks of the same environment.
+
+    It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` chooses the
+    interface, as always. Gloo has no average: it sums, then divides, as its users do.
+    """
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        rank, size, method = gloo_rendezvous(os.environ)
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        self._torch = torch
+        self._dist = dist
+        self.rank = rank
+        self.size = size
+        self.local_size = int(os.environ.get("HERRING_LOCAL_SIZE", "1"))
+        self.num_nodes = max(1, size // self.local_size)
+
+    def allocate(self, count: int, dtype: str) -> Buffer:
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        tensor = self._torch.from_numpy(elements)
+        return Buffer(tensor.view(getattr(self._torch, dtype)), elements)
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
+        del name
+        reduce_op = self._dist.ReduceOp
+        kind = {
+            "sum": reduce_op.SUM,
+            "average": reduce_op.SUM,
+            "min": reduce_op.MIN,
+            "max": reduce_op.MAX,
+            "product": reduce_op.PRODUCT,
+        }[op]
+        allreduce, tensor, size = self._dist.all_reduce, buffer.operand, self.size
+
+        def call() -> None:
+            allreduce(tensor, op=kind)
+            if op == "average":
+                tensor.div_(size)
+
+        return call
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
+        parts = [self._torch.empty_like(own) for _ in range(self.size)]
+        self._dist.all_gather(parts, own)
+        return np.stack([part.numpy() for part in parts])
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {"torch": self._torch.__version__}
+
+    def close(self) -> None:
+        self._dist.barrier()
+        self._dist.destroy_process_group()
+
+
+def gloo_rendezvous(environ: os._Environ[str] | dict[str, str]) -> tuple[int, int, str]:
+    """Returns rank, size and torch's ``init_method`` for Gloo in this environment.
+
+    Raises:
+      ValueError: the environment says neither what Herring nor what torchrun needs.
+    """
+    if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
+        host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
+        method = f"tcp://{host}:{int(port) + 1}"
+        return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
+    if "RANK" in environ and "MASTER_ADDR" in environ:
+        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
+    raise ValueError(
+        "--peer gloo needs HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run sets"
+        " them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def open_communicator(peer: str, array: str) -> Communicator:
+    """Starts ``peer`` (herring or gloo) and returns it."""
+    if peer == "gloo":
+        return GlooCommunicator()
+    return HerringCommunicator(shared=array == "herring")

@@ -1,0 +1,58 @@
+"""The table, in the manner of nccl-tests: lines that start with ``#`` are not data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from herring.bench.communicator import Communicator
+from herring.bench.measure import Measurement
+
+_COLUMNS = (
+    ("size", 12),
+    ("count", 12),
+    ("type", 9),
+    ("op", 8),
+    ("min", 11),
+    ("p50", 11),
+    ("p99", 11),
+    ("max", 11),
+    ("algbw", 9),
+    ("wire", 12),
+    ("#wrong", 8),
+)
+_UNITS = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(us)", "(GB/s)", "(B/worker)", "")
+
+
+def header(communicator: Communicator, details: dict[str, Any]) -> str:
+    """Returns the lines above the first row."""
+    lines = [
+        f"# {communicator.name} allreduce: {communicator.size} workers,"
+        f" {communicator.num_nodes} nodes"
+    ]
+    lines += [f"# {key}: {value}" for key, value in details.items()]
+    lines.append("# times of the slowest rank; algbw = size / p50; wire = bytes sent per iteration")
+    for cells in ([name for name, _ in _COLUMNS], _UNITS):
+        lines.append("#" + _line(cells)[1:])
+    return "\n".join(lines)
+
+
+def row(measurement: Measurement) -> str:
+    """Returns the line of one size."""
+    entry = measurement.to_json()
+    wire, wrong = entry["wire_bytes_per_worker"], entry["wrong"]
+    return _line(
+        [
+            str(entry["bytes"]),
+            str(entry["count"]),
+            entry["dtype"],
+            entry["op"],
+            *(f"{entry[f'{key}_seconds'] * 1e6:.1f}" for key in ("min", "p50", "p99", "max")),
+            f"{entry['algbw_bytes_per_second'] / 1e9:.3f}",
+            "-" if wire is None else str(wire),
+            "N/A" if wrong is None else str(wrong),
+        ]
+    )
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS))

@@ -1,0 +1,9 @@
+"""The lab: networks to try Herring on without owning them.
+
+``herring.lab.cluster`` makes hosts out of Linux network namespaces, with links of a chosen rate and
+switch queues of a chosen depth. It needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2.
+"""
+
+from herring.lab.cluster import Cluster, ClusterError, Job, remove_stale
+
+__all__ = ["Cluster", "ClusterError", "Job", "remove_stale"]
