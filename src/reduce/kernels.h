@@ -1,0 +1,38 @@
+// What the per-CPU translation units offer to reduce.cc. Keep this free of inline functions and of
+// anything from the standard library: a copy compiled for AVX-512 could be the one the linker keeps.
+#pragma once
+
+#include <cstddef>
+
+#include "base/dtype.h"
+
+namespace herring::reduce {
+
+// Stage's factors; each kernel rounds them to its accumulator type.
+struct Scaling {
+  double prescale;
+  double divisor;
+  double postscale;
+};
+
+// Combines a fixed number of sources (the kernel's place in its row, plus one).
+using Kernel = void (*)(const void* const* sources, void* out, size_t count,
+                        const Scaling& scaling);
+
+inline constexpr size_t kMaxFanIn = 8;
+
+struct KernelTable {
+  const char* name;
+  // Kernels for 1..kMaxFanIn sources, or null where no fused kernel exists. It always exists for
+  // out == accumulator_of(in), and for integers. A row asked for with `scaled` false may ignore the
+  // scaling or apply it: all factors must then be 1.
+  const Kernel* (*row)(DType in, DType out, ReduceOp op, bool scaled);
+  // Divides, scales and rounds one array from float32 or float64 to any float type.
+  Kernel (*finish)(DType accumulator, DType out);
+};
+
+extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx2Kernels;    // needs AVX2 and F16C
+extern const KernelTable kAvx512Kernels;  // needs AVX-512 F, BW, VL and DQ
+
+}  // namespace herring::reduce

@@ -1,0 +1,269 @@
+#include "reduce/reduce.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+#endif
+
+#include "reduce/kernels.h"
+
+namespace herring::reduce {
+namespace {
+
+static_assert(kTreeGroup == kMaxFanIn);
+
+// Bytes of one intermediate result. kMaxFanIn of them and a source's share stay in a 32 KiB L1 cache.
+constexpr size_t kBlockBytes = 2048;
+
+struct alignas(64) Block {
+  char bytes[kBlockBytes];
+};
+
+// A process may run with subnormals flushed (torch.set_flush_denormal, or any library linked with
+// -ffast-math), and threads inherit that. Results must not depend on it.
+class DefaultFloatMode {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatMode() : saved_(_mm_getcsr()) {
+    if ((saved_ & ~kFlags) != kDefault) _mm_setcsr(kDefault);
+  }
+  ~DefaultFloatMode() {
+    if ((saved_ & ~kFlags) != kDefault) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kFlags = 0x3f;      // sticky exception flags
+  static constexpr unsigned kDefault = 0x1f80;  // all masked, nearest even, nothing flushed
+  unsigned saved_;
+#elif defined(__aarch64__)
+  DefaultFloatMode() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}) : "memory");
+  }
+  ~DefaultFloatMode() {
+    if (saved_ != 0) __asm__ volatile("msr fpcr, %0" ::"r"(saved_) : "memory");
+  }
+
+ private:
+  uint64_t saved_;
+#else
+  DefaultFloatMode() {}
+#endif
+ public:
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+};
+
+// Levels in ascending order; those this CPU lacks are left out.
+struct Levels {
+  const KernelTable* table[3];
+  size_t count;
+};
+
+Levels supported_levels() {
+  Levels levels = {{&kBaselineKernels}, 1};
+#if defined(HERRING_REDUCE_X86_LEVELS)
+  __builtin_cpu_init();
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // Clang 14's builtin does not know F16C
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  if (!f16c || !__builtin_cpu_supports("avx2")) return levels;
+  levels.table[levels.count++] = &kAvx2Kernels;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    levels.table[levels.count++] = &kAvx512Kernels;
+  }
+#endif
+  return levels;
+}
+
+const KernelTable* pick_level() {
+  const Levels levels = supported_levels();
+  size_t last = levels.count - 1;
+  if (const char* cap = std::getenv("HERRING_SIMD"); cap != nullptr) {
+    if (std::strcmp(cap, "baseline") == 0) last = 0;
+    if (std::strcmp(cap, "avx2") == 0 && last > 1) last = 1;
+  }
+  return levels.table[last];
+}
+
+std::atomic<const KernelTable*> g_active{nullptr};
+
+const KernelTable& active() {
+  const KernelTable* table = g_active.load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    table = pick_level();
+    g_active.store(table, std::memory_order_relaxed);
+  }
+  return *table;
+}
+
+constexpr Scaling kUnscaled = {1.0, 1.0, 1.0};
+
+// What every step of a combination in blocks needs.
+struct Steps {
+  const Kernel* leaf;    // sources -> accumulator, with the prescale
+  const Kernel* middle;  // accumulators -> accumulator
+  const Kernel* last;    // accumulators -> out, or null: middle, then finish
+  Kernel finish;         // accumulator -> out, with divisor and postscale
+  Scaling leaf_scaling;
+  Scaling last_scaling;
+  size_t in_size;
+  size_t out_size;
+};
+
+const char* at(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
+
+// The largest power of kTreeGroup below n: what each branch of the top node holds.
+size_t branch_size(size_t n) {
+  size_t size = kTreeGroup;
+  while (size <= (n - 1) / kTreeGroup) size *= kTreeGroup;
+  return size;
+}
+
+void combine_subtree(const void* const* sources, size_t n, size_t first, size_t count, void* out,
+                     const Steps& steps);
+
+// One accumulator block per branch; returns how many there are.
+size_t combine_branches(const void* const* sources, size_t n, size_t first, size_t count,
+                        Block* blocks, const void** results, const Steps& steps) {
+  const size_t branch = branch_size(n);
+  size_t used = 0;
+  for (size_t i = 0; i < n; i += branch, ++used) {
+    combine_subtree(sources + i, n - i < branch ? n - i : branch, first, count, &blocks[used],
+                    steps);
+    results[used] = &blocks[used];
+  }
+  return used;
+}
+
+// Elements [first, first + count) of n sources into one block. Recursion is log8(n) deep.
+void combine_subtree(const void* const* sources, size_t n, size_t first, size_t count, void* out,
+                     const Steps& steps) {
+  const void* results[kTreeGroup];
+  if (n <= kTreeGroup) {
+    for (size_t i = 0; i < n; ++i) results[i] = at(sources[i], first * steps.in_size);
+    steps.leaf[n - 1](results, out, count, steps.leaf_scaling);
+    return;
+  }
+  Block blocks[kTreeGroup];
+  const size_t used = combine_branches(sources, n, first, count, blocks, results, steps);
+  steps.middle[used - 1](results, out, count, kUnscaled);
+}
+
+void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t count,
+                       const Stage& stage, const KernelTable& kernels) {
+  const DType accumulator = accumulator_of(stage.in);
+  const bool leaf_scales = stage.prescale != 1.0;
+  const bool last_scales = stage.divisor != 1.0 || stage.postscale != 1.0;
+  const Steps steps = {
+      kernels.row(stage.in, accumulator, stage.op, leaf_scales),
+      kernels.row(accumulator, accumulator, stage.op, false),
+      kernels.row(accumulator, stage.out, stage.op, last_scales),
+      is_float(stage.in) ? kernels.finish(accumulator, stage.out) : nullptr,
+      {stage.prescale, 1.0, 1.0},
+      {1.0, stage.divisor, stage.postscale},
+      size_of(stage.in),
+      size_of(stage.out),
+  };
+  const size_t per_block = kBlockBytes / size_of(accumulator);
+  Block blocks[kTreeGroup];
+  Block sum;
+  const void* results[kTreeGroup];
+  for (size_t first = 0; first < count; first += per_block) {
+    const size_t here = count - first < per_block ? count - first : per_block;
+    char* const to = static_cast<char*>(out) + first * steps.out_size;
+    if (n > kTreeGroup) {
+      const size_t used = combine_branches(sources, n, first, here, blocks, results, steps);
+      if (steps.last != nullptr) {
+        steps.last[used - 1](results, to, here, steps.last_scaling);
+        continue;
+      }
+      steps.middle[used - 1](results, &sum, here, kUnscaled);
+    } else {
+      combine_subtree(sources, n, first, here, &sum, steps);
+    }
+    const void* const whole = &sum;
+    steps.finish(&whole, to, here, steps.last_scaling);
+  }
+}
+
+// A factor must survive the rounding to the type it is applied in.
+Status check_factor(const char* name, double value, bool may_be_zero, DType in) {
+  const bool narrow = accumulator_of(in) == DType::kFloat32;
+  const double magnitude = std::fabs(value);
+  const bool fits = !narrow || value == 0.0 ||
+                    (magnitude <= 0x1.fffffefffffffp127 && magnitude > 0x1p-150);
+  if (std::isfinite(value) && fits && (value != 0.0 || may_be_zero)) return {};
+  return {Code::kInvalidArgument,
+          concat(name, " ", value, " cannot be applied to ", name_of(in), ", which is scaled in ",
+                 name_of(accumulator_of(in)), ": it must be finite",
+                 may_be_zero ? "" : ", not 0", " and in that type's range")};
+}
+
+}  // namespace
+
+void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage) {
+  const DefaultFloatMode mode;
+  const KernelTable& kernels = active();
+  if (n <= kTreeGroup) {
+    const bool scaled =
+        stage.prescale != 1.0 || stage.divisor != 1.0 || stage.postscale != 1.0;
+    if (const Kernel* row = kernels.row(stage.in, stage.out, stage.op, scaled); row != nullptr) {
+      row[n - 1](sources, out, count, {stage.prescale, stage.divisor, stage.postscale});
+      return;
+    }
+  }
+  combine_in_blocks(sources, n, out, count, stage, kernels);
+}
+
+Status check_stage(const Stage& stage) {
+  const int in = static_cast<int>(stage.in);
+  const int out = static_cast<int>(stage.out);
+  const int op = static_cast<int>(stage.op);
+  if (in >= kNumDTypes || out >= kNumDTypes || op >= kNumReduceOps) {
+    return {Code::kInvalidArgument,
+            concat("dtype numbers ", in, " and ", out, " must be below ", kNumDTypes,
+                   ", reduction number ", op, " below ", kNumReduceOps)};
+  }
+  HERRING_RETURN_IF_ERROR(
+      check_reducible(stage.in, stage.op, stage.prescale, stage.postscale));
+  if (stage.out != stage.in && !(is_float(stage.in) && is_float(stage.out))) {
+    return {Code::kInvalidArgument,
+            concat("a reduction of ", name_of(stage.in), " cannot give ", name_of(stage.out),
+                   "; only float types convert")};
+  }
+  if (!is_float(stage.in)) {
+    if (stage.divisor == 1.0) return {};
+    return {Code::kInvalidArgument, concat("divisor ", stage.divisor,
+                                           " needs a float dtype, this array is ",
+                                           name_of(stage.in))};
+  }
+  HERRING_RETURN_IF_ERROR(check_factor("prescale", stage.prescale, true, stage.in));
+  HERRING_RETURN_IF_ERROR(check_factor("divisor", stage.divisor, false, stage.in));
+  return check_factor("postscale", stage.postscale, true, stage.in);
+}
+
+void convert(const void* in, DType in_type, void* out, DType out_type, size_t count,
+             double scale) {
+  combine(&in, 1, out, count, {in_type, out_type, ReduceOp::kSum, scale, 1.0, 1.0});
+}
+
+const char* simd_level() { return active().name; }
+
+bool set_simd_level(const char* level) {
+  const Levels levels = supported_levels();
+  for (size_t i = 0; i < levels.count; ++i) {
+    if (std::strcmp(levels.table[i]->name, level) != 0) continue;
+    g_active.store(levels.table[i], std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace herring::reduce
