@@ -1,0 +1,293 @@
+#include "server/aggregator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "plan/plan.h"
+
+namespace herring::server {
+
+using reduce::kTreeGroup;
+
+Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, Deliver deliver)
+    : cluster_(cluster),
+      segment_bytes_(segment_bytes),
+      deliver_(std::move(deliver)),
+      lanes_(segment_bytes),
+      wide_lanes_(2 * segment_bytes) {}
+
+Aggregator::~Aggregator() = default;
+
+uint32_t Aggregator::contributor_of(const Operation& op, uint32_t rank) const {
+  switch (op.open.participants) {
+    case wire::Participants::kNodes: return cluster_.workers[rank].node;
+    case wire::Participants::kRanks: return rank;
+    case wire::Participants::kPair:
+      return rank == op.open.pair_a ? 0 : rank == op.open.pair_b ? 1 : kNobody;
+  }
+  return kNobody;
+}
+
+Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
+  const auto differs = [](const wire::Open& a, const wire::Open& b) {
+    return a.dtype != b.dtype || a.op != b.op || a.participants != b.participants ||
+           a.shard_bytes != b.shard_bytes || a.prescale != b.prescale ||
+           a.postscale != b.postscale || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
+  };
+  reduce::Stage stage{open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale};
+  HERRING_RETURN_IF_ERROR(reduce::check_stage(stage));
+  if (open.shard_bytes / segment_bytes_ >= (1u << 26)) {
+    return {Code::kInternal, concat("a shard of ", open.shard_bytes, " bytes is beyond all reason")};
+  }
+  std::lock_guard lock(mutex_);
+  std::unique_ptr<Operation>& place = operations_[key];
+  if (!place) {
+    place = std::make_unique<Operation>();
+    place->key = key;
+    place->since = monotonic_now();
+    switch (open.participants) {
+      case wire::Participants::kNodes: place->expected = cluster_.nodes; break;
+      case wire::Participants::kRanks: place->expected = cluster_.size; break;
+      case wire::Participants::kPair: place->expected = 2; break;
+    }
+    const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
+    place->slots.assign(segments, nullptr);
+    place->done.assign(segments, false);
+    place->opened_by.assign(place->expected, false);
+    place->open = std::move(open);
+  } else if (differs(place->open, open)) {
+    const wire::Open& first = place->open;
+    return {Code::kMismatch,
+            concat("ranks disagree about '", first.name, "': ", cluster_.describe_rank(rank),
+                   " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
+                   herring::name_of(open.op), "), others ", first.shard_bytes, " bytes of ",
+                   herring::name_of(first.dtype), " (", herring::name_of(first.op), ")")};
+  }
+  Operation& op = *place;
+  const uint32_t contributor = contributor_of(op, rank);
+  if (contributor == kNobody) {
+    return {Code::kInternal, concat("rank ", rank, " takes no part in '", op.open.name, "'")};
+  }
+  // The local ranks of a node, and the flows of a rank, each open it once.
+  if (!op.opened_by[contributor]) {
+    op.opened_by[contributor] = true;
+    ++op.opened;
+    op.workers += open.workers;
+  }
+  return {};
+}
+
+Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+                         transport::Destinations& out, Slot** slots) {
+  const Key key{header.stream, header.round, header.buffer};
+  std::lock_guard lock(mutex_);
+  const auto found = operations_.find(key);
+  if (found == operations_.end()) {
+    return {Code::kInternal, concat("rank ", rank, " sent data of an operation it did not open")};
+  }
+  Operation& op = *found->second;
+  const uint32_t contributor = contributor_of(op, rank);
+  const uint64_t first = header.first_segment, count = header.segments;
+  if (contributor == kNobody || !op.opened_by[contributor] ||
+      count > transport::Destinations::kMaxPieces || first + count > op.slots.size()) {
+    return {Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count, " of '",
+                                    op.open.name, "', which has ", op.slots.size())};
+  }
+  const uint64_t begin = first * segment_bytes_;
+  const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
+  const bool empty = header.flags & wire::kFlagEmpty;
+  if (header.payload != (empty ? 0 : end - begin)) {
+    return {Code::kInternal, concat("rank ", rank, " sent ", header.payload, " bytes where '",
+                                    op.open.name, "' needs ", end - begin)};
+  }
+  for (uint64_t s = first; s < first + count; ++s) {
+    if (op.done[s] || (op.slots[s] != nullptr &&
+                       op.slots[s]->contributions[contributor].state != Contribution::kNone)) {
+      return {Code::kInternal, concat("rank ", rank, " sent segment ", s, " of '", op.open.name,
+                                      "' twice")};
+    }
+  }
+  for (uint64_t s = first; s < first + count; ++s) {
+    Slot* slot = op.slots[s] != nullptr ? op.slots[s] : take_slot(op, static_cast<uint32_t>(s));
+    Contribution& contribution = slot->contributions[contributor];
+    contribution.from = from;
+    contribution.state = Contribution::kReceiving;
+    contribution.wants_result = header.flags & wire::kFlagWant;
+    if (!empty) {
+      contribution.lane = lanes_.take();
+      slot->any = true;
+      out.add(contribution.lane, slot->bytes);
+    }
+    slots[s - first] = slot;
+  }
+  return {};
+}
+
+Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
+  if (free_slots_.empty()) {
+    all_slots_.push_back(std::make_unique<Slot>());
+    free_slots_.push_back(all_slots_.back().get());
+  }
+  Slot* slot = free_slots_.back();
+  free_slots_.pop_back();
+  const uint64_t begin = uint64_t{segment} * segment_bytes_;
+  slot->op = &op;
+  slot->segment = segment;
+  slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
+  slot->groups_done = 0;
+  slot->result = nullptr;
+  slot->any = false;
+  slot->contributions.assign(op.expected, {});
+  const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
+  slot->groups.assign(groups, {});
+  for (uint32_t g = 0; g < groups; ++g) {
+    slot->groups[g].members =
+        static_cast<uint16_t>(std::min<size_t>(kTreeGroup, op.expected - g * kTreeGroup));
+  }
+  op.slots[segment] = slot;
+  return slot;
+}
+
+void Aggregator::arrived(Slot& slot, uint32_t rank) {
+  uint32_t group_index;
+  {
+    std::lock_guard lock(mutex_);
+    const uint32_t contributor = contributor_of(*slot.op, rank);
+    slot.contributions[contributor].state = Contribution::kHere;
+    group_index = contributor / kTreeGroup;
+    Group& group = slot.groups[group_index];
+    if (++group.arrived < group.members) return;
+    if (slot.groups.size() == 1) slot.op->done[slot.segment] = true;
+  }
+  // From here on nobody else touches this group (or, with one group, this slot).
+  if (slot.groups.size() > 1) {
+    combine_group(slot, group_index);
+    std::lock_guard lock(mutex_);
+    if (++slot.groups_done < slot.groups.size()) return;
+    slot.op->done[slot.segment] = true;
+  }
+  finish(slot);
+  deliver_(slot);
+}
+
+void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
+  const wire::Open& open = slot.op->open;
+  Group& group = slot.groups[group_index];
+  const void* sources[kTreeGroup];
+  char* lanes[kTreeGroup];
+  size_t n = 0;
+  for (uint32_t i = 0; i < group.members; ++i) {
+    if (char*& lane = slot.contributions[group_index * kTreeGroup + i].lane) {
+      lanes[n] = lane;
+      sources[n++] = std::exchange(lane, nullptr);
+    }
+  }
+  if (n == 0) return;
+  const DType accumulator = accumulator_of(open.dtype);
+  group.wide = size_of(accumulator) != size_of(open.dtype);
+  if (group.wide) {
+    std::lock_guard lock(mutex_);
+    group.partial = wide_lanes_.take();
+  } else {
+    group.partial = lanes[0];
+  }
+  const reduce::Stage stage{open.dtype, accumulator, open.op, open.prescale, 1.0, 1.0};
+  reduce::combine(sources, n, group.partial, slot.bytes / size_of(open.dtype), stage);
+  std::lock_guard lock(mutex_);
+  for (size_t i = group.wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
+}
+
+// Rounds the result: from the lanes where there is one group, else from the groups' partial sums.
+void Aggregator::finish(Slot& slot) {
+  const wire::Open& open = slot.op->open;
+  slot.results_pending.store(slot.op->expected, std::memory_order_relaxed);
+  const bool single = slot.groups.size() == 1;
+  const size_t count = slot.bytes / size_of(open.dtype);
+  const void* few[64];
+  std::vector<const void*> many;
+  const size_t limit = single ? slot.op->expected : slot.groups.size();
+  const void** sources = few;
+  if (limit > 64) {
+    many.resize(limit);
+    sources = many.data();
+  }
+  size_t n = 0;
+  for (size_t i = 0; i < limit; ++i) {
+    const char* source = single ? slot.contributions[i].lane : slot.groups[i].partial;
+    if (source != nullptr) sources[n++] = source;
+  }
+  bool wide = false;
+  for (const Group& group : slot.groups) wide |= group.wide;
+  if (n == 0 || wide) {
+    std::lock_guard lock(mutex_);
+    slot.result = lanes_.take();
+  } else {
+    slot.result = static_cast<char*>(const_cast<void*>(sources[0]));
+  }
+  if (n == 0) {
+    std::memset(slot.result, 0, slot.bytes);  // nobody had anything to add
+    return;
+  }
+  const double divisor = open.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
+  const reduce::Stage stage{single ? open.dtype : accumulator_of(open.dtype), open.dtype, open.op,
+                            single ? open.prescale : 1.0, divisor, open.postscale};
+  reduce::combine(sources, n, slot.result, count, stage);
+  std::lock_guard lock(mutex_);
+  for (Contribution& contribution : slot.contributions) {
+    if (contribution.lane != nullptr && contribution.lane != slot.result) {
+      lanes_.give(contribution.lane);
+    }
+    contribution.lane = nullptr;
+  }
+  for (Group& group : slot.groups) {
+    if (group.partial != nullptr && group.partial != slot.result) {
+      (group.wide ? wide_lanes_ : lanes_).give(group.partial);
+    }
+    group.partial = nullptr;
+  }
+}
+
+void Aggregator::result_sent(Slot& slot) {
+  if (slot.results_pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  std::lock_guard lock(mutex_);
+  Operation& op = *slot.op;
+  lanes_.give(slot.result);
+  op.slots[slot.segment] = nullptr;
+  free_slots_.push_back(&slot);
+  if (++op.released == op.slots.size()) operations_.erase(op.key);
+}
+
+std::string Aggregator::describe_missing(const Operation& op,
+                                         std::vector<uint32_t>* present) const {
+  std::string missing;
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    const uint32_t contributor = contributor_of(op, rank);
+    if (contributor == kNobody) continue;
+    if (op.opened_by[contributor]) {
+      present->push_back(rank);
+    } else {
+      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+    }
+  }
+  return missing.empty() ? "segments of ranks that have begun" : missing;
+}
+
+std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
+  std::vector<Overdue> list;
+  std::lock_guard lock(mutex_);
+  for (auto& [key, op] : operations_) {
+    const Nanos age = now - op->since;
+    const bool fatal = age > op->open.timeout_ms * kMillisecond;
+    if (!fatal && (op->warned || age < op->open.warn_ms * kMillisecond)) continue;
+    op->warned = true;
+    Overdue item{key, fatal, {}, {}};
+    const std::string missing = describe_missing(*op, &item.ranks);
+    item.text = concat("'", op->open.name, "' (round ", key.round, ", buffer ", key.buffer,
+                       ") has waited ", age / kSecond, " s for ", missing);
+    if (fatal) op->since = now;  // told once; the job fails, nobody comes back
+    list.push_back(std::move(item));
+  }
+  return list;
+}
+
+}  // namespace herring::server

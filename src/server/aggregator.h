@@ -1,0 +1,130 @@
+// The slot table: which segments of which operations are being summed, and what is still missing.
+//
+// A slot holds one segment in one round. Every contribution lands in a lane of its own; whoever
+// completes a group of adjacent lanes combines them, whoever completes the slot rounds the result.
+// The result goes to every contributor from one buffer and is freed when the last has been sent.
+// Proxies share the table: its mutex is held for bookkeeping only, never across a sum or a system
+// call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/cluster.h"
+#include "reduce/reduce.h"
+#include "server/lane_pool.h"
+#include "transport/transport.h"
+#include "wire/messages.h"
+
+namespace herring::server {
+
+struct Key {
+  uint32_t stream = 0, round = 0, buffer = 0;
+  auto operator<=>(const Key&) const = default;
+};
+
+class Peer;  // one flow of a worker, see peer.h
+struct Slot;
+
+struct Contribution {
+  enum State : uint8_t { kNone = 0, kReceiving, kHere };
+  char* lane = nullptr;  // null: nothing to add
+  Peer* from = nullptr;
+  State state = kNone;
+  bool wants_result = false;
+};
+
+// One shard of one buffer in one round.
+struct Operation {
+  Key key;
+  wire::Open open;
+  Nanos since = 0;
+  bool warned = false;
+  uint32_t expected = 0;               // contributors
+  uint64_t workers = 0;                // workers in the contributions opened so far
+  uint32_t opened = 0;                 // contributors that opened it
+  std::vector<bool> opened_by;
+  std::vector<Slot*> slots;            // by segment; null before the first and after the last use
+  std::vector<bool> done;              // by segment: completed once, never again
+  uint32_t released = 0;               // segments whose results have all been sent
+};
+
+struct Group {
+  uint16_t members = 0, arrived = 0;
+  char* partial = nullptr;  // in the accumulator type
+  bool wide = false;        // partial is from the wide pool
+};
+
+struct Slot {
+  Operation* op = nullptr;
+  uint32_t segment = 0;
+  uint32_t bytes = 0;
+  uint32_t groups_done = 0;
+  std::vector<Contribution> contributions;  // by contributor
+  std::vector<Group> groups;                // of reduce::kTreeGroup contributors
+  char* result = nullptr;
+  bool any = false;  // at least one contributor had something to add
+  std::atomic<uint32_t> results_pending{0};
+};
+
+class Aggregator {
+ public:
+  // `deliver(slot)`: the slot's result is there; send it to slot.contributions[i].from for each i.
+  using Deliver = std::function<void(Slot&)>;
+
+  Aggregator(const control::Cluster& cluster, size_t segment_bytes, Deliver deliver);
+  ~Aggregator();
+
+  // kOpen from `rank`. kMismatch when it contradicts what another contributor said.
+  Status open(const Key& key, wire::Open open, uint32_t rank);
+  // Reserves lanes for the segments of a kData header from `rank`; fills `out` for its payload and
+  // `slots` (header.segments of them). Everything is checked before anything is changed.
+  Status begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+               transport::Destinations& out, Slot** slots);
+  // The contribution of `rank` to this slot is complete.
+  void arrived(Slot& slot, uint32_t rank);
+  // One contributor's result has left; frees the slot with the last.
+  void result_sent(Slot& slot);
+
+  // Operations that wait longer than their warning or deadline: text says who is missing.
+  struct Overdue {
+    Key key;
+    bool fatal = false;
+    std::string text;
+    std::vector<uint32_t> ranks;  // to tell
+  };
+  std::vector<Overdue> overdue(Nanos now);
+
+  size_t segment_bytes() const { return segment_bytes_; }
+
+ private:
+  static constexpr uint32_t kNobody = ~0u;
+
+  uint32_t contributor_of(const Operation& op, uint32_t rank) const;
+  Slot* take_slot(Operation& op, uint32_t segment);
+  void combine_group(Slot& slot, uint32_t group);
+  void finish(Slot& slot);
+  void free_lane(char* lane);
+  std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
+
+  const control::Cluster& cluster_;
+  const size_t segment_bytes_;
+  const Deliver deliver_;
+
+  std::mutex mutex_;  // guards everything below
+  std::map<Key, std::unique_ptr<Operation>> operations_;
+  LanePool lanes_;
+  LanePool wide_lanes_;  // partial sums of 16-bit floats
+  std::vector<std::unique_ptr<Slot>> all_slots_;
+  std::vector<Slot*> free_slots_;
+};
+
+}  // namespace herring::server

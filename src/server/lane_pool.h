@@ -1,0 +1,44 @@
+// Equal blocks of memory for contributions and results, last returned first given out, so that the
+// working set stays in cache. Grows by slabs as credit grows; not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace herring::server {
+
+class LanePool {
+ public:
+  // A stride that is no power of two keeps equal offsets of many lanes out of one cache set.
+  explicit LanePool(size_t lane_bytes) : lane_bytes_((lane_bytes + 63) / 64 * 64 + 64) {}
+
+  char* take() {
+    if (free_.empty()) grow();
+    char* lane = free_.back();
+    free_.pop_back();
+    return lane;
+  }
+  void give(char* lane) { free_.push_back(lane); }
+  size_t allocated() const { return slabs_.size() * kLanesPerSlab; }
+
+ private:
+  static constexpr size_t kLanesPerSlab = 32;
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+
+  void grow() {
+    auto* slab = static_cast<char*>(std::aligned_alloc(4096, lane_bytes_ * kLanesPerSlab));
+    slabs_.emplace_back(slab);
+    free_.reserve(allocated());
+    for (size_t i = kLanesPerSlab; i-- > 0;) free_.push_back(slab + i * lane_bytes_);
+  }
+
+  const size_t lane_bytes_;
+  std::vector<std::unique_ptr<char, Free>> slabs_;
+  std::vector<char*> free_;
+};
+
+}  // namespace herring::server

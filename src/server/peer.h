@@ -1,0 +1,65 @@
+// One flow of one worker, as its proxy sees it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/ring.h"
+#include "server/aggregator.h"
+#include "transport/event_loop.h"
+#include "transport/transport.h"
+
+namespace herring::server {
+
+class Server;
+class Proxy;
+
+class Peer : public transport::FlowHandler {
+ public:
+  Peer(Server& server, Proxy& proxy, uint32_t rank);
+  ~Peer() override;
+
+  void start(std::unique_ptr<transport::Flow> flow) { flow_ = std::move(flow); }
+  Proxy& proxy() { return proxy_; }
+  uint32_t rank() const { return rank_; }
+  // Proxy's thread: the slot's result goes to this worker (or only its acknowledgement).
+  void queue_result(Slot& slot, bool with_payload);
+  void send(const wire::FrameHeader& header, std::string payload);
+  void finish();
+  uint64_t retransmits() const { return flow_->path_info().retransmits; }
+  const transport::FlowCounters& counters() const { return flow_->counters(); }
+
+  Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
+  void on_payload(transport::Flow&, const wire::FrameHeader&, size_t received) override;
+  Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
+  void on_sent(transport::Flow&, uint64_t token) override;
+  void on_closed(transport::Flow&, const Status& why) override;
+
+ private:
+  struct Result {
+    Slot* slot = nullptr;
+    bool with_payload = false;
+  };
+
+  void complete_segments(size_t up_to);
+  void flush_results();
+
+  Server& server_;
+  Proxy& proxy_;
+  const uint32_t rank_;
+  std::unique_ptr<transport::Flow> flow_;
+
+  // The data frame being received.
+  Slot* slots_[transport::Destinations::kMaxPieces];
+  uint32_t segments_complete_ = 0, segments_total_ = 0;
+  std::string control_;  // payload of any other frame
+
+  Ring<Result> results_;    // combined, not yet handed to the flow
+  Ring<Slot*> in_flight_;   // handed to the flow, not yet sent
+  transport::EventLoop::Task flush_task_;
+  bool flush_scheduled_ = false;
+  size_t outstanding_ = 0;  // segments taken from this flow and not yet answered
+  uint32_t last_signals_ = 0;
+};
+
+}  // namespace herring::server

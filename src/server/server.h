@@ -1,0 +1,133 @@
+// A server: proxies (one event loop and thread each) that own the connections of contiguous blocks
+// of nodes, around one slot table and one coordinator (paper, III-3).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/cluster.h"
+#include "server/aggregator.h"
+#include "server/coordinator.h"
+#include "server/peer.h"
+#include "transport/event_loop.h"
+#include "transport/tcp/handshake.h"
+
+namespace herring::server {
+
+struct ServerOptions {
+  std::string host;  // address to listen on
+  uint16_t port = 0;
+  transport::tcp::Credentials credentials;
+};
+
+// Shared by the whole job; from the cluster's settings.
+struct DataPlaneOptions {
+  uint32_t proxies = 1;
+  size_t segment_bytes = 8192;
+  size_t frame_max = 256 << 10;
+  size_t credit_initial = 8192;
+  size_t credit_max = 1 << 20;
+  size_t small_bytes = 65536;
+};
+
+class Proxy {
+ public:
+  explicit Proxy(uint32_t index) : index_(index) {}
+  ~Proxy() { join(); }
+  transport::EventLoop& loop() { return loop_; }
+  uint32_t index() const { return index_; }
+  void start() {
+    thread_ = std::thread([this] { loop_.run(); });
+  }
+  void join() {
+    if (thread_.joinable()) {
+      loop_.stop();
+      thread_.join();
+    }
+  }
+
+ private:
+  friend class Server;
+  const uint32_t index_;
+  transport::EventLoop loop_;
+  std::thread thread_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  // Results for peers of other proxies, by proxy; handed over once per iteration.
+  struct Handover {
+    Peer* peer;
+    Slot* slot;
+    bool with_payload;
+  };
+  std::vector<std::vector<Handover>> outbox_;
+  transport::EventLoop::Task outbox_task_;
+  bool outbox_scheduled_ = false;
+  uint64_t retransmits_ = 0;  // already reported
+};
+
+class Server {
+ public:
+  // Listens; connections wait until attach() says who is expected.
+  static Result<std::unique_ptr<Server>> start(ServerOptions options);
+  ~Server();
+
+  const transport::tcp::Address& address() const { return address_; }
+  // The cluster is complete: serve it as server `index`.
+  void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
+  // A rank has left for good: whatever still waits for it fails.
+  void rank_left(uint32_t rank);
+  // Hands out what is queued (bounded), ends the threads.
+  void stop();
+
+  // For peers, on their proxy's thread.
+  Aggregator& aggregator() { return *aggregator_; }
+  Status open(const Key& key, wire::Open open, uint32_t rank);
+  Status announce(uint32_t rank, std::string text);
+  void peer_closed(Peer& peer, const Status& why);
+  uint32_t credit() const { return credit_.load(std::memory_order_relaxed); }
+  void set_credit(uint32_t credit);
+  uint32_t signals() const { return signals_.load(std::memory_order_relaxed); }
+  void add_signals(uint32_t n) { signals_.fetch_add(n, std::memory_order_relaxed); }
+  uint32_t max_frame_segments() const { return max_frame_segments_; }
+  size_t max_outstanding_segments() const { return max_outstanding_segments_; }
+  size_t max_announce_payload() const { return max_announce_payload_; }
+
+ private:
+  Server() = default;
+  void admit_waiting();
+  void accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from);
+  void deliver(Slot& slot);
+  void dispatch(std::vector<Answer> answers);
+  void tell(uint32_t rank, const wire::FrameHeader& header, std::string payload);
+  void watch(Proxy& proxy);
+  Proxy& proxy_of(uint32_t rank);
+
+  transport::tcp::Address address_;
+  std::unique_ptr<transport::tcp::Acceptor> acceptor_;
+  std::vector<std::unique_ptr<Proxy>> proxies_;  // the first also accepts
+
+  struct Waiting {
+    GuardedFd fd;
+    wire::Hello hello;
+    transport::tcp::Address from;
+  };
+  std::vector<Waiting> waiting_;  // proxy 0's thread
+  bool attached_ = false;         // proxy 0's thread
+
+  control::Cluster cluster_;
+  uint32_t index_ = 0;
+  std::unique_ptr<Aggregator> aggregator_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::atomic<uint32_t> credit_{0}, signals_{0};
+  size_t credit_max_ = 0;
+  uint32_t max_frame_segments_ = 1;
+  size_t max_outstanding_segments_ = 0, max_announce_payload_ = 0;
+
+  std::mutex peers_mutex_;
+  std::vector<Peer*> first_peer_;  // by rank: where answers go; guarded by peers_mutex_
+};
+
+}  // namespace herring::server

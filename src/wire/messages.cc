@@ -1,0 +1,155 @@
+#include "wire/messages.h"
+
+#include "base/bytes.h"
+
+namespace herring::wire {
+namespace {
+
+constexpr size_t kMaxName = 1024;
+constexpr size_t kMaxDims = 64;
+constexpr size_t kMaxCounts = 1 << 20;
+
+Status malformed(const char* what) {
+  return {Code::kInternal, concat("malformed ", what, " message")};
+}
+
+void put_list(ByteWriter& out, const std::vector<uint64_t>& list) {
+  out.put(static_cast<uint32_t>(list.size()));
+  out.raw(list.data(), list.size() * sizeof(uint64_t));
+}
+
+bool get_list(ByteReader& in, std::vector<uint64_t>& list, size_t limit) {
+  const auto n = in.get<uint32_t>();
+  if (!in.ok() || n > limit || n * sizeof(uint64_t) > in.remaining()) return false;
+  list.resize(n);
+  return in.raw(list.data(), n * sizeof(uint64_t));
+}
+
+template <typename Enum>
+bool get_enum(ByteReader& in, Enum& value, int count) {
+  const auto raw = in.get<uint8_t>();
+  value = static_cast<Enum>(raw);
+  return in.ok() && raw < count;
+}
+
+}  // namespace
+
+const char* name_of(Collective kind) {
+  constexpr const char* kNames[] = {"allreduce",      "broadcast", "allgather",
+                                    "reduce_scatter", "alltoall",  "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+uint64_t Announce::elements() const {
+  uint64_t n = 1;
+  for (uint64_t d : shape) {
+    if (__builtin_mul_overflow(n, d, &n)) return UINT64_MAX;
+  }
+  return n;
+}
+
+std::string encode(const Open& open) {
+  ByteWriter out;
+  out.put(open.dtype).put(open.op).put(open.participants).put(open.workers).put(open.shard_bytes);
+  out.put(open.prescale).put(open.postscale).put(open.timeout_ms).put(open.warn_ms);
+  out.put(open.pair_a).put(open.pair_b).text(open.name);
+  return out.take();
+}
+
+Result<Open> decode_open(std::string_view text) {
+  ByteReader in(text);
+  Open open;
+  if (!get_enum(in, open.dtype, kNumDTypes) || !get_enum(in, open.op, kNumReduceOps) ||
+      !get_enum(in, open.participants, 3)) {
+    return malformed("open");
+  }
+  open.workers = in.get<uint32_t>();
+  open.shard_bytes = in.get<uint64_t>();
+  open.prescale = in.get<double>();
+  open.postscale = in.get<double>();
+  open.timeout_ms = in.get<uint32_t>();
+  open.warn_ms = in.get<uint32_t>();
+  open.pair_a = in.get<uint32_t>();
+  open.pair_b = in.get<uint32_t>();
+  open.name = in.text(kMaxName);
+  if (!in.done() || open.shard_bytes == 0 || open.shard_bytes % size_of(open.dtype) != 0) {
+    return malformed("open");
+  }
+  return open;
+}
+
+std::string encode(const Announce& a) {
+  ByteWriter out;
+  out.put(a.id).put(a.kind).put(a.dtype).put(a.op).put(static_cast<uint8_t>(a.inline_payload));
+  out.put(a.root).put(a.prescale).put(a.postscale).put(a.timeout_ms).put(a.warn_ms);
+  out.text(a.name);
+  put_list(out, a.shape);
+  put_list(out, a.splits);
+  return out.take();
+}
+
+Result<Announce> decode_announce(std::string_view text) {
+  ByteReader in(text);
+  Announce a;
+  a.id = in.get<uint64_t>();
+  uint8_t inline_payload = 0;
+  if (!get_enum(in, a.kind, kNumCollectives) || !get_enum(in, a.dtype, kNumDTypes) ||
+      !get_enum(in, a.op, kNumReduceOps) || !get_enum(in, inline_payload, 2)) {
+    return malformed("announce");
+  }
+  a.inline_payload = inline_payload != 0;
+  a.root = in.get<uint32_t>();
+  a.prescale = in.get<double>();
+  a.postscale = in.get<double>();
+  a.timeout_ms = in.get<uint32_t>();
+  a.warn_ms = in.get<uint32_t>();
+  a.name = in.text(kMaxName);
+  if (!get_list(in, a.shape, kMaxDims) || !get_list(in, a.splits, kMaxCounts)) {
+    return malformed("announce");
+  }
+  a.payload = in.rest();
+  const uint64_t elements = a.elements();
+  if (!in.ok() || elements > (uint64_t{1} << 48)) return malformed("announce");
+  if (a.inline_payload ? a.payload.size() != elements * size_of(a.dtype) && !a.payload.empty()
+                       : !a.payload.empty()) {
+    return malformed("announce");
+  }
+  return a;
+}
+
+std::string encode(const Go& go) {
+  ByteWriter out;
+  out.put(go.id);
+  put_list(out, go.counts);
+  put_list(out, go.dims);
+  return out.take();
+}
+
+Result<Go> decode_go(std::string_view text, std::string_view* rest) {
+  ByteReader in(text);
+  Go go;
+  go.id = in.get<uint64_t>();
+  if (!get_list(in, go.counts, kMaxCounts) || !get_list(in, go.dims, kMaxCounts)) {
+    return malformed("go");
+  }
+  *rest = in.rest();
+  return go;
+}
+
+std::string encode(const OpError& error) {
+  ByteWriter out;
+  out.put(error.id).put(static_cast<uint8_t>(error.code)).text(error.text);
+  return out.take();
+}
+
+Result<OpError> decode_op_error(std::string_view text) {
+  ByteReader in(text);
+  OpError error;
+  error.id = in.get<uint64_t>();
+  if (!get_enum(in, error.code, static_cast<int>(Code::kInternal) + 1)) return malformed("error");
+  error.text = in.text(1 << 20);
+  if (!in.done()) return malformed("error");
+  return error;
+}
+
+}  // namespace herring::wire

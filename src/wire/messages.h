@@ -1,0 +1,91 @@
+// Payloads of the data plane's control frames. Decoders accept nothing that does not parse to its
+// end and check every enumeration and count; what depends on the cluster is checked by the receiver.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace herring::wire {
+
+// Who contributes to a buffer, and so how many contributions complete a segment.
+enum class Participants : uint8_t {
+  kNodes = 0,  // one contribution per node, from whichever local rank owns the segment
+  kRanks,      // one per rank
+  kPair,       // ranks pair_a and pair_b only (pair_a < pair_b)
+};
+
+// kOpen: what one contributor says about a shard of a buffer. All contributors must agree, but for
+// `workers`.
+struct Open {
+  DType dtype = DType::kFloat32;  // on the wire
+  ReduceOp op = ReduceOp::kSum;
+  Participants participants = Participants::kNodes;
+  uint32_t workers = 0;  // workers whose gradients are in this contribution
+  uint64_t shard_bytes = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  uint32_t timeout_ms = 0, warn_ms = 0;
+  uint32_t pair_a = 0, pair_b = 0;
+  std::string name;  // for messages
+};
+
+enum class Collective : uint8_t {
+  kAllreduce = 0,
+  kBroadcast,
+  kAllgather,
+  kReduceScatter,
+  kAlltoall,
+  kBarrier,
+};
+inline constexpr int kNumCollectives = 6;
+const char* name_of(Collective kind);
+
+// kAnnounce: a named operation as one rank calls it.
+struct Announce {
+  uint64_t id = 0;  // the sender's own, echoed in every answer
+  Collective kind = Collective::kAllreduce;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  bool inline_payload = false;  // the payload rides along
+  uint32_t root = 0;
+  double prescale = 1.0, postscale = 1.0;
+  uint32_t timeout_ms = 0, warn_ms = 0;
+  std::string name;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> splits;  // alltoall: elements for each rank
+  std::string_view payload;      // into the decoded text
+
+  uint64_t elements() const;
+};
+
+// kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements of
+// each rank; alltoall: rank i's splits for all ranks, row after row), else empty.
+struct Go {
+  uint64_t id = 0;
+  std::vector<uint64_t> counts;
+  std::vector<uint64_t> dims;  // allgather: first dimension of each rank; alltoall: none
+};
+
+struct OpError {
+  uint64_t id = 0;
+  Code code = Code::kInternal;
+  std::string text;
+};
+
+std::string encode(const Open& open);
+std::string encode(const Announce& announce);  // without payload, which follows it on the wire
+std::string encode(const Go& go);
+std::string encode(const OpError& error);
+
+Result<Open> decode_open(std::string_view in);
+Result<Announce> decode_announce(std::string_view in);
+// What follows the counts is left in `rest` (kReply: the result's bytes).
+Result<Go> decode_go(std::string_view in, std::string_view* rest);
+Result<OpError> decode_op_error(std::string_view in);
+
+}  // namespace herring::wire
