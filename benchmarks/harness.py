@@ -84,7 +84,7 @@ class Layout:
 
 
 class BenchJob:
-    """``python -m herring.bench allreduce`` on every worker of a layout, and its servers.
+    """``python -m herring.bench`` on every worker of a layout, and its dedicated servers.
 
     Args:
       hosts: where.
@@ -92,7 +92,7 @@ class BenchJob:
       arguments: for the benchmark, without ``--json``.
       peer: herring or gloo (which needs no servers).
       timeout: seconds that any single wait for the job may last.
-      extra_env: more variables for all processes.
+      operation: what to measure: allreduce, or planned (Herring alone).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BenchJob:
         arguments: Sequence[str],
         peer: str = "herring",
         timeout: float = 300.0,
-        extra_env: dict[str, str] | None = None,
+        operation: str = "allreduce",
     ) -> None:
         self._timeout = timeout
         self._directory = pathlib.Path(tempfile.mkdtemp(prefix="herring-figures-"))
@@ -119,7 +119,6 @@ class BenchJob:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if isinstance(hosts, Cluster) else "lo",
-            **(extra_env or {}),
         }
         try:
             if peer == "herring":
@@ -139,7 +138,8 @@ class BenchJob:
                             )
                         )
             self._result = self._directory / "result.json"
-            command = [sys.executable, "-m", "herring.bench", "allreduce", "--peer", peer]
+            command = [sys.executable, "-m", "herring.bench", operation]
+            command += ["--peer", peer] if operation == "allreduce" else []
             command += ["--json", str(self._result), *arguments]
             for rank in range(layout.size):
                 name = f"rank {rank}"

@@ -16,7 +16,7 @@ import pytest
 pattern = pytest.importorskip("herring.bench.pattern")
 
 from herring.bench import cli, measure, report, sizes  # noqa: E402
-from herring.bench.communicator import Buffer, gloo_rendezvous  # noqa: E402
+from herring.bench.communicator import Prepared, gloo_rendezvous  # noqa: E402
 
 COMBINATIONS = [
     (dtype, op)
@@ -157,23 +157,25 @@ class ThreadCommunicator:
         self.calls: list[str] = []
         self.sent = 0
 
-    def allocate(self, count, dtype):
-        elements = np.zeros(count, pattern.storage_dtype(dtype))
-        return Buffer(elements, elements)
-
     def barrier(self):
         self.calls.append("barrier")
         self.world.fence.wait()
 
-    def allreduce(self, buffer, op, name):
-        def call():
-            self.calls.append("allreduce")
-            self.sent += buffer.elements.nbytes * (self.rank + 1)
-            rows = self.world.exchange(self.rank, buffer.elements)
-            buffer.elements[:] = reduce_reference(rows, "float32", op)
-            buffer.elements[: self.world.spoil] += 1
+    def allreduce(self, count, dtype, op):
+        return self.planned([count], dtype, op)
 
-        return call
+    def planned(self, counts, dtype, op):
+        parts = [np.zeros(count, pattern.storage_dtype(dtype)) for count in counts]
+
+        def run():
+            self.calls.append("allreduce")
+            for part in parts:
+                self.sent += part.nbytes * (self.rank + 1)
+                rows = self.world.exchange(self.rank, part)
+                part[:] = reduce_reference(rows, "float32", op)
+                part[: self.world.spoil] += 1
+
+        return Prepared(run, parts, lambda: self.calls.append("close"))
 
     def gather(self, numbers):
         self.calls.append("gather")
@@ -195,7 +197,7 @@ def measure_in_threads(request: measure.Request, size: int = 3, spoil: int = 0):
     results: list[measure.Measurement | None] = [None] * size
 
     def work(rank: int) -> None:
-        results[rank] = measure.measure_allreduce(communicators[rank], request)
+        results[rank] = measure.measure(communicators[rank], request)
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
@@ -212,7 +214,7 @@ def test_loop_puts_a_barrier_before_each_iteration_and_gathers_once():
     calls = communicators[0].calls
     assert calls.count("allreduce") == 2 * (2 + 3)
     assert calls.count("gather") == 1
-    assert calls[-1] == "gather"
+    assert calls[-2:] == ["gather", "close"]
     for index, call in enumerate(calls):
         if call == "allreduce":
             assert calls[index - 1] == "barrier"
@@ -225,6 +227,7 @@ def test_loop_puts_a_barrier_before_each_iteration_and_gathers_once():
     # Ranks 0, 1, 2 send 4000, 8000 and 12000 bytes an iteration; warm-up does not count.
     assert entry["wire_bytes_per_worker"] == 8000
     assert entry["wire_bytes_received_per_worker"] == 16000
+    assert entry["linkbw_bytes_per_second"] == pytest.approx(24000 / entry["p50_seconds"])
 
 
 def test_every_rank_learns_the_slowest_times():
@@ -242,6 +245,19 @@ def test_check_counts_over_all_ranks_and_checked_results(op):
     assert results[0].wrong == 5 * 2 * 3
 
 
+def test_planned_divides_the_bytes_and_checks_every_gradient():
+    request = measure.Request(40_000, warmup=1, iterations=1, check=True, operation="planned")
+    counts = request.gradient_counts()
+    assert len(counts) == 50
+    assert sum(counts) == 10_000
+    assert min(counts) >= 1
+    _, results = measure_in_threads(request)
+    assert results[0].wrong == 0
+    _, results = measure_in_threads(request, spoil=1)
+    assert results[0].wrong == 50 * 2 * 3
+    assert measure.Request(8, operation="planned").gradient_counts() == [1, 1]
+
+
 def test_percentile_never_flatters():
     assert measure.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert measure.percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
@@ -250,7 +266,7 @@ def test_percentile_never_flatters():
 
 def test_table_is_aligned():
     communicators, results = measure_in_threads(measure.Request(4000, check=True))
-    lines = report.header(communicators[0], {"array": "numpy"}).splitlines()
+    lines = report.header(communicators[0], "allreduce", {"array": "numpy"}).splitlines()
     assert all(line.startswith("#") for line in lines)
     assert len(report.row(results[0])) == len(lines[-2])
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, open_communicator
-from herring.bench.measure import Request, measure_allreduce
+from herring.bench.measure import Request, measure
+from herring.errors import HerringError
 
 _DESCRIPTION = """\
 Measures how long operations take. Start it like any training script, once per worker:
@@ -34,6 +35,12 @@ divided by the median. Over n equal links of B bytes/s, as many dedicated server
 algbw = B; a ring cannot exceed B * n / (2 (n - 1)).
 """
 
+_PLANNED = """\
+Times a round of planned gradients, the operation that training uses: all gradients become ready in
+order, fusion buffers are pushed as they fill, and the round ends when the last one is averaged.
+Times, statistics and table are those of the allreduce benchmark.
+"""
+
 _EPILOG = """\
 examples:
   # does it add up, and how fast is it, over two emulated nodes with two servers?
@@ -46,19 +53,27 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status (1 if an element came out wrong)."""
+    """Runs the benchmark.
+
+    Returns:
+      The exit status: 0; 1 if an element came out wrong; 3 if Herring reported an error.
+    """
     options = _parse(argv)
-    communicator = open_communicator(options.peer, options.array)
     try:
-        return _allreduce(communicator, options)
-    finally:
+        communicator = open_communicator(options.peer, options.array)
+        status = _run(communicator, options)
+        # Only at a good end: to leave is collective, and after an error others may be gone.
         communicator.close()
+    except HerringError as error:
+        print(f"herring.bench: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 3
+    return status
 
 
-def _allreduce(communicator: Communicator, options: argparse.Namespace) -> int:
+def _run(communicator: Communicator, options: argparse.Namespace) -> int:
     first = communicator.rank == 0
     if first:
-        print(report.header(communicator, communicator.describe()), flush=True)
+        print(report.header(communicator, options.operation, communicator.describe()), flush=True)
     results: list[dict[str, Any]] = []
     for size in options.sizes:
         request = Request(
@@ -69,9 +84,11 @@ def _allreduce(communicator: Communicator, options: argparse.Namespace) -> int:
             iterations=options.iterations,
             batches=options.batches,
             check=options.check,
+            operation=options.operation,
+            gradients=getattr(options, "gradients", 0),
         )
         pace = _pace(communicator, size) if options.paced else None
-        measurement = measure_allreduce(communicator, request, pace)
+        measurement = measure(communicator, request, pace)
         results.append(measurement.to_json())
         if first:
             print(report.row(measurement), flush=True)
@@ -99,7 +116,7 @@ def _write_json(
     options: argparse.Namespace, communicator: Communicator, results: list[dict[str, Any]]
 ) -> None:
     document = {
-        "benchmark": "allreduce",
+        "benchmark": options.operation,
         "library": communicator.name,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "workers": communicator.size,
@@ -127,7 +144,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="OPERATION")
+    commands = parser.add_subparsers(dest="operation", required=True, metavar="OPERATION")
     allreduce = commands.add_parser(
         "allreduce",
         help="average or otherwise reduce an array over all workers, in place",
@@ -135,7 +152,47 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = allreduce.add_argument
+    planned = commands.add_parser(
+        "planned",
+        help="average gradients through a plan: fusion buffers, as in training",
+        description=_PLANNED,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_common(allreduce)
+    _add_common(planned)
+    allreduce.add_argument(
+        "--array",
+        choices=("herring", "numpy"),
+        default="herring",
+        help="memory from herring.empty, which local ranks share, or any other (default: herring)",
+    )
+    allreduce.add_argument(
+        "--peer",
+        choices=("herring", "gloo"),
+        default="herring",
+        help="measure torch.distributed's gloo instead, with the same loop (needs torch)",
+    )
+    planned.set_defaults(array="herring", peer="herring")
+    planned.add_argument(
+        "--gradients",
+        type=_whole(1),
+        default=50,
+        metavar="N",
+        help="into how many uneven gradients the bytes are divided (default: 50)",
+    )
+    options = parser.parse_args(argv)
+    chosen = planned if options.operation == "planned" else allreduce
+    try:
+        options.sizes = sizes.parse_sizes(options.sizes)
+    except ValueError as error:
+        chosen.error(f"--sizes: {error}")
+    if options.op == "average" and options.dtype not in pattern.FLOATS:
+        chosen.error(f"{options.dtype} has no average: choose another --op, such as sum")
+    return options
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
     add(
         "--sizes",
         default="4K,1M,25M,100M",
@@ -155,18 +212,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--json", metavar="FILE", help="write all results there (at rank 0)")
     add(
-        "--array",
-        choices=("herring", "numpy"),
-        default="herring",
-        help="memory from herring.empty, which local ranks share, or any other (default: herring)",
-    )
-    add(
-        "--peer",
-        choices=("herring", "gloo"),
-        default="herring",
-        help="measure torch.distributed's gloo instead, with the same loop (needs torch)",
-    )
-    add(
         "--batches",
         type=_whole(1),
         default=1,
@@ -179,19 +224,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="before each batch say '# ready' and wait for a line on rank 0's standard input: "
         "lets another program interleave two benchmarks",
     )
-    options = parser.parse_args(argv)
-    try:
-        options.sizes = sizes.parse_sizes(options.sizes)
-    except ValueError as error:
-        allreduce.error(f"--sizes: {error}")
-    if options.op == "average" and options.dtype not in (
-        "float32",
-        "float64",
-        "float16",
-        "bfloat16",
-    ):
-        allreduce.error(f"{options.dtype} has no average: choose another --op, such as sum")
-    return options
 
 
 def _whole(least: int) -> Callable[[str], int]:

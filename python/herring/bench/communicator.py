@@ -7,6 +7,7 @@ one loop with one clock measures both.
 # ruff: noqa: D102 - the methods are described at Communicator
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,21 +17,23 @@ import numpy as np
 from herring.bench import pattern
 
 
-class Buffer:
-    """The array an operation works on.
+@dataclasses.dataclass
+class Prepared:
+    """An operation that is ready to run, again and again.
 
     Attributes:
-      operand: what the library is given.
-      elements: the same memory as a 1-D numpy array of ``pattern.storage_dtype``.
+      run: reduces the contents of ``parts`` over all ranks, in place. Collective.
+      parts: the memory it works on: 1-D numpy arrays of ``pattern.storage_dtype``.
+      close: frees what ``run`` needs; ``parts`` are gone then.
     """
 
-    def __init__(self, operand: Any, elements: np.ndarray) -> None:
-        self.operand = operand
-        self.elements = elements
+    run: Callable[[], None]
+    parts: list[np.ndarray]
+    close: Callable[[], None] = lambda: None
 
 
 class Communicator(Protocol):
-    """A started library. Every method but ``allocate`` and ``counters`` is collective."""
+    """A started library. Every method but ``counters`` and ``describe`` is collective."""
 
     name: str
     rank: int
@@ -38,14 +41,14 @@ class Communicator(Protocol):
     local_size: int
     num_nodes: int
 
-    def allocate(self, count: int, dtype: str) -> Buffer:
-        """Returns a buffer of ``count`` elements."""
-
     def barrier(self) -> None:
         """Returns when every rank has entered."""
 
-    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
-        """Returns a call that reduces ``buffer`` over all ranks, in place."""
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        """Returns an all-reduce of a zeroed array of ``count`` elements."""
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        """Returns the reduction of gradients of ``counts`` elements, as training does it."""
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the 1-D float64 arrays of all ranks, stacked: shape (size, n)."""
@@ -81,30 +84,51 @@ class HerringCommunicator:
         self.local_size: int = herring.local_size()
         self.num_nodes: int = herring.num_nodes()
 
-    def allocate(self, count: int, dtype: str) -> Buffer:
+    def barrier(self) -> None:
+        self._herring.barrier()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
         storage = pattern.storage_dtype(dtype)
         if self._shared:
             elements = self._herring.empty((count,), dtype=storage.name)
         else:
             elements = np.empty(count, dtype=storage)
         elements.fill(0)
-        if dtype != "bfloat16":
-            return Buffer(elements, elements)
-        # numpy has no bfloat16; a torch tensor over the same memory says what the bits mean.
-        import torch
+        operand: Any = elements
+        if dtype == "bfloat16":
+            # numpy has no bfloat16; a torch tensor over the same memory says what the bits mean.
+            import torch
 
-        return Buffer(torch.from_numpy(elements).view(torch.bfloat16), elements)
+            operand = torch.from_numpy(elements).view(torch.bfloat16)
+        # A name belongs to one kind of operation for as long as the job lives.
+        name = f"bench.allreduce.{op}.{dtype}.{count}"
+        allreduce = self._herring.allreduce
 
-    def barrier(self) -> None:
-        self._herring.barrier()
-
-    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
-        allreduce, operand = self._herring.allreduce, buffer.operand
-
-        def call() -> None:
+        def run() -> None:
             allreduce(operand, op, name=name)
 
-        return call
+        return Prepared(run, [elements])
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        from herring.planned import PlannedReduction
+
+        name = f"bench.planned.{op}.{dtype}.{sum(counts)}.{len(counts)}"
+        reduction = PlannedReduction([(count, dtype) for count in counts], name=name, op=op)
+        storage = pattern.storage_dtype(dtype)
+        parts = []
+        for index, (arena, offset, nbytes) in enumerate(reduction.placements):
+            part = reduction.arena(arena)[offset : offset + nbytes].view(storage)
+            part = part[: counts[index]]
+            part.fill(0)
+            parts.append(part)
+
+        def run() -> None:
+            reduction.begin()
+            for index in range(len(counts)):
+                reduction.ready(index)
+            reduction.wait()
+
+        return Prepared(run, parts, reduction.close)
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         gathered = self._herring.allgather(np.ascontiguousarray(numbers, dtype=np.float64))
@@ -149,16 +173,12 @@ class GlooCommunicator:
         self.local_size = int(os.environ.get("HERRING_LOCAL_SIZE", "1"))
         self.num_nodes = max(1, size // self.local_size)
 
-    def allocate(self, count: int, dtype: str) -> Buffer:
-        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
-        tensor = self._torch.from_numpy(elements)
-        return Buffer(tensor.view(getattr(self._torch, dtype)), elements)
-
     def barrier(self) -> None:
         self._dist.barrier()
 
-    def allreduce(self, buffer: Buffer, op: str, name: str) -> Callable[[], None]:
-        del name
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        tensor = self._torch.from_numpy(elements).view(getattr(self._torch, dtype))
         reduce_op = self._dist.ReduceOp
         kind = {
             "sum": reduce_op.SUM,
@@ -167,14 +187,17 @@ class GlooCommunicator:
             "max": reduce_op.MAX,
             "product": reduce_op.PRODUCT,
         }[op]
-        allreduce, tensor, size = self._dist.all_reduce, buffer.operand, self.size
+        allreduce, size = self._dist.all_reduce, self.size
 
-        def call() -> None:
+        def run() -> None:
             allreduce(tensor, op=kind)
             if op == "average":
                 tensor.div_(size)
 
-        return call
+        return Prepared(run, [elements])
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise ValueError("gloo has no planned operation: compare with allreduce")
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))

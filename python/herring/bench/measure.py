@@ -27,6 +27,8 @@ class Request:
       iterations: timed iterations of a batch.
       batches: how often warm-up and timed iterations are repeated.
       check: compare the results with what they must be.
+      operation: ``allreduce``, or ``planned``: gradients through a plan, as in training.
+      gradients: into how many gradients ``planned`` divides the bytes.
     """
 
     size_bytes: int
@@ -36,11 +38,25 @@ class Request:
     iterations: int = 10
     batches: int = 1
     check: bool = False
+    operation: str = "allreduce"
+    gradients: int = 50
 
     @property
     def count(self) -> int:
         """Elements of the array."""
         return max(1, self.size_bytes // pattern.item_bytes(self.dtype))
+
+    def gradient_counts(self) -> list[int]:
+        """Returns the elements of each gradient: sizes as uneven as those of real models.
+
+        The largest has about as many elements as all that are smaller than half of it.
+        """
+        parts = min(self.gradients, self.count)
+        weights = [1 + (part * 7 % parts) ** 2 for part in range(parts)]
+        spare, total = self.count - parts, sum(weights)
+        counts = [1 + spare * weight // total for weight in weights]
+        counts[-1] += self.count - sum(counts)
+        return counts
 
 
 @dataclasses.dataclass
@@ -53,6 +69,7 @@ class Measurement:
       wrong: wrong elements over all ranks and checked results; None if not checked.
       sent_per_worker: bytes a worker sent per iteration, mean over workers; None if unknown.
       received_per_worker: the same of bytes received.
+      busiest_bytes: the most that one worker sent or received per iteration.
     """
 
     request: Request
@@ -60,6 +77,7 @@ class Measurement:
     wrong: int | None
     sent_per_worker: int | None
     received_per_worker: int | None
+    busiest_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the entry of the file's ``results`` list."""
@@ -67,6 +85,7 @@ class Measurement:
         step = self.request.iterations
         middle = statistics.median(self.times)
         return {
+            "operation": self.request.operation,
             "bytes": size,
             "count": self.request.count,
             "dtype": self.request.dtype,
@@ -79,6 +98,9 @@ class Measurement:
             "wrong": self.wrong,
             "wire_bytes_per_worker": self.sent_per_worker,
             "wire_bytes_received_per_worker": self.received_per_worker,
+            "linkbw_bytes_per_second": (
+                None if self.busiest_bytes is None else self.busiest_bytes / middle
+            ),
             "times_seconds": self.times,
             "batches_seconds": [
                 self.times[start : start + step] for start in range(0, len(self.times), step)
@@ -95,7 +117,7 @@ def percentile(values: list[float], fraction: float) -> float:
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
-def measure_allreduce(
+def measure(
     communicator: Communicator, request: Request, before_batch: Callable[[int], None] | None = None
 ) -> Measurement:
     """Measures one size; every rank calls it with the same request.
@@ -108,11 +130,12 @@ def measure_allreduce(
       request: what to measure.
       before_batch: called on each rank with the batch's number before it starts.
     """
-    buffer = communicator.allocate(request.count, request.dtype)
-    # A name per shape: an operation's name belongs to one shape for as long as the job lives.
-    name = f"bench.allreduce.{request.op}.{request.dtype}.{request.count}"
-    operation = communicator.allreduce(buffer, request.op, name)
-    known = Known(communicator, request, buffer.elements) if request.check else None
+    if request.operation == "planned":
+        prepared = communicator.planned(request.gradient_counts(), request.dtype, request.op)
+    else:
+        prepared = communicator.allreduce(request.count, request.dtype, request.op)
+    operation = prepared.run
+    known = Known(communicator, request, prepared.parts) if request.check else None
     last_iteration = request.batches * request.iterations - 1
     times: list[float] = []
     sent = received = 0
@@ -149,30 +172,41 @@ def measure_allreduce(
     rows = communicator.gather(
         np.array([*times, known.wrong if known else 0, sent, received], dtype=np.float64)
     )
+    prepared.close()
     slowest = rows[:, : len(times)].max(axis=0)
     per_worker = rows[:, -2:].sum(axis=0) / (communicator.size * len(times))
+    busiest = rows[:, -2:].max() / len(times)
     return Measurement(
         request=request,
         times=[float(seconds) for seconds in slowest],
         wrong=int(rows[:, -3].sum()) if known else None,
         sent_per_worker=round(per_worker[0]) if counted else None,
         received_per_worker=round(per_worker[1]) if counted else None,
+        busiest_bytes=round(busiest) if counted else None,
     )
 
 
 class Known:
-    """Fills a buffer with known contents and counts what comes out wrong."""
+    """Fills an operation's memory with known contents and counts what comes out wrong."""
 
-    def __init__(self, communicator: Communicator, request: Request, elements: np.ndarray) -> None:
+    def __init__(
+        self, communicator: Communicator, request: Request, parts: list[np.ndarray]
+    ) -> None:
         self._pattern = pattern.Pattern(request.dtype, request.op, communicator.size)
         self._rank = communicator.rank
-        self._elements = elements
+        self._parts = parts
         self.wrong = 0
 
     def fill(self) -> None:
         """Writes this rank's contribution."""
-        self._pattern.fill(self._elements, self._rank)
+        first = 0
+        for part in self._parts:
+            self._pattern.fill(part, self._rank, first)
+            first += part.size
 
     def check(self) -> None:
         """Adds this rank's wrong elements to ``wrong``."""
-        self.wrong += self._pattern.count_wrong(self._elements)
+        first = 0
+        for part in self._parts:
+            self.wrong += self._pattern.count_wrong(part, first)
+            first += part.size

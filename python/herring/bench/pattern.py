@@ -24,6 +24,7 @@ DTYPES = (
     "uint8",
     "bool",
 )
+FLOATS = ("float32", "float64", "float16", "bfloat16")
 OPS = ("sum", "average", "min", "max", "product")
 _ITEM_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _ITEM_BYTES |= {"float32": 4, "int32": 4, "int16": 2, "int64": 8}
@@ -75,10 +76,13 @@ class Pattern:
                 f"--check: {self.dtype} counts exactly to {limit}, too few for {self.size} ranks"
             )
 
-    def fill(self, elements: np.ndarray, rank: int) -> None:
-        """Writes the contribution of ``rank`` into a 1-D array of ``storage_dtype``."""
+    def fill(self, elements: np.ndarray, rank: int, first: int = 0) -> None:
+        """Writes the contribution of ``rank`` into a 1-D array of ``storage_dtype``.
+
+        ``first`` is the index of the first element, where the array is one part of several.
+        """
         for start in range(0, elements.size, _CHUNK):
-            index = np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
+            index = first + np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
             own = index % self.size == rank
             if self.dtype == "bool":
                 values = self._base(index) | (own & self._spark(index))
@@ -86,11 +90,11 @@ class Pattern:
                 values = self._base(index) + own * self.size
             elements[start : start + _CHUNK] = to_storage(values, self.dtype)
 
-    def count_wrong(self, elements: np.ndarray) -> int:
+    def count_wrong(self, elements: np.ndarray, first: int = 0) -> int:
         """Returns how many elements of a result are not exactly what they must be."""
         wrong = 0
         for start in range(0, elements.size, _CHUNK):
-            index = np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
+            index = first + np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
             expected = to_storage(self._expected(index), self.dtype)
             wrong += int(np.count_nonzero(elements[start : start + _CHUNK] != expected))
         return wrong

@@ -17,20 +17,37 @@ _COLUMNS = (
     ("p99", 11),
     ("max", 11),
     ("algbw", 9),
+    ("linkbw", 9),
     ("wire", 12),
     ("#wrong", 8),
 )
-_UNITS = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(us)", "(GB/s)", "(B/worker)", "")
+_UNITS = (
+    "(B)",
+    "(elements)",
+    "",
+    "",
+    "(us)",
+    "(us)",
+    "(us)",
+    "(us)",
+    "(GB/s)",
+    "(GB/s)",
+    "(B/worker)",
+    "",
+)
 
 
-def header(communicator: Communicator, details: dict[str, Any]) -> str:
+def header(communicator: Communicator, operation: str, details: dict[str, Any]) -> str:
     """Returns the lines above the first row."""
     lines = [
-        f"# {communicator.name} allreduce: {communicator.size} workers,"
+        f"# {communicator.name} {operation}: {communicator.size} workers,"
         f" {communicator.num_nodes} nodes"
     ]
     lines += [f"# {key}: {value}" for key, value in details.items()]
-    lines.append("# times of the slowest rank; algbw = size / p50; wire = bytes sent per iteration")
+    lines.append(
+        "# times of the slowest rank; algbw = size / p50; wire = bytes sent per iteration;"
+    )
+    lines.append("# linkbw = the most that one worker sends or receives / p50")
     for cells in ([name for name, _ in _COLUMNS], _UNITS):
         lines.append("#" + _line(cells)[1:])
     return "\n".join(lines)
@@ -40,6 +57,7 @@ def row(measurement: Measurement) -> str:
     """Returns the line of one size."""
     entry = measurement.to_json()
     wire, wrong = entry["wire_bytes_per_worker"], entry["wrong"]
+    linkbw = entry["linkbw_bytes_per_second"]
     return _line(
         [
             str(entry["bytes"]),
@@ -48,6 +66,7 @@ def row(measurement: Measurement) -> str:
             entry["op"],
             *(f"{entry[f'{key}_seconds'] * 1e6:.1f}" for key in ("min", "p50", "p99", "max")),
             f"{entry['algbw_bytes_per_second'] / 1e9:.3f}",
+            "-" if linkbw is None else f"{linkbw / 1e9:.3f}",
             "-" if wire is None else str(wire),
             "N/A" if wrong is None else str(wrong),
         ]
