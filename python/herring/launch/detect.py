@@ -392,7 +392,7 @@ def _find_rendezvous(
         return Rendezvous("torch", env["MASTER_ADDR"].strip("[]"), port, None, f"{job}/{run}")
     if single_host:
         return Rendezvous("file", key=_file_key(env, place, key))
-    if place.source == "slurm" or "SLURM_JOB_ID" in env and "SLURM_PROCID" in env:
+    if place.source == "slurm" or ("SLURM_JOB_ID" in env and "SLURM_PROCID" in env):
         return _slurm_rendezvous(env, place, key)
     where = "runs on several hosts"
     if place.local_size is None:

@@ -1,0 +1,226 @@
+"""The `herring` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from herring.errors import ConfigurationError, HerringError
+
+__all__ = ["main", "version"]
+
+EXIT_USAGE = 2
+
+_RUN_HELP = """\
+examples:
+  herring run -n 4 -- python train.py --epochs 3
+      four workers on this machine; their sums go through shared memory
+
+  herring run -n 4 --nodes 2 --servers 2 -- python train.py
+      the same script as on a cluster: two pretended nodes of two workers, and two dedicated
+      servers that average between them
+
+  herring run -n 8 --nodes 8 --timeout 600 -- python -m herring.bench allreduce
+      eight nodes of one worker; without --servers each node starts a colocated server
+
+what the workers get:
+  HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
+  secret of their own. PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the
+  workers) are set unless you set them. Rank 0 reads this command's input if that is no terminal.
+
+how it ends:
+  With 0 once all workers have ended with 0. If one fails, it is named, the others are stopped, and
+  its exit status is this command's (128 + signal if a signal ended it; 124 after --timeout).
+  Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; Ctrl-C again kills. Whatever the workers
+  started ends with the job.
+"""
+
+_SERVER_HELP = """\
+example, two hosts with a worker each and a third with the server:
+  openssl rand -hex 32 > secret            # once; copy it to every host, mode 0600
+  export HERRING_RENDEZVOUS=host1:29600 HERRING_SECRET_FILE=secret HERRING_SERVERS=1
+  host1$ HERRING_RANK=0 HERRING_SIZE=2 python train.py
+  host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
+  host3$ herring server
+
+The server ends with the job. With more servers, start one on each further host.
+"""
+
+
+def version() -> str:
+    """The installed version, or that of a source tree."""
+    try:
+        return metadata.version("herring-dl")
+    except metadata.PackageNotFoundError:
+        return "0.1.0 (not installed)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the `herring` command.
+
+    Args:
+        arguments: What follows ``herring``; ``sys.argv[1:]`` by default.
+
+    Returns:
+        The exit status: 2 for wrong usage or configuration, else what the subcommand gives.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.handler(options))
+    except ConfigurationError as error:
+        print(f"herring {options.subcommand}: {error}", file=sys.stderr)
+        return getattr(error, "status", EXIT_USAGE)
+    except HerringError as error:
+        print(f"herring {options.subcommand}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="herring",
+        description="Averages gradients through parameter servers.",
+        epilog="'herring COMMAND --help' explains each command with examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"herring {version()}")
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", "run a job on this machine", _RUN_HELP, _run)
+    run.usage = "herring run [-n N] [--nodes K] [--servers S] [options] -- COMMAND [ARG ...]"
+    run.add_argument(
+        "-n", "--workers", type=_integer, default=1, metavar="N", help="workers (default 1)"
+    )
+    run.add_argument(
+        "--nodes",
+        type=_integer,
+        default=1,
+        metavar="K",
+        help="pretend that the workers stand on K nodes (default 1); ranks stand in blocks",
+    )
+    run.add_argument(
+        "--servers", type=_integer, default=0, metavar="S", help="dedicated servers (default 0)"
+    )
+    run.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="end the job after this time"
+    )
+    run.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="time between asking processes to end and killing them (default 10)",
+    )
+    run.add_argument(
+        "--no-prefix", action="store_true", help="do not put the rank in front of output lines"
+    )
+    run.add_argument(
+        "--keep-going", action="store_true", help="let the others go on after a worker has failed"
+    )
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
+
+    server = _command(
+        commands, "server", "run a dedicated server until its job ends", _SERVER_HELP, _server
+    )
+    server.add_argument(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="where the job's rank 0 listens (default: HERRING_RENDEZVOUS)",
+    )
+    server.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="interface or address to serve on (default: HERRING_INTERFACE, else the one that "
+        "leads to the rendezvous)",
+    )
+
+    config = _command(
+        commands, "config", "print every setting with its value, origin and meaning", "", _config
+    )
+    config.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    config.add_argument("name", nargs="*", help="only settings whose name contains this")
+
+    check = _command(
+        commands,
+        "check",
+        "tell what this machine has, and try a small all-reduce",
+        "",
+        _check,
+    )
+    check.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    check.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
+    return parser
+
+
+def _command(commands, name, text, epilog, handler) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(handler=handler)
+    return command
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
+def _run(options: argparse.Namespace) -> int:
+    from herring.launch.local import RunOptions, run
+
+    command = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    return run(
+        RunOptions(
+            command=command,
+            workers=options.workers,
+            nodes=options.nodes,
+            servers=options.servers,
+            timeout=options.timeout,
+            grace=options.grace,
+            prefix=not options.no_prefix,
+            keep_going=options.keep_going,
+        )
+    )
+
+
+def _server(options: argparse.Namespace) -> int:
+    from herring.launch.server import run_server
+
+    return run_server(options.rendezvous, options.interface)
+
+
+def _config(options: argparse.Namespace) -> int:
+    from herring.launch.config import show
+
+    return show(options.name, as_json=options.json)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from herring.launch.check import check
+
+    return check(as_json=options.json, try_run=not options.no_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

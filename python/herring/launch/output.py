@@ -1,0 +1,162 @@
+"""Merges the output of several processes into one terminal or file.
+
+Lines of different processes never mix, and each gets the prefix of its process. On a terminal one
+process (rank 0) is *live*: what it writes appears at once, so that its progress bar moves; lines of
+the others are put above the line it is working on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+
+__all__ = ["Sink", "Source", "prefix"]
+
+# Cyan, yellow, green, magenta, blue, red: readable on dark and light backgrounds.
+_COLOURS = (36, 33, 32, 35, 34, 31)
+_MAXIMUM_LINE = 1 << 20
+_TOKEN = re.compile(
+    rb"""
+    \x1b\[[0-?]*[ -/]*[@-~]             # control sequence: colour, erase, move
+    | \x1b\][^\x07\x1b]*(?:\x07|\x1b\\) # operating system command: window title, link
+    | \x1b[^\[\]]                       # other escapes
+    | \r\n | \n | \r
+    | [^\x1b\r\n]+
+    """,
+    re.VERBOSE,
+)
+# A "\r" at the very end waits for the next bytes: a "\n" may belong to it.
+_UNIT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?!\Z))")
+
+
+def prefix(label: str, index: int, colour: bool) -> bytes:
+    """``[label] ``, in a colour that depends on `index` if `colour` is set."""
+    if not colour:
+        return f"[{label}] ".encode()
+    # 39 restores the foreground only: a bold line of the program stays bold.
+    return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m[{label}]\x1b[39m ".encode()
+
+
+class Sink:
+    """A descriptor that several sources write to."""
+
+    def __init__(self, fd: int, terminal: bool) -> None:
+        self.fd = fd
+        self.terminal = terminal
+        self._owner: Source | None = None  # of an unfinished line
+        self._unfinished = b""
+
+    def write(self, data: bytes, source: Source | None, unfinished: bytes = b"") -> None:
+        """Writes whole lines, or (`unfinished` says which) what begins or goes on with one.
+
+        Raises:
+            BrokenPipeError: Nobody reads any more.
+        """
+        other = self._owner is not None and self._owner is not source
+        if other and self.terminal:
+            # Step aside: erase the unfinished line, write ours, put it back below.
+            data = b"\r\x1b[2K" + data + self._unfinished
+        else:
+            if other:
+                data = b"\n" + data
+            self._owner = source if unfinished else None
+            self._unfinished = unfinished
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:  # a terminal that some program set to non-blocking
+                select.select([], [self.fd], [])
+
+
+class Source:
+    """Bytes from one descriptor of one process, on their way to a sink."""
+
+    def __init__(self, sink: Sink, mark: bytes, live: bool = False) -> None:
+        """Creates the source.
+
+        Args:
+            sink: Where lines go.
+            mark: Prefix of each line; may be empty.
+            live: Show unfinished lines at once (for one source of a terminal).
+        """
+        self._sink = sink
+        self._mark = mark
+        self._live = live
+        self._pending = b""
+        self._line = b""  # live: what stands in the current line of the terminal
+        self._at_start = True
+        self._marked = False
+
+    def feed(self, data: bytes) -> None:
+        """Takes what the process wrote."""
+        if self._live:
+            self._feed_live(data)
+        else:
+            self._feed_lines(data)
+
+    def finish(self) -> None:
+        """The process has closed its end: shows an unfinished line."""
+        rest, self._pending = self._pending, b""
+        if self._live:
+            if rest or self._line:
+                self._sink.write(rest + b"\n", self)
+        elif rest:
+            self._sink.write(self._mark + rest.rstrip(b"\r") + b"\n", self)
+
+    def _feed_lines(self, data: bytes) -> None:
+        data = self._pending + data
+        shown = []
+        end = 0
+        unfinished = b""
+        for match in _UNIT.finditer(data):
+            unit, end = match.group(), match.end()
+            if unit.endswith(b"\n"):
+                shown.append(self._mark + unit.rstrip(b"\r\n") + b"\n")
+                unfinished = b""
+            elif unit != b"\r" and not self._sink.terminal:
+                # A progress bar into a file: every state, as without us.
+                unfinished = self._mark + unit
+                shown.append(unfinished)
+            # On a terminal only the last state counts; the bar itself belongs to the live source.
+        self._pending = data[end:]
+        if len(self._pending) > _MAXIMUM_LINE:
+            shown.append(self._mark + self._pending + b"\n")
+            self._pending, unfinished = b"", b""
+        if shown:
+            self._sink.write(b"".join(shown), self, unfinished)
+
+    def _feed_live(self, data: bytes) -> None:
+        data = self._pending + data
+        shown = []
+        end = 0
+        for match in _TOKEN.finditer(data):
+            if match.start() != end:
+                break  # an escape sequence that is not complete yet
+            token, end = match.group(), match.end()
+            shown.append(self._live_token(token))
+        self._pending = data[end:]
+        if len(self._pending) > 4096:  # no escape sequence is that long
+            shown.append(self._pending)
+            self._pending = b""
+        text = b"".join(shown)
+        if text:
+            self._sink.write(text, self, self._line)
+
+    def _live_token(self, token: bytes) -> bytes:
+        if token in (b"\n", b"\r\n"):
+            text = token if self._marked else self._mark.rstrip(b" ") + token
+            self._line, self._at_start, self._marked = b"", True, False
+            return text
+        if token == b"\r":
+            if self._line and not self._line.endswith(b"\r"):
+                self._line += token
+            self._at_start = True
+            return token
+        # Erasing and moving at the start of a line come before the prefix, all else after it.
+        if self._at_start and not (token.startswith(b"\x1b") and not token.endswith(b"m")):
+            token = self._mark + token
+            self._line, self._at_start, self._marked = b"", False, True
+        self._line = (self._line + token)[-_MAXIMUM_LINE:]
+        return token
