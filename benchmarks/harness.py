@@ -22,6 +22,9 @@ from typing import Any, Protocol
 from herring.lab import Cluster, Job
 
 
+_MOST_TAILS = 6  # logs shown when a job fails
+
+
 class JobError(RuntimeError):
     """A benchmark job failed or took too long; the message ends with what it printed last."""
 
@@ -259,7 +262,7 @@ class BenchJob:
             text = log.read_text(errors="replace").strip() if log.exists() else ""
             if text:
                 tails.append(f"--- {job.name}, host {job.host}\n" + text[-1500:])
-        raise JobError(f"{self.name} job: {reason}\n" + "\n".join(tails))
+        raise JobError(f"{self.name} job: {reason}\n" + "\n".join(tails[:_MOST_TAILS]))
 
 
 def run_pairs(first: BenchJob, second: BenchJob) -> None:
@@ -276,7 +279,10 @@ def run_pairs(first: BenchJob, second: BenchJob) -> None:
 
 def _herring_command() -> list[str]:
     beside = pathlib.Path(sys.executable).with_name("herring")
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "herring"]
+    if beside.exists():
+        return [str(beside)]
+    # Not installed: the package is on PYTHONPATH.
+    return [sys.executable, "-c", "import herring.launch.cli as c, sys; sys.exit(c.main())"]
 
 
 _port = 29400

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ import pytest
 pattern = pytest.importorskip("herring.bench.pattern")
 
 from herring.bench import cli, measure, report, sizes  # noqa: E402
-from herring.bench.communicator import Prepared, gloo_rendezvous  # noqa: E402
+from herring.bench.communicator import HerringCommunicator, Prepared, gloo_rendezvous  # noqa: E402
+from herring.errors import ConfigurationError, InvalidArgumentError  # noqa: E402
 
 COMBINATIONS = [
     (dtype, op)
@@ -122,7 +124,7 @@ def test_contents_span_chunks():
 
 
 def test_a_dtype_too_small_for_the_ranks_is_refused():
-    with pytest.raises(ValueError, match="too few for 200 ranks"):
+    with pytest.raises(InvalidArgumentError, match="too few for 200 ranks"):
         pattern.Pattern("bfloat16", "sum", 200)
 
 
@@ -295,8 +297,73 @@ def test_gloo_meets_one_port_above():
     assert gloo_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     assert gloo_rendezvous(environ) == (0, 2, "env://")
-    with pytest.raises(ValueError, match="HERRING_RENDEZVOUS"):
+    with pytest.raises(ConfigurationError, match="HERRING_RENDEZVOUS"):
         gloo_rendezvous({})
+
+
+class FakeReduction:
+    """A plan over one rank: arena with padding between gradients, and strict about its rounds."""
+
+    def __init__(self, gradients, *, name, op="average"):
+        self.memory = np.zeros(4096, np.uint8)
+        self.placements = []
+        offset = 0
+        for elements, dtype in gradients:
+            nbytes = elements * pattern.item_bytes(dtype)
+            self.placements.append((0, offset, nbytes))
+            offset += -(-nbytes // 64) * 64
+        self.pending = None
+
+    def arena(self, index):
+        assert index == 0
+        return self.memory
+
+    def begin(self, active=True):
+        self.pending = set(range(len(self.placements)))
+
+    def ready(self, index):
+        self.pending.remove(index)
+
+    def wait(self, timeout=None):
+        assert not self.pending
+
+    def close(self):
+        self.memory = None
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "planned"])
+def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys):
+    names = []
+    fake = types.ModuleType("herring")
+    fake.__path__ = sys.modules["herring"].__path__
+    fake.init = lambda: None
+    fake.shutdown = lambda: names.append("shutdown")
+    fake.barrier = lambda: None
+    fake.rank = lambda: 0
+    fake.size = fake.local_size = fake.num_nodes = lambda: 1
+    fake.empty = lambda shape, dtype: np.zeros(shape, dtype)
+    fake.allreduce = lambda array, op, *, name: names.append(name)
+    fake.allgather = lambda array: array
+    fake.stats = lambda: {"bytes_sent": 1, "bytes_received": 2, "credit_bytes": 3, "servers": []}
+    planned = types.ModuleType("herring.planned")
+    planned.PlannedReduction = FakeReduction
+    monkeypatch.setitem(sys.modules, "herring", fake)
+    monkeypatch.setitem(sys.modules, "herring.planned", planned)
+    assert cli.main([operation, "--sizes", "400", "--check", "--iterations", "2"]) == 0
+    assert "# wrong elements: 0 OK" in capsys.readouterr().out
+    assert names[-1] == "shutdown"
+    assert len(set(names[:-1])) == (1 if operation == "allreduce" else 0)
+
+
+def test_arrays_of_any_memory(monkeypatch):
+    fake = types.ModuleType("herring")
+    fake.init = lambda: None
+    fake.rank = lambda: 0
+    fake.size = fake.local_size = fake.num_nodes = lambda: 1
+    fake.allreduce = lambda array, op, *, name: None
+    monkeypatch.setitem(sys.modules, "herring", fake)
+    prepared = HerringCommunicator(shared=False).allreduce(8, "int16", "sum")
+    assert prepared.parts[0].dtype == np.int16
 
 
 def run_bench(tmp_path, workers, arguments):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from herring.bench import pattern
+from herring.errors import ConfigurationError, InvalidArgumentError
 
 
 @dataclasses.dataclass
@@ -197,7 +198,7 @@ class GlooCommunicator:
         return Prepared(run, [elements])
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        raise ValueError("gloo has no planned operation: compare with allreduce")
+        raise InvalidArgumentError("gloo has no planned operation: compare with allreduce")
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
@@ -220,7 +221,7 @@ def gloo_rendezvous(environ: os._Environ[str] | dict[str, str]) -> tuple[int, in
     """Returns rank, size and torch's ``init_method`` for Gloo in this environment.
 
     Raises:
-      ValueError: the environment says neither what Herring nor what torchrun needs.
+      ConfigurationError: the environment says neither what Herring nor what torchrun needs.
     """
     if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
         host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
@@ -228,7 +229,7 @@ def gloo_rendezvous(environ: os._Environ[str] | dict[str, str]) -> tuple[int, in
         return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
     if "RANK" in environ and "MASTER_ADDR" in environ:
         return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
-    raise ValueError(
+    raise ConfigurationError(
         "--peer gloo needs HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run sets"
         " them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )

@@ -12,6 +12,8 @@ import dataclasses
 
 import numpy as np
 
+from herring.errors import InvalidArgumentError
+
 DTYPES = (
     "float32",
     "float64",
@@ -60,7 +62,7 @@ class Pattern:
       size: number of ranks.
 
     Raises:
-      ValueError: the dtype cannot hold the sum over so many ranks exactly.
+      InvalidArgumentError: the dtype cannot hold the sum over so many ranks exactly.
     """
 
     dtype: str
@@ -69,10 +71,10 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.op not in OPS:
-            raise ValueError(f"no such combination: {self.op} of {self.dtype}")
+            raise InvalidArgumentError(f"no such combination: {self.op} of {self.dtype}")
         limit = _WHOLE.get(self.dtype, 2**24)
         if self.dtype != "bool" and 2 * self.size > limit:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"--check: {self.dtype} counts exactly to {limit}, too few for {self.size} ranks"
             )
 
