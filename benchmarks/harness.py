@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from herring.lab import Cluster, Job
 
-
 _MOST_TAILS = 6  # logs shown when a job fails
 
 
