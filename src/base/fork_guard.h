@@ -6,7 +6,8 @@
 // MADV_DONTFORK): tensors that lie in an arena may be read by the data loader's workers, and
 // an unmapped page would kill them with SIGSEGV. A mapping keeps no peer waiting.
 //
-// Not covered: children made by vfork, posix_spawn (these exec; CLOEXEC covers them) or a raw clone.
+// Not covered: children of vfork and posix_spawn (these exec; CLOEXEC covers them) and of a raw
+// clone.
 #pragma once
 
 #include <cerrno>

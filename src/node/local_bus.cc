@@ -239,7 +239,8 @@ void LocalBus::on_readable(int fd) {
                              MSG_DONTWAIT | MSG_CMSG_CLOEXEC, nullptr);
     if (n < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      // A peer that ended without reading all that we sent: told once, ahead of what it sent itself.
+      // The latter is told once, ahead of what is still to be read, if a peer ended without reading
+      // all that we sent.
       if (errno == EINTR || errno == ECONNRESET) continue;
       return fail(rank, Status(Code::kInternal, concat("node: receiving from local rank ", rank,
                                                        ": ", std::strerror(errno))));
@@ -267,7 +268,7 @@ std::optional<Status> LocalBus::take_packet(uint32_t rank, const char* data, siz
   const size_t count = bytes / sizeof(LocalMessage);
   if (bytes % sizeof(LocalMessage) != 0 || count > kMessagesPerPacket) {
     return Status(Code::kInternal,
-                  concat("node: local rank ", rank, " sent a malformed packet of ", bytes, " bytes"));
+                  concat("node: local rank ", rank, " sent a packet of ", bytes, " bytes"));
   }
   for (size_t i = 0; i < count; ++i) {
     LocalMessage message;

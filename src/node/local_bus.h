@@ -60,9 +60,9 @@ class LocalBus {
   Status connect(uint32_t local_rank, const std::vector<LocalAddress>& peers, Nanos deadline,
                  int cancel_fd = -1);
 
-  // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still open
-  // then (to take it out of the loop), its regions are still mapped. Handlers may call anything but
-  // on_readable, on_writable, close and the destructor.
+  // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still
+  // open then (to take it out of the loop), its regions are still mapped. Handlers may call
+  // anything but on_readable, on_writable, close and the destructor.
   void set_handler(MessageHandler on_message, ClosedHandler on_peer_closed);
   // Called whenever wants_write(fd) changes.
   void set_interest_handler(InterestHandler on_interest);
@@ -78,31 +78,30 @@ class LocalBus {
   void on_writable(int fd);
   bool wants_write(int fd) const;
 
-  // Never blocks and never drops: what the socket does not take is queued. Messages to one peer arrive
-  // in order. kPeerLost if the peer is gone (on_peer_closed tells, or told, the loop).
+  // Never blocks and never drops: what the socket does not take is queued. Messages to one peer
+  // arrive in order. kPeerLost if the peer is gone (on_peer_closed tells, or told, the loop).
   Status send(uint32_t peer, const LocalMessage& message);
   // To every peer that is there; those that are gone are left out.
   void send_to_all(const LocalMessage& message);
   // Messages queued to all peers.
   size_t queued() const;
 
-  // Lets every peer map `region`; sent ahead of any later message (regions exported before connect()
-  // are announced there). Returns SharedRegion::id(). Cheap
-  // when repeated. The bus does not keep the region alive here; the peers' mappings keep its
-  // memory.
+  // Lets every peer map `region`; sent ahead of any later message (regions exported before
+  // connect() are announced there). Returns SharedRegion::id(). Cheap when repeated. The bus does
+  // not keep the region alive here; the peers' mappings keep its memory.
   uint32_t export_region(const std::shared_ptr<SharedRegion>& region);
   // The peers unmap it once they have seen all earlier messages. Unknown ids are passed over.
   void release_region(uint32_t region);
 
   // The address here of `bytes` bytes at `offset` of a region that `peer` exported (or this worker
-  // itself, while it is alive). Checked against the region's bounds. Valid until the peer releases the
-  // region or on_peer_closed returns.
+  // itself, while the region is alive). Checked against the region's bounds. Valid until the peer
+  // releases the region or on_peer_closed returns.
   Result<char*> peer_memory(uint32_t peer, uint32_t region, uint64_t offset, uint64_t bytes) const;
   // The whole region, kept mapped as long as the caller holds it.
   Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
 
-  // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all that
-  // is queued could be sent. No handler runs.
+  // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all
+  // that is queued could be sent. No handler runs.
   void close();
 
  private:

@@ -29,9 +29,9 @@ class LocalListener {
   const LocalAddress& address() const { return address_; }
 
   // One connected SOCK_SEQPACKET socket per peer, non-blocking, by local rank (none at our own).
-  // `peers` holds every address of the node, ours at `local_rank`. Blocks until the mesh is complete,
-  // `deadline` (monotonic_now()) passes, or `cancel_fd` (none if -1) becomes readable. Closes the
-  // listener in any case.
+  // `peers` holds every address of the node, ours at `local_rank`. Blocks until the mesh is
+  // complete, `deadline` (monotonic_now()) passes, or `cancel_fd` (none if -1) becomes readable.
+  // Closes the listener in any case.
   // kTimeout names the missing ranks; kAuthentication: another user, or a wrong token; kPeerLost: a
   // listener is gone; kMismatch: a peer believes in another node or speaks another version.
   Result<std::vector<GuardedFd>> connect_all(uint32_t local_rank,

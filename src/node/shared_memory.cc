@@ -161,10 +161,20 @@ Result<void*> SharedHeap::allocate(size_t bytes) {
 }
 
 std::vector<std::shared_ptr<SharedRegion>> SharedHeap::retire(Entries::iterator entry) {
+  std::vector<std::shared_ptr<SharedRegion>> evicted;
+  auto evict = [&](Entries::iterator it) {
+    released_.push_back(it->second.region->id());
+    evicted.push_back(std::move(it->second.region));
+    entries_.erase(it);
+  };
+  const size_t bytes = entry->second.region->bytes();
+  if (bytes > cache_limit_) {  // Not worth the place of all others.
+    evict(entry);
+    return evicted;
+  }
   entry->second.cached = true;
   entry->second.cached_at = ++clock_;
-  cached_ += entry->second.region->bytes();
-  std::vector<std::shared_ptr<SharedRegion>> evicted;
+  cached_ += bytes;
   while (cached_ > cache_limit_) {
     auto oldest = entries_.end();
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {
@@ -172,9 +182,7 @@ std::vector<std::shared_ptr<SharedRegion>> SharedHeap::retire(Entries::iterator 
       if (oldest == entries_.end() || it->second.cached_at < oldest->second.cached_at) oldest = it;
     }
     cached_ -= oldest->second.region->bytes();
-    released_.push_back(oldest->second.region->id());
-    evicted.push_back(std::move(oldest->second.region));
-    entries_.erase(oldest);
+    evict(oldest);
   }
   return evicted;
 }

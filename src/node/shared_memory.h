@@ -18,15 +18,15 @@
 
 namespace herring {
 
-// One mapping, readable and writable, page aligned. Either created here (owner; other processes map
-// it through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into
-// being on first touch.
+// One mapping, readable and writable, page aligned. Either created here (other processes map it
+// through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into being on
+// first touch.
 class SharedRegion {
  public:
   // A new region of `bytes` > 0, rounded up to whole pages.
   static Result<std::shared_ptr<SharedRegion>> create(size_t bytes);
-  // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can never
-  // shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
+  // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can
+  // never shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
   static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);
 
   ~SharedRegion();
@@ -50,8 +50,9 @@ class SharedRegion {
 };
 
 // Allocates from shared regions: herring.empty arrays, arenas, staging. Small blocks share a
-// region, large ones have one each. Freed regions are kept for reuse up to a cap, because fresh pages
-// cost more than the sum that goes through them. Thread-safe; a fork leaves it usable in the child.
+// region, large ones have one each. Freed regions are kept for reuse up to a cap, because fresh
+// pages cost more than the sum that goes through them. Thread-safe; a fork leaves it usable in the
+// child.
 class SharedHeap {
  public:
   static constexpr size_t kAlignment = 64;

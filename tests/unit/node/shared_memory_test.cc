@@ -1,0 +1,279 @@
+#include "node/shared_memory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace herring {
+namespace {
+
+std::set<std::string> names_in(const char* directory) {
+  std::set<std::string> names;
+  if (DIR* dir = ::opendir(directory)) {
+    while (dirent* entry = ::readdir(dir)) names.insert(entry->d_name);
+    ::closedir(dir);
+  }
+  return names;
+}
+
+size_t open_fds() { return names_in("/proc/self/fd").size(); }
+
+TEST(SharedRegion, BothMappingsSeeTheSameBytes) {
+  auto made = SharedRegion::create(5000);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  SharedRegion& mine = **made;
+  EXPECT_EQ(mine.bytes() % 4096, 0u);
+  EXPECT_GE(mine.bytes(), 5000u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(mine.data()) % 4096, 0u);
+  EXPECT_EQ(mine.data()[4999], 0);
+  auto theirs = SharedRegion::map(UniqueFd(::dup(mine.fd())), mine.bytes());
+  ASSERT_TRUE(theirs.ok()) << theirs.status().to_string();
+  std::memcpy(mine.data() + 100, "herring", 8);
+  EXPECT_STREQ((*theirs)->data() + 100, "herring");
+  (*theirs)->data()[100] = 'H';
+  EXPECT_EQ(mine.data()[100], 'H');
+  EXPECT_EQ((*theirs)->fd(), -1);
+  EXPECT_EQ((*theirs)->id(), 0u);
+  // The peer's mapping outlives the owner's.
+  made->reset();
+  EXPECT_STREQ((*theirs)->data() + 100, "Herring");
+}
+
+TEST(SharedRegion, SizesThatCannotBeAreRefused) {
+  EXPECT_EQ(SharedRegion::create(0).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(SharedRegion::create(SIZE_MAX).status().code(), Code::kInvalidArgument);
+  EXPECT_FALSE(SharedRegion::create(SIZE_MAX / 5).ok());
+}
+
+TEST(SharedRegion, IsSealed) {
+  auto made = SharedRegion::create(1 << 20);
+  ASSERT_TRUE(made.ok());
+  EXPECT_NE(::ftruncate((*made)->fd(), 4096), 0);
+  EXPECT_NE(::ftruncate((*made)->fd(), 2 << 20), 0);
+  EXPECT_NE(::fcntl((*made)->fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+}
+
+TEST(SharedRegion, RefusesWhatCouldRaiseSigbus) {
+  auto sealed = SharedRegion::create(8192);
+  ASSERT_TRUE(sealed.ok());
+  const int fd = (*sealed)->fd();
+  for (size_t lie : {size_t{0}, size_t{4096}, size_t{8191}, size_t{8193}, size_t{1} << 40}) {
+    EXPECT_EQ(SharedRegion::map(UniqueFd(::dup(fd)), lie).status().code(), Code::kInvalidArgument)
+        << lie;
+  }
+  UniqueFd unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 8192), 0);
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+  ASSERT_EQ(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_GROW), 0);
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+  ASSERT_EQ(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_TRUE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(ends[0]), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(ends[1]), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC)), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(::open("/proc/self/exe", O_RDONLY)), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(UniqueFd(), 4096).ok());
+}
+
+TEST(SharedRegion, StaysMappedInAForkedChildWithoutItsDescriptor) {
+  auto made = SharedRegion::create(4096);
+  ASSERT_TRUE(made.ok());
+  (*made)->data()[7] = 42;
+  const int number = (*made)->fd();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const bool good = (*made)->data()[7] == 42 && (*made)->fd() == -1 &&
+                      ::fcntl(number, F_GETFD) < 0;
+    ::_exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(SharedHeap, SmallBlocksShareARegionLargeOnesDoNot) {
+  SharedHeap heap;
+  auto a = heap.allocate(100), b = heap.allocate(1), c = heap.allocate(0);
+  auto large = heap.allocate(3 << 20);
+  ASSERT_TRUE(a.ok() && b.ok() && c.ok() && large.ok());
+  EXPECT_EQ(heap.usage().regions, 2u);
+  EXPECT_EQ(heap.usage().allocated, 128u + 64 + 64 + (3 << 20));
+  auto at = heap.locate(*a, 100), bt = heap.locate(*b, 1), lt = heap.locate(*large, 3 << 20);
+  ASSERT_TRUE(at && bt && lt);
+  EXPECT_EQ(at->region, bt->region);
+  EXPECT_NE(at->region, lt->region);
+  EXPECT_EQ(lt->offset, 0u);
+  EXPECT_EQ(heap.region(lt->region)->data(), *large);
+  EXPECT_EQ(heap.region(at->region)->data() + at->offset, *a);
+}
+
+TEST(SharedHeap, LocateChecksBounds) {
+  SharedHeap heap;
+  auto block = heap.allocate(SharedHeap::kLargeBytes);
+  ASSERT_TRUE(block.ok());
+  char* p = static_cast<char*>(*block);
+  const size_t n = SharedHeap::kLargeBytes;
+  EXPECT_EQ(heap.locate(p + 5, n - 5)->offset, 5u);
+  EXPECT_EQ(heap.locate(p + n - 1, 1)->offset, n - 1);
+  EXPECT_FALSE(heap.locate(p + 1, n));
+  EXPECT_FALSE(heap.locate(p - 1, 1));
+  EXPECT_FALSE(heap.locate(p + n, 0));
+  EXPECT_FALSE(heap.locate(p, SIZE_MAX));
+  int local = 0;
+  EXPECT_FALSE(heap.locate(&local, sizeof(local)));
+  EXPECT_FALSE(heap.locate(nullptr, 0));
+  EXPECT_EQ(heap.region(12345678), nullptr);
+}
+
+TEST(SharedHeap, FreeRefusesWhatItDidNotHandOut) {
+  SharedHeap heap;
+  auto block = heap.allocate(1000);
+  ASSERT_TRUE(block.ok());
+  int local = 0;
+  EXPECT_FALSE(heap.free(nullptr));
+  EXPECT_FALSE(heap.free(&local));
+  EXPECT_FALSE(heap.free(static_cast<char*>(*block) + 64));
+  EXPECT_TRUE(heap.free(*block));
+  EXPECT_FALSE(heap.free(*block));
+}
+
+TEST(SharedHeap, ReusesAndEvictsTheOldest) {
+  constexpr size_t kMiB = 1 << 20;
+  SharedHeap heap(10 * kMiB);
+  auto a = heap.allocate(4 * kMiB), b = heap.allocate(4 * kMiB), c = heap.allocate(4 * kMiB);
+  ASSERT_TRUE(a.ok() && b.ok() && c.ok());
+  const uint32_t id_a = heap.locate(*a, 1)->region;
+  const uint32_t id_b = heap.locate(*b, 1)->region;
+  heap.free(*a);
+  heap.free(*b);
+  EXPECT_TRUE(heap.take_released().empty());
+  heap.free(*c);
+  EXPECT_EQ(heap.take_released(), std::vector<uint32_t>{id_a});
+  EXPECT_TRUE(heap.take_released().empty());
+  EXPECT_EQ(heap.region(id_a), nullptr);
+  EXPECT_EQ(heap.usage().cached, 8 * kMiB);
+  auto small = heap.allocate(2 * kMiB);  // would waste half of a cached region
+  EXPECT_EQ(heap.usage().regions, 3u);
+  auto again = heap.allocate(4 * kMiB - 5000);
+  ASSERT_TRUE(small.ok() && again.ok());
+  EXPECT_EQ(heap.usage().regions, 3u);
+  EXPECT_EQ(heap.usage().cached, 4 * kMiB);
+  heap.free(*small);
+  heap.free(*again);
+  EXPECT_EQ(heap.usage().cached, 10 * kMiB);
+  auto huge = heap.allocate(64 * kMiB);  // larger than the cap: given back, and the others stay
+  ASSERT_TRUE(huge.ok());
+  const uint32_t id_huge = heap.locate(*huge, 1)->region;
+  heap.free(*huge);
+  EXPECT_EQ(heap.take_released(), std::vector<uint32_t>{id_huge});
+  EXPECT_EQ(heap.usage().cached, 10 * kMiB);
+  EXPECT_NE(heap.region(id_b), nullptr);
+}
+
+TEST(SharedHeap, NothingLeaks) {
+  const auto shm = names_in("/dev/shm");
+  const size_t before = open_fds();
+  {
+    SharedHeap heap(8 << 20);
+    std::mt19937 random(1);
+    for (int i = 0; i < 2000; ++i) {
+      auto block = heap.allocate(std::uniform_int_distribution<size_t>(1, 12 << 20)(random));
+      ASSERT_TRUE(block.ok()) << i;
+      static_cast<char*>(*block)[0] = 1;
+      ASSERT_TRUE(heap.free(*block));
+    }
+    EXPECT_EQ(heap.usage().allocated, 0u);
+    EXPECT_LE(heap.usage().cached, size_t{8} << 20);
+    EXPECT_LE(open_fds(), before + 10);
+    EXPECT_EQ(names_in("/dev/shm"), shm);
+  }
+  EXPECT_EQ(open_fds(), before);
+  EXPECT_EQ(names_in("/dev/shm"), shm);
+}
+
+// Random blocks never overlap, keep their content, and holes grow together again.
+TEST(SharedHeap, RandomBlocksKeepTheirContent) {
+  SharedHeap heap;
+  std::mt19937 random(7);
+  struct Block {
+    char* data;
+    size_t bytes;
+    char mark;
+  };
+  std::vector<Block> blocks;
+  auto intact = [](const Block& b) {
+    return std::all_of(b.data, b.data + b.bytes, [&](char c) { return c == b.mark; });
+  };
+  for (int i = 0; i < 5000; ++i) {
+    if (blocks.size() < 100 && random() % 2 == 0) {
+      const size_t bytes = random() % 10 == 0 ? random() % (1 << 20) : random() % 5000;
+      auto p = heap.allocate(bytes);
+      ASSERT_TRUE(p.ok());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(*p) % SharedHeap::kAlignment, 0u);
+      ASSERT_TRUE(heap.locate(*p, bytes));
+      blocks.push_back({static_cast<char*>(*p), bytes, static_cast<char>(i)});
+      std::memset(*p, i, bytes);
+    } else if (!blocks.empty()) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      ASSERT_TRUE(intact(blocks.back())) << i;
+      ASSERT_TRUE(heap.free(blocks.back().data));
+      blocks.pop_back();
+    }
+  }
+  for (const Block& b : blocks) {
+    EXPECT_TRUE(intact(b));
+    heap.free(b.data);
+  }
+  EXPECT_EQ(heap.usage().allocated, 0u);
+  const size_t regions = heap.usage().regions;
+  for (size_t i = 0; i < regions; ++i) {  // every slab is one hole again
+    ASSERT_TRUE(heap.allocate(SharedHeap::kLargeBytes - SharedHeap::kAlignment).ok());
+  }
+  EXPECT_EQ(heap.usage().regions, regions);
+}
+
+TEST(SharedHeap, ThreadsMayAllocateWhileOthersFork) {
+  SharedHeap heap(4 << 20);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      while (!stop.load(std::memory_order_relaxed)) {
+        auto p = heap.allocate(random() % (2 << 20));
+        if (!p.ok() || !heap.locate(*p, 1) || !heap.free(*p)) std::abort();
+      }
+    });
+  }
+  for (int i = 0; i < 30; ++i) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(20);  // a mutex that nobody can let go would be waited for
+      auto p = heap.allocate(100);
+      ::_exit(p.ok() && heap.free(*p) ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ASSERT_EQ(status, 0) << i;
+  }
+  stop = true;
+  for (auto& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace herring
