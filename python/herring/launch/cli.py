@@ -76,6 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HerringError as error:
         print(f"herring {options.subcommand}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        if "_core" not in str(error):
+            raise
+        print(
+            f"herring {options.subcommand}: the extension module herring._core is missing "
+            f"({error}): install the package ('pip install .' or 'make build')",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         return 130
 

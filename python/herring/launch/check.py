@@ -1,0 +1,243 @@
+"""`herring check`: what this machine has, and whether a small all-reduce works on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import resource
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from herring.launch.cli import version
+from herring.launch.network import interfaces
+
+__all__ = ["Finding", "check", "findings", "trials"]
+
+# A server keeps a descriptor per node and flow, a worker one per server; this leaves room.
+_ENOUGH_DESCRIPTORS = 1024
+_TRIAL_SECONDS = 60
+_FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        value: What was found.
+        verdict: ``ok``, ``note`` (works, with a limit worth knowing) or ``fail``.
+        advice: What to do about it; empty for ``ok``.
+    """
+
+    name: str
+    value: str
+    verdict: str = "ok"
+    advice: str = ""
+
+
+def check(as_json: bool = False, try_run: bool = True) -> int:
+    """Prints the report.
+
+    Args:
+        as_json: Print a list of findings as JSON.
+        try_run: Also run two small jobs.
+
+    Returns:
+        0, or 1 if something failed.
+    """
+    found = findings()
+    if as_json:
+        if try_run:
+            found += trials()
+        json.dump([dataclasses.asdict(finding) for finding in found], sys.stdout, indent=2)
+        print()
+    else:
+        _print(found)
+        if try_run:
+            ran = trials()
+            _print(ran)
+            found += ran
+    return int(any(finding.verdict == "fail" for finding in found))
+
+
+def findings() -> list[Finding]:
+    """Looks at the machine; starts nothing."""
+    return [
+        Finding("herring", version()),
+        Finding("python", f"{platform.python_version()} ({sys.executable})"),
+        _core(),
+        *_cpu(),
+        *_memory(),
+        *_network(),
+        *_limits(),
+        Finding("openssl", ssl.OPENSSL_VERSION),
+        _torch(),
+    ]
+
+
+def trials() -> list[Finding]:
+    """Runs an all-reduce of two workers: within a node, and between nodes through a server."""
+    return [
+        _trial("all-reduce, one node of 2", "-n", "2"),
+        _trial(
+            "all-reduce, 2 nodes and a server", "-n", "2", "--nodes", "2", "--servers", "1"
+        ),
+    ]  # fmt: skip
+
+
+def _trial(name: str, *options: str) -> Finding:
+    herring = [sys.executable, "-m", "herring.launch.cli"]
+    command = [*herring, "run", *options, "--timeout", str(_TRIAL_SECONDS), "--grace", "2", "--"]
+    start = time.monotonic()
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "herring.launch.trial"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    seconds = time.monotonic() - start
+    if done.returncode == 0:
+        return Finding(name, f"right to the bit ({seconds:.1f} s with start and end)")
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return Finding(name, f"exit status {done.returncode}", "fail", "\n".join(lines[-12:]))
+
+
+def _core() -> Finding:
+    try:
+        from herring import _core
+    except ImportError as error:
+        advice = "install the package: 'pip install .' in its source tree, or 'make build'"
+        return Finding("extension module", str(error), "fail", advice)
+    level: Callable[[], str] | None = getattr(_core, "simd_level", None)
+    return Finding("extension module", f"SIMD level {level()}" if level else "loaded")
+
+
+def _cpu() -> list[Finding]:
+    model, flags = platform.machine(), set()
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        elif name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+    has = " ".join(flag for flag in _FLAGS if flag in flags) or "none that matter here"
+    cores = len(os.sched_getaffinity(0))
+    quota = " ".join(_lines("/sys/fs/cgroup/cpu.max")).split()
+    usable = f"{cores} usable of {os.cpu_count()}"
+    if len(quota) == 2 and quota[0] != "max":
+        usable += f", limited to {int(quota[0]) / int(quota[1]):g} by the control group"
+    return [Finding("cpu", model), Finding("cpu features", has), Finding("cores", usable)]
+
+
+def _memory() -> list[Finding]:
+    sizes = {}
+    for line in _lines("/proc/meminfo"):
+        name, _, value = line.partition(":")
+        sizes[name] = int(value.split()[0]) * 1024
+    text = f"{_size(sizes.get('MemAvailable', 0))} available of {_size(sizes.get('MemTotal', 0))}"
+    limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
+    if limit.isdigit():
+        text += f", limited to {_size(int(limit))} by the control group"
+    found = [Finding("memory", text)]
+    try:
+        shm = os.statvfs("/dev/shm")
+        free, total = shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
+        found.append(Finding("/dev/shm", f"{_size(free)} free of {_size(total)}"))
+    except OSError as error:
+        found.append(Finding("/dev/shm", str(error.strerror), "note", "data loaders may need it"))
+    return found
+
+
+def _network() -> list[Finding]:
+    found = []
+    reachable = False
+    for each in interfaces():
+        if not each.addresses:
+            continue
+        state = "up" if each.up else "down"
+        speed = f", {each.speed} Mbit/s" if each.speed else ""
+        value = f"{', '.join(each.addresses)} ({state}, MTU {each.mtu}{speed})"
+        reachable = reachable or (each.up and each.name != "lo")
+        found.append(Finding(f"interface {each.name}", value))
+    if not reachable:
+        advice = "jobs on this machine work; jobs over several hosts need an interface"
+        found.append(Finding("interfaces", "none but loopback", "note", advice))
+    control = "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip()
+    receive = "".join(_lines("/proc/sys/net/ipv4/tcp_rmem")).split()
+    if control and len(receive) == 3:
+        value = f"{control}, receive buffer up to {_size(int(receive[2]))}"
+        found.append(Finding("tcp", value))
+    return found
+
+
+def _limits() -> list[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    verdict, advice = "ok", ""
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_DESCRIPTORS:
+        verdict, advice = "note", f"large jobs need more: 'ulimit -n {max(soft, hard)}'"
+    found = [Finding("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
+    soft, hard = (_size(v) if v >= 0 else "unlimited" for v in _memlock())
+    found.append(Finding("locked memory", f"{soft} (hard {hard})"))
+    return found
+
+
+def _memlock() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_MEMLOCK)
+
+
+def _torch() -> Finding:
+    # Importing torch takes seconds; whether it is there and which one can be known without.
+    if importlib.util.find_spec("torch") is None:
+        advice = "only herring.torch needs it: pip install 'herring-dl[torch]'"
+        return Finding("torch", "not installed", "note", advice)
+    try:
+        return Finding("torch", metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return Finding("torch", "present")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.4g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def _print(found: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    style = {"ok": "green", "note": "yellow", "fail": "bold red"}
+    for finding in found:
+        line = Text()
+        line.append(f"{finding.verdict:5}", style=style[finding.verdict])
+        line.append(f"{finding.name:34}", style="bold")
+        line.append(finding.value)
+        console.print(line)
+        for advice in finding.advice.splitlines():
+            console.print(Text(f"{'':5}{advice}", style="dim"))

@@ -1,0 +1,72 @@
+"""`herring config`: every setting with its value, origin and meaning."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from herring.errors import ConfigurationError
+
+__all__ = ["settings_rows", "show"]
+
+
+def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The settings of this process.
+
+    Args:
+        names: Parts of names; only settings that contain one of them, or all if empty.
+
+    Returns:
+        One dictionary per setting: name, env, type, default, value, origin, help, allowed.
+
+    Raises:
+        ConfigurationError: A variable has a value that is not allowed, or no name matches.
+    """
+    from herring import _core
+
+    wanted = [name.lower().removeprefix("herring_") for name in names]
+    rows = [dict(row) for row in _core.settings()]
+    if wanted:
+        rows = [row for row in rows if any(part in row["name"] for part in wanted)]
+        if not rows:
+            raise ConfigurationError(
+                f"no setting's name contains {' or '.join(names)}: 'herring config' lists all"
+            )
+    return rows
+
+
+def show(names: Sequence[str] = (), as_json: bool = False) -> int:
+    """Prints the settings as a table, or as JSON."""
+    rows = settings_rows(names)
+    if as_json:
+        json.dump(rows, sys.stdout, indent=2, default=str)
+        print()
+        return 0
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("variable", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("origin", no_wrap=True)
+    table.add_column("meaning", ratio=1)
+    for row in rows:
+        changed = row["origin"] != "default"
+        meaning = Text(str(row["help"]))
+        meaning.append(f" ({row['allowed']})", style="dim")
+        value = "" if row["value"] is None else str(row["value"])
+        table.add_row(
+            Text(str(row["env"])),
+            Text(value, style="bold" if changed else ""),
+            Text(str(row["origin"]), style="green" if changed else "dim"),
+            meaning,
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a log has no width; tables should not be folded to 80
+    console.print(table)
+    return 0
