@@ -1,0 +1,105 @@
+# Two commands for a newcomer: "make run" and "make test". Everything lives in .venv and build/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+TORCH_VERSION := 2.13.0
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# cmake, ctest and ninja come from PyPI; scikit-build-core finds them there too.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+
+.PHONY: help run build test test-core test-python lint sanitize clean distclean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(STAMPS)/build $(STAMPS)/examples ## train a small network: 2 nodes of 2 workers, 2 servers
+	@mkdir -p run
+	@$(BIN)/herring run -n 4 --nodes 2 --servers 2 -- $(BIN)/python examples/digits.py
+
+build: $(STAMPS)/build ## build the package and install it into .venv (editable)
+
+test: test-core test-python ## run all tests: C++, then Python
+
+test-core: $(STAMPS)/build $(STAMPS)/test-system
+	@cmake --preset default > build/configure.log || { cat build/configure.log; exit 1; }
+	@echo "building the C++ tests"
+	@cmake --build --preset default -- --quiet
+	@ctest --preset default > build/ctest.log \
+	  || { grep -vE '^ *[0-9]+/[0-9]+ Test .* Passed' build/ctest.log; \
+	       echo "C++ tests: FAILED (all of it: build/ctest.log)"; exit 1; }
+	@sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)/C++ tests: \1 passed/p' \
+	  build/ctest.log
+
+test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples test-core
+	@$(BIN)/python -m pytest -q tests/python
+
+lint: $(STAMPS)/lint ## check style: ruff, and the house rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python tools/check_style.py
+
+sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the sanitizers
+	@for kind in address thread; do \
+	  cmake --preset $$kind > /dev/null; \
+	  cmake --build --preset $$kind -- --quiet; \
+	  ctest --preset $$kind; \
+	done
+
+clean: ## remove what was built (keeps .venv)
+	rm -rf build build-* run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf .venv
+
+# What follows are stamps: a second run finds them and is quick.
+
+$(STAMPS)/system: tools/bootstrap.sh
+	@PYTHON=$(PYTHON) tools/bootstrap.sh build
+	@[ -x $(BIN)/python ] || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/test-system: $(STAMPS)/system
+	@PYTHON=$(PYTHON) tools/bootstrap.sh build test
+	@touch $@
+
+$(STAMPS)/tools: $(STAMPS)/system pyproject.toml
+	@echo "installing build tools into .venv"
+	@$(PIP) 'cmake>=3.25,<5' ninja 'nanobind>=2.4' 'scikit-build-core>=0.11' numpy rich
+	@touch $@
+
+$(STAMPS)/build: $(STAMPS)/tools $(CORE)
+	@echo "building herring"
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(STAMPS)/torch: $(STAMPS)/tools tools/install_torch.sh
+	@echo "installing torch $(TORCH_VERSION) into .venv"
+	@tools/install_torch.sh $(BIN)/python $(TORCH_VERSION)
+	@touch $@
+
+$(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
+	@echo "installing what the examples need into .venv"
+	@$(PIP) scikit-learn
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/tools pyproject.toml
+	@echo "installing what the tests need into .venv"
+	@$(PIP) hypothesis matplotlib pyroute2 pytest pytest-timeout
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/system pyproject.toml
+	@$(PIP) ruff
+	@touch $@

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Makes sure that what the build needs from the system is there. Installs what is missing through
+# apt-get where it may (as root, or with a sudo that asks for no password); elsewhere names it in one
+# line. Usage: tools/bootstrap.sh [build] [test]
+set -euo pipefail
+
+missing=()
+need() {  # need PACKAGE COMMAND...: PACKAGE is missing unless COMMAND succeeds
+  local package=$1
+  shift
+  "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+has_header() {
+  echo "#include <$1>" | "${CXX:-g++}" -x c++ -E -o /dev/null -
+}
+
+python=${PYTHON:-python3}
+if ! command -v "$python" >/dev/null; then
+  missing+=(python3 python3-venv python3-dev)
+else
+  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))'; then
+    echo "error: $python is $("$python" --version 2>&1), but Herring needs Python 3.9 or newer" >&2
+    exit 1
+  fi
+  if [ ! -x .venv/bin/python ]; then
+    need python3-venv "$python" -c 'import ensurepip, venv'
+  fi
+  need python3-dev "$python" -c 'import os, sysconfig
+os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
+fi
+if ! command -v "${CXX:-g++}" >/dev/null; then
+  missing+=(g++)
+  # Without a compiler the headers cannot be probed; asking for installed ones does no harm.
+  [ -e /usr/include/openssl/evp.h ] || missing+=(libssl-dev)
+  [[ " $* " != *" test "* ]] || [ -e /usr/include/gtest/gtest.h ] || missing+=(libgtest-dev)
+else
+  need libssl-dev has_header openssl/evp.h
+  [[ " $* " != *" test "* ]] || need libgtest-dev has_header gtest/gtest.h
+fi
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+command="apt-get install -y --no-install-recommends ${missing[*]}"
+as_root=(env)
+if [ "$(id -u)" -ne 0 ]; then
+  as_root=(sudo -n env)
+  if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+    echo "error: missing: ${missing[*]}; install with: sudo $command" >&2
+    exit 1
+  fi
+fi
+if ! command -v apt-get >/dev/null; then
+  echo "error: missing (Debian's names): ${missing[*]}; install them with this system's packager" >&2
+  exit 1
+fi
+echo "installing from Debian: ${missing[*]}"
+as_root+=(DEBIAN_FRONTEND=noninteractive)
+# A fresh machine has no package lists; a used one seldom needs new ones.
+# shellcheck disable=SC2086
+if ! "${as_root[@]}" $command >/dev/null 2>&1; then
+  if ! { "${as_root[@]}" apt-get update -q && "${as_root[@]}" $command; } >/tmp/herring-apt.$$ 2>&1
+  then
+    tail -5 /tmp/herring-apt.$$ >&2
+    rm -f /tmp/herring-apt.$$
+    echo "error: missing: ${missing[*]}; install with: sudo $command" >&2
+    exit 1
+  fi
+  rm -f /tmp/herring-apt.$$
+fi
