@@ -103,6 +103,10 @@ class Aggregator {
   };
   std::vector<Overdue> overdue(Nanos now);
 
+  bool idle() {
+    std::lock_guard lock(mutex_);
+    return operations_.empty();
+  }
   size_t segment_bytes() const { return segment_bytes_; }
 
  private:

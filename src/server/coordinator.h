@@ -34,6 +34,11 @@ class Coordinator {
   // `rank` will not announce anything any more.
   std::vector<Answer> rank_left(uint32_t rank);
 
+  bool idle() {
+    std::lock_guard lock(mutex_);
+    return pending_.empty();
+  }
+
  private:
   struct Call {
     bool here = false;

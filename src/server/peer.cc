@@ -105,6 +105,7 @@ void Peer::flush_results() {
     header.buffer = op.key.buffer;
     header.first_segment = first.slot->segment;
     header.credit = server_.credit();
+    header.workers = static_cast<uint16_t>(op.workers);
     header.signals = server_.signals();
     iovec pieces[transport::Destinations::kMaxPieces];
     int n = 0;
@@ -138,8 +139,6 @@ void Peer::on_sent(transport::Flow&, uint64_t segments) {
 void Peer::send(const wire::FrameHeader& header, std::string payload) {
   flow_->send_owned(header, std::move(payload));
 }
-
-void Peer::finish() { flow_->finish(); }
 
 void Peer::on_closed(transport::Flow&, const Status& why) { server_.peer_closed(*this, why); }
 

@@ -25,7 +25,7 @@ class Peer : public transport::FlowHandler {
   // Proxy's thread: the slot's result goes to this worker (or only its acknowledgement).
   void queue_result(Slot& slot, bool with_payload);
   void send(const wire::FrameHeader& header, std::string payload);
-  void finish();
+  bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
   uint64_t retransmits() const { return flow_->path_info().retransmits; }
   const transport::FlowCounters& counters() const { return flow_->counters(); }
 

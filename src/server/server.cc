@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <algorithm>
+#include <future>
 
 #include "base/log.h"
 #include "transport/tcp/flow.h"
@@ -43,12 +44,12 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
                     const DataPlaneOptions& options) {
   cluster_ = cluster;
   index_ = index;
-  credit_ = static_cast<uint32_t>(options.credit_initial);
-  credit_max_ = options.credit_max;
+  credit_ = options.credit_segments(options.credit);
+  credit_max_ = options.credit_segments(std::max(options.credit, options.credit_max));
   max_frame_segments_ = static_cast<uint32_t>(
       std::clamp<size_t>(options.frame_max / options.segment_bytes, 1,
                          transport::Destinations::kMaxPieces));
-  max_outstanding_segments_ = 2 * options.credit_max / options.segment_bytes + 1;
+  max_outstanding_segments_ = 2 * credit_max_;
   max_announce_payload_ = kMaxSmallResultFactor * options.small_bytes + 16 * cluster.size + 65536;
   first_peer_.assign(cluster_.size, nullptr);
   aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes,
@@ -172,9 +173,8 @@ void Server::deliver(Slot& slot) {
   }
 }
 
-void Server::set_credit(uint32_t credit) {
-  credit_.store(static_cast<uint32_t>(std::min<size_t>(credit, credit_max_)),
-                std::memory_order_relaxed);
+void Server::set_credit(uint16_t segments) {
+  credit_.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
 
 // Every proxy reports retransmissions on its flows; the first also looks for what is overdue.
@@ -217,6 +217,21 @@ void Server::peer_closed(Peer& peer, const Status& why) {
   if (why.code() == Code::kInternal) {
     log(LogLevel::kError, "server ", index_, " dropped rank ", peer.rank(), ": ", why.message());
   }
+}
+
+bool Server::idle() {
+  bool idle = true;
+  for (auto& proxy : proxies_) {
+    std::promise<bool> answer;
+    auto result = answer.get_future();
+    proxy->loop().post([&] {
+      bool quiet = true;
+      for (const auto& peer : proxy->peers_) quiet &= peer->quiet();
+      answer.set_value(quiet);
+    });
+    idle &= result.get();
+  }
+  return idle && (!aggregator_ || aggregator_->idle()) && (!coordinator_ || coordinator_->idle());
 }
 
 void Server::stop() {

@@ -2,6 +2,7 @@
 // of nodes, around one slot table and one coordinator (paper, III-3).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -29,9 +30,13 @@ struct DataPlaneOptions {
   uint32_t proxies = 1;
   size_t segment_bytes = 8192;
   size_t frame_max = 256 << 10;
-  size_t credit_initial = 8192;
+  size_t credit = 0;  // bytes per flow; 0: self-controlled
   size_t credit_max = 1 << 20;
   size_t small_bytes = 65536;
+
+  uint16_t credit_segments(size_t bytes) const {
+    return static_cast<uint16_t>(std::clamp<size_t>(bytes / segment_bytes, 1, 65535));
+  }
 };
 
 class Proxy {
@@ -81,14 +86,16 @@ class Server {
   void rank_left(uint32_t rank);
   // Hands out what is queued (bounded), ends the threads.
   void stop();
+  // Nothing is being summed, announced or sent. Any thread; bounded.
+  bool idle();
 
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
   Status announce(uint32_t rank, std::string text);
   void peer_closed(Peer& peer, const Status& why);
-  uint32_t credit() const { return credit_.load(std::memory_order_relaxed); }
-  void set_credit(uint32_t credit);
+  uint16_t credit() const { return credit_.load(std::memory_order_relaxed); }
+  void set_credit(uint16_t segments);
   uint32_t signals() const { return signals_.load(std::memory_order_relaxed); }
   void add_signals(uint32_t n) { signals_.fetch_add(n, std::memory_order_relaxed); }
   uint32_t max_frame_segments() const { return max_frame_segments_; }
@@ -121,8 +128,8 @@ class Server {
   uint32_t index_ = 0;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::atomic<uint32_t> credit_{0}, signals_{0};
-  size_t credit_max_ = 0;
+  std::atomic<uint16_t> credit_{1}, credit_max_{1};  // segments
+  std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;
   size_t max_outstanding_segments_ = 0, max_announce_payload_ = 0;
 

@@ -38,7 +38,8 @@ struct FrameHeader {
   uint32_t round = 0;          // ticket or round within the stream
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
-  uint32_t credit = 0;         // bytes per flow; see worker/credit.h
+  uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
+  uint16_t workers = 0;        // kResult: workers whose contributions are in it
   uint32_t signals = 0;        // congestion events so far
 };
 static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");

@@ -1,0 +1,85 @@
+#include "worker/credit.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr double kClearGain = 1.05;     // keep the larger window from here on
+constexpr int kIntervals = 4;           // a-b-a-b
+constexpr Nanos kLeastInterval = 15 * kMillisecond;
+constexpr Nanos kFirstPause = 200 * kMillisecond;
+constexpr Nanos kLongestPause = 60 * kSecond;
+constexpr Nanos kCongestionPause = 5 * kSecond;
+constexpr Nanos kOneEvent = 500 * kMillisecond;
+
+}  // namespace
+
+CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixed,
+                                   size_t segment_bytes)
+    : base_(std::max<uint16_t>(initial, 1)),
+      maximum_(std::max(base_, maximum)),
+      fixed_(fixed),
+      segment_bytes_(segment_bytes),
+      pause_(kFirstPause) {
+  begin_interval();
+}
+
+// Results of frames sent under the old credit pass by first, then at least a few windows are counted.
+void CreditController::begin_interval() {
+  settle_ = 2 * flows_ * segment_bytes_ * larger();
+  bytes_ = 0;
+  busy_ = 0;
+}
+
+void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
+  if (fixed_ || base_ >= maximum_ || now < next_trial_) return;
+  if (settle_ > 0) {
+    settle_ -= std::min(settle_, bytes);
+    return;
+  }
+  bytes_ += bytes;
+  busy_ += busy;
+  const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
+  if (bytes_ >= enough && busy_ >= kLeastInterval) finish_interval(now);
+}
+
+void CreditController::finish_interval(Nanos now) {
+  (trying_ ? larger_bytes_ : base_bytes_) += static_cast<double>(bytes_);
+  (trying_ ? larger_time_ : base_time_) += to_seconds(busy_);
+  ++intervals_;
+  if (intervals_ < kIntervals) {
+    trying_ = !trying_;
+    begin_interval();
+    return;
+  }
+  const double gain = (larger_bytes_ / larger_time_) / (base_bytes_ / base_time_);
+  trying_ = false;
+  if (gain >= kClearGain) {
+    base_ = larger();
+    pause_ = kFirstPause;
+  } else {
+    hold(now, 0);
+  }
+  intervals_ = 0;
+  base_bytes_ = base_time_ = larger_bytes_ = larger_time_ = 0;
+  begin_interval();
+}
+
+void CreditController::hold(Nanos now, Nanos least) {
+  next_trial_ = now + std::max(pause_, least);
+  pause_ = std::min(2 * std::max(pause_, least), kLongestPause);
+}
+
+void CreditController::on_congestion(Nanos now) {
+  // One event shows up in several counters over several round trips.
+  if (fixed_ || now < congested_until_) return;
+  congested_until_ = now + kOneEvent;
+  // A trial that congests costs only itself; the standing window gives way when it did.
+  if (!trying_) base_ = std::max<uint16_t>(1, base_ / 2);
+  trying_ = false;
+  intervals_ = 0;
+  base_bytes_ = base_time_ = larger_bytes_ = larger_time_ = 0;
+  hold(now, kCongestionPause);
+  begin_interval();
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,62 @@
+// How many segments a flow may have outstanding: a hill climb on goodput that trusts evidence only.
+//
+// A window that is too large makes many senders overrun one switch port, and one lost tail costs a
+// retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
+// it is, so the controller starts at one segment and tries twice as much, in turn with what it has
+// (a-b-a-b), and keeps the larger window only if it moved clearly more bytes per second. On a link
+// that is already full, twice the window moves nothing more, so it stays small. Any sign of
+// congestion (a retransmission anywhere in the job) halves it at once and makes the next trial wait.
+//
+// One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
+// taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
+// the headers of results. Pure: time is an argument.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace herring::worker {
+
+class CreditController {
+ public:
+  // Credits are in segments; fixed: no control.
+  CreditController(uint16_t initial, uint16_t maximum, bool fixed, size_t segment_bytes);
+
+  // How many flows the window counts for: those on which rank 0 receives results.
+  void set_flows(size_t flows) { flows_ = std::max<size_t>(flows, 1); }
+
+  uint16_t credit() const { return trying_ ? larger() : base_; }
+  uint16_t base() const { return base_; }
+
+  // Bytes of results that came in while something was outstanding, and how long it was.
+  void on_progress(size_t bytes, Nanos busy, Nanos now);
+  // The job's count of congestion events so far, as one server saw it last.
+  void on_congestion(Nanos now);
+
+ private:
+  uint16_t larger() const {
+    return static_cast<uint16_t>(std::min<uint32_t>(2u * base_, maximum_));
+  }
+  void begin_interval();
+  void finish_interval(Nanos now);
+  void hold(Nanos now, Nanos least);
+
+  uint16_t base_;
+  const uint16_t maximum_;
+  const bool fixed_;
+  const size_t segment_bytes_;
+  size_t flows_ = 1;
+
+  bool trying_ = false;          // the interval runs on the larger window
+  int intervals_ = 0;            // finished in this trial
+  double base_bytes_ = 0, base_time_ = 0, larger_bytes_ = 0, larger_time_ = 0;
+  size_t settle_ = 0;            // bytes to pass over after a change
+  size_t bytes_ = 0;
+  Nanos busy_ = 0;
+  Nanos next_trial_ = 0, congested_until_ = 0;
+  Nanos pause_;
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,298 @@
+#include "worker/links.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "transport/tcp/flow.h"
+
+namespace herring::worker {
+namespace {
+
+// A window is cut into this many frames, so that some are summed while others are on their way.
+constexpr size_t kFramesPerWindow = 4;
+constexpr uint32_t kMaxReply = 64u << 20;
+
+}  // namespace
+
+Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control,
+             OnClosed on_closed)
+    : loop_(loop),
+      options_(options),
+      on_control_(std::move(on_control)),
+      on_closed_(std::move(on_closed)),
+      controller_(options.credit_initial, options.credit_max, options.credit_fixed,
+                  options.segment_bytes),
+      credit_(options.credit_initial) {}
+
+Links::~Links() = default;
+
+void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
+  if (server >= links_.size()) {
+    links_.resize(server + 1);
+    server_signals_.resize(server + 1, 0);
+  }
+  auto flow = std::make_unique<LinkFlow>();
+  flow->server = server;
+  flow->index = static_cast<uint32_t>(links_[server].flows.size());
+  transport::FlowHandler& self = *this;
+  flow->flow = std::make_unique<transport::tcp::TcpFlow>(loop_, std::move(fd), self, peer);
+  flow->flow->user = flow.get();
+  links_[server].flows.push_back(std::move(flow));
+  size_t flows = 0;
+  for (const Link& link : links_) flows += link.flows.size();
+  controller_.set_flows(flows);
+}
+
+void Links::push(Transfer& transfer) {
+  transfer.segments_left = 0;
+  transfer.opened.assign(transfer.runs.size(), 0);
+  transfer.answered.resize(transfer.runs.size());
+  for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
+    const plan::SegmentRun& run = transfer.runs[r];
+    transfer.segments_left += run.count;
+    transfer.answered[r].assign(run.count, false);
+  }
+  if (transfer.segments_left == 0) {
+    transfer.owner->on_transfer_done(transfer);
+    return;
+  }
+  transfers_.emplace(transfer.key, &transfer);
+  std::vector<uint32_t> touched;
+  for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
+    const plan::SegmentRun& run = transfer.runs[r];
+    const uint32_t server = transfer.shards[run.shard].server;
+    links_[server].streams[transfer.key.stream].queue.push({&transfer, r, run.first});
+    touched.push_back(server);
+  }
+  // Nodes start at different servers, so that their first frames do not all meet at one.
+  const auto n = static_cast<uint32_t>(links_.size());
+  std::sort(touched.begin(), touched.end(), [&](uint32_t a, uint32_t b) {
+    return (a + n - options_.first_server % n) % n < (b + n - options_.first_server % n) % n;
+  });
+  for (uint32_t server : touched) pump(server);
+}
+
+Links::LinkFlow& Links::least_loaded(Link& link) {
+  LinkFlow* best = link.flows.front().get();
+  for (auto& flow : link.flows) {
+    if (flow->outstanding < best->outstanding) best = flow.get();
+  }
+  return *best;
+}
+
+// Streams take turns in the order of their ids; each may have one frame on its way whatever the
+// others use, so that none can wait for another.
+void Links::pump(uint32_t server) {
+  Link& link = links_[server];
+  for (auto& [id, stream] : link.streams) {
+    while (!stream.queue.empty() && send_next(link, id, stream)) {
+    }
+  }
+}
+
+bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
+  LinkFlow& flow = least_loaded(link);
+  Item& item = stream.queue.front();
+  Transfer& transfer = *item.transfer;
+  const plan::SegmentRun& run = transfer.runs[item.run];
+  const size_t window = credit();
+  const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1,
+                                                options_.frame_max / options_.segment_bytes);
+  const size_t left = run.first + run.count - item.next;
+  const size_t count = std::min(left, frame_limit);
+  // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
+  if (flow.outstanding + count > window && stream.outstanding > 0) return false;
+
+  const plan::Shard& shard = transfer.shards[run.shard];
+  wire::FrameHeader header;
+  header.stream = stream_id;
+  header.round = transfer.key.round;
+  header.buffer = transfer.key.buffer;
+  if (!(transfer.opened[item.run] >> flow.index & 1)) {
+    transfer.opened[item.run] |= uint64_t{1} << flow.index;
+    header.type = wire::FrameType::kOpen;
+    wire::Open open = transfer.open;
+    open.shard_bytes = shard.bytes;
+    flow.flow->send_owned(header, encode(open));
+  }
+  const size_t begin = item.next * options_.segment_bytes;
+  const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
+  header.type = wire::FrameType::kData;
+  header.segments = static_cast<uint16_t>(count);
+  header.first_segment = item.next;
+  header.credit = credit();
+  header.flags = (transfer.receive != nullptr ? wire::kFlagWant : 0) |
+                 (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
+                 (options_.steers ? wire::kFlagSteers : 0);
+  header.signals = signals_;
+  iovec piece{};
+  if (transfer.send != nullptr) {
+    header.payload = static_cast<uint32_t>(bytes);
+    piece = {const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
+  }
+  account(count);
+  flow.outstanding += count;
+  stream.outstanding += count;
+  flow.flow->send(header, &piece, transfer.send != nullptr ? 1 : 0, 0);
+  item.next += static_cast<uint32_t>(count);
+  if (item.next == run.first + run.count) stream.queue.pop();
+  return true;
+}
+
+void Links::account(size_t sent) {
+  if (total_outstanding_ == 0) busy_since_ = monotonic_now();
+  total_outstanding_ += sent;
+}
+
+void Links::send_control(uint32_t server, const wire::FrameHeader& header, std::string payload) {
+  links_[server].flows.front()->flow->send_owned(header, std::move(payload));
+}
+
+Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
+                        transport::Destinations& out) {
+  auto& link_flow = *static_cast<LinkFlow*>(flow.user);
+  switch (header.type) {
+    case wire::FrameType::kResult: return on_result_header(link_flow, header, out);
+    case wire::FrameType::kGo:
+    case wire::FrameType::kReply:
+    case wire::FrameType::kOpError:
+    case wire::FrameType::kWarning:
+      if (header.payload > kMaxReply) break;
+      link_flow.control.resize(header.payload);
+      out.add(link_flow.control.data(), link_flow.control.size());
+      return {};
+    default: break;
+  }
+  return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame from server ",
+                                  link_flow.server)};
+}
+
+Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
+                               transport::Destinations& out) {
+  const Key key{header.stream, header.round, header.buffer};
+  const auto found = transfers_.find(key);
+  const auto nonsense = [&](const char* what) {
+    return Status(Code::kInternal, concat("server ", flow.server, " sent a result ", what,
+                                          " (stream ", key.stream, ", round ", key.round,
+                                          ", buffer ", key.buffer, ", segments ",
+                                          header.first_segment, "+", header.segments, ")"));
+  };
+  if (found == transfers_.end()) return nonsense("that nobody waits for");
+  Transfer& transfer = *found->second;
+  uint32_t r = 0;
+  for (; r < transfer.runs.size(); ++r) {
+    if (transfer.shards[transfer.runs[r].shard].server == flow.server) break;
+  }
+  if (r == transfer.runs.size()) return nonsense("of a shard that is not its own");
+  const plan::SegmentRun& run = transfer.runs[r];
+  const uint64_t first = header.first_segment, count = header.segments;
+  if (first < run.first || first + count > uint64_t{run.first} + run.count) {
+    return nonsense("of segments that were not pushed");
+  }
+  for (uint64_t s = first; s < first + count; ++s) {
+    if (transfer.answered[r][s - run.first]) return nonsense("twice");
+  }
+  const plan::Shard& shard = transfer.shards[run.shard];
+  const size_t begin = first * options_.segment_bytes;
+  const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
+  const bool empty = header.flags & wire::kFlagEmpty;
+  if (empty != (transfer.receive == nullptr) || header.payload != (empty ? 0 : bytes)) {
+    return nonsense("of the wrong length");
+  }
+  if (count > flow.outstanding) return nonsense("beyond what is outstanding");
+  flow.transfer = &transfer;
+  flow.run = r;
+  flow.range = {shard.offset + begin, bytes};
+  if (!empty) out.add(transfer.receive + flow.range.offset, bytes);
+  return {};
+}
+
+Status Links::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
+  auto& link_flow = *static_cast<LinkFlow*>(flow.user);
+  if (header.type == wire::FrameType::kResult) {
+    on_result(link_flow, header);
+  } else {
+    on_control_(link_flow.server, header, link_flow.control);
+  }
+  return {};
+}
+
+void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
+  Transfer& transfer = *flow.transfer;
+  const plan::SegmentRun& run = transfer.runs[flow.run];
+  const uint32_t server = flow.server;
+  for (uint32_t i = 0; i < header.segments; ++i) {
+    transfer.answered[flow.run][header.first_segment - run.first + i] = true;
+  }
+  flow.outstanding -= header.segments;
+  links_[server].streams[transfer.key.stream].outstanding -= header.segments;
+  transfer.workers = header.workers;
+  const Nanos now = monotonic_now();
+  total_outstanding_ -= header.segments;
+  if (options_.steers) {
+    controller_.on_progress(header.segments * options_.segment_bytes, now - busy_since_, now);
+    busy_since_ = now;
+    if (header.signals > server_signals_[server]) controller_.on_congestion(now);
+  } else {
+    credit_ = options_.credit_fixed ? options_.credit_initial
+                                    : std::clamp<uint16_t>(header.credit, 1, options_.credit_max);
+  }
+  server_signals_[server] = header.signals;
+  transfer.segments_left -= header.segments;
+  const bool done = transfer.segments_left == 0;
+  if (done) transfers_.erase(transfer.key);
+  if (transfer.receive != nullptr) transfer.owner->on_result(transfer, flow.range);
+  if (done) transfer.owner->on_transfer_done(transfer);  // may push more, or destroy it
+  if (server < links_.size()) pump(server);
+}
+
+void Links::on_closed(transport::Flow& flow, const Status& why) {
+  on_closed_(static_cast<LinkFlow*>(flow.user)->server, why);
+}
+
+void Links::poll_paths() {
+  uint32_t fresh = 0;
+  for (Link& link : links_) {
+    for (auto& flow : link.flows) {
+      const uint64_t now = flow->flow->path_info().retransmits;
+      if (now > flow->retransmits) fresh += static_cast<uint32_t>(now - flow->retransmits);
+      flow->retransmits = now;
+    }
+  }
+  signals_ += fresh;
+  if (fresh > 0 && options_.steers) controller_.on_congestion(monotonic_now());
+}
+
+const Transfer* Links::find(const Key& key) const {
+  const auto found = transfers_.find(key);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+std::vector<Links::ServerCounters> Links::counters() const {
+  std::vector<ServerCounters> all;
+  for (const Link& link : links_) {
+    ServerCounters sum;
+    for (const auto& flow : link.flows) {
+      sum.bytes_sent += flow->flow->counters().bytes_sent;
+      sum.bytes_received += flow->flow->counters().bytes_received;
+    }
+    all.push_back(sum);
+  }
+  return all;
+}
+
+void Links::clear() {
+  transfers_.clear();
+  for (Link& link : links_) {
+    link.streams.clear();
+    for (auto& flow : link.flows) flow->flow->close({});
+  }
+}
+
+void Links::finish() {
+  for (Link& link : links_) {
+    for (auto& flow : link.flows) flow->flow->finish();
+  }
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,114 @@
+// All connections of a worker to servers: K flows to each, one credit window per flow, transfers
+// pushed in the order of their streams. Engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ring.h"
+#include "transport/event_loop.h"
+#include "transport/transport.h"
+#include "worker/credit.h"
+#include "worker/transfer.h"
+
+namespace herring::worker {
+
+struct LinksOptions {
+  size_t segment_bytes = 8192;
+  size_t frame_max = 256 << 10;
+  uint16_t credit_initial = 1, credit_max = 128;  // segments
+  bool credit_fixed = false;
+  bool steers = false;          // rank 0: its controller steers the job
+  uint32_t first_server = 0;    // where pushing starts; differs from node to node
+};
+
+class Links : private transport::FlowHandler {
+ public:
+  // Control frames (go, reply, error, warning) from a server, with their payload.
+  using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&, std::string_view)>;
+  using OnClosed = std::function<void(uint32_t server, const Status&)>;
+
+  Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed);
+  ~Links() override;
+
+  void add_flow(uint32_t server, GuardedFd fd, const std::string& peer);
+  size_t servers() const { return links_.size(); }
+
+  // Pushes the transfer's runs behind what its stream has queued. It must stay in place until
+  // on_transfer_done(); clear() ends all at once.
+  void push(Transfer& transfer);
+  void send_control(uint32_t server, const wire::FrameHeader& header, std::string payload);
+  // Forgets every transfer and closes every flow (the job has failed or ended).
+  void clear();
+  // Writes out what is queued, then closes.
+  void finish();
+
+  // Polls what the paths say about congestion; call it now and then.
+  void poll_paths();
+  bool busy() const { return !transfers_.empty(); }
+  const Transfer* find(const Key& key) const;
+  // The oldest unfinished transfer of any stream, for messages; null when idle.
+  const Transfer* any_transfer() const { return transfers_.empty() ? nullptr : transfers_.begin()->second; }
+  size_t credit_bytes() const { return credit() * options_.segment_bytes; }
+  struct ServerCounters {
+    uint64_t bytes_sent = 0, bytes_received = 0;
+  };
+  std::vector<ServerCounters> counters() const;
+
+ private:
+  struct LinkFlow {
+    std::unique_ptr<transport::Flow> flow;
+    uint32_t server = 0, index = 0;
+    size_t outstanding = 0;      // segments sent and not yet answered
+    std::string control;         // payload of a control frame being received
+    Transfer* transfer = nullptr;  // of the result frame being received
+    uint32_t run = 0;
+    plan::Range range;
+    uint64_t retransmits = 0;
+  };
+  struct Item {
+    Transfer* transfer = nullptr;
+    uint32_t run = 0;
+    uint32_t next = 0;           // segment of the shard
+  };
+  struct Stream {
+    Ring<Item> queue;
+    size_t outstanding = 0;
+  };
+  struct Link {
+    std::vector<std::unique_ptr<LinkFlow>> flows;
+    std::map<uint32_t, Stream> streams;
+  };
+
+  uint16_t credit() const { return options_.steers ? controller_.credit() : credit_; }
+  void pump(uint32_t server);
+  bool send_next(Link& link, uint32_t stream_id, Stream& stream);
+  LinkFlow& least_loaded(Link& link);
+  void account(size_t sent);
+
+  Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
+  Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
+  void on_closed(transport::Flow&, const Status& why) override;
+  Status on_result_header(LinkFlow&, const wire::FrameHeader&, transport::Destinations&);
+  void on_result(LinkFlow&, const wire::FrameHeader&);
+
+  transport::EventLoop& loop_;
+  const LinksOptions options_;
+  const OnControl on_control_;
+  const OnClosed on_closed_;
+  std::vector<Link> links_;  // by server
+  std::unordered_map<Key, Transfer*, KeyHash> transfers_;
+  CreditController controller_;
+  uint16_t credit_;
+  uint32_t signals_ = 0;                   // retransmissions on our own flows
+  std::vector<uint32_t> server_signals_;   // as last heard, by server
+  size_t total_outstanding_ = 0;
+  Nanos busy_since_ = 0;
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,55 @@
+// A transfer: one buffer in one round, or the part of it that this worker pushes, on its way to the
+// servers that own its shards and back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "wire/messages.h"
+
+namespace herring::worker {
+
+struct Key {
+  uint32_t stream = 0, round = 0, buffer = 0;
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t h = key.stream;
+    h = h * 0x9e3779b97f4a7c15 + key.round;
+    h = h * 0x9e3779b97f4a7c15 + key.buffer;
+    return static_cast<size_t>(h ^ (h >> 29));
+  }
+};
+
+class TransferOwner;
+
+struct Transfer {
+  Key key;
+  wire::Open open;                       // shard_bytes is filled in per shard
+  const char* send = nullptr;            // null: nothing to add
+  char* receive = nullptr;               // null: the result is not wanted here
+  std::vector<plan::Shard> shards;       // of the buffer
+  std::vector<plan::SegmentRun> runs;    // which of their segments this worker pushes
+  TransferOwner* owner = nullptr;
+
+  // Progress, kept by Links.
+  uint32_t segments_left = 0;
+  uint16_t workers = 0;                  // contributing workers, as the results say
+  std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
+  std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
+};
+
+class TransferOwner {
+ public:
+  virtual ~TransferOwner() = default;
+  // `range` of the buffer now holds results (only when receive is set).
+  virtual void on_result(Transfer&, plan::Range /*range*/) {}
+  // All segments are answered; Links has let go of the transfer.
+  virtual void on_transfer_done(Transfer&) = 0;
+};
+
+}  // namespace herring::worker
