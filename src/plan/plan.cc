@@ -34,7 +34,7 @@ class Hasher {
 };
 
 // Every list is preceded by its length, so that no two plans share an encoding. The cluster's shape
-// comes first: ranks that see different clusters shall not agree, even where the shards come out alike.
+// comes first: ranks that see different clusters shall not agree, even where shards come out alike.
 uint64_t hash_of(const Plan& plan, const Cluster& cluster) {
   Hasher hasher;
   hasher.add(1);  // version of this encoding
@@ -80,7 +80,8 @@ Status check_cluster(const Cluster& cluster) {
     return {Code::kConfiguration, "a plan needs at least 1 node, the cluster has nodes = 0"};
   }
   if (cluster.weights.empty()) {
-    return {Code::kConfiguration, "a plan needs at least 1 server, the cluster has no server weights"};
+    return {Code::kConfiguration,
+            "a plan needs at least 1 server, the cluster has no server weights"};
   }
   bool any = false;
   for (size_t i = 0; i < cluster.weights.size(); ++i) {
@@ -208,18 +209,20 @@ void index_gradients(Plan& plan) {
 }  // namespace
 
 // What a buffer's size trades:
-// - Every server should be busy as long as a buffer is on its way, and its receive, sum and send should
-//   overlap (paper, IV-A): a shard needs many segments. With 16, filling and draining the pipeline
-//   costs a sixteenth of a buffer's time even when nothing follows it, and the unfilled last segment of
-//   a shard wastes at most a sixteenth of its slots. This term grows with servers * segment_bytes.
+// - Every server should be busy as long as a buffer is on its way, and its receive, sum and send
+//   should overlap (paper, IV-A): a shard needs many segments. With 16, filling and draining the
+//   pipeline costs a sixteenth of a buffer's time even when nothing follows it, and the unfilled
+//   last segment of a shard wastes at most a sixteenth of its slots. This term grows with
+//   servers * segment_bytes.
 // - The backward pass should overlap with pushing. What is exposed after it is, at least, the last
 //   buffer: with a model of 32 buffers about 3 % of the model's time on the wire. A model so small
 //   that the first term would leave it in one piece still gets about 4 buffers.
-// - Each buffer costs a meeting of the local ranks and some bookkeeping, tens of microseconds, which
-//   1 MiB (84 us at 100 Gbit/s, 840 us at 10) still hides and less would not.
-// - Above 32 MiB (2.7 ms at 100 Gbit/s) the first costs have vanished and only the exposed tail grows.
-// Within one node nothing is pushed and the first term drops out. Sizes are rounded to whole segments on
-// all servers where this grid is fine enough, so that only a model's last buffer has short segments.
+// - Each buffer costs a meeting of local ranks and some bookkeeping, tens of microseconds: 1 MiB
+//   (84 us at 100 Gbit/s, 840 us at 10) still hides them, less would not.
+// - Above 32 MiB (2.7 ms at 100 Gbit/s) those costs have vanished and only the exposed tail grows.
+// Within one node nothing is pushed and the first term drops out. Sizes are rounded to whole
+// segments on all servers where this grid is fine enough, so that with equal weights only a model's
+// last buffer has short segments.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
                            size_t segment_bytes) {
   constexpr size_t kMinimum = kMiB;

@@ -19,14 +19,14 @@ std::vector<double> server_weights(uint32_t nodes, uint32_t dedicated) {
 }
 
 // Largest remainders: every server gets the whole units of its exact proportion, and the units that
-// are left go, one each, to the largest fractions (lower index first), so that nobody is further than
-// one unit from its proportion. Only +, / and comparisons of doubles in a fixed order: every rank gets
-// the same answer.
+// are left go, one each, to the largest fractions (lower index first), so that nobody is further
+// than one unit from its proportion. Only IEEE arithmetic of doubles in a fixed order: every rank
+// gets the same answer.
 std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights) {
   const size_t servers = weights.size();
   const double largest = servers == 0 ? 0 : *std::max_element(weights.begin(), weights.end());
   if (bytes == 0 || !(largest > 0)) return {};
-  std::vector<double> scaled(servers);  // in [0, 1], so that the sum of any finite weights is finite
+  std::vector<double> scaled(servers);  // in [0, 1]: the sum of any finite weights is finite
   for (size_t i = 0; i < servers; ++i) scaled[i] = weights[i] / largest;
   const double total = std::accumulate(scaled.begin(), scaled.end(), 0.0);
 
@@ -59,7 +59,7 @@ std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights
     const auto strongest = std::max_element(scaled.begin(), scaled.end()) - scaled.begin();
     return {{static_cast<uint32_t>(strongest), 0, bytes}};
   }
-  shards.back().bytes += bytes - offset;  // the unaligned rest; with equal weights not on a larger one
+  shards.back().bytes += bytes - offset;  // the unaligned rest; equal weights: to a smaller one
   return shards;
 }
 

@@ -325,8 +325,8 @@ const std::vector<uint64_t> kTableTwo = {4194304, 4096,    4194304, 1024,    102
 
 double mebibytes(size_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-// Variables as atomic units, in the way that is kindest to the busiest server: the largest first, each
-// to the server with the least. Returns the bytes of the server that hosts parameter 0.
+// Variables as atomic units, in the way that is kindest to the busiest server: the largest first,
+// each to the server with the least. Returns the bytes of the server that hosts parameter 0.
 size_t atomic_bytes(const std::vector<uint64_t>& lengths, size_t servers) {
   std::vector<uint64_t> sorted = lengths;
   std::sort(sorted.rbegin(), sorted.rend());
@@ -339,7 +339,7 @@ TEST(TableThree, ServerTrafficIsConstantWhereAtomicPlacementGrows) {
   std::vector<Gradient> gradients;
   for (uint64_t length : kTableTwo) gradients.push_back({length, DType::kFloat16});
   for (const uint32_t nodes : {8u, 16u, 32u, 64u}) {
-    for (const size_t buffer_bytes : {size_t{0}, size_t{86684 * kKiB}}) {  // automatic; one, as there
+    for (const size_t buffer_bytes : {size_t{0}, size_t{86684 * kKiB}}) {
       SCOPED_TRACE(testing::Message() << nodes << " nodes, buffer_bytes " << buffer_bytes);
       const Plan plan = make({gradients, {nodes, server_weights(nodes, nodes)}, {buffer_bytes}});
       std::vector<size_t> received(nodes, 0);

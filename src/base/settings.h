@@ -1,0 +1,101 @@
+// Settings: one typed table that yields the environment variables HERRING_*, the Python options,
+// `herring config` and the docs page.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace herring {
+
+enum class SettingType { kBool, kInt, kBytes, kSeconds, kString, kEnum };
+const char* name_of(SettingType type);  // "bool", "int", ...
+
+struct SettingSpec {
+  std::string_view name;           // as a Python option: "segment_bytes"
+  SettingType type;
+  std::string_view default_text;   // parses like any other value
+  std::string_view help;           // one line
+  double minimum = 0;              // of int, bytes and seconds, inclusive; of a string's length
+  double maximum = 0;
+  bool or_zero = false;            // 0 is allowed beside [minimum, maximum] and means automatic
+  int64_t multiple_of = 1;
+  std::span<const std::string_view> choices = {};  // of kEnum
+  bool hidden = false;             // a secret: its value appears in no message and no listing
+};
+
+std::span<const SettingSpec> setting_specs();
+
+// "segment_bytes" -> "HERRING_SEGMENT_BYTES".
+std::string environment_name(std::string_view setting);
+
+// What a setting accepts, in words: "an integer from 1 to 64", "one of auto, baseline, ...".
+std::string allowed_values(const SettingSpec& spec);
+
+// Bytes: "8192", "64K", "4MB" (K, M, G, T are powers of 1000), "4MiB" (KiB ... are powers of 1024).
+// Seconds: "0.5", "200ms", "30s", "5m", "1h". Letters of either case. Errors: kConfiguration.
+Result<int64_t> parse_bytes(std::string_view text);
+Result<double> parse_seconds(std::string_view text);
+
+// "2, 1, 1" -> {2, 1, 1}; empty -> {}. Errors: kConfiguration for what is no number, not finite or
+// negative, and when all are 0.
+Result<std::vector<double>> parse_weights(std::string_view text);
+
+// The settings of this process, checked. Copies freely.
+class Settings {
+ public:
+  // Like ::getenv: null when the variable is not set.
+  using Lookup = std::function<const char*(const char*)>;
+
+  Settings();  // all defaults
+
+  // `overrides` (Python options, by setting name) win over the environment, which wins over the
+  // defaults. A variable that is set but empty counts as not set. `environment_names` are all names
+  // in the environment: the unknown HERRING_* among them become warnings.
+  // Errors: kConfiguration naming the variable or option, its value and what is allowed.
+  static Result<Settings> load(const std::map<std::string, std::string>& overrides,
+                               const Lookup& lookup,
+                               const std::vector<std::string>& environment_names = {});
+  // From this process's environment.
+  static Result<Settings> load(const std::map<std::string, std::string>& overrides = {});
+
+  // Asking for a setting that is not in the table, or has another type, is a bug: aborts.
+  bool get_bool(std::string_view name) const;
+  int64_t get_int(std::string_view name) const;
+  int64_t get_bytes(std::string_view name) const;
+  double get_seconds(std::string_view name) const;
+  const std::string& get_string(std::string_view name) const;  // kString and kEnum
+
+  // "default", "environment" or "option".
+  const char* origin(std::string_view name) const;
+  // The value as it was given, for listings; "(hidden)" for a secret that is set.
+  std::string text(std::string_view name) const;
+
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  enum class Origin : uint8_t { kDefault, kEnvironment, kOption };
+  struct Value {
+    Origin origin = Origin::kDefault;
+    std::string text;    // as given, without surrounding blanks; enums in lower case
+    int64_t integer = 0;  // kBool, kInt, kBytes
+    double real = 0;      // kSeconds
+  };
+
+  static Status parse(const SettingSpec& spec, std::string_view text, Value& value);
+  Status check_together() const;
+  // "HERRING_FLOWS = '99'" or "option flows = '99'".
+  std::string assignment(std::string_view name) const;
+  const Value& value_of(std::string_view name, SettingType type) const;
+
+  std::vector<Value> values_;  // in the order of the table
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace herring
