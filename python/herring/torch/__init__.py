@@ -1,0 +1,89 @@
+"""Herring for PyTorch: collectives on tensors, and gradients averaged while backward runs.
+
+    import herring.torch as herring
+
+    herring.init()
+    model = herring.DistributedDataParallel(model)
+    ...  # the training loop as it was, on this rank's part of the data
+
+See docs/pytorch.md.
+"""
+
+from herring import (
+    allgather_object,
+    barrier,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    node_rank,
+    num_nodes,
+    rank,
+    shutdown,
+    size,
+    stats,
+)
+from herring.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    HerringError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    ShutdownError,
+    TimeoutError,
+)
+from herring.torch.ddp import DistributedDataParallel
+from herring.torch.functions import (
+    Handle,
+    allgather,
+    allreduce,
+    allreduce_async,
+    alltoall,
+    broadcast,
+    broadcast_,
+    reduce_scatter,
+)
+from herring.torch.join import Join
+from herring.torch.optimizer import DistributedOptimizer
+from herring.torch.reducer import GradientReducer
+from herring.torch.state import broadcast_optimizer_state, broadcast_parameters
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "DistributedDataParallel",
+    "DistributedOptimizer",
+    "GradientReducer",
+    "Handle",
+    "HerringError",
+    "InvalidArgumentError",
+    "Join",
+    "MismatchError",
+    "PeerLostError",
+    "ShutdownError",
+    "TimeoutError",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "node_rank",
+    "num_nodes",
+    "rank",
+    "reduce_scatter",
+    "shutdown",
+    "size",
+    "stats",
+]

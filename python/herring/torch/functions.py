@@ -1,0 +1,209 @@
+"""The collectives of `herring` on torch tensors.
+
+Every operation in place writes its result into the tensor's own memory and returns the tensor. An
+operation that fails leaves the tensor's values undefined. Tensors must be dense and contiguous.
+CPU tensors are used where they lie; CUDA tensors are staged through pinned host memory, with one
+warning. None of these functions is seen by autograd: results carry no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import herring
+from herring.errors import InvalidArgumentError
+from herring.torch.tensors import on_host, require_dense
+
+
+class Handle:
+    """An all-reduce under way."""
+
+    def __init__(self, inner: Any, tensor: torch.Tensor, staged: torch.Tensor | None) -> None:
+        self._inner = inner
+        self._tensor = tensor
+        self._staged = staged
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._inner.done()
+
+    def wait(self, timeout: float | None = None) -> torch.Tensor:
+        """Waits for the result and returns the tensor given to `allreduce_async`.
+
+        Args:
+          timeout: seconds; None is the default deadline of the job.
+
+        Raises:
+          TimeoutError: the deadline has passed; the message names who is missing.
+          HerringError: the operation failed.
+        """
+        self._inner.wait(timeout)
+        if self._staged is not None:
+            self._tensor.detach().copy_(self._staged)
+            self._staged = None
+        return self._tensor
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks, in place.
+
+    Args:
+      tensor: any shape; float16, bfloat16, float32, float64, and, but for "average", int8, int16,
+        int32, int64, uint8 and bool.
+      op: "average", "sum", "min", "max" or "product".
+      name: identifies the operation across ranks; None numbers the calls.
+      prescale: factor applied to this rank's contribution.
+      postscale: factor applied to the result.
+      timeout: seconds; None is the default deadline of the job.
+
+    Returns:
+      `tensor`.
+
+    Raises:
+      InvalidArgumentError: not contiguous, sparse, or a dtype or op that is not supported.
+      MismatchError: shape, dtype or op differ between ranks.
+      PeerLostError, TimeoutError: a rank is gone, or has not called in time.
+    """
+    return allreduce_async(
+        tensor, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+    ).wait()
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts an all-reduce in place. Leave the tensor alone until `Handle.wait` has returned.
+
+    Args and errors as in `allreduce`.
+    """
+    dense = require_dense(tensor, "allreduce")
+    host = on_host(dense, "allreduce")
+    inner = herring.allreduce_async(
+        host, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+    )
+    return Handle(inner, tensor, None if host is dense else host)
+
+
+def broadcast(
+    tensor: torch.Tensor, root: int = 0, *, name: str | None = None, timeout: float | None = None
+) -> torch.Tensor:
+    """Gives all ranks the tensor of rank `root`, in place (like `broadcast_`, a second name).
+
+    Args:
+      tensor: same shape and dtype on every rank.
+      root: the rank whose values all get.
+      name: identifies the operation across ranks; None numbers the calls.
+      timeout: seconds; None is the default deadline of the job.
+
+    Returns:
+      `tensor`.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
+    """
+    dense = require_dense(tensor, "broadcast")
+    host = on_host(dense, "broadcast")
+    herring.broadcast(host, root, name=name, timeout=timeout)
+    if host is not dense:
+        dense.copy_(host)
+    return tensor
+
+
+broadcast_ = broadcast
+
+
+def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
+    """Concatenates the tensors of all ranks along dimension 0, in rank order.
+
+    Args:
+      tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
+      name: as in `allreduce`.
+
+    Returns:
+      A new tensor [sum of n, ...] on the device of `tensor`.
+    """
+    dense = _at_least_1d(require_dense(tensor, "allgather"))
+    words, dtype = _words(on_host(dense, "allgather"))
+    return _tensor(herring.allgather(words, name=name), dtype, tensor.device)
+
+
+def reduce_scatter(
+    tensor: torch.Tensor, op: str = "average", *, name: str | None = None
+) -> torch.Tensor:
+    """Reduces over all ranks and gives each rank its block along dimension 0.
+
+    Args:
+      tensor: [n, ...], alike on every rank; rank r gets the r-th of `size()` nearly equal blocks.
+      op: as in `allreduce`.
+      name: as in `allreduce`.
+
+    Returns:
+      A new tensor on the device of `tensor`.
+    """
+    dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
+    result = herring.reduce_scatter(on_host(dense, "reduce_scatter"), op, name=name)
+    return _tensor(result, dense.dtype, tensor.device)
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Sequence[int] | None = None, *, name: str | None = None
+) -> torch.Tensor:
+    """Sends the r-th block of this rank's tensor to rank r, and concatenates what comes in.
+
+    Args:
+      tensor: [n, ...].
+      splits: rows for each rank, `size()` numbers that add up to n; None cuts n into equal parts.
+      name: as in `allreduce`.
+
+    Returns:
+      A new tensor on the device of `tensor`: the blocks for this rank, in rank order.
+
+    Raises:
+      InvalidArgumentError: the splits do not fit the tensor.
+    """
+    dense = _at_least_1d(require_dense(tensor, "alltoall"))
+    words, dtype = _words(on_host(dense, "alltoall"))
+    rows = None if splits is None else [int(s) for s in splits]
+    return _tensor(herring.alltoall(words, rows, name=name), dtype, tensor.device)
+
+
+def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(1) if tensor.dim() == 0 else tensor
+
+
+def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+    # numpy knows no bfloat16, and operations that only move data need not know it either.
+    words = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    return words, tensor.dtype
+
+
+def _tensor(array: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if isinstance(array, torch.Tensor):
+        result = array
+    elif isinstance(array, np.ndarray) and dtype != torch.bfloat16:
+        result = torch.from_numpy(array)
+    elif isinstance(array, np.ndarray):
+        result = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        result = torch.from_dlpack(array)
+    if result.dtype != dtype:
+        raise InvalidArgumentError(f"expected a result of {dtype}, got {result.dtype}")
+    return result.to(device)

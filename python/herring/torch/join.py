@@ -1,0 +1,67 @@
+"""Training on when the ranks have different numbers of batches."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import herring
+from herring.errors import InvalidArgumentError
+from herring.torch.state import broadcast_tensors
+
+if TYPE_CHECKING:
+    from herring.torch.ddp import DistributedDataParallel
+
+
+class Join:
+    """The context of `DistributedDataParallel.join`.
+
+    Inside it every forward pass that will be averaged begins with a small named all-reduce, in
+    which each rank says whether it still has data. A rank that leaves the block keeps answering,
+    and takes part in the others' rounds without contributing, until all have left. Averages are
+    over the ranks that contributed. At the end parameters and buffers of the lowest rank with the
+    most steps go to all; optimizer state does not, `broadcast_optimizer_state(optimizer,
+    join.last)` does that.
+
+    Attributes:
+      steps: averaged steps of this rank.
+      last: after the block, the rank whose parameters all ranks hold.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self.steps = 0
+        self.last = 0
+
+    def __enter__(self) -> Join:
+        if self._ddp._join is not None:
+            raise InvalidArgumentError("join() blocks of one model cannot be nested")
+        self._ddp._join = self
+        return self
+
+    def active_ranks(self, *, active: bool) -> list[int]:
+        """Exchanges who still has data (collective, once per averaged step)."""
+        flags = np.zeros(herring.size(), np.int32)
+        flags[herring.rank()] = active
+        herring.allreduce(flags, "sum", name=f"{self._ddp.name}.join")
+        self.steps += active
+        return np.flatnonzero(flags).tolist()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ddp = self._ddp
+        ddp._join = None
+        if kind is not None:
+            return  # this rank cannot follow the others any more; let the error say why
+        ddp._recover()
+        while active := self.active_ranks(active=False):
+            ddp._shadow(active[0])
+        steps = herring.allgather_object(self.steps, name=f"{ddp.name}.join.steps")
+        self.last = steps.index(max(steps))
+        broadcast_tensors(ddp._state(), self.last, name=f"{ddp.name}.join.state")

@@ -1,0 +1,211 @@
+"""DistributedOptimizer: an optimizer that steps with gradients averaged over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from herring.errors import HerringError, InvalidArgumentError
+from herring.torch.reducer import GradientReducer
+from herring.torch.state import broadcast_parameters as _broadcast_parameters
+
+_counter = itertools.count()
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps any torch optimizer; for models that are not wrapped themselves.
+
+    Gradients are sent while the backward pass runs and are averaged when `backward()` returns, so
+    that clipping and logging between it and `step()` see the averages. `step()` completes the round
+    on a rank whose backward pass touched none of the parameters. Use either this class or
+    `DistributedDataParallel` for a parameter. State, groups and hooks are those of the wrapped
+    optimizer; learning rate schedulers and `GradScaler` take the wrapper.
+
+    With reentrant checkpoints (`use_reentrant=True`) each nested pass is a round of its own:
+    correct, but with more bytes. `DistributedDataParallel` does not have that cost.
+
+    Attributes:
+      inner: the wrapped optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        wire_dtype: str | torch.dtype | None = None,
+        *,
+        buffer_bytes: int = 0,
+        sparse: str = "densify",
+        broadcast_parameters: bool = True,
+        name: str | None = None,
+    ) -> None:
+        """Compares the parameters across ranks, broadcasts rank 0's, and plans (collective).
+
+        Args:
+          optimizer: over the same parameters on every rank.
+          named_parameters: `model.named_parameters()`, for messages that name parameters; all
+            parameters of the optimizer that require gradients must be among them.
+          wire_dtype: as for `DistributedDataParallel`.
+          buffer_bytes: as for `DistributedDataParallel`.
+          sparse: as for `DistributedDataParallel`.
+          broadcast_parameters: False leaves the parameters as they are.
+          name: the same on every rank; None numbers the optimizers in order of construction.
+
+        Raises:
+          InvalidArgumentError: parameters are missing from `named_parameters`, have a name twice,
+            or cannot be averaged.
+          MismatchError: the parameters differ between ranks.
+        """
+        # Not super().__init__: groups, state and defaults are those of the wrapped optimizer.
+        if isinstance(optimizer, DistributedOptimizer):
+            raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
+        self.inner = optimizer
+        self.name = name or f"optimizer{next(_counter)}"
+        self._options = {"wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes, "sparse": sparse}
+        self._known = None if named_parameters is None else list(named_parameters)
+        self._generation = 0
+        self._rounds_at_step = 0
+        named = self._name_parameters()
+        if broadcast_parameters:
+            _broadcast_parameters(named, 0, name=f"{self.name}.state")
+        self._reducer = GradientReducer(named, name=self.name, **self._options)
+
+    def _name_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        groups = self.inner.param_groups
+        if self._known is None:
+            return [
+                (f"group{g}.parameter{i}", parameter)
+                for g, group in enumerate(groups)
+                for i, parameter in enumerate(group["params"])
+            ]
+        names = [key for key, _ in self._known]
+        if len(set(names)) != len(names):
+            twice = next(key for key in names if names.count(key) > 1)
+            raise InvalidArgumentError(f"named_parameters has the name {twice!r} twice")
+        mine = {id(p) for group in groups for p in group["params"]}
+        known = {id(p) for _, p in self._known}
+        for g, group in enumerate(groups):
+            for i, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and id(parameter) not in known:
+                    raise InvalidArgumentError(
+                        f"parameter {i} of group {g} is not among named_parameters; pass "
+                        "model.named_parameters() of all models that the optimizer trains"
+                    )
+        return [(key, parameter) for key, parameter in self._known if id(parameter) in mine]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters with the averaged gradients.
+
+        Args:
+          closure: as for the wrapped optimizer; it may call `backward()` several times, equally
+            often on every rank.
+
+        Raises:
+          HerringError: the backward pass raised, here or on another rank; gradients were cleared.
+        """
+        if closure is None:
+            self.synchronize()
+            result = self.inner.step()
+        else:
+
+            def averaged() -> Any:
+                with torch.enable_grad():
+                    loss = closure()
+                self.synchronize()
+                return loss
+
+            result = self.inner.step(averaged)
+        return result
+
+    def synchronize(self) -> None:
+        """Makes sure that a round has ended since the last step (collective where none has).
+
+        Only needed where a rank's backward pass may touch no parameter at all and gradients are
+        looked at before `step()`.
+        """
+        if self._reducer.round_open:
+            self._reducer.abandon()
+            raise HerringError(
+                f"{self.name}: step() after a backward pass that raised; the step is given up on "
+                "all ranks, and gradients were cleared"
+            )
+        if self._reducer.rounds == self._rounds_at_step and self._reducer.enabled:
+            self._reducer.finish_step()
+        self._rounds_at_step = self._reducer.rounds
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients; also gives up, on all ranks, a step whose backward pass raised."""
+        if self._reducer.round_open:
+            warnings.warn(
+                f"{self.name}: the last backward pass raised an error; its step is given up on all "
+                "ranks, and gradients are cleared",
+                stacklevel=2,
+            )
+            self._reducer.abandon()
+            self._rounds_at_step = self._reducer.rounds
+        self.inner.zero_grad(set_to_none=set_to_none)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes accumulate gradients locally; nothing is sent."""
+        with self._reducer.paused():
+            yield
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Adds parameters (collective). Only for optimizers made without `named_parameters`."""
+        if self._known is not None:
+            raise InvalidArgumentError(
+                "add_param_group on a DistributedOptimizer made with named_parameters; add the "
+                "group before wrapping"
+            )
+        self.inner.add_param_group(group)
+        self._generation += 1
+        self._reducer.close()
+        name = f"{self.name}.{self._generation}"
+        self._reducer = GradientReducer(self._name_parameters(), name=name, **self._options)
+        self._rounds_at_step = 0
+
+    def close(self) -> None:
+        """Removes the hooks and ends the plan; the wrapped optimizer stays usable."""
+        self._reducer.close()
+
+    # -- everything else is the wrapped optimizer's -----------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Parameter groups of the wrapped optimizer."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """State of the wrapped optimizer."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Default options of the wrapped optimizer."""
+        return self.inner.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state_dict of the wrapped optimizer."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state_dict into the wrapped optimizer."""
+        self.inner.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.inner!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise InvalidArgumentError("save optimizer.state_dict(), not the wrapper")

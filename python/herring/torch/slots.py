@@ -1,0 +1,109 @@
+"""The places of gradients in the arenas of a planned reduction, as torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from herring.torch.tensors import dense_strides, dtype_name
+
+# Behind the usage of each parameter, the pseudo-gradient carries two flags of the round.
+_LEFTOVER = -2
+_FAILED = -1
+
+
+class GradientSlots:
+    """One planned reduction over the gradients of `parameters`, and a view of each place.
+
+    The last entry of the plan is the pseudo-gradient `usage` (float32, [parameters + 2]): per
+    parameter 1 where this rank has a gradient; then whether this rank holds gradients that came too
+    late for the round; then whether its backward pass failed. Averaged like any gradient, it tells
+    every rank, at no extra operation, what the others did.
+
+    Attributes:
+      views: per parameter (in the order given) its place, with the parameter's shape and dtype and
+        gap-free strides in the parameter's dimension order.
+      usage: float32 [parameters + 2], the place of the pseudo-gradient.
+    """
+
+    def __init__(
+        self,
+        planned: Any,
+        parameters: Sequence[torch.nn.Parameter],
+        order: Sequence[int],
+        *,
+        name: str,
+        wire_dtype: str | None,
+        buffer_bytes: int,
+    ) -> None:
+        """Plans (collective; same arguments on every rank).
+
+        Args:
+          planned: `herring.planned.PlannedReduction`, or what stands in for it in a test.
+          parameters: in registration order.
+          order: indices into `parameters`, in the order gradients are produced.
+          name: name of the operation.
+          wire_dtype: passed on.
+          buffer_bytes: passed on.
+        """
+        usage_size = len(parameters) + 2
+        gradients = [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order]
+        gradients.append((usage_size, "float32"))
+        self.order = list(order)
+        self.plan = planned(
+            gradients,
+            name=name,
+            op="average",
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+        )
+        # The arrays own the memory for as long as any view of it lives.
+        arenas = [torch.from_numpy(self.plan.arena(i)) for i in range(len(self.plan.arenas))]
+        placements = self.plan.placements
+        self.entry = [0] * len(parameters)  # parameter -> index in the plan
+        self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        for entry, index in enumerate(order):
+            arena, offset, nbytes = placements[entry]
+            parameter = parameters[index]
+            flat = arenas[arena][offset : offset + nbytes].view(parameter.dtype)
+            self.views[index] = flat.as_strided(
+                parameter.shape, dense_strides(parameter.detach()), flat.storage_offset()
+            )
+            self.entry[index] = entry
+        arena, offset, nbytes = placements[len(order)]
+        self.usage = arenas[arena][offset : offset + nbytes].view(torch.float32)
+        self.usage_entry = len(order)
+        self.usage.zero_()
+
+    def holds(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether `gradient` is the place of parameter `index` itself."""
+        view = self.views[index]
+        return gradient is view or (
+            gradient.layout == torch.strided
+            and gradient.device == view.device
+            and gradient.data_ptr() == view.data_ptr()
+            and gradient.stride() == view.stride()
+        )
+
+    def place(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Puts a gradient (None: zeros) in its place."""
+        if gradient is None:
+            self.views[index].zero_()
+        elif not self.holds(index, gradient):
+            self.views[index].copy_(gradient.detach())
+
+    def report(self, used: Sequence[bool], *, leftover: bool, failed: bool) -> None:
+        """Fills in this rank's usage and marks it ready."""
+        self.usage.copy_(torch.tensor([*map(float, used), float(leftover), float(failed)]))
+        self.plan.ready(self.usage_entry)
+
+    def outcome(self) -> tuple[list[bool], bool, bool]:
+        """After a round: parameters used by any rank; any leftovers; any failed pass."""
+        flags = [value > 0 for value in self.usage.tolist()]
+        return flags[:_LEFTOVER], flags[_LEFTOVER], flags[_FAILED]
+
+    def close(self) -> None:
+        """Ends the plan. Views stay readable."""
+        self.plan.close()

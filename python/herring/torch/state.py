@@ -1,0 +1,137 @@
+"""Gives all ranks the parameters, and the optimizer's state, of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import herring
+from herring.torch.agreement import describe, require_agreement
+from herring.torch.tensors import FlatBytes
+
+
+class _TensorPlace:
+    """Stands for a tensor in an optimizer's state while its structure travels."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+
+
+def broadcast_tensors(
+    tensors: Sequence[torch.Tensor], root: int, *, name: str, flat: FlatBytes | None = None
+) -> None:
+    """Overwrites tensors with those of rank `root`, few operations for many tensors (collective).
+
+    Args:
+      tensors: alike on all ranks (dtypes, shapes, order); any strides and devices.
+      root: the rank whose values all get.
+      name: prefix of the operations' names.
+      flat: a packing made for these tensors before, to save allocating one.
+    """
+    if not tensors or herring.size() == 1:
+        return
+    flat = flat or FlatBytes(tensors)
+    is_root = herring.rank() == root
+    if is_root:
+        flat.pack(tensors)
+    for index, block in enumerate(flat.blocks):
+        herring.broadcast(block, root, name=f"{name}.{index}")
+    if not is_root:
+        flat.unpack(tensors)
+
+
+def broadcast_parameters(
+    parameters: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+    root: int = 0,
+    *,
+    name: str = "parameters",
+) -> None:
+    """Overwrites parameters (and buffers) with those of rank `root`, in place (collective).
+
+    Args:
+      parameters: `model.state_dict()` or `model.named_parameters()`. Entries of a state_dict that
+        are no tensors are left alone.
+      root: the rank whose values all get.
+      name: prefix of the operations' names; calls on different threads need different ones.
+
+    Raises:
+      MismatchError: names, shapes or dtypes differ between ranks.
+    """
+    items = parameters.items() if isinstance(parameters, Mapping) else parameters
+    named = [(key, value) for key, value in items if isinstance(value, torch.Tensor)]
+    require_agreement(
+        (describe(key, tensor.detach()) for key, tensor in named), what="tensor", name=name
+    )
+    broadcast_tensors([tensor.detach() for _, tensor in named], root, name=name)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: int = 0, *, name: str = "optimizer_state"
+) -> None:
+    """Gives all ranks the optimizer state and options of rank `root` (collective).
+
+    Works for every torch optimizer, also when only `root` has any state yet, for instance because
+    only it has read a checkpoint; what other ranks had is replaced. Beware that state tensors get
+    the dtype and device of their parameter, as with `Optimizer.load_state_dict`.
+
+    Args:
+      optimizer: a torch optimizer, or a `DistributedOptimizer`, over the same parameters on every
+        rank.
+      root: the rank whose state all get.
+      name: prefix of the operations' names.
+
+    Raises:
+      MismatchError: the optimizers differ in type, groups or parameters.
+    """
+    inner = getattr(optimizer, "inner", optimizer)
+    require_agreement(
+        [
+            f"type {type(inner).__name__}",
+            *(
+                describe(f"group {g} parameter {i}", parameter.detach())
+                for g, group in enumerate(inner.param_groups)
+                for i, parameter in enumerate(group["params"])
+            ),
+        ],
+        what="entry",
+        name=name,
+    )
+    if herring.size() == 1:
+        return
+    tensors: list[torch.Tensor] = []
+    is_root = herring.rank() == root
+    structure = _lift(inner.state_dict(), tensors) if is_root else None
+    structure = herring.broadcast_object(structure, root, name=f"{name}.structure")
+    if not is_root:
+        structure = _lower(structure, tensors)
+    broadcast_tensors(tensors, root, name=name)
+    if not is_root:
+        inner.load_state_dict(structure)
+
+
+def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Replaces tensors inside nested containers by places, and collects them in order."""
+    if isinstance(value, torch.Tensor):
+        dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        tensors.append(dense.resolve_conj().resolve_neg())
+        return _TensorPlace(dense)
+    if isinstance(value, dict):
+        return {key: _lift(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_lift(item, tensors) for item in value])
+    return value
+
+
+def _lower(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_lift`: an empty tensor in each place, collected in the same order."""
+    if isinstance(value, _TensorPlace):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _lower(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_lower(item, tensors) for item in value])
+    return value

@@ -1,0 +1,132 @@
+"""Tensors at the border: what the collectives accept, and many tensors as one block of bytes."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from herring.errors import InvalidArgumentError
+
+_ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
+
+
+@functools.cache
+def warn_once(key: str, message: str) -> None:
+    """Emits `message` as a UserWarning the first time `key` is seen in this process."""
+    del key
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Herring's name of a torch dtype, for example "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
+    """Checks a wire dtype given as a torch dtype or a name.
+
+    Raises:
+      InvalidArgumentError: neither None, float16, bfloat16 nor float32.
+    """
+    if wire_dtype is None:
+        return None
+    name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else str(wire_dtype)
+    if name not in ("float16", "bfloat16", "float32"):
+        raise InvalidArgumentError(
+            f"wire_dtype must be None, 'float16', 'bfloat16' or 'float32', not {wire_dtype!r}"
+        )
+    return name
+
+
+def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """Returns `tensor` without its graph, after checking that its memory is one contiguous run.
+
+    Raises:
+      InvalidArgumentError: not a tensor, sparse, or not contiguous.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(
+            f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}; "
+            "for other arrays use the functions of `herring` itself"
+        )
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            f"{operation}: the tensor is sparse ({tensor.layout}); pass tensor.to_dense()"
+        )
+    if not tensor.is_contiguous():
+        raise InvalidArgumentError(
+            f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()}); pass tensor.contiguous() and use what is returned"
+        )
+    return tensor.detach()
+
+
+def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """A CPU tensor with the values of `tensor`: itself if it is on the CPU, else a staged copy.
+
+    CUDA tensors go through pinned host memory, with one warning per process. The copy is complete
+    on return.
+
+    Raises:
+      InvalidArgumentError: the tensor lives on a device without a way to the host.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    if tensor.device.type != "cuda":
+        raise InvalidArgumentError(
+            f"{operation}: tensors on {tensor.device} are not supported; move it to the CPU first"
+        )
+    warn_once(
+        "cuda",
+        "herring.torch: CUDA tensors are staged through pinned host memory; this costs two copies "
+        "over PCIe per operation",
+    )
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged.copy_(tensor)
+    return staged
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a gap-free layout with the dimension order of `tensor` (channels last stays)."""
+    return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+
+
+class FlatBytes:
+    """Packs tensors of any dtypes into blocks of bytes, so that one operation moves them all.
+
+    Blocks are at most `block_bytes` long unless a single tensor is larger. The layout depends on
+    shapes and dtypes only, hence is equal on ranks whose tensors are alike.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], block_bytes: int = 32 << 20) -> None:
+        self._places: list[tuple[int, int, int]] = []  # per tensor: block, offset, bytes
+        sizes: list[int] = [0]
+        for tensor in tensors:
+            nbytes = tensor.numel() * tensor.element_size()
+            if sizes[-1] and sizes[-1] + nbytes > block_bytes:
+                sizes.append(0)
+            self._places.append((len(sizes) - 1, sizes[-1], nbytes))
+            sizes[-1] += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        # Zeros, not garbage: the padding travels too.
+        self.blocks = [torch.zeros(size, dtype=torch.uint8) for size in sizes if size]
+
+    def _view(self, place: tuple[int, int, int], like: torch.Tensor) -> torch.Tensor:
+        block, offset, nbytes = place
+        piece = self.blocks[block][offset : offset + nbytes]
+        return piece.view(like.dtype).view(like.shape)
+
+    def pack(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies `tensors` (alike those given at construction) into the blocks."""
+        for place, tensor in zip(self._places, tensors):
+            if place[2]:
+                self._view(place, tensor).copy_(tensor.detach())
+
+    def unpack(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies the blocks back into `tensors`, in place."""
+        with torch.no_grad():
+            for place, tensor in zip(self._places, tensors):
+                if place[2]:
+                    tensor.copy_(self._view(place, tensor))
