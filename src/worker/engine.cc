@@ -1,0 +1,458 @@
+#include "worker/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <numeric>
+
+#include "base/log.h"
+#include "plan/split.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr Nanos kTick = 50 * kMillisecond;
+// Payloads that ride along with announcements to one server at the same time.
+constexpr size_t kInlineBudget = 1 << 20;
+// What is in flight when a rank leaves may still be on its way here.
+constexpr Nanos kLeftGrace = 1500 * kMillisecond;
+
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace
+
+size_t Request::bytes() const {
+  return std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<>());
+}
+
+void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
+
+Engine::Engine(const control::Cluster& cluster, EngineOptions options,
+               std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows)
+    : cluster_(cluster),
+      options_(std::move(options)),
+      me_(cluster_.workers[options_.rank]),
+      bus_(std::move(bus)),
+      next_stream_(static_cast<uint32_t>(cluster_.servers.size())) {
+  links_ = std::make_unique<Links>(
+      loop_, options_.links,
+      [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
+        on_control(server, header, payload);
+      },
+      [this](uint32_t server, const Status& why) {
+        // The rendezvous will say who died; if it does not, this is the best we know.
+        const std::string text = concat("lost ", cluster_.describe_server(server), ": ",
+                                        why.message());
+        if (why.code() == Code::kInternal) return fail_now({Code::kInternal, text});
+        loop_.call_after(kSecond, [this, text] {
+          if (left_.empty()) fail_now({Code::kPeerLost, text});
+        });
+      });
+  inline_in_flight_.assign(cluster_.servers.size(), 0);
+  for (ServerFlow& flow : flows) links_->add_flow(flow.server, std::move(flow.fd), flow.peer);
+
+  NodeStage::Options node;
+  node.nodes = cluster_.nodes;
+  node.local_rank = me_.local_rank;
+  node.segment_bytes = options_.links.segment_bytes;
+  for (uint32_t n = 0; n < cluster_.nodes; ++n) {
+    node.most_local_ranks = std::max(node.most_local_ranks, cluster_.local_size(n));
+  }
+  for (uint32_t rank : cluster_.ranks_of(me_.node)) {
+    node.names.push_back(cluster_.describe_rank(rank));
+  }
+  uses_node_stage_ = cluster_.nodes == 1 || node.most_local_ranks > 1;
+  node_stage_ = std::make_unique<NodeStage>(loop_, *bus_, heap_, *links_, std::move(node),
+                                            [this](const Status& status) { fail_now(status); });
+  node_stage_->attach();
+  loop_.call_after(kTick, [this] { tick(); });
+  thread_ = std::thread([this] { loop_.run(); });
+}
+
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(stopped_, true)) return;
+  }
+  loop_.post([this] {
+    links_->finish();
+    fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"});
+  });
+  loop_.stop();
+  thread_.join();
+  bus_->close();
+}
+
+Status Engine::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+uint32_t Engine::timeout_ms(double seconds) const {
+  return static_cast<uint32_t>(std::min((seconds > 0 ? seconds : options_.timeout) * 1000, 4e9));
+}
+
+std::vector<double> Engine::weights() const {
+  std::vector<double> weights;
+  for (const control::ServerInfo& server : cluster_.servers) weights.push_back(server.weight);
+  return weights;
+}
+
+Result<std::shared_ptr<Operation>> Engine::submit(Request request) {
+  auto operation = std::make_shared<Operation>();
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    if (!names_.insert(request.name).second) {
+      return Status(Code::kInvalidArgument,
+                    concat("an operation named '", request.name,
+                           "' is in flight already; wait for it, or give this one another name"));
+    }
+  }
+  operation->request = std::move(request);
+  operation->engine_ = this;
+  loop_.post([this, operation] { start(operation); });
+  return operation;
+}
+
+void Engine::start(const std::shared_ptr<Operation>& operation) {
+  operation->id_ = next_id_++;
+  operations_.emplace(operation->id_, operation);
+  if (Status status = failure(); !status.ok()) return finish(*operation, status);
+  const Request& request = operation->request;
+  operation->server_ = static_cast<uint32_t>(fnv1a(request.name) % cluster_.servers.size());
+  const size_t bytes = request.bytes();
+  size_t& budget = inline_in_flight_[operation->server_];
+
+  wire::Announce announce;
+  announce.id = operation->id_;
+  announce.kind = request.kind;
+  announce.dtype = request.dtype;
+  announce.op = request.op;
+  announce.root = request.root;
+  announce.prescale = request.prescale;
+  announce.postscale = request.postscale;
+  announce.timeout_ms = timeout_ms(request.timeout);
+  announce.warn_ms = warn_ms();
+  announce.name = request.name;
+  announce.shape = request.shape;
+  announce.splits = request.splits;
+  announce.inline_payload = bytes <= options_.small_bytes && budget + bytes <= kInlineBudget;
+  std::string payload = encode(announce);
+  const bool has_payload = request.kind != wire::Collective::kBarrier &&
+                           (request.kind != wire::Collective::kBroadcast ||
+                            request.root == options_.rank);
+  if (announce.inline_payload && has_payload) {
+    payload.append(request.send, bytes);
+    operation->inline_bytes_ = bytes;
+    budget += bytes;
+  }
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kAnnounce;
+  links_->send_control(operation->server_, header, std::move(payload));
+}
+
+std::shared_ptr<Operation> Engine::find(uint64_t id) {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : found->second;
+}
+
+void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
+                        std::string_view payload) {
+  if (header.type == wire::FrameType::kWarning) {
+    return log(LogLevel::kWarning, payload);
+  }
+  const auto malformed = [&](const Status& why) {
+    fail_now({Code::kInternal, concat(cluster_.describe_server(server), ": ", why.message())});
+  };
+  if (header.type == wire::FrameType::kOpError) {
+    auto error = wire::decode_op_error(payload);
+    if (!error.ok()) return malformed(error.status());
+    if (error->id == 0) return fail_now({error->code, error->text});
+    if (auto operation = find(error->id)) finish(*operation, {error->code, error->text});
+    return;
+  }
+  std::string_view rest;
+  auto go = wire::decode_go(payload, &rest);
+  if (!go.ok()) return malformed(go.status());
+  auto operation = find(go->id);
+  if (!operation) return;  // failed meanwhile
+  if (header.type == wire::FrameType::kReply) {
+    on_reply(*operation, std::move(*go), rest);
+  } else {
+    launch(*operation, header, std::move(*go));
+  }
+}
+
+void Engine::on_reply(Operation& operation, wire::Go head, std::string_view result) {
+  const Request& request = operation.request;
+  operation.counts = std::move(head.counts);
+  operation.dims = std::move(head.dims);
+  switch (request.kind) {
+    case wire::Collective::kBarrier: break;
+    case wire::Collective::kAllreduce:
+    case wire::Collective::kBroadcast:
+      if (result.size() != request.bytes()) {
+        return fail_now({Code::kInternal, concat("the result of '", request.name, "' has ",
+                                                 result.size(), " bytes, not ", request.bytes())});
+      }
+      std::memcpy(request.receive, result.data(), result.size());
+      break;
+    default:
+      operation.result_bytes = result.size();
+      operation.result = std::make_unique<char[]>(std::max<size_t>(result.size(), 1));
+      std::memcpy(operation.result.get(), result.data(), result.size());
+  }
+  finish(operation, {});
+}
+
+void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go) {
+  operation.counts = std::move(go.counts);
+  operation.dims = std::move(go.dims);
+  const Key key{header.stream, header.round, 0};
+  if (operation.request.kind == wire::Collective::kAllreduce) {
+    launch_allreduce(operation, key);
+  } else {
+    launch_exchange(operation, key);
+  }
+}
+
+void Engine::launch_allreduce(Operation& operation, Key key) {
+  const Request& request = operation.request;
+  const size_t bytes = request.bytes();
+  if (!uses_node_stage_) {
+    operation.parts_left_ = 1;
+    Transfer& transfer = operation.transfers_.emplace_back();
+    transfer.key = key;
+    transfer.open.dtype = request.dtype;
+    transfer.open.op = request.op;
+    transfer.open.workers = 1;
+    transfer.open.prescale = request.prescale;
+    transfer.open.postscale = request.postscale;
+    transfer.open.timeout_ms = timeout_ms(request.timeout);
+    transfer.open.warn_ms = warn_ms();
+    transfer.open.name = request.name;
+    transfer.send = transfer.receive = request.receive;
+    transfer.shards = plan::shard_layout(bytes, weights());
+    transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
+    transfer.owner = &operation;
+    links_->push(transfer);
+    return;
+  }
+  char* data = request.receive;
+  if (bus_->local_size() > 1 && !heap_.locate(data, bytes)) {
+    auto staging = heap_.allocate(bytes);
+    if (!staging.ok()) return fail_now(staging.status());
+    operation.staging_ = static_cast<char*>(*staging);
+    std::memcpy(operation.staging_, data, bytes);
+    data = operation.staging_;
+  }
+  // Several buffers, so that one is pushed while the next is still being reduced in the node.
+  const size_t buffer_bytes =
+      cluster_.nodes == 1 ? bytes
+                          : plan::choose_buffer_bytes(bytes, cluster_.nodes,
+                                                      static_cast<uint32_t>(cluster_.servers.size()),
+                                                      options_.links.segment_bytes);
+  operation.parts_left_ = (bytes + buffer_bytes - 1) / buffer_bytes;
+  const size_t parts = operation.parts_left_;
+  for (size_t i = 0; i < parts; ++i) {
+    NodeTask task;
+    task.key = {key.stream, key.round, static_cast<uint32_t>(i)};
+    task.name = request.name;
+    task.data = data + i * buffer_bytes;
+    task.bytes = std::min(buffer_bytes, bytes - i * buffer_bytes);
+    task.dtype = task.wire = request.dtype;
+    task.op = request.op;
+    task.prescale = request.prescale;
+    task.postscale = request.postscale;
+    task.timeout_ms = timeout_ms(request.timeout);
+    task.warn_ms = warn_ms();
+    task.shards = cluster_.nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
+                                      : plan::shard_layout(task.bytes, weights());
+    task.on_done = [this, &operation](uint32_t) { part_done(operation); };
+    node_stage_->post(std::move(task));
+    if (!failure().ok()) return;
+  }
+}
+
+// Everything but all-reduce moves blocks between ranks through the servers, or reduces them for one
+// rank: for each block some ranks contribute and some want the result.
+void Engine::launch_exchange(Operation& operation, Key key) {
+  const Request& request = operation.request;
+  const uint32_t size = cluster_.size, rank = options_.rank;
+  const size_t item = size_of(request.dtype), bytes = request.bytes();
+  const auto add = [&](uint32_t buffer, size_t block, const char* send, char* receive) -> Transfer& {
+    Transfer& transfer = operation.transfers_.emplace_back();
+    transfer.key = {key.stream, key.round, buffer};
+    transfer.open.dtype = DType::kUInt8;  // bytes move unchanged
+    transfer.open.participants = wire::Participants::kRanks;
+    transfer.open.workers = 1;
+    transfer.open.timeout_ms = timeout_ms(request.timeout);
+    transfer.open.warn_ms = warn_ms();
+    transfer.open.name = request.name;
+    transfer.send = send;
+    transfer.receive = receive;
+    transfer.shards = plan::shard_layout(block, weights());
+    transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
+    transfer.owner = &operation;
+    return transfer;
+  };
+  const auto make_result = [&](size_t result_bytes) {
+    operation.result_bytes = result_bytes;
+    operation.result = std::make_unique<char[]>(std::max<size_t>(result_bytes, 1));
+    return operation.result.get();
+  };
+  switch (request.kind) {
+    case wire::Collective::kBroadcast:
+      add(0, bytes, rank == request.root ? request.send : nullptr,
+          rank == request.root ? nullptr : request.receive);
+      break;
+    case wire::Collective::kAllgather: {
+      const size_t total = std::accumulate(operation.counts.begin(), operation.counts.end(), size_t{0});
+      char* out = make_result(total * item);
+      for (uint32_t r = 0; r < size; ++r) {
+        const size_t block = operation.counts[r] * item;
+        if (r == rank) std::memcpy(out, request.send, block);
+        if (block > 0) add(r, block, r == rank ? request.send : nullptr, r == rank ? nullptr : out);
+        out += block;
+      }
+      break;
+    }
+    case wire::Collective::kReduceScatter: {
+      const size_t row = bytes / std::max<size_t>(request.shape.empty() ? 1 : request.shape[0], 1);
+      const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
+      const size_t mine = plan::even_split(rows, size, rank).count * row;
+      char* out = make_result(mine);
+      for (uint32_t r = 0; r < size; ++r) {
+        const plan::Part part = plan::even_split(rows, size, r);
+        if (part.count * row == 0) continue;
+        Transfer& transfer = add(r, part.count * row, request.send + part.first * row,
+                                 r == rank ? out : nullptr);
+        transfer.open.dtype = request.dtype;
+        transfer.open.op = request.op;
+        transfer.open.prescale = request.prescale;
+        transfer.open.postscale = request.postscale;
+      }
+      break;
+    }
+    case wire::Collective::kAlltoall: {
+      const auto count = [&](uint32_t from, uint32_t to) {
+        return operation.counts[size_t{from} * size + to] * item;
+      };
+      size_t incoming = 0;
+      for (uint32_t r = 0; r < size; ++r) incoming += count(r, rank);
+      char* out = make_result(incoming);
+      const char* in = request.send;
+      std::vector<char*> places(size);
+      for (uint32_t r = 0; r < size; ++r) {
+        places[r] = out;
+        out += count(r, rank);
+      }
+      for (uint32_t r = 0; r < size; ++r) {
+        const size_t block = count(rank, r);
+        if (r == rank) {
+          std::memcpy(places[r], in, block);
+        } else {
+          for (const bool sending : {true, false}) {
+            const size_t n = sending ? block : count(r, rank);
+            if (n == 0) continue;
+            Transfer& transfer = add(sending ? rank * size + r : r * size + rank, n,
+                                     sending ? in : nullptr, sending ? nullptr : places[r]);
+            transfer.open.participants = wire::Participants::kPair;
+            transfer.open.pair_a = std::min(rank, r);
+            transfer.open.pair_b = std::max(rank, r);
+          }
+        }
+        in += block;
+      }
+      break;
+    }
+    default: break;
+  }
+  operation.parts_left_ = operation.transfers_.size() + 1;
+  for (Transfer& transfer : operation.transfers_) links_->push(transfer);
+  part_done(operation);
+}
+
+void Engine::part_done(Operation& operation) {
+  if (--operation.parts_left_ > 0) return;
+  if (operation.staging_ != nullptr) {
+    std::memcpy(operation.request.receive, operation.staging_, operation.request.bytes());
+  }
+  finish(operation, {});
+}
+
+void Engine::finish(Operation& operation, const Status& status) {
+  const auto found = operations_.find(operation.id_);
+  if (found == operations_.end()) return;
+  const std::shared_ptr<Operation> keep = found->second;
+  operations_.erase(found);
+  inline_in_flight_[keep->server_] -= keep->inline_bytes_;
+  if (keep->staging_ != nullptr) {
+    heap_.free(keep->staging_);
+    node_stage_->release_regions();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    names_.erase(keep->request.name);
+  }
+  keep->completion.set(status);
+}
+
+void Engine::fail(const Status& status) {
+  loop_.post([this, status] { fail_now(status); });
+}
+
+void Engine::fail_now(const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+  }
+  // First nothing may touch callers' memory any more, then they are told.
+  if (status.code() != Code::kShutdown) links_->clear();
+  node_stage_->clear();
+  while (!operations_.empty()) finish(*operations_.begin()->second, status);
+  for (const auto& waiting : std::exchange(waiting_, {})) waiting->set(status);
+}
+
+void Engine::rank_left(uint32_t rank) {
+  loop_.post([this, rank] {
+    left_.insert(rank);
+    left_since_ = monotonic_now();
+  });
+}
+
+void Engine::tick() {
+  const Nanos now = monotonic_now();
+  links_->poll_paths();
+  node_stage_->check_deadlines(now);
+  node_stage_->release_regions();
+  // Announced operations are failed by their owner; what is pushed without a word is failed here.
+  if (!left_.empty() && now - left_since_ > kLeftGrace && (links_->busy() || node_stage_->busy())) {
+    fail_now({Code::kPeerLost, concat(cluster_.describe_rank(*left_.begin()),
+                                      " has left the job while others still wait for it")});
+  }
+  loop_.call_after(kTick, [this] { tick(); });
+}
+
+Engine::Counters Engine::counters() {
+  std::promise<Counters> answer;
+  auto result = answer.get_future();
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return {};
+  }
+  loop_.post([&] {
+    answer.set_value({links_->counters(), links_->credit_bytes(), loop_.wakeups()});
+  });
+  return result.get();
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,160 @@
+// The engine: one thread per worker process that turns operations into transfers and messages.
+// Operations may be submitted from any thread, in any order on any rank.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/cluster.h"
+#include "node/local_bus.h"
+#include "node/shared_memory.h"
+#include "transport/event_loop.h"
+#include "worker/completion.h"
+#include "worker/links.h"
+#include "worker/node_stage.h"
+#include "worker/transfer.h"
+
+namespace herring::worker {
+
+// A named operation as one rank calls it.
+struct Request {
+  wire::Collective kind = wire::Collective::kBarrier;
+  std::string name;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  uint32_t root = 0;
+  double prescale = 1.0, postscale = 1.0;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> splits;   // alltoall: rows for each rank
+  const char* send = nullptr;
+  char* receive = nullptr;        // allreduce, broadcast: in place
+  double timeout = 0;             // seconds; 0: the setting
+  size_t bytes() const;
+};
+
+class Operation : public TransferOwner {
+ public:
+  Completion completion;
+  Request request;
+  // What allgather, reduce_scatter and alltoall return; valid once complete.
+  std::unique_ptr<char[]> result;
+  size_t result_bytes = 0;
+  std::vector<uint64_t> counts, dims;  // see wire::Go
+
+ private:
+  friend class Engine;
+  void on_transfer_done(Transfer&) override;
+
+  class Engine* engine_ = nullptr;
+  uint64_t id_ = 0;
+  uint32_t server_ = 0;
+  size_t inline_bytes_ = 0;
+  std::deque<Transfer> transfers_;
+  size_t parts_left_ = 0;
+  char* staging_ = nullptr;            // in the shared heap, for an array that is not
+};
+
+struct EngineOptions {
+  uint32_t rank = 0;
+  LinksOptions links;
+  size_t small_bytes = 65536;
+  double timeout = 1800, warn_after = 60;  // seconds
+  bool shared_memory = true;
+};
+
+class Engine {
+ public:
+  // `flows`: proven connections to servers, server by server.
+  struct ServerFlow {
+    uint32_t server;
+    GuardedFd fd;
+    std::string peer;
+  };
+  Engine(const control::Cluster& cluster, EngineOptions options, std::unique_ptr<LocalBus> bus,
+         std::vector<ServerFlow> flows);
+  ~Engine();
+
+  // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when the
+  // job has failed.
+  Result<std::shared_ptr<Operation>> submit(Request request);
+  // Fails everything that is in flight and everything that comes later. Any thread.
+  void fail(const Status& status);
+  // A rank has said goodbye: what still needs it fails.
+  void rank_left(uint32_t rank);
+  Status failure() const;
+  // Ends the thread; what is in flight fails with kShutdown.
+  void stop();
+
+  // For planned operations, on the engine thread. `waiting` fails when the job does.
+  void run(std::function<void()> task) { loop_.post(std::move(task)); }
+  void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
+  void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
+  NodeStage& node_stage() { return *node_stage_; }
+  Links& links() { return *links_; }
+  // Buffers go through the node stage when any node has several workers, or there is one node.
+  bool uses_node_stage() const { return uses_node_stage_; }
+  uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
+
+  const control::Cluster& cluster() const { return cluster_; }
+  const EngineOptions& options() const { return options_; }
+  std::vector<double> weights() const;
+  SharedHeap& heap() { return heap_; }
+  uint32_t timeout_ms(double seconds) const;
+  uint32_t warn_ms() const { return static_cast<uint32_t>(options_.warn_after * 1000); }
+
+  struct Counters {
+    std::vector<Links::ServerCounters> servers;
+    size_t credit_bytes = 0;
+    uint64_t wakeups = 0;
+  };
+  Counters counters();
+
+ private:
+  friend class Operation;
+
+  void start(const std::shared_ptr<Operation>& operation);
+  void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  void on_reply(Operation& operation, wire::Go head, std::string_view result);
+  void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);
+  void launch_allreduce(Operation& operation, Key key);
+  void launch_exchange(Operation& operation, Key key);
+  void part_done(Operation& operation);
+  void finish(Operation& operation, const Status& status);
+  void fail_now(const Status& status);
+  void tick();
+  std::shared_ptr<Operation> find(uint64_t id);
+
+  const control::Cluster cluster_;
+  const EngineOptions options_;
+  const control::WorkerInfo me_;
+  bool uses_node_stage_ = false;
+  SharedHeap heap_;
+  transport::EventLoop loop_;
+  std::unique_ptr<LocalBus> bus_;
+  std::unique_ptr<Links> links_;
+  std::unique_ptr<NodeStage> node_stage_;
+  std::thread thread_;
+
+  std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
+  std::set<std::shared_ptr<Completion>> waiting_;              // engine thread
+  std::vector<size_t> inline_in_flight_;                       // bytes, by server; engine thread
+  std::set<uint32_t> left_;                                    // engine thread
+  Nanos left_since_ = 0;
+  uint64_t next_id_ = 1;
+  std::atomic<uint32_t> next_stream_;
+
+  mutable std::mutex mutex_;
+  std::set<std::string> names_;  // in flight; guarded by mutex_
+  Status failure_;               // guarded by mutex_
+  bool stopped_ = false;         // guarded by mutex_
+};
+
+}  // namespace herring::worker

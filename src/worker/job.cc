@@ -1,0 +1,340 @@
+#include "worker/job.h"
+
+#include <condition_variable>
+#include <thread>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "reduce/reduce.h"
+#include "transport/tcp/handshake.h"
+
+namespace herring::worker {
+namespace {
+
+using transport::tcp::Address;
+
+// What all ranks and servers must have alike: rank 0's values travel with the cluster.
+constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
+                                   "credit_max",    "small_bytes",  "server_weights",
+                                   "proxies",       "flows"};
+
+control::Settings shared_settings(const Settings& settings) {
+  control::Settings shared;
+  for (const char* name : kShared) shared[name] = settings.text(name);
+  return shared;
+}
+
+// This process's settings with the job's shared ones over them.
+Result<Settings> adopt(const control::Settings& shared) {
+  std::map<std::string, std::string> overrides(shared.begin(), shared.end());
+  return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
+}
+
+server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes) {
+  server::DataPlaneOptions options;
+  const auto cores = std::max(1u, std::thread::hardware_concurrency());
+  const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
+  options.proxies = asked != 0 ? asked : std::clamp(std::min((nodes + 7) / 8, cores / 2), 1u, 16u);
+  options.segment_bytes = settings.get_bytes("segment_bytes");
+  options.frame_max = settings.get_bytes("frame_max");
+  options.credit = settings.get_bytes("credit");
+  options.credit_max = settings.get_bytes("credit_max");
+  options.small_bytes = settings.get_bytes("small_bytes");
+  return options;
+}
+
+std::string encode_bus(const LocalAddress& address) {
+  ByteWriter out;
+  out.text(address.name).raw(address.token.data(), address.token.size());
+  return out.take();
+}
+
+Result<LocalAddress> decode_bus(const std::string& text) {
+  ByteReader in(text);
+  LocalAddress address;
+  address.name = in.text(128);
+  in.raw(address.token.data(), address.token.size());
+  if (!in.done()) return Status(Code::kInternal, "malformed local address");
+  return address;
+}
+
+Result<std::string> source_address(const Settings& settings) {
+  const std::string& name = settings.get_string("interface");
+  return name.empty() ? Result<std::string>(std::string())
+                      : transport::tcp::interface_address(name);
+}
+
+Result<control::Member::Options> member_options(const std::string& rendezvous,
+                                                const std::string& secret,
+                                                const Settings& settings) {
+  auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+  if (!address.ok()) return address.status();
+  auto source = source_address(settings);
+  if (!source.ok()) return source.status();
+  control::Member::Options options;
+  options.rendezvous = *address;
+  options.source = *source;
+  options.credentials = {secret, wire::job_id(settings.get_string("job"))};
+  options.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+  options.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
+  options.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  return options;
+}
+
+void apply_process_settings(const Settings& settings) {
+  set_log_level(settings.get_string("log_level"));
+  if (const std::string& simd = settings.get_string("simd"); simd != "auto") {
+    reduce::set_simd_level(simd.c_str());
+  }
+}
+
+// Waits until the server has handed out everything, or all workers have left; bounded.
+void drain(server::Server& server, const std::atomic<bool>& ended) {
+  const Nanos deadline = monotonic_now() + 10 * kSecond;
+  while (!ended.load() && !server.idle() && monotonic_now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
+  apply_process_settings(options.settings);
+  set_log_identity(concat("rank ", options.rank));
+  std::unique_ptr<Job> job(new Job(std::move(options)));
+  HERRING_RETURN_IF_ERROR(job->connect());
+  return job;
+}
+
+Status Job::connect() {
+  const Settings& settings = options_.settings;
+  std::string rendezvous = options_.rendezvous;
+  if (options_.rank == 0 && options_.hosts_rendezvous) {
+    auto listener = [&]() -> Result<GuardedFd> {
+      if (options_.rendezvous_fd >= 0) {
+        return transport::tcp::adopt_listener(options_.rendezvous_fd);
+      }
+      if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
+      auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+      if (!address.ok()) return address.status();
+      return transport::tcp::listen_on(*address, 1024);
+    }();
+    if (!listener.ok()) return listener.status();
+    control::RendezvousOptions hosting;
+    hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
+    hosting.size = options_.size;
+    hosting.dedicated_servers = options_.dedicated_servers;
+    hosting.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+    hosting.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
+    hosting.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+    auto started = control::Rendezvous::start(std::move(*listener), hosting);
+    if (!started.ok()) return started.status();
+    rendezvous_ = std::move(*started);
+    if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
+  }
+  auto member = member_options(rendezvous, options_.secret, settings);
+  if (!member.ok()) return member.status();
+
+  auto bus = LocalBus::listen();
+  if (!bus.ok()) return bus.status();
+  control::WorkerRegistration registration;
+  registration.rank = options_.rank;
+  registration.size = options_.size;
+  registration.local_rank = options_.local_rank;
+  registration.local_size = options_.local_size;
+  registration.dedicated_servers = options_.dedicated_servers;
+  registration.host_id = options_.host_id;
+  registration.bus = encode_bus((*bus)->address());
+  registration.settings = shared_settings(settings);
+  auto joined = control::Member::join(*member, registration,
+                                      [&](const control::Cluster& cluster, uint32_t node) {
+                                        return start_colocated_server(cluster, node, *member);
+                                      });
+  if (server_joining_.joinable()) server_joining_.join();
+  if (!joined.ok()) return joined.status();
+  HERRING_RETURN_IF_ERROR(server_status_);
+  member_ = std::move(*joined);
+  const control::Cluster& cluster = member_->cluster();
+  auto shared = adopt(cluster.settings);
+  if (!shared.ok()) return shared.status();
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes);
+  if (server_) server_->attach(server_member_->cluster(), server_member_->server_index(), plane);
+
+  const control::WorkerInfo& me = cluster.workers[options_.rank];
+  const Nanos deadline = monotonic_now() + member->connect_timeout;
+  std::vector<LocalAddress> neighbours;
+  for (uint32_t rank : cluster.ranks_of(me.node)) {
+    auto address = decode_bus(cluster.workers[rank].bus);
+    if (!address.ok()) return address.status();
+    neighbours.push_back(std::move(*address));
+  }
+  HERRING_RETURN_IF_ERROR((*bus)->connect(me.local_rank, neighbours, deadline));
+
+  const auto flows_per_server = static_cast<uint32_t>(shared->get_int("flows"));
+  std::vector<Engine::ServerFlow> flows;
+  for (const control::ServerInfo& server : cluster.servers) {
+    auto address = transport::tcp::parse_address(server.address, "a server's address");
+    if (!address.ok()) return address.status();
+    for (uint32_t k = 0; k < flows_per_server; ++k) {
+      const wire::Hello hello{wire::Role::kWorker, options_.rank, k, cluster.epoch};
+      auto fd = transport::tcp::connect_and_prove(*address, member->source, hello,
+                                                  member->credentials, deadline);
+      if (!fd.ok()) return fd.status();
+      flows.push_back({server.index, std::move(*fd), server.address});
+    }
+  }
+
+  EngineOptions engine;
+  engine.rank = options_.rank;
+  engine.links.segment_bytes = plane.segment_bytes;
+  engine.links.frame_max = plane.frame_max;
+  engine.links.credit_initial = plane.credit_segments(plane.credit);
+  engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
+  engine.links.credit_fixed = plane.credit != 0;
+  engine.links.steers = options_.rank == 0;
+  engine.links.first_server = static_cast<uint32_t>(
+      uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
+  engine.small_bytes = plane.small_bytes;
+  engine.timeout = settings.get_seconds("timeout");
+  engine.warn_after = settings.get_seconds("warn_after");
+  engine_ = std::make_unique<Engine>(cluster, engine, std::move(*bus), std::move(flows));
+
+  member_->watch(
+      [this](const control::Loss& loss) {
+        if (!loss.left) return engine_->fail({Code::kPeerLost, loss.text});
+        if (loss.is_server) return;
+        engine_->rank_left(loss.index);
+        if (server_) server_->rank_left(loss.index);
+      },
+      [this](const std::string& reason) {
+        engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
+      },
+      [this] { ended_.store(true); });
+  return {};
+}
+
+Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
+                                   const control::Member::Options& member_options) {
+  // It listens where this process meets the rendezvous from, no wider.
+  auto host = [&]() -> Result<std::string> {
+    if (!member_options.source.empty()) return member_options.source;
+    auto probe = transport::tcp::connect_to(member_options.rendezvous, "",
+                                            monotonic_now() + member_options.connect_timeout);
+    if (!probe.ok()) return probe.status();
+    auto local = transport::tcp::local_address(probe->get());
+    if (!local.ok()) return local.status();
+    return local->host;
+  }();
+  if (!host.ok()) return host.status();
+  server::ServerOptions options;
+  options.host = *host;
+  options.credentials = member_options.credentials;
+  auto started = server::Server::start(std::move(options));
+  if (!started.ok()) return started.status();
+  server_ = std::move(*started);
+  control::ServerRegistration registration;
+  registration.dedicated = false;
+  registration.node = node;
+  registration.host = server_->address().host;
+  registration.port = server_->address().port;
+  // It joins as a process of its own would; the join ends when the whole cluster is there.
+  server_joining_ = std::thread([this, registration, member_options] {
+    auto joined = control::Member::join(member_options, registration);
+    if (!joined.ok()) {
+      server_status_ = joined.status();
+      return;
+    }
+    server_member_ = std::move(*joined);
+    server_member_->watch([](const control::Loss&) {}, [](const std::string&) {}, [] {});
+  });
+  return {};
+}
+
+Job::~Job() { shutdown(); }
+
+void Job::abort(const std::string& reason) {
+  member_->abort(reason);
+  engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
+}
+
+void Job::shutdown() {
+  if (std::exchange(down_, true)) return;
+  if (server_joining_.joinable()) server_joining_.join();
+  const bool healthy = engine_ && engine_->failure().ok();
+  if (engine_) engine_->stop();
+  if (member_) member_->goodbye();
+  if (server_) {
+    if (healthy) drain(*server_, ended_);
+    if (server_member_) server_member_->goodbye();
+    server_->stop();
+  }
+  if (rendezvous_) rendezvous_->stop();
+}
+
+Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
+                            const Settings& settings, const std::function<bool()>& interrupted) {
+  apply_process_settings(settings);
+  set_log_identity("server");
+  auto member = member_options(rendezvous, secret, settings);
+  if (!member.ok()) return member.status();
+  std::string host = member->source;
+  if (host.empty()) {
+    auto probe = transport::tcp::connect_to(member->rendezvous, "",
+                                            monotonic_now() + member->connect_timeout);
+    if (!probe.ok()) return probe.status();
+    auto local = transport::tcp::local_address(probe->get());
+    if (!local.ok()) return local.status();
+    host = local->host;
+  }
+  auto started = server::Server::start({host, 0, member->credentials});
+  if (!started.ok()) return started.status();
+  server::Server& server = **started;
+  control::ServerRegistration registration;
+  registration.host = server.address().host;
+  registration.port = server.address().port;
+  auto joined = control::Member::join(*member, registration);
+  if (!joined.ok()) return joined.status();
+  control::Member& membership = **joined;
+  set_log_identity(concat("server ", membership.server_index()));
+  auto shared = adopt(membership.cluster().settings);
+  if (!shared.ok()) return shared.status();
+  server.attach(membership.cluster(), membership.server_index(),
+                data_plane(*shared, membership.cluster().nodes));
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;
+  Status why;
+  const auto end = [&](Status status) {
+    {
+      std::lock_guard lock(mutex);
+      if (ended) return;
+      ended = true;
+      why = std::move(status);
+    }
+    changed.notify_all();
+  };
+  membership.watch(
+      [&](const control::Loss& loss) {
+        if (!loss.left) return end({Code::kPeerLost, loss.text});
+        if (!loss.is_server) server.rank_left(loss.index);
+      },
+      [&](const std::string& reason) {
+        end({Code::kPeerLost, concat("the job was aborted: ", reason)});
+      },
+      [&] { end({}); });
+  {
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, std::chrono::milliseconds(100), [&] { return ended; })) {
+      if (interrupted()) {
+        ended = true;
+        break;
+      }
+    }
+  }
+  membership.goodbye();
+  server.stop();
+  return why;
+}
+
+}  // namespace herring::worker

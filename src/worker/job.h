@@ -1,0 +1,64 @@
+// Everything one worker process runs for a job: its engine, its membership, and, where it falls to
+// this rank, the rendezvous and a colocated server.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/settings.h"
+#include "control/member.h"
+#include "control/rendezvous.h"
+#include "server/server.h"
+#include "worker/engine.h"
+#include "worker/planned.h"
+
+namespace herring::worker {
+
+struct JobOptions {
+  uint32_t rank = 0, size = 1;
+  int local_rank = -1, local_size = -1;
+  uint32_t dedicated_servers = 0;
+  std::string rendezvous;        // host:port; empty with size 1: an ephemeral port on loopback
+  bool hosts_rendezvous = true;  // rank 0 only
+  int rendezvous_fd = -1;        // an inherited listener for it
+  std::string host_id;
+  std::string secret;            // raw bytes
+  Settings settings;
+};
+
+class Job {
+ public:
+  static Result<std::unique_ptr<Job>> start(JobOptions options);
+  ~Job();
+
+  Engine& engine() { return *engine_; }
+  const control::Cluster& cluster() const { return member_->cluster(); }
+  uint32_t rank() const { return options_.rank; }
+  // Every rank's pending and later operations fail with this reason. Any thread; cannot hang.
+  void abort(const std::string& reason);
+  // Leaves the job; bounded. Operations in flight fail with kShutdown.
+  void shutdown();
+
+ private:
+  explicit Job(JobOptions options) : options_(std::move(options)) {}
+  Status connect();
+  Status start_colocated_server(const control::Cluster& cluster, uint32_t node,
+                                const control::Member::Options& member_options);
+
+  const JobOptions options_;
+  std::unique_ptr<control::Rendezvous> rendezvous_;
+  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<control::Member> member_, server_member_;
+  std::thread server_joining_;
+  Status server_status_;
+  std::unique_ptr<Engine> engine_;
+  std::atomic<bool> ended_{false};  // all workers have said goodbye
+  bool down_ = false;
+};
+
+// `herring server`: serves one job until it ends. Returns why, if not because all workers have left.
+// `interrupted` is polled now and then.
+Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
+                            const Settings& settings, const std::function<bool()>& interrupted);
+
+}  // namespace herring::worker

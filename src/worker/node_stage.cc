@@ -1,0 +1,333 @@
+#include "worker/node_stage.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/log.h"
+#include "reduce/reduce.h"
+
+namespace herring::worker {
+namespace {
+
+// Summed, then copied to the other ranks while it is still in the first-level cache.
+constexpr size_t kBlockBytes = 16 << 10;
+
+}  // namespace
+
+NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Links& links,
+                     Options options, OnFailure on_failure)
+    : loop_(loop),
+      bus_(bus),
+      heap_(heap),
+      links_(links),
+      options_(std::move(options)),
+      on_failure_(std::move(on_failure)),
+      local_size_(std::max(1u, bus.local_size())) {}
+
+// Before the loop runs, or on its thread.
+void NodeStage::attach() {
+  for (int fd : bus_.fds()) {
+    BusSocket& socket = sockets_[fd];
+    socket.bus = &bus_;
+    socket.fd = fd;
+    loop_.add(fd, EPOLLIN | (bus_.wants_write(fd) ? EPOLLOUT : 0u), &socket);
+  }
+  bus_.set_interest_handler([this](int fd, bool wants_write) {
+    loop_.modify(fd, EPOLLIN | (wants_write ? EPOLLOUT : 0u));
+  });
+  // A death is the rendezvous' to tell; here the socket only leaves the loop.
+  bus_.set_handler([this](const LocalMessage& message) { on_message(message); },
+                   [this](uint32_t local_rank, const Status& why) {
+                     log(LogLevel::kDebug, "connection to ", options_.names[local_rank],
+                         " ended: ", why.message());
+                     loop_.remove(bus_.fd_of(local_rank));
+                   });
+}
+
+NodeStage::~NodeStage() {
+  for (int fd : bus_.fds()) loop_.remove(fd);
+}
+
+void NodeStage::BusSocket::on_events(uint32_t events) {
+  if (events & EPOLLOUT) bus->on_writable(fd);
+  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) bus->on_readable(fd);
+}
+
+NodeStage::Entry& NodeStage::entry(const Key& key) {
+  std::unique_ptr<Entry>& place = tasks_[key];
+  if (!place) {
+    place = std::make_unique<Entry>();
+    place->task.key = key;
+    place->ranks.resize(local_size_);
+    place->since = monotonic_now();
+  }
+  return *place;
+}
+
+void NodeStage::post(NodeTask task) {
+  Entry& e = entry(task.key);
+  e.mine = true;
+  e.task = std::move(task);
+  LocalMessage message;
+  message.kind = kPost;
+  message.flags = e.task.active ? 0 : kInactive;
+  message.stream = e.task.key.stream;
+  message.round = e.task.key.round;
+  message.buffer = e.task.key.buffer;
+  message.bytes = e.task.bytes;
+  if (local_size_ > 1) {
+    const auto location = heap_.locate(e.task.data, e.task.bytes);
+    const auto region = location ? heap_.region(location->region) : nullptr;
+    if (region == nullptr) {
+      return on_failure_({Code::kInternal, concat("'", e.task.name, "' is not in shared memory")});
+    }
+    message.region = bus_.export_region(region);
+    message.offset = location->offset;
+    bus_.send_to_all(message);
+  }
+  Posted& mine = e.ranks[options_.local_rank];
+  mine.here = true;
+  mine.active = e.task.active;
+  mine.data = e.task.data;
+  mine.bytes = e.task.bytes;
+  if (++e.posted == local_size_) all_posted(e);
+}
+
+void NodeStage::on_message(const LocalMessage& message) {
+  const Key key{message.stream, message.round, message.buffer};
+  if (message.kind != kPost && message.kind != kDone) {
+    return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
+                                                options_.names[message.from])});
+  }
+  Entry& e = entry(key);
+  Posted& peer = e.ranks[message.from];
+  if (message.kind == kDone) {
+    if (!peer.here || peer.done) {
+      return on_failure_({Code::kInternal, concat(options_.names[message.from],
+                                                  " is done with a buffer out of turn")});
+    }
+    peer.done = true;
+    ++e.done;
+    return maybe_finish(e);
+  }
+  auto memory = bus_.peer_memory(message.from, message.region, message.offset, message.bytes);
+  if (!memory.ok() || peer.here) {
+    return on_failure_({Code::kInternal, concat("cannot use the memory of ",
+                                                options_.names[message.from], ": ",
+                                                memory.status().message())});
+  }
+  peer.here = true;
+  peer.active = !(message.flags & kInactive);
+  peer.data = *memory;
+  peer.bytes = message.bytes;
+  if (++e.posted == local_size_) all_posted(e);
+}
+
+void NodeStage::all_posted(Entry& e) {
+  for (uint32_t r = 0; r < local_size_; ++r) {
+    if (e.ranks[r].bytes != e.task.bytes) {
+      return on_failure_({Code::kMismatch,
+                          concat("ranks disagree about '", e.task.name, "': ", options_.names[r],
+                                 " has ", e.ranks[r].bytes, " bytes, ",
+                                 options_.names[options_.local_rank], " ", e.task.bytes)});
+    }
+    e.workers += e.ranks[r].active;
+  }
+  Transfer& transfer = e.transfer;
+  transfer.key = e.task.key;
+  transfer.owner = this;
+  transfer.shards = e.task.shards;
+  transfer.runs = plan::local_slice(transfer.shards, options_.segment_bytes, options_.local_rank,
+                                    local_size_);
+  for (const plan::SegmentRun& run : transfer.runs) {
+    const plan::Range range = plan::run_range(transfer.shards, options_.segment_bytes, run);
+    if (e.slice.bytes == 0) e.slice.offset = range.offset;
+    e.slice.bytes += range.bytes;
+  }
+  ready_.push(e.task.key);
+  schedule_work();
+}
+
+void NodeStage::schedule_work() {
+  if (std::exchange(work_scheduled_, true)) return;
+  loop_.post([this] {
+    work_scheduled_ = false;
+    work();
+  });
+}
+
+void NodeStage::work() {
+  size_t budget = kWorkBytes;
+  while (!ready_.empty() && budget > 0) {
+    const auto found = tasks_.find(ready_.front());
+    if (found == tasks_.end()) {  // cleared
+      ready_.pop();
+      continue;
+    }
+    Entry& e = *found->second;
+    const size_t bytes = std::min(budget, e.slice.bytes - e.reduced);
+    if (bytes > 0) reduce(e, e.slice.offset + e.reduced, bytes);
+    e.reduced += bytes;
+    budget -= bytes;
+    if (e.reduced == e.slice.bytes) {
+      ready_.pop();
+      options_.nodes == 1 ? slice_done(e) : push_slice(e);
+    }
+  }
+  if (!ready_.empty()) schedule_work();
+}
+
+// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a power
+// of two that the server takes back (exact, but for the smallest subnormals).
+double NodeStage::wire_scale(const NodeTask& task) const {
+  if (options_.nodes == 1 || task.wire != DType::kFloat16 ||
+      (task.op != ReduceOp::kSum && task.op != ReduceOp::kAverage)) {
+    return 1.0;
+  }
+  return 1.0 / static_cast<double>(std::bit_ceil(options_.most_local_ranks));
+}
+
+void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
+  const NodeTask& task = e.task;
+  const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
+  const bool last_stage = options_.nodes == 1;
+  const DType out_type = last_stage ? task.dtype : task.wire;
+  const double divisor = task.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
+  const reduce::Stage stage{task.dtype,
+                            out_type,
+                            task.op,
+                            task.prescale,
+                            last_stage ? divisor : 1.0,
+                            last_stage ? task.postscale : wire_scale(task)};
+  size_t element = begin / wire_item;
+  const size_t end = element + bytes / wire_item;
+  std::vector<const void*> sources;
+  // A node of one worker has nothing to add up, often not even to change.
+  if (local_size_ == 1 && task.active && out_type == task.dtype && stage.prescale == 1.0 &&
+      stage.divisor == 1.0 && stage.postscale == 1.0) {
+    return;
+  }
+  while (element < end) {
+    const size_t count = std::min(kBlockBytes / item, end - element);
+    sources.clear();
+    for (const Posted& rank : e.ranks) {
+      if (rank.active) sources.push_back(rank.data + element * item);
+    }
+    char* out = last_stage || !converts(task) ? task.data + element * item
+                                              : task.staging + element * wire_item;
+    if (sources.empty()) {
+      std::memset(out, 0, count * size_of(out_type));
+    } else {
+      reduce::combine(sources.data(), sources.size(), out, count, stage);
+    }
+    if (last_stage) share(e, element, count);
+    element += count;
+  }
+}
+
+// Copies finished elements from this rank's buffer to the others'.
+void NodeStage::share(Entry& e, size_t element, size_t elements) {
+  const size_t item = size_of(e.task.dtype);
+  const size_t offset = element * item, bytes = elements * item;
+  for (uint32_t r = 0; r < local_size_; ++r) {
+    if (r != options_.local_rank) std::memcpy(e.ranks[r].data + offset, e.task.data + offset, bytes);
+  }
+}
+
+wire::Open NodeStage::open_of(const Entry& e) const {
+  wire::Open open;
+  open.dtype = e.task.wire;
+  open.op = e.task.op;
+  open.participants = wire::Participants::kNodes;
+  open.workers = e.workers;
+  open.postscale = e.task.postscale / wire_scale(e.task);
+  open.timeout_ms = e.task.timeout_ms;
+  open.warn_ms = e.task.warn_ms;
+  open.name = e.task.name;
+  return open;
+}
+
+void NodeStage::push_slice(Entry& e) {
+  Transfer& transfer = e.transfer;
+  char* base = converts(e.task) ? e.task.staging : e.task.data;
+  transfer.open = open_of(e);
+  transfer.send = e.workers > 0 ? base : nullptr;
+  transfer.receive = base;
+  links_.push(transfer);
+}
+
+void NodeStage::on_result(Transfer& transfer, plan::Range range) {
+  Entry& e = entry(transfer.key);
+  const size_t wire_item = size_of(e.task.wire), item = size_of(e.task.dtype);
+  const size_t element = range.offset / wire_item, count = range.bytes / wire_item;
+  if (converts(e.task)) {
+    reduce::convert(e.task.staging + range.offset, e.task.wire, e.task.data + element * item,
+                    e.task.dtype, count, 1.0);
+  }
+  share(e, element, count);
+}
+
+void NodeStage::on_transfer_done(Transfer& transfer) {
+  Entry& e = entry(transfer.key);
+  if (transfer.workers > 0) e.workers = transfer.workers;
+  slice_done(e);
+}
+
+void NodeStage::slice_done(Entry& e) {
+  LocalMessage message;
+  message.kind = kDone;
+  message.stream = e.task.key.stream;
+  message.round = e.task.key.round;
+  message.buffer = e.task.key.buffer;
+  if (local_size_ > 1) bus_.send_to_all(message);
+  e.ranks[options_.local_rank].done = true;
+  ++e.done;
+  maybe_finish(e);
+}
+
+void NodeStage::maybe_finish(Entry& e) {
+  if (e.done < local_size_) return;
+  auto node = tasks_.extract(e.task.key);
+  const Entry& finished = *node.mapped();
+  finished.task.on_done(finished.workers);
+}
+
+void NodeStage::release_regions() {
+  for (uint32_t region : heap_.take_released()) bus_.release_region(region);
+}
+
+void NodeStage::check_deadlines(Nanos now) {
+  for (auto& [key, e] : tasks_) {
+    if (!e->mine || e->posted == local_size_) continue;
+    const Nanos age = now - e->since;
+    std::string missing;
+    for (uint32_t r = 0; r < local_size_; ++r) {
+      if (!e->ranks[r].here) missing += (missing.empty() ? "" : ", ") + options_.names[r];
+    }
+    const std::string text = concat("'", e->task.name, "' (round ", key.round, ", buffer ",
+                                    key.buffer, ") has waited ", age / kSecond, " s for ", missing);
+    if (age > e->task.timeout_ms * kMillisecond) {
+      return on_failure_({Code::kTimeout, text + ", which did not submit it"});
+    }
+    if (!e->warned && age > e->task.warn_ms * kMillisecond) {
+      e->warned = true;
+      log(LogLevel::kWarning, text);
+    }
+  }
+}
+
+bool NodeStage::waits_for(uint32_t local_rank) const {
+  return std::any_of(tasks_.begin(), tasks_.end(), [&](const auto& one) {
+    return one.second->mine && !one.second->ranks[local_rank].done;
+  });
+}
+
+void NodeStage::clear() {
+  tasks_.clear();
+  ready_.clear();
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,130 @@
+// The node stage (paper, III-B, steps 1, 2 and 5, in shared memory): the local ranks of a node post
+// a buffer, each reduces its slice over all of them, pushes it if there are other nodes, and writes
+// the result into everybody's buffer.
+//
+// Slice r of every rank's memory is read and written by local rank r alone between the moment that
+// all have posted and the moment that r says done; so two rounds of small messages are all the
+// synchronization there is. Engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ring.h"
+#include "node/local_bus.h"
+#include "transport/event_loop.h"
+#include "worker/links.h"
+#include "worker/transfer.h"
+
+namespace herring::worker {
+
+// One buffer of an all-reduce, as every local rank posts it.
+struct NodeTask {
+  Key key;
+  std::string name;                    // for messages
+  char* data = nullptr;                // this rank's buffer: in the shared heap if local_size > 1
+  size_t bytes = 0;
+  DType dtype = DType::kFloat32;       // of the buffer
+  DType wire = DType::kFloat32;        // between nodes
+  char* staging = nullptr;             // for the wire dtype's bytes, when it differs
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0, postscale = 1.0;
+  bool active = true;                  // false: this worker has nothing to add
+  uint32_t timeout_ms = 0, warn_ms = 0;
+  std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
+  std::function<void(uint32_t workers)> on_done;
+};
+
+class NodeStage : private TransferOwner {
+ public:
+  using OnFailure = std::function<void(const Status&)>;
+
+  struct Options {
+    uint32_t nodes = 1;
+    uint32_t local_rank = 0;
+    uint32_t most_local_ranks = 1;   // on any node
+    size_t segment_bytes = 8192;
+    std::vector<std::string> names;  // of the local ranks, for messages
+  };
+
+  NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Links& links,
+            Options options, OnFailure on_failure);
+  ~NodeStage() override;
+  // Puts the bus into the loop; before the first post().
+  void attach();
+
+  void post(NodeTask task);
+  // The regions that are gone can be let go by the peers.
+  void release_regions();
+  // Who is missing for how long; fails what is past its deadline.
+  void check_deadlines(Nanos now);
+  // Tasks that wait for a local rank; for the error when it leaves.
+  bool waits_for(uint32_t local_rank) const;
+  bool busy() const { return !tasks_.empty(); }
+  void clear();
+
+ private:
+  enum Kind : uint8_t { kPost = 1, kDone = 2 };
+  static constexpr uint8_t kInactive = 1;
+  static constexpr size_t kWorkBytes = 512 << 10;  // reduced before the loop looks at its events
+
+  struct Posted {
+    bool here = false, active = true, done = false;
+    char* data = nullptr;
+    uint64_t bytes = 0;
+  };
+  struct Entry {
+    bool mine = false;               // posted by this rank
+    NodeTask task;
+    std::vector<Posted> ranks;       // by local rank
+    uint32_t posted = 0, done = 0;
+    uint32_t workers = 0;            // contributing, on this node; of the result in the end
+    Nanos since = 0;
+    bool warned = false;
+    Transfer transfer;               // of this rank's slice
+    plan::Range slice;               // wire bytes
+    size_t reduced = 0;              // of slice.bytes
+  };
+
+  // One socket of the bus in the loop.
+  struct BusSocket : transport::EventHandler {
+    void on_events(uint32_t events) override;
+    LocalBus* bus = nullptr;
+    int fd = -1;
+  };
+
+  Entry& entry(const Key& key);
+  void on_message(const LocalMessage& message);
+  void all_posted(Entry& entry);
+  void work();
+  void schedule_work();
+  // Reduces wire bytes [begin, begin + bytes) of the slice.
+  void reduce(Entry& entry, size_t begin, size_t bytes);
+  void share(Entry& entry, size_t element, size_t elements);
+  void push_slice(Entry& entry);
+  void slice_done(Entry& entry);
+  void maybe_finish(Entry& entry);
+  void on_result(Transfer&, plan::Range range) override;
+  void on_transfer_done(Transfer&) override;
+  wire::Open open_of(const Entry& entry) const;
+  double wire_scale(const NodeTask& task) const;
+  bool converts(const NodeTask& task) const { return task.wire != task.dtype; }
+
+  transport::EventLoop& loop_;
+  LocalBus& bus_;
+  SharedHeap& heap_;
+  Links& links_;
+  const Options options_;
+  const OnFailure on_failure_;
+  const uint32_t local_size_;
+  std::unordered_map<int, BusSocket> sockets_;
+  std::unordered_map<Key, std::unique_ptr<Entry>, KeyHash> tasks_;
+  Ring<Key> ready_;                  // all posted, to be reduced in this order
+  bool work_scheduled_ = false;
+};
+
+}  // namespace herring::worker
