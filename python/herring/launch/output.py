@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 # A "\r" at the very end waits for the next bytes: a "\n" may belong to it.
-_UNIT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?!\Z))")
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def prefix(label: str, index: int, colour: bool) -> bytes:
@@ -108,19 +108,20 @@ class Source:
     def _feed_lines(self, data: bytes) -> None:
         data = self._pending + data
         shown = []
-        end = 0
+        start = 0
         unfinished = b""
-        for match in _UNIT.finditer(data):
-            unit, end = match.group(), match.end()
-            if unit.endswith(b"\n"):
-                shown.append(self._mark + unit.rstrip(b"\r\n") + b"\n")
+        for match in _LINE_END.finditer(data):
+            text = data[start : match.start()]
+            start = match.end()
+            if match.group() != b"\r":
+                shown.append(self._mark + text + b"\n")
                 unfinished = b""
-            elif unit != b"\r" and not self._sink.terminal:
+            elif text and not self._sink.terminal:
                 # A progress bar into a file: every state, as without us.
-                unfinished = self._mark + unit
+                unfinished = self._mark + text + b"\r"
                 shown.append(unfinished)
             # On a terminal only the last state counts; the bar itself belongs to the live source.
-        self._pending = data[end:]
+        self._pending = data[start:]
         if len(self._pending) > _MAXIMUM_LINE:
             shown.append(self._mark + self._pending + b"\n")
             self._pending, unfinished = b"", b""

@@ -1,0 +1,297 @@
+"""How ranks learn address and secret: files, addresses, the torch store, and what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from herring.errors import ConfigurationError, TimeoutError
+from herring.launch import network, publication
+from herring.launch.detect import detect
+from herring.launch.meet import Meeting, meet, meet_as_server, read_secret_file
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    # Bound but not listening, with SO_REUSEADDR: nobody else gets it, rank 0 may listen on it.
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def by_hand(port: int, rank: int, host: str = "127.0.0.1") -> dict[str, str]:
+    return {
+        "HERRING_RANK": str(rank),
+        "HERRING_SIZE": "2",
+        "HERRING_RENDEZVOUS": f"{host}:{port}",
+    }
+
+
+def join(environ: dict[str, str], timeout: float = TIMEOUT) -> Meeting:
+    return meet(detect(environ), environ, timeout)
+
+
+def connects(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0
+
+
+def test_a_job_of_one_opens_nothing() -> None:
+    meeting = join({})
+    assert meeting.address == ""
+    assert meeting.take_descriptor() is None
+    assert len(meeting.secret) == 32
+
+
+def test_by_hand_on_one_host_shares_a_secret(runtime: dict[str, str], free_port: int) -> None:
+    first = join({**runtime, **by_hand(free_port, 0)})
+    second = join({**runtime, **by_hand(free_port, 1, "localhost")})
+    server = meet_as_server(f"127.0.0.1:{free_port}", runtime)
+    assert first.secret == second.secret == server.secret
+    assert len(first.secret) == 32
+    assert first.address == second.address == server.address == f"127.0.0.1:{free_port}"
+    folder = Path(runtime["XDG_RUNTIME_DIR"]) / "herring"
+    (note,) = folder.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert note.stat().st_mode & 0o777 == 0o600
+    first.started()
+    assert not list(folder.iterdir())
+    descriptor = first.take_descriptor()
+    assert descriptor is not None
+    assert connects(first.address)
+    os.close(descriptor)
+    assert first.secret.hex() not in repr(first)
+
+
+def open_mpi(rank: str) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": "prterun-test-1@1",
+    }
+
+
+def test_rank_0_missing_is_a_timeout(runtime: dict[str, str]) -> None:
+    with pytest.raises(TimeoutError, match=r"rank 1 of 2 .*OMPI_COMM_WORLD_RANK.* rank 0"):
+        join({**runtime, **open_mpi("1")}, timeout=0.05)
+
+
+MEET = """
+    import os, sys
+    from herring.launch.detect import detect
+    from herring.launch.meet import meet
+    for _ in range(2):  # a job may start again in the same processes
+        worker = detect(os.environ)
+        meeting = meet(worker, timeout=60)
+        print(worker.rank, meeting.address, meeting.secret.hex(), flush=True)
+        # Rank 0 keeps what it published until all have read it.
+        sys.stdin.readline()
+        meeting.close()
+"""
+
+
+def start(environ: dict[str, str], shells: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(MEET)]
+    for _ in range(shells):
+        command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check_two_generations(processes: list[subprocess.Popen[str]]) -> None:
+    try:
+        seen = set()
+        for _ in range(2):
+            lines = [process.stdout.readline().split() for process in processes]
+            assert [line[0] for line in lines] == ["0", "1"]
+            assert lines[0][1:] == lines[1][1:]
+            seen.add(tuple(lines[0][1:]))
+            for process in processes:
+                process.stdin.write("\n")
+                process.stdin.flush()
+        assert len(seen) == 2
+        for process in processes:
+            assert process.wait(TIMEOUT) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+
+def test_open_mpi_ranks_meet_by_their_job_id(runtime: dict[str, str]) -> None:
+    check_two_generations([start({**runtime, **open_mpi(rank)}) for rank in "01"])
+
+
+@pytest.mark.parametrize("shells", [(0, 0), (0, 2)])
+def test_mpich_ranks_find_their_launcher(runtime: dict[str, str], shells: tuple[int, int]) -> None:
+    environ = {**runtime, "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    check_two_generations(
+        [
+            start({**environ, "PMI_RANK": rank, "MPI_LOCALRANKID": rank}, count)
+            for rank, count in zip("01", shells)
+        ]
+    )
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_torch_store(runtime: dict[str, str], served: bool) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    environ = {**runtime, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    environ["MASTER_PORT"] = str(store.port)
+    if served:
+        environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    else:
+        del store  # rank 0 must serve it, on the port that has just become free
+    check_two_generations([start({**environ, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"])
+
+
+def test_torch_store_not_reachable(free_port: int) -> None:
+    pytest.importorskip("torch.distributed")
+    environ = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port),
+    }
+    with pytest.raises(ConfigurationError, match=f"MASTER_PORT={free_port}"):
+        join(environ, timeout=1)
+
+
+def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> None:
+    folder = publication.directory(runtime)
+    child = os.fork()
+    if child == 0:
+        publication.Publication(folder, "key", {"secret": "old"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (folder / "key").exists()
+    with pytest.raises(TimeoutError, match="key"):
+        publication.wait_for(folder, "key", 0.05, "this test")
+    note = publication.Publication(folder, "key", {"secret": "new"})
+    assert publication.wait_for(folder, "key", 1, "this test") == {"secret": "new"}
+    with pytest.raises(ConfigurationError, match="same name"):
+        publication.Publication(folder, "key", {})
+    note.withdraw()
+    note.withdraw()
+    assert not list(folder.iterdir())
+
+
+def test_a_forked_child_keeps_nothing(runtime: dict[str, str], free_port: int) -> None:
+    meeting = join({**runtime, **by_hand(free_port, 0)})
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # lives until the parent has looked
+        os._exit(0)
+    try:
+        os.close(read)
+        meeting.close()
+        assert not connects(f"127.0.0.1:{free_port}")
+        assert not list(publication.directory(runtime).iterdir())
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def test_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "herring").mkdir(mode=0o755)
+    with pytest.raises(ConfigurationError, match="only this user"):
+        publication.directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+    (tmp_path / "herring").rmdir()
+    (tmp_path / "herring").symlink_to(tmp_path)
+    with pytest.raises(ConfigurationError, match="only this user"):
+        publication.directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"HERRING_RENDEZVOUS names port {port}"):
+            join(by_hand(port, 0))
+
+
+def test_unknown_host() -> None:
+    with pytest.raises(ConfigurationError, match=r"HERRING_RENDEZVOUS.*no-such-host\.invalid"):
+        join({**by_hand(5000, 0, "no-such-host.invalid"), "HERRING_SECRET": "00" * 16})
+
+
+def test_inherited_socket_is_used_and_kept(free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        environ = {
+            **by_hand(port, 0),
+            "HERRING_SECRET": "00" * 16,
+            "HERRING_RENDEZVOUS_FD": str(os.dup(listener.fileno())),
+        }
+        for _ in range(2):
+            meeting = join(environ)
+            descriptor = meeting.take_descriptor()
+            assert descriptor is not None
+            assert socket.socket(fileno=descriptor).getsockname()[1] == port
+        os.close(int(environ["HERRING_RENDEZVOUS_FD"]))
+    for wrong in ("0", environ["HERRING_RENDEZVOUS_FD"], "900"):
+        with pytest.raises(ConfigurationError, match=f"HERRING_RENDEZVOUS_FD={wrong}"):
+            join({**environ, "HERRING_RENDEZVOUS_FD": wrong})
+
+
+def test_secret_files(tmp_path: Path, free_port: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123\n")
+    assert read_secret_file(str(path)) == b"0123456789abcdef0123"
+    environ = {**by_hand(free_port, 1), "HERRING_SECRET_FILE": str(path)}
+    assert join(environ).secret == b"0123456789abcdef0123"
+    assert meet_as_server(f"127.0.0.1:{free_port}", environ).secret == b"0123456789abcdef0123"
+    path.write_text("short")
+    with pytest.raises(ConfigurationError, match=r"holds 5 bytes.*at least 16"):
+        join(environ)
+    with pytest.raises(ConfigurationError, match=r"HERRING_SECRET_FILE=.*No such file"):
+        join({**environ, "HERRING_SECRET_FILE": str(tmp_path / "none")})
+
+
+def test_server_without_a_secret_on_another_host() -> None:
+    with pytest.raises(ConfigurationError, match="HERRING_SECRET_FILE is not set"):
+        meet_as_server("192.0.2.77:5000", {})
+    with pytest.raises(ConfigurationError, match="--rendezvous"):
+        meet_as_server("nonsense", {})
+
+
+def test_interfaces() -> None:
+    (loopback,) = [each for each in network.interfaces() if each.name == "lo"]
+    assert "127.0.0.1" in loopback.addresses
+    assert loopback.up
+    assert loopback.mtu > 1000
+    assert network.is_local_address("127.0.0.1")
+    assert not network.is_local_address("192.0.2.77")
+    assert network.own_address(interface="lo") == "127.0.0.1"
+    assert network.own_address(interface="127.0.0.1") == "127.0.0.1"
+    assert network.is_local_address(network.own_address("localhost"))
+    with pytest.raises(ConfigurationError, match=r"HERRING_INTERFACE=nosuch0.*lo"):
+        network.own_address(interface="nosuch0")

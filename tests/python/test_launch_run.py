@@ -1,0 +1,493 @@
+"""`herring run` with plain commands: output, exit status, failures, signals, and no orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+HERRING = [sys.executable, "-m", "herring.launch.cli"]
+LIMIT = 60.0
+RANKS = ["HERRING_RANK", "HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE"]
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HERRING, "run", *arguments],
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        **options,
+    )
+
+
+def shell(script: str) -> list[str]:
+    return ["--", "bash", "-c", script]
+
+
+class Job:
+    """A launcher in the background, whose output is read line by line."""
+
+    def __init__(self, *arguments: str, stdout: int = subprocess.PIPE) -> None:
+        self.process = subprocess.Popen(
+            [*HERRING, "run", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+        )
+
+    def lines(self, count: int) -> list[str]:
+        return [self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)]
+
+    def end(self) -> tuple[int, str]:
+        rest = self.process.communicate(timeout=LIMIT)[0].decode()
+        return self.process.returncode, rest
+
+
+@pytest.fixture
+def job() -> Iterator[type[Job]]:
+    started: list[Job] = []
+
+    class Tracked(Job):
+        def __init__(self, *arguments: str, **options: int) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    yield Tracked
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        if each.process.stdout:
+            each.process.stdout.close()
+
+
+def gone(pids: Sequence[int]) -> bool:
+    """Whether all processes end within the limit (as zombies of somebody else they count)."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        alive = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                if stat.rpartition(")")[2].split()[0] not in "ZX":
+                    alive.append(pid)
+        if not alive:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def pids_of(lines: Sequence[str]) -> list[int]:
+    return [int(number) for line in lines for number in re.findall(r"pid=(\d+)", line)]
+
+
+# What the workers get.
+
+
+def test_ranks_stand_in_blocks_on_nodes() -> None:
+    done = run(
+        "-n", "5", "--nodes", "2", *shell("echo " + " ".join(f"${name}" for name in RANKS))
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 5 0 3",
+        "[1] 1 5 1 3",
+        "[2] 2 5 2 3",
+        "[3] 3 5 0 2",
+        "[4] 4 5 1 2",
+    ]
+
+
+def test_environment(tmp_path: Path) -> None:
+    outer = {
+        **os.environ,
+        "HERRING_SECRET_FILE": "/none",
+        "HERRING_HOST_ID": "outer",
+        "HERRING_SECRET": "ab" * 16,
+        "HERRING_RANK": "7",
+        "HERRING_LOG_LEVEL": "debug",
+        "OMP_NUM_THREADS": "5",
+    }
+    script = 'env | grep -E "^(HERRING|OMP|PYTHONUNB)" > $0/$HERRING_RANK'
+    done = run("-n", "2", "--nodes", "2", *shell(script), str(tmp_path), env=outer)
+    assert done.returncode == 0, done.stderr
+    first, second = (
+        dict(line.split("=", 1) for line in (tmp_path / rank).read_text().splitlines())
+        for rank in "01"
+    )
+    assert first["HERRING_SECRET"] == second["HERRING_SECRET"] != outer["HERRING_SECRET"]
+    assert len(bytes.fromhex(first["HERRING_SECRET"])) == 32
+    assert first["HERRING_HOST_ID"] != second["HERRING_HOST_ID"]
+    assert "outer" not in first["HERRING_HOST_ID"]
+    assert "HERRING_SECRET_FILE" not in first
+    assert first["HERRING_RENDEZVOUS"] == second["HERRING_RENDEZVOUS"]
+    assert first["HERRING_RENDEZVOUS"].startswith("127.0.0.1:")
+    assert "HERRING_RENDEZVOUS_FD" not in second
+    assert first["HERRING_SERVERS"] == "0"
+    # What the user has set otherwise stays.
+    assert (first["HERRING_LOG_LEVEL"], first["OMP_NUM_THREADS"]) == ("debug", "5")
+    assert first["PYTHONUNBUFFERED"] == "1"
+
+
+def test_one_node_keeps_the_hosts_identity() -> None:
+    assert run("-n", "1", *shell("echo ${HERRING_HOST_ID-unset}")).stdout == "[0] unset\n"
+
+
+def test_rank_0_inherits_the_listening_socket() -> None:
+    script = (
+        "import os, socket\n"
+        "from herring.launch.detect import detect\n"
+        "from herring.launch.meet import meet\n"
+        "worker = detect(os.environ)\n"
+        "meeting = meet(worker)\n"
+        "fd = meeting.take_descriptor()\n"
+        "if worker.rank == 0:\n"
+        "    listener = socket.socket(fileno=fd)\n"
+        "    peer, _ = listener.accept()\n"
+        "    print(peer.recv(100).decode())\n"
+        "else:\n"
+        "    host, port = meeting.address.split(':')\n"
+        "    with socket.create_connection((host, int(port))) as peer:\n"
+        "        peer.sendall(b'hello from 1')\n"
+    )
+    done = run("-n", "2", "--timeout", "50", "--", sys.executable, "-c", script)
+    assert (done.returncode, done.stdout) == (0, "[0] hello from 1\n"), done.stderr
+
+
+def test_rank_0_reads_input(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_text("first line\n")
+    with path.open() as stdin:
+        done = run("-n", "2", *shell("read x; echo got=$x"), stdin=stdin)
+    assert sorted(done.stdout.splitlines()) == ["[0] got=first line", "[1] got="]
+
+
+# Output.
+
+
+def test_lines_do_not_mix_and_streams_stay_apart() -> None:
+    script = (
+        "for i in 1 2 3 4 5 6 7 8; do printf a; printf 'b%s\\n' $i; echo e$i >&2; done; printf end"
+    )
+    done = run("-n", "4", *shell(script))
+    assert done.returncode == 0
+    for rank in range(4):
+        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] ab{i}" for i in range(1, 9)] + [f"[{rank}] end"]
+        mine = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] e{i}" for i in range(1, 9)]
+    assert len(done.stdout.splitlines()) == 36
+
+
+def test_no_prefix() -> None:
+    assert run("-n", "2", "--no-prefix", *shell("echo hello")).stdout == "hello\nhello\n"
+
+
+def test_much_output_arrives_whole() -> None:
+    script = (
+        "head -c 3000000 /dev/zero | tr '\\0' x; echo; head -c 100000 /dev/zero | tr '\\0' '\\n'"
+    )
+    done = run("-n", "1", "--no-prefix", *shell(script))
+    assert done.returncode == 0
+    assert done.stdout.count("x") == 3_000_000
+    assert done.stdout.count("\n") >= 100_001
+
+
+def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """Runs the launcher on a pseudo-terminal; its exit status and all it showed."""
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [*HERRING, "run", *arguments],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        env={**os.environ, "TERM": "xterm", **(env or {})},
+        start_new_session=True,
+    )
+    os.close(inner)
+    shown = b""
+    try:
+        while select.select([outer], [], [], LIMIT)[0]:
+            try:
+                data = os.read(outer, 65536)
+            except OSError:
+                break
+            shown += data
+        return process.wait(LIMIT), shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outer)
+
+
+def test_a_terminal_shows_colours_and_lets_rank_0_have_one() -> None:
+    script = "[ -t 1 ] && echo tty=$HERRING_RANK; [ $HERRING_RANK != 0 ] || stty size <&1; exit 0"
+    status, shown = on_a_terminal("-n", "2", *shell(script))
+    assert status == 0
+    assert re.search(rb"\x1b\[36m\[0\]\x1b\[39m tty=0\r\n", shown)
+    assert b"tty=1" not in shown
+    assert re.search(rb"\[0\]\x1b\[39m \d+ \d+\r\n", shown)
+    status, shown = on_a_terminal("-n", "2", *shell(script), env={"NO_COLOR": "1"})
+    assert b"[0] tty=0\r\n" in shown
+    assert b"\x1b" not in shown
+
+
+def test_a_progress_bar_of_rank_0_survives_lines_of_others(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    # Rank 1 speaks while the bar stands at 10 %, and rank 0 goes on once it has.
+    script = (
+        'if [ $HERRING_RANK = 0 ]; then printf "\\r10%%"; : > $0/fifo; read x < $0/fifo;'
+        ' printf "\\r\\033[2K99%%\\n"; else read x < $0/fifo; echo other; echo > $0/fifo; fi'
+    )
+    status, shown = on_a_terminal(
+        "-n", "2", "--timeout", "50", *shell(script), str(tmp_path), env={"NO_COLOR": "1"}
+    )
+    assert status == 0, shown
+    assert shown.startswith(b"\r[0] 10%")
+    assert shown.endswith(b"\r\x1b[2K[0] 99%\r\n")
+    assert b"[1] other\r\n" in shown
+
+
+# How it ends.
+
+
+def test_success() -> None:
+    assert run("-n", "2", "--", "true").returncode == 0
+
+
+def test_the_first_failure_decides_and_ends_the_others() -> None:
+    done = run("-n", "3", *shell("[ $HERRING_RANK = 1 ] && exit 7; exec sleep 1000"))
+    assert done.returncode == 7
+    assert re.search(
+        r"^herring run: rank 1 \(process \d+\) exited with status 7; stopping the other 2$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert done.stderr.count("herring run:") == 1
+
+
+def test_death_by_a_signal_is_named() -> None:
+    done = run("-n", "2", *shell("[ $HERRING_RANK = 0 ] && kill -SEGV $$; exec sleep 1000"))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "rank 0" in done.stderr
+    assert "was killed by SIGSEGV (signal 11)" in done.stderr
+
+
+def test_keep_going() -> None:
+    done = run(
+        "-n", "2", "--keep-going", *shell("[ $HERRING_RANK = 0 ] && exit 3; sleep 0.3; echo done")
+    )
+    assert done.returncode == 3
+    assert "[1] done" in done.stdout
+
+
+def test_a_process_deaf_to_sigterm_is_killed() -> None:
+    script = "[ $HERRING_RANK = 0 ] && exit 1; trap '' TERM; while :; do sleep 0.1; done"
+    done = run("-n", "2", "--grace", "0.3", *shell(script))
+    assert done.returncode == 1
+
+
+def test_time_limit() -> None:
+    done = run("-n", "2", "--timeout", "0.5", "--", "sleep", "1000")
+    assert done.returncode == 124
+    assert re.search(r"0\.5 s \(--timeout\): rank 0, rank 1", done.stderr)
+
+
+def test_a_reader_that_leaves_ends_the_job(job: type[Job]) -> None:
+    each = job("-n", "2", "--", "bash", "-c", "echo pid=$$; exec yes")
+    line = each.lines(1)
+    each.process.stdout.close()
+    each.process.stdout = None
+    assert each.process.wait(LIMIT) == 128 + signal.SIGPIPE
+    assert gone(pids_of(line))
+
+
+# Signals and orphans.
+
+WAIT = "echo pid=$$; (sleep 1000 & echo pid=$!; wait) & echo pid=$!; wait"
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(job: type[Job]) -> None:
+    each = job("-n", "2", *shell(WAIT))
+    pids = pids_of(each.lines(6))
+    assert len(set(pids)) == 6
+    each.process.kill()
+    assert gone(pids)
+
+
+def test_what_leaves_its_group_ends_with_the_job(job: type[Job]) -> None:
+    # The grandchild sits in a session of its own and holds no pipe of the launcher.
+    each = job("-n", "1", *shell("setsid sleep 1000 > /dev/null 2>&1 & echo pid=$!; exit 0"))
+    pids = pids_of(each.lines(1))
+    assert each.end()[0] == 0
+    assert gone(pids)
+
+
+def test_what_a_worker_leaves_in_its_group_ends_with_the_job(job: type[Job]) -> None:
+    each = job("-n", "2", *shell("sleep 1000 & echo pid=$!; exit 0"))
+    pids = pids_of(each.lines(2))
+    assert each.end()[0] == 0
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_reach_every_worker(job: type[Job], number: signal.Signals) -> None:
+    name = number.name[3:]
+    script = f"trap 'echo caught {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
+    each = job("-n", "2", *shell(script))
+    assert sorted(each.lines(2)) == ["[0] ready", "[1] ready"]
+    each.process.send_signal(number)
+    status, output = each.end()
+    assert status == 128 + number
+    for rank in (0, 1):
+        assert f"[{rank}] caught {name}" in output
+    assert f"passing SIG{name} on" in output
+
+
+def test_workers_that_end_well_after_a_signal_make_a_success(job: type[Job]) -> None:
+    each = job("-n", "2", *shell("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"))
+    each.lines(2)
+    each.process.terminate()
+    assert each.end()[0] == 0
+
+
+def test_ctrl_c_twice_kills(job: type[Job]) -> None:
+    script = "trap 'echo caught' INT; trap '' TERM; echo pid=$$; while :; do sleep 0.05; done"
+    each = job("-n", "2", "--grace", "1000", *shell(script))
+    pids = pids_of(each.lines(2))
+    each.process.send_signal(signal.SIGINT)
+    lines = each.lines(3)  # the launcher's word and both workers'
+    assert sum("caught" in line for line in lines) == 2
+    each.process.send_signal(signal.SIGINT)
+    status, output = each.end()
+    assert status == 128 + signal.SIGINT
+    assert "second signal" in output
+    assert gone(pids)
+
+
+def test_nohup_is_respected() -> None:
+    done = subprocess.run(
+        ["nohup", *HERRING, "run", "-n", "1", "--", "bash", "-c", "kill -HUP $PPID; sleep 0.2"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Servers, here any command.
+
+
+def run_with_servers(script: str, server: str, **options: object) -> tuple[int, str]:
+    """Runs with `server` (shell) in place of `herring server`."""
+    code = (
+        "import sys; from herring.launch.local import *\n"
+        "sys.exit(run(RunOptions(['bash', '-c', sys.argv[1]], server_command=['bash', '-c',"
+        f" sys.argv[2], 'server'], workers=2, servers=2, **{options!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, script, server],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_servers_get_the_rendezvous_and_no_rank() -> None:
+    status, output = run_with_servers(
+        "echo servers=$HERRING_SERVERS at=$HERRING_RENDEZVOUS",
+        'echo "$@" host=$HERRING_HOST_ID rank=${HERRING_RANK-none} '
+        "fd=${HERRING_RENDEZVOUS_FD-none} secret=${#HERRING_SECRET}",
+    )
+    assert status == 0, output
+    address = re.search(r"\[0\] servers=2 at=(\S+)", output).group(1)
+    for index in (0, 1):
+        assert re.search(
+            rf"\[server {index}\] --rendezvous {address} host=\S+-server-{index} "
+            "rank=none fd=none secret=64",
+            output,
+        ), output
+
+
+def test_servers_end_once_all_workers_have() -> None:
+    status, output = run_with_servers("exit 0", "exec sleep 1000")
+    assert status == 0, output
+
+
+def test_a_server_that_fails_ends_the_job() -> None:
+    status, output = run_with_servers("exec sleep 1000", "exit 5")
+    assert status == 5
+    assert re.search(r"herring run: server [01] \(process \d+\) exited with status 5", output)
+
+
+def test_a_server_killed_by_a_signal_ends_the_job() -> None:
+    status, output = run_with_servers("exec sleep 1000", "kill -KILL $$")
+    assert status == 128 + signal.SIGKILL
+    assert "was killed by SIGKILL (signal 9)" in output
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["-n", "0", "--", "true"], 2, ["-n 0", "1 to 1024"]),
+        (["-n", "99999", "--", "true"], 2, ["-n 99999", "1 to 1024"]),
+        (["-n", "two", "--", "true"], 2, ["'two'", "integer"]),
+        (["-n", "2", "--nodes", "3", "--", "true"], 2, ["--nodes 3", "1 to 2"]),
+        (["-n", "2", "--nodes", "0", "--", "true"], 2, ["--nodes 0"]),
+        (["--servers", "-1", "--", "true"], 2, ["--servers -1"]),
+        (["--timeout", "soon", "--", "true"], 2, ["'soon'", "seconds"]),
+        (["--grace", "nan", "--", "true"], 2, ["'nan'", "seconds"]),
+        (["-n", "2"], 2, ["no command", "--"]),
+        (["-n", "2", "--"], 2, ["no command"]),
+        (["--frob", "--", "true"], 2, ["--frob"]),
+        (["--", "no-such-program-here"], 127, ["no-such-program-here", "no such program"]),
+    ],
+)
+def test_bad_arguments(arguments: list[str], status: int, words: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == status
+    assert not done.stdout
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_without_interpreter(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    done = run("--", str(path))
+    assert done.returncode == 126
+    assert f"python {path}" in done.stderr
+
+
+def test_an_executable_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    path.write_bytes(b"\x7fELF nonsense")
+    path.chmod(0o755)
+    done = run("-n", "2", "--", str(path))
+    assert done.returncode == 126
+    assert "cannot start rank 0" in done.stderr
+
+
+def test_command_without_separator() -> None:
+    assert run("-n", "1", "bash", "-c", "echo =$0", "-n").stdout == "[0] =-n\n"
