@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from herring.errors import ConfigurationError, HerringError
@@ -164,7 +164,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands, name, text, epilog, handler) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    epilog: str,
+    handler: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
         help=text,
