@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -115,7 +116,11 @@ class Acceptor::Pending : public EventHandler {
     const size_t want = proving_ ? sizeof(proof_) : sizeof(client_);
     const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0) return owner_.forget(number_);
+    if (n <= 0) {
+      // Our hello holds the server's proof; who leaves instead of answering found it wrong.
+      if (proving_) owner_.refused(peer_, "it left instead of proving that it knows the secret");
+      return owner_.forget(number_);
+    }
     have_ += n;
     if (have_ < want) return;
     have_ = 0;
@@ -127,7 +132,11 @@ class Acceptor::Pending : public EventHandler {
     const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
     server_ = wire::make_server_hello(client_, owner_.credentials_.secret, verdict);
     // A stranger who does not even know the magic gets no answer at all.
-    const bool answered = verdict == wire::Verdict::kWrongMagic || say(&server_, sizeof(server_));
+    const bool known = verdict != wire::Verdict::kWrongMagic;
+    const bool answered = known && say(&server_, sizeof(server_));
+    if (known && verdict != wire::Verdict::kAccepted) {
+      owner_.refused(peer_, wire::describe(verdict));
+    }
     proving_ = true;
     if (verdict != wire::Verdict::kAccepted || !answered) owner_.forget(number_);
   }
@@ -138,7 +147,7 @@ class Acceptor::Pending : public EventHandler {
     if (wire::check_client_proof(client_, server_, proof_, owner_.credentials_.secret)) {
       verdict = owner_.admit_(hello);
     } else {
-      log(LogLevel::kWarning, "refused ", peer_.to_string(), ": ", wire::describe(verdict));
+      owner_.refused(peer_, wire::describe(verdict));
     }
     wire::VerdictMessage message{static_cast<uint16_t>(verdict), {}};
     if (!say(&message, sizeof(message)) || verdict != wire::Verdict::kAccepted) {
@@ -184,6 +193,8 @@ Acceptor::~Acceptor() { close(); }
 
 void Acceptor::close() {
   pending_.clear();
+  oldest_first_.clear();
+  loop_.cancel(pause_);
   if (!listener_.valid()) return;
   loop_.remove(listener_.get());
   listener_.reset();
@@ -194,15 +205,42 @@ void Acceptor::on_events(uint32_t) {
     GuardedFd fd = GuardedFd::open([&] {
       return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     });
-    if (!fd.valid()) return;
-    if (pending_.size() >= kMaxPending) continue;  // closes it: strangers cannot exhaust us
+    if (!fd.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
+      return;
+    }
+    // Silent strangers cannot exhaust us, nor keep a member out: a member needs two round trips.
+    if (pending_.size() >= kMaxPending) forget(oldest_first_.front());
     auto peer = peer_address(fd.get());
     if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
     const int number = fd.get();
     pending_.emplace(number, std::make_unique<Pending>(*this, std::move(fd), *peer));
+    oldest_first_.push_back(number);
   }
 }
 
-void Acceptor::forget(int fd) { pending_.erase(fd); }
+// The waiting connection would wake the loop again and again.
+void Acceptor::pause() {
+  const int error = errno;
+  log(LogLevel::kWarning, "cannot accept a connection on ", address_.to_string(), ": ",
+      strerror(error));
+  loop_.remove(listener_.get());
+  pause_ = loop_.call_after(100 * kMillisecond, [this] {
+    pause_ = 0;
+    loop_.add(listener_.get(), EPOLLIN, this);
+  });
+}
+
+void Acceptor::forget(int fd) {
+  pending_.erase(fd);
+  oldest_first_.erase(std::find(oldest_first_.begin(), oldest_first_.end(), fd));
+}
+
+void Acceptor::refused(const Address& peer, const std::string& why) {
+  constexpr uint64_t kLogged = 20;  // strangers do not fill the log
+  log(refusals_++ < kLogged ? LogLevel::kWarning : LogLevel::kDebug, "refused ", peer.to_string(),
+      ": ", why);
+  if (refused_) refused_(peer, why);
+}
 
 }  // namespace herring::transport::tcp

@@ -3,6 +3,7 @@
 // says nothing must cost nothing but one descriptor for a few seconds).
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,6 +37,10 @@ class Acceptor : public EventHandler {
            Accepted accepted);
   ~Acceptor() override;
 
+  // Told about everybody who did not get in although they spoke the protocol.
+  using Refused = std::function<void(const Address& peer, const std::string& why)>;
+  void on_refused(Refused refused) { refused_ = std::move(refused); }
+
   const Address& address() const { return address_; }
   void on_events(uint32_t) override;
   void close();
@@ -46,6 +51,8 @@ class Acceptor : public EventHandler {
   static constexpr Nanos kPatience = 10 * kSecond;
 
   void forget(int fd);
+  void pause();
+  void refused(const Address& peer, const std::string& why);
 
   EventLoop& loop_;
   GuardedFd listener_;
@@ -53,7 +60,11 @@ class Acceptor : public EventHandler {
   Credentials credentials_;
   Admit admit_;
   Accepted accepted_;
+  Refused refused_;
+  uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;
+  std::deque<int> oldest_first_;  // of pending_
+  EventLoop::TimerId pause_ = 0;  // while this process has no descriptor left for a stranger
 };
 
 }  // namespace herring::transport::tcp

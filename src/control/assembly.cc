@@ -1,0 +1,218 @@
+#include "control/assembly.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "plan/plan.h"
+
+namespace herring::control {
+namespace {
+
+// "4 (ranks 0, 1), 3 (rank 2)" over what `value` yields for each worker.
+template <typename Value>
+std::string who_has_what(const std::vector<RegisteredWorker>& workers, Value value) {
+  std::map<uint32_t, std::vector<uint32_t>> ranks_by_value;
+  for (const RegisteredWorker& worker : workers) {
+    ranks_by_value[value(worker.registration)].push_back(worker.registration.rank);
+  }
+  std::string text;
+  for (const auto& [what, ranks] : ranks_by_value) {
+    text += concat(text.empty() ? "" : ", ", what, " (rank", ranks.size() == 1 ? " " : "s ",
+                   list_numbers(ranks), ")");
+  }
+  return text;
+}
+
+// Every rank of a node with its given local rank and size.
+std::string local_values(const std::vector<const RegisteredWorker*>& node) {
+  const auto value = [](int given) { return given < 0 ? "unset" : std::to_string(given); };
+  std::string text;
+  size_t shown = 0;
+  for (const RegisteredWorker* worker : node) {
+    if (++shown > 16) {
+      text += concat(" and ", node.size() - 16, " more");
+      break;
+    }
+    text += concat(text.empty() ? "" : ", ", "rank ", worker->registration.rank, " has local rank ",
+                   value(worker->registration.local_rank), " of ",
+                   value(worker->registration.local_size));
+  }
+  return text;
+}
+
+// Local ranks of one node's workers, given in order of rank; given ones stay, the others fill up.
+Result<std::vector<uint32_t>> local_ranks(const std::vector<const RegisteredWorker*>& node) {
+  const size_t size = node.size();
+  const auto contradiction = [&](const std::string& what) {
+    return Status(Code::kConfiguration,
+                  concat(what, " on the host of ", describe(*node.front()), ", where ", size,
+                         " of the job's workers run: ", local_values(node),
+                         "; check HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE and HERRING_HOST_ID"));
+  };
+  std::vector<uint32_t> result(size);
+  std::vector<bool> taken(size);
+  for (size_t i = 0; i < size; ++i) {
+    const WorkerRegistration& given = node[i]->registration;
+    if (given.local_size >= 0 && static_cast<size_t>(given.local_size) != size) {
+      return contradiction("the local size is wrong");
+    }
+    if (given.local_rank < 0) continue;
+    if (static_cast<size_t>(given.local_rank) >= size) {
+      return contradiction("a local rank is too large");
+    }
+    if (taken[given.local_rank]) return contradiction("a local rank is there twice");
+    taken[given.local_rank] = true;
+    result[i] = given.local_rank;
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < size; ++i) {
+    if (node[i]->registration.local_rank >= 0) continue;
+    while (taken[next]) ++next;
+    taken[next] = true;
+    result[i] = static_cast<uint32_t>(next);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string describe(const RegisteredWorker& worker) {
+  return concat("rank ", worker.registration.rank, " (", worker.host, ", pid ", worker.pid, ")");
+}
+
+std::string list_numbers(std::vector<uint32_t> numbers) {
+  constexpr size_t kMaxRuns = 16;
+  std::sort(numbers.begin(), numbers.end());
+  std::string text;
+  size_t runs = 0;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] - numbers[end - 1] <= 1) ++end;
+    if (++runs > kMaxRuns) return concat(text, " and ", numbers.size() - i, " more");
+    if (!text.empty()) text += ", ";
+    const uint32_t first = numbers[i], last = numbers[end - 1];
+    text += first == last       ? std::to_string(first)
+            : last - first == 1 ? concat(first, ", ", last)
+                                : concat(first, " to ", last);
+    i = end;
+  }
+  return text;
+}
+
+Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t size,
+                          uint32_t dedicated_servers) {
+  const auto differs = [&](uint32_t WorkerRegistration::*field, uint32_t expected) {
+    return std::any_of(workers.begin(), workers.end(), [&](const RegisteredWorker& worker) {
+      return worker.registration.*field != expected;
+    });
+  };
+  if (differs(&WorkerRegistration::size, size)) {
+    return {Code::kConfiguration,
+            concat("the ranks disagree about the number of workers (HERRING_SIZE): ",
+                   who_has_what(workers, [](const auto& w) { return w.size; }),
+                   "; the rendezvous expects ", size)};
+  }
+  if (differs(&WorkerRegistration::dedicated_servers, dedicated_servers)) {
+    return {Code::kConfiguration,
+            concat("the ranks disagree about the number of dedicated servers (HERRING_SERVERS): ",
+                   who_has_what(workers, [](const auto& w) { return w.dedicated_servers; }),
+                   "; the rendezvous expects ", dedicated_servers)};
+  }
+  std::map<uint32_t, const RegisteredWorker*> by_rank;
+  for (const RegisteredWorker& worker : workers) {
+    const uint32_t rank = worker.registration.rank;
+    if (rank >= size) {
+      return {Code::kConfiguration,
+              concat(describe(worker), " cannot be in a job of ", size,
+                     " workers: HERRING_RANK counts from 0 to HERRING_SIZE - 1")};
+    }
+    const auto [first, is_new] = by_rank.emplace(rank, &worker);
+    if (!is_new) {
+      return {Code::kConfiguration,
+              concat("rank ", rank, " is there twice: (", first->second->host, ", pid ",
+                     first->second->pid, ") and (", worker.host, ", pid ", worker.pid,
+                     "); every worker needs a HERRING_RANK of its own")};
+    }
+  }
+  return {};
+}
+
+Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers) {
+  Cluster cluster;
+  cluster.size = static_cast<uint32_t>(workers.size());
+  std::vector<const RegisteredWorker*> by_rank(workers.size());
+  for (const RegisteredWorker& worker : workers) by_rank[worker.registration.rank] = &worker;
+
+  std::map<std::string, uint32_t> node_of_host;
+  std::vector<std::vector<const RegisteredWorker*>> nodes;
+  for (const RegisteredWorker* worker : by_rank) {
+    const auto [place, is_new] = node_of_host.emplace(worker->registration.host_id,
+                                                      static_cast<uint32_t>(nodes.size()));
+    if (is_new) nodes.emplace_back();
+    nodes[place->second].push_back(worker);
+  }
+  cluster.nodes = static_cast<uint32_t>(nodes.size());
+  cluster.workers.resize(workers.size());
+  for (uint32_t node = 0; node < cluster.nodes; ++node) {
+    auto locals = local_ranks(nodes[node]);
+    if (!locals.ok()) return locals.status();
+    for (size_t i = 0; i < nodes[node].size(); ++i) {
+      const RegisteredWorker& worker = *nodes[node][i];
+      cluster.workers[worker.registration.rank] = {worker.registration.rank, node,     (*locals)[i],
+                                                   worker.host,              worker.pid,
+                                                   worker.registration.bus};
+    }
+  }
+  cluster.settings = by_rank.front()->registration.settings;
+  return cluster;
+}
+
+std::vector<uint32_t> colocated_nodes(uint32_t nodes, uint32_t dedicated_servers) {
+  std::vector<uint32_t> all;
+  if (dedicated_servers >= nodes) return all;  // one node with a dedicated server, too
+  for (uint32_t node = 0; node < nodes; ++node) all.push_back(node);
+  return all;
+}
+
+Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,
+                                           uint32_t dedicated_servers) {
+  const auto given = settings.find("server_weights");
+  if (given == settings.end() || given->second.empty()) {
+    return plan::server_weights(nodes, dedicated_servers);
+  }
+  const std::string& text = given->second;
+  const size_t count = dedicated_servers + colocated_nodes(nodes, dedicated_servers).size();
+  const auto bad = [&](const std::string& why) {
+    return Status(Code::kConfiguration,
+                  concat("server_weights is '", text, "': ", why, "; it needs ", count,
+                         " numbers from 0 up, separated by commas, not all 0: ", dedicated_servers,
+                         " for the dedicated servers, then ", count - dedicated_servers,
+                         " for the colocated ones"));
+  };
+  std::vector<double> weights;
+  double total = 0;
+  for (size_t start = 0; start <= text.size();) {
+    const size_t comma = std::min(text.find(',', start), text.size());
+    std::string_view one = std::string_view(text).substr(start, comma - start);
+    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
+    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
+    double weight = 0;
+    const auto parsed = std::from_chars(one.data(), one.data() + one.size(), weight);
+    if (parsed.ec != std::errc() || parsed.ptr != one.data() + one.size()) {
+      return bad(concat("'", one, "' is not a number"));
+    }
+    if (!std::isfinite(weight) || weight < 0) {
+      return bad(concat("weight ", one, " is negative or not finite"));
+    }
+    weights.push_back(weight);
+    total += weight;
+    start = comma + 1;
+  }
+  if (weights.size() != count) return bad(concat("it has ", weights.size(), " numbers"));
+  if (!(total > 0)) return bad("all weights are 0");
+  return weights;
+}
+
+}  // namespace herring::control

@@ -1,0 +1,47 @@
+#include "control/channel.h"
+
+namespace herring::control {
+
+using wire::FrameType;
+
+Channel::Channel(transport::EventLoop& loop, GuardedFd fd, std::string peer, uint32_t limit,
+                 Owner& owner)
+    : owner_(owner), limit_(limit), heard_at_(monotonic_now()),
+      flow_(loop, std::move(fd), *this, std::move(peer)) {}
+
+void Channel::send(FrameType type, std::string payload, uint8_t flags) {
+  wire::FrameHeader header;
+  header.type = type;
+  header.flags = flags;
+  flow_.send_owned(header, std::move(payload));
+}
+
+Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
+                          transport::Destinations& out) {
+  heard_at_ = monotonic_now();
+  if (header.type < FrameType::kRegister || header.type > FrameType::kAbort) {
+    return {Code::kInternal, concat("it sent a frame of type ", wire::name_of(header.type),
+                                    " on a control connection")};
+  }
+  if (header.payload > limit_) {
+    return {Code::kInternal, concat("it sent a message of ", header.payload, " bytes, more than ",
+                                    limit_)};
+  }
+  payload_.resize(header.payload);
+  if (header.payload > 0) out.add(payload_.data(), header.payload);
+  return {};
+}
+
+void Channel::on_payload(transport::Flow&, const wire::FrameHeader&, size_t) {
+  heard_at_ = monotonic_now();
+}
+
+Status Channel::on_frame(transport::Flow&, const wire::FrameHeader& header) {
+  const std::string payload = std::move(payload_);  // no large buffer stays behind
+  payload_ = {};
+  return owner_.on_message(*this, header.type, header.flags, payload);
+}
+
+void Channel::on_closed(transport::Flow&, const Status& why) { owner_.on_dropped(*this, why); }
+
+}  // namespace herring::control

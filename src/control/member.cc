@@ -1,0 +1,428 @@
+#include "control/member.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "control/channel.h"
+#include "control/messages.h"
+#include "transport/loop_thread.h"
+
+namespace herring::control {
+namespace {
+
+using wire::FrameType;
+
+constexpr Nanos kGoodbyeTimeout = kSecond;
+constexpr Nanos kDrainTimeout = 200 * kMillisecond;
+// The rendezvous tells who is missing before this member's patience ends; this is for the case
+// that it does not.
+constexpr Nanos kLastWord = 500 * kMillisecond;
+
+}  // namespace
+
+// The thread owns everything but what mutex_ guards; cluster_ is constant once join() has returned.
+class Member::Impl final : public Channel::Owner {
+ public:
+  Impl(const Options& options, GuardedFd fd)
+      : options_(options),
+        rhythm_{options.heartbeat_interval, options.heartbeat_timeout},
+        silence_(monotonic_now()) {
+    if (auto address = transport::tcp::local_address(fd.get()); address.ok()) {
+      local_address_ = address->host;
+    }
+    channel_ = std::make_unique<Channel>(thread_.loop(), std::move(fd),
+                                         options.rendezvous.to_string(), wire::kMaxControlPayload,
+                                         *this);
+  }
+
+  ~Impl() override { thread_.stop(); }
+
+  bool here() const { return thread_.here(); }
+
+  // Registers and waits; see Member::join.
+  Status join(const Registration& registration, const StartServer& start_server) {
+    is_server_ = std::holds_alternative<ServerRegistration>(registration.what);
+    channel_->send(FrameType::kRegister, encode(registration));
+    beat();
+    look();
+    thread_.start("herring-control");
+    const Nanos deadline = monotonic_now() + registration.patience + kLastWord;
+    Phase phase = wait_for_news(Phase::kRegistered, deadline);
+    if (phase == Phase::kAssembled) {
+      bool start = false;
+      uint32_t rank = 0;
+      Cluster so_far;
+      {
+        std::lock_guard lock(mutex_);
+        start = start_server_;
+        rank = index_;
+        so_far = cluster_;
+      }
+      if (start && start_server) {
+        const uint32_t node = so_far.workers[rank].node;
+        const Status started = start_server(so_far, node);
+        if (!started.ok()) {
+          send_abort({started.code(), concat("the colocated server of node ", node,
+                                             " could not start: ", started.message())});
+          drain();
+          return started;
+        }
+      }
+      phase = wait_for_news(Phase::kAssembled, deadline);
+    }
+    std::lock_guard lock(mutex_);
+    if (phase == Phase::kReady) return {};
+    if (phase == Phase::kFailed) return failure_;
+    return {Code::kTimeout, concat("the rendezvous ", options_.rendezvous.to_string(),
+                                   " has not completed the registration within ",
+                                   to_seconds(registration.patience), " s")};
+  }
+
+  const Cluster& cluster() const { return cluster_; }
+  uint32_t index() const { return index_; }
+  const std::string& local_address() const { return local_address_; }
+
+  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
+    if (!here()) return;
+    thread_.loop().post([this, on_loss = std::move(on_loss), on_abort = std::move(on_abort),
+                         on_end = std::move(on_end)]() mutable {
+      on_loss_ = std::move(on_loss);
+      on_abort_ = std::move(on_abort);
+      on_end_ = std::move(on_end);
+      watched_ = true;
+      deliver();
+    });
+  }
+
+  void send_abort(const Status& why) {
+    if (!here()) return;
+    thread_.loop().post([this, why] {
+      if (!silent_) channel_->send(FrameType::kAbort, encode(why));
+    });
+  }
+
+  void goodbye() {
+    if (!here()) return;
+    thread_.loop().post([this] {
+      silent_ = true;
+      ended_ = true;
+      events_.clear();
+      if (channel_->closed()) return said_goodbye();
+      channel_->send(FrameType::kGoodbye);
+    });
+    if (thread_.loop().in_loop_thread()) return;
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::nanoseconds(kGoodbyeTimeout),
+                      [this] { return goodbye_done_; });
+  }
+
+  // Lets what is queued (an abort) go out.
+  void drain() {
+    if (!here()) return;
+    thread_.loop().post([this] { poll_drained(monotonic_now() + kDrainTimeout); });
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::nanoseconds(kDrainTimeout + kSecond),
+                      [this] { return drained_; });
+  }
+
+ private:
+  enum class Phase { kRegistered, kAssembled, kReady, kFailed };
+
+  struct Event {
+    enum class Kind { kLoss, kAbort, kEnd } kind;
+    Loss loss;
+    std::string text;
+  };
+
+  Phase wait_for_news(Phase seen, Nanos deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::nanoseconds(std::max<Nanos>(deadline - monotonic_now(), 0)),
+                      [&] { return phase_ != seen; });
+    return phase_;
+  }
+
+  void set_phase(Phase phase) {  // mutex_ is held
+    phase_ = phase;
+    changed_.notify_all();
+  }
+
+  Phase phase() {
+    std::lock_guard lock(mutex_);
+    return phase_;
+  }
+
+  void fail(const Status& why) {
+    std::lock_guard lock(mutex_);
+    if (phase_ == Phase::kReady || phase_ == Phase::kFailed) return;
+    failure_ = why;
+    set_phase(Phase::kFailed);
+  }
+
+  Status on_message(Channel&, FrameType type, uint8_t flags, std::string_view payload) override {
+    switch (type) {
+      case FrameType::kHeartbeat: {
+        auto rhythm = decode_rhythm(payload);
+        if (!rhythm.ok()) return rhythm.status();
+        rhythm_ = *rhythm;
+        return {};
+      }
+      case FrameType::kCluster:
+      case FrameType::kReady: return on_cluster(type, payload);
+      case FrameType::kAbort: {
+        Status why;
+        HERRING_RETURN_IF_ERROR(decode_abort(payload, why));
+        if (phase() == Phase::kReady) {
+          report({Event::Kind::kAbort, {}, why.message()});
+        } else {
+          fail(why);
+        }
+        return {};
+      }
+      case FrameType::kPeerLost: {
+        auto loss = decode_loss(payload);
+        if (!loss.ok()) return loss.status();
+        report_loss(std::move(*loss));
+        return {};
+      }
+      case FrameType::kGoodbye:
+        if (flags == 0) {
+          said_goodbye();
+          channel_->close();
+        } else if (flags == kFlagEnd) {
+          report_end();
+        } else if (flags == kFlagStop) {
+          rendezvous_ended(concat("has left the job (shutdown)"), true);
+          channel_->close();
+        }
+        return {};
+      default:
+        return {Code::kInternal, concat("unexpected ", wire::name_of(type), " message")};
+    }
+  }
+
+  Status on_cluster(FrameType type, std::string_view payload) {
+    auto message = decode_cluster(payload);
+    if (!message.ok()) return message.status();
+    const size_t limit = is_server_ ? message->cluster.servers.size() : message->cluster.size;
+    std::lock_guard lock(mutex_);
+    const bool in_order = type == FrameType::kReady
+                              ? phase_ == Phase::kRegistered || phase_ == Phase::kAssembled
+                              : phase_ == Phase::kRegistered && !is_server_;
+    if (!in_order || message->index >= limit) {
+      return {Code::kInternal, "an unexpected description of the cluster"};
+    }
+    index_ = message->index;
+    start_server_ = message->start_server;
+    cluster_ = std::move(message->cluster);
+    set_phase(type == FrameType::kReady ? Phase::kReady : Phase::kAssembled);
+    return {};
+  }
+
+  void on_dropped(Channel& channel, const Status& why) override {
+    const Nanos silent = monotonic_now() - channel.heard_at();
+    rendezvous_ended(concat("is lost: its connection ended without a goodbye, ", to_seconds(silent),
+                            " s after it was last heard (", why.message(), ")"),
+                     false);
+  }
+
+  // The process that hosts the rendezvous is gone, and with it every news of the others.
+  void rendezvous_ended(const std::string& how, bool left) {
+    said_goodbye();
+    const std::string rendezvous = options_.rendezvous.to_string();
+    if (phase() != Phase::kReady) {
+      fail({Code::kPeerLost, concat("rank 0, which hosts the rendezvous ", rendezvous, ", ", how,
+                                    ", before everybody had registered")});
+      return;
+    }
+    report_loss({false, left, 0,
+                 concat(cluster_.describe_rank(0), ", which hosts the rendezvous ", rendezvous,
+                        ", ", how)});
+    if (left && is_server_) report_end();
+  }
+
+  void report_loss(Loss loss) {
+    if (!known_losses_.emplace(loss.is_server, loss.index).second) return;
+    report({Event::Kind::kLoss, std::move(loss), {}});
+  }
+
+  void report_end() {
+    if (std::exchange(ended_, true)) return;
+    report({Event::Kind::kEnd, {}, {}});
+  }
+
+  void report(Event event) {
+    if (silent_) return;
+    events_.push_back(std::move(event));
+    deliver();
+  }
+
+  void deliver() {
+    if (!watched_ || delivering_) return;
+    delivering_ = true;
+    while (!events_.empty()) {
+      const Event event = std::move(events_.front());
+      events_.pop_front();
+      switch (event.kind) {
+        case Event::Kind::kLoss:
+          if (on_loss_) on_loss_(event.loss);
+          break;
+        case Event::Kind::kAbort:
+          if (on_abort_) on_abort_(event.text);
+          break;
+        case Event::Kind::kEnd:
+          if (on_end_) on_end_();
+          break;
+      }
+    }
+    delivering_ = false;
+  }
+
+  void beat() {
+    channel_->send(FrameType::kHeartbeat);
+    thread_.loop().call_after(rhythm_.interval, [this] { beat(); });
+  }
+
+  void look() {
+    const Nanos now = monotonic_now();
+    const Nanos late = silence_.tick(now, look_period_);
+    channel_->forgive(late);
+    const Nanos silent = now - channel_->heard_at();
+    if (!channel_->closed() && silent > rhythm_.timeout) {
+      channel_->close();
+      rendezvous_ended(concat("is lost: nothing was heard from it for ", to_seconds(silent),
+                              " s (time-out ", to_seconds(rhythm_.timeout), " s)"),
+                       false);
+    }
+    look_period_ = std::min(rhythm_.interval, rhythm_.timeout / 8);
+    thread_.loop().call_after(look_period_, [this] { look(); });
+  }
+
+  void said_goodbye() {
+    std::lock_guard lock(mutex_);
+    goodbye_done_ = true;
+    changed_.notify_all();
+  }
+
+  void poll_drained(Nanos deadline) {
+    if (channel_->backlog() == 0 || monotonic_now() >= deadline) {
+      std::lock_guard lock(mutex_);
+      drained_ = true;
+      changed_.notify_all();
+      return;
+    }
+    thread_.loop().call_after(kMillisecond, [this, deadline] { poll_drained(deadline); });
+  }
+
+  const Options options_;
+  transport::LoopThread thread_;
+  std::unique_ptr<Channel> channel_;
+  std::string local_address_;
+  bool is_server_ = false;
+
+  Rhythm rhythm_;
+  Silence silence_;
+  Nanos look_period_ = 0;
+  OnLoss on_loss_;
+  OnAbort on_abort_;
+  OnEnd on_end_;
+  bool watched_ = false, delivering_ = false;
+  bool silent_ = false;  // after goodbye()
+  bool ended_ = false;
+  std::deque<Event> events_;  // not yet delivered
+  std::set<std::pair<bool, uint32_t>> known_losses_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_; index_ and cluster_ until the phase is kReady.
+  Phase phase_ = Phase::kRegistered;
+  Status failure_;
+  bool start_server_ = false;
+  uint32_t index_ = 0;
+  Cluster cluster_;
+  bool goodbye_done_ = false, drained_ = false;
+};
+
+Member::Member(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Member::~Member() {
+  if (!impl_->here()) {
+    impl_.release();  // NOLINT: in a forked child; its threads and locks are the parent's
+    return;
+  }
+  impl_->drain();
+}
+
+namespace {
+
+Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
+                          Nanos deadline) {
+  if (options.credentials.secret.empty()) {
+    return Status(Code::kConfiguration,
+                  "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
+  }
+  HERRING_RETURN_IF_ERROR(check_rhythm({options.heartbeat_interval, options.heartbeat_timeout}));
+  wire::Hello hello;
+  hello.role = role;
+  hello.rank = rank;
+  auto fd = transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
+                                              options.credentials, deadline);
+  if (fd.ok()) return fd;
+  const Status& why = fd.status();
+  const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
+  const char* hint = code == Code::kTimeout
+                         ? "; is rank 0 running, and can this host reach that address?"
+                         : "";
+  return Status(code, concat("cannot join the job at the rendezvous ",
+                             options.rendezvous.to_string(), " (HERRING_RENDEZVOUS): ",
+                             why.message(), hint));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Member>> Member::join(const Options& options,
+                                             const WorkerRegistration& registration,
+                                             const StartServer& start_server) {
+  HERRING_RETURN_IF_ERROR(check_limits(registration));
+  const Nanos deadline = monotonic_now() + options.connect_timeout;
+  auto fd = connect(options, wire::Role::kWorker, registration.rank, deadline);
+  if (!fd.ok()) return fd.status();
+  auto impl = std::make_unique<Impl>(options, std::move(*fd));
+  const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
+  HERRING_RETURN_IF_ERROR(impl->join({registration, getpid(), patience}, start_server));
+  return std::unique_ptr<Member>(new Member(std::move(impl)));
+}
+
+Result<std::unique_ptr<Member>> Member::join(const Options& options,
+                                             const ServerRegistration& registration) {
+  const Nanos deadline = monotonic_now() + options.connect_timeout;
+  auto fd = connect(options, wire::Role::kServer, ~0u, deadline);
+  if (!fd.ok()) return fd.status();
+  auto impl = std::make_unique<Impl>(options, std::move(*fd));
+  ServerRegistration complete = registration;
+  if (complete.host.empty()) complete.host = impl->local_address();
+  const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
+  HERRING_RETURN_IF_ERROR(impl->join({complete, getpid(), patience}, nullptr));
+  return std::unique_ptr<Member>(new Member(std::move(impl)));
+}
+
+const Cluster& Member::cluster() const { return impl_->cluster(); }
+uint32_t Member::server_index() const { return impl_->index(); }
+std::string Member::local_address() const { return impl_->local_address(); }
+
+void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
+  impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
+}
+
+void Member::abort(const std::string& reason) {
+  impl_->send_abort({Code::kShutdown, reason});
+}
+
+void Member::goodbye() { impl_->goodbye(); }
+
+}  // namespace herring::control

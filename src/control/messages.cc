@@ -1,0 +1,257 @@
+#include "control/messages.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes.h"
+
+namespace herring::control {
+namespace {
+
+Status malformed(const char* what) { return {Code::kInternal, concat("malformed ", what)}; }
+
+void put_settings(ByteWriter& out, const Settings& settings) {
+  out.put(static_cast<uint32_t>(settings.size()));
+  for (const auto& [name, value] : settings) out.text(name).text(value);
+}
+
+// Soft like the reader itself: the caller asks reader.ok() in the end.
+Settings get_settings(ByteReader& in, bool& sound) {
+  Settings settings;
+  const auto count = in.get<uint32_t>();
+  if (count > kMaxSettings) sound = false;
+  for (uint32_t i = 0; sound && in.ok() && i < count; ++i) {
+    std::string name = in.text(kMaxSettingBytes);
+    std::string value = in.text(kMaxSettingBytes);
+    if (in.ok()) settings.emplace(std::move(name), std::move(value));
+  }
+  return settings;
+}
+
+// Text that came from a peer and goes into messages for people.
+std::string printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
+Status check_limits(const WorkerRegistration& registration) {
+  const auto too_large = [](const std::string& what, size_t is, size_t limit) {
+    return Status(Code::kConfiguration, concat(what, " has ", is, " bytes; at most ", limit,
+                                               " can be registered"));
+  };
+  if (registration.settings.size() > kMaxSettings) {
+    return {Code::kConfiguration, concat(registration.settings.size(), " shared settings; at most ",
+                                         kMaxSettings, " can be registered")};
+  }
+  for (const auto& [name, value] : registration.settings) {
+    if (name.size() > kMaxSettingBytes) {
+      return too_large("the name of a setting", name.size(), kMaxSettingBytes);
+    }
+    if (value.size() > kMaxSettingBytes) {
+      return too_large(concat("setting '", name, "'"), value.size(), kMaxSettingBytes);
+    }
+  }
+  if (registration.host_id.size() > kMaxIdentityBytes) {
+    return too_large("the host identity (HERRING_HOST_ID)", registration.host_id.size(),
+                     kMaxIdentityBytes);
+  }
+  if (registration.bus.size() > kMaxIdentityBytes) {
+    return too_large("the local address", registration.bus.size(), kMaxIdentityBytes);
+  }
+  return {};
+}
+
+std::string encode(const Registration& registration) {
+  ByteWriter out;
+  out.put(registration.pid).put(registration.patience);
+  if (const auto* worker = std::get_if<WorkerRegistration>(&registration.what)) {
+    out.put(uint8_t{1}).put(worker->rank).put(worker->size);
+    out.put(static_cast<int32_t>(worker->local_rank)).put(static_cast<int32_t>(worker->local_size));
+    out.put(worker->dedicated_servers).text(worker->host_id).text(worker->bus);
+    put_settings(out, worker->settings);
+  } else {
+    const auto& server = std::get<ServerRegistration>(registration.what);
+    out.put(uint8_t{2}).put(static_cast<uint8_t>(server.dedicated)).put(server.node);
+    out.put(server.port).text(server.host);
+  }
+  return out.take();
+}
+
+Result<Registration> decode_registration(std::string_view payload) {
+  ByteReader in(payload);
+  Registration registration;
+  bool sound = true;
+  registration.pid = in.get<int64_t>();
+  registration.patience = in.get<Nanos>();
+  if (registration.patience < 0) sound = false;
+  const auto kind = in.get<uint8_t>();
+  if (kind == 1) {
+    WorkerRegistration worker;
+    worker.rank = in.get<uint32_t>();
+    worker.size = in.get<uint32_t>();
+    worker.local_rank = in.get<int32_t>();
+    worker.local_size = in.get<int32_t>();
+    worker.dedicated_servers = in.get<uint32_t>();
+    worker.host_id = in.text(kMaxIdentityBytes);
+    worker.bus = in.text(kMaxIdentityBytes);
+    worker.settings = get_settings(in, sound);
+    registration.what = std::move(worker);
+  } else if (kind == 2) {
+    ServerRegistration server;
+    server.dedicated = in.get<uint8_t>() != 0;
+    server.node = in.get<uint32_t>();
+    server.port = in.get<uint16_t>();
+    server.host = printable(in.text(kMaxIdentityBytes));
+    registration.what = std::move(server);
+    sound = sound && std::get<ServerRegistration>(registration.what).port != 0;
+  } else {
+    sound = false;
+  }
+  if (!sound || !in.done()) return malformed("registration");
+  return registration;
+}
+
+std::string encode(const ClusterMessage& message) {
+  const Cluster& cluster = message.cluster;
+  ByteWriter out;
+  out.put(static_cast<uint8_t>(message.start_server)).put(message.index);
+  out.put(cluster.epoch).put(cluster.nodes).put(static_cast<uint32_t>(cluster.workers.size()));
+  for (const WorkerInfo& worker : cluster.workers) {
+    out.put(worker.node).put(worker.local_rank).put(worker.pid);
+    out.text(worker.host).text(worker.bus);
+  }
+  out.put(static_cast<uint32_t>(cluster.servers.size()));
+  for (const ServerInfo& server : cluster.servers) {
+    out.put(static_cast<uint8_t>(server.dedicated)).put(server.node).put(server.weight);
+    out.text(server.address);
+  }
+  put_settings(out, cluster.settings);
+  return out.take();
+}
+
+Result<ClusterMessage> decode_cluster(std::string_view payload) {
+  ByteReader in(payload);
+  ClusterMessage message;
+  Cluster& cluster = message.cluster;
+  bool sound = true;
+  message.start_server = in.get<uint8_t>() != 0;
+  message.index = in.get<uint32_t>();
+  cluster.epoch = in.get<uint32_t>();
+  cluster.nodes = in.get<uint32_t>();
+  cluster.size = in.get<uint32_t>();
+  // Nothing is reserved for which no bytes are there: a worker takes 24 at least.
+  if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxWorkers, in.remaining() / 24) ||
+      cluster.nodes > cluster.size) {
+    sound = false;
+  }
+  std::vector<uint32_t> local_sizes(sound && in.ok() ? cluster.nodes : 0);
+  for (uint32_t rank = 0; sound && in.ok() && rank < cluster.size; ++rank) {
+    WorkerInfo worker;
+    worker.rank = rank;
+    worker.node = in.get<uint32_t>();
+    worker.local_rank = in.get<uint32_t>();
+    worker.pid = in.get<int64_t>();
+    worker.host = in.text(kMaxIdentityBytes);
+    worker.bus = in.text(kMaxIdentityBytes);
+    if (worker.node >= cluster.nodes || worker.local_rank >= cluster.size) {
+      sound = false;
+    } else {
+      ++local_sizes[worker.node];
+    }
+    cluster.workers.push_back(std::move(worker));
+  }
+  // Local ranks are a permutation within each node.
+  std::vector<std::vector<bool>> taken(local_sizes.size());
+  for (size_t node = 0; sound && node < taken.size(); ++node) {
+    taken[node].resize(local_sizes[node]);
+    sound = local_sizes[node] > 0;
+  }
+  for (const WorkerInfo& worker : cluster.workers) {
+    if (!sound || !in.ok()) break;
+    std::vector<bool>& node = taken[worker.node];
+    sound = worker.local_rank < node.size() && !node[worker.local_rank];
+    if (sound) node[worker.local_rank] = true;
+  }
+  const auto servers = in.get<uint32_t>();
+  if (servers > kMaxWorkers) sound = false;
+  for (uint32_t index = 0; sound && in.ok() && index < servers; ++index) {
+    ServerInfo server;
+    server.index = index;
+    server.dedicated = in.get<uint8_t>() != 0;
+    server.node = in.get<uint32_t>();
+    server.weight = in.get<double>();
+    server.address = in.text(kMaxIdentityBytes + 16);
+    sound = std::isfinite(server.weight) && server.weight >= 0 &&
+            (server.dedicated || server.node < cluster.nodes);
+    cluster.servers.push_back(std::move(server));
+  }
+  cluster.settings = get_settings(in, sound);
+  if (!sound || !in.done()) return malformed("description of the cluster");
+  return message;
+}
+
+Status check_rhythm(const Rhythm& rhythm) {
+  if (rhythm.interval < kMillisecond || rhythm.timeout > 3600 * kSecond ||
+      rhythm.interval > rhythm.timeout / 2) {
+    return {Code::kConfiguration,
+            concat("heartbeat interval ", to_seconds(rhythm.interval), " s and time-out ",
+                   to_seconds(rhythm.timeout), " s: the interval must be at least 0.001 s, the "
+                   "time-out at least twice the interval and at most 3600 s")};
+  }
+  return {};
+}
+
+std::string encode(const Rhythm& rhythm) {
+  return ByteWriter().put(rhythm.interval).put(rhythm.timeout).take();
+}
+
+Result<Rhythm> decode_rhythm(std::string_view payload) {
+  ByteReader in(payload);
+  Rhythm rhythm;
+  rhythm.interval = in.get<Nanos>();
+  rhythm.timeout = in.get<Nanos>();
+  if (!in.done() || !check_rhythm(rhythm).ok()) return malformed("heartbeat");
+  return rhythm;
+}
+
+std::string encode(const Loss& loss) {
+  ByteWriter out;
+  out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
+  out.put(loss.index).text(std::string_view(loss.text).substr(0, kMaxTextBytes));
+  return out.take();
+}
+
+Result<Loss> decode_loss(std::string_view payload) {
+  ByteReader in(payload);
+  Loss loss;
+  loss.is_server = in.get<uint8_t>() != 0;
+  loss.left = in.get<uint8_t>() != 0;
+  loss.index = in.get<uint32_t>();
+  loss.text = printable(in.text(kMaxTextBytes));
+  if (!in.done()) return malformed("report of a loss");
+  return loss;
+}
+
+std::string encode(const Status& why) {
+  ByteWriter out;
+  out.put(static_cast<uint32_t>(why.code()));
+  out.text(std::string_view(why.message()).substr(0, kMaxTextBytes));
+  return out.take();
+}
+
+Status decode_abort(std::string_view payload, Status& why) {
+  ByteReader in(payload);
+  const auto code = in.get<uint32_t>();
+  std::string text = printable(in.text(kMaxTextBytes));
+  if (!in.done()) return malformed("abort");
+  const bool known = code > static_cast<uint32_t>(Code::kOk) &&
+                     code <= static_cast<uint32_t>(Code::kInternal);
+  why = Status(known ? static_cast<Code>(code) : Code::kInternal, std::move(text));
+  return {};
+}
+
+}  // namespace herring::control

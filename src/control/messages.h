@@ -1,0 +1,62 @@
+// Payloads of control frames. Decoders check every length and index; what they return can be used
+// as it is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "control/cluster.h"
+#include "control/member.h"
+
+namespace herring::control {
+
+inline constexpr size_t kMaxSettings = 64;
+inline constexpr size_t kMaxSettingBytes = 4096;  // of a name, and of a value
+inline constexpr size_t kMaxIdentityBytes = 1024;  // host id, bus address, host name
+inline constexpr size_t kMaxTextBytes = 16384;     // of a message for people
+inline constexpr uint32_t kMaxWorkers = 1 << 20;
+
+// kRegister, member -> rendezvous.
+struct Registration {
+  std::variant<WorkerRegistration, ServerRegistration> what;
+  int64_t pid = 0;
+  Nanos patience = 0;  // how long this member will still wait for the others
+};
+// kConfiguration when it is larger than what the rendezvous accepts.
+Status check_limits(const WorkerRegistration& registration);
+std::string encode(const Registration& registration);
+Result<Registration> decode_registration(std::string_view payload);
+
+// kCluster (servers still missing) and kReady, rendezvous -> member.
+struct ClusterMessage {
+  bool start_server = false;  // kCluster: this worker must start its node's server
+  uint32_t index = 0;         // the receiver's rank or server index
+  Cluster cluster;
+};
+std::string encode(const ClusterMessage& message);
+Result<ClusterMessage> decode_cluster(std::string_view payload);
+
+// kHeartbeat, rendezvous -> member: how often it wants to hear, and when it gives up. The other
+// way it is empty.
+struct Rhythm {
+  Nanos interval = 0, timeout = 0;
+};
+Status check_rhythm(const Rhythm& rhythm);
+std::string encode(const Rhythm& rhythm);
+Result<Rhythm> decode_rhythm(std::string_view payload);
+
+// kPeerLost, rendezvous -> member.
+std::string encode(const Loss& loss);
+Result<Loss> decode_loss(std::string_view payload);
+
+// kAbort, both ways: an error for everybody. Cuts the text to kMaxTextBytes.
+std::string encode(const Status& why);
+Status decode_abort(std::string_view payload, Status& why);
+
+// kGoodbye. From a member: it leaves. To a member: understood, or one of these flags.
+inline constexpr uint8_t kFlagEnd = 1;   // all workers are gone: servers end
+inline constexpr uint8_t kFlagStop = 2;  // the rendezvous ends, though members remain
+
+}  // namespace herring::control

@@ -1,0 +1,548 @@
+#include "control/rendezvous.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "base/log.h"
+#include "control/assembly.h"
+#include "control/channel.h"
+#include "control/messages.h"
+#include "transport/loop_thread.h"
+
+namespace herring::control {
+namespace {
+
+using transport::tcp::Acceptor;
+using transport::tcp::Address;
+using wire::FrameType;
+
+// A registration fits (64 settings of 2 x 4 kB), and nothing much larger.
+constexpr uint32_t kMaxFromMember = 1 << 20;
+// After a contradiction the others get this long to register too: then the message lists everybody,
+// and everybody gets it.
+constexpr Nanos kGrace = kSecond;
+// How long stop() waits for members that have not said goodbye yet, and then for connections.
+constexpr Nanos kLinger = kSecond;
+constexpr Nanos kClosing = 300 * kMillisecond;
+constexpr size_t kMaxRefusalsShown = 3;
+
+}  // namespace
+
+// Everything below runs on the thread, but start() before it and stop().
+class Rendezvous::Impl final : public Channel::Owner {
+ public:
+  Impl(GuardedFd listener, RendezvousOptions options)
+      : options_(std::move(options)),
+        acceptor_(
+            thread_.loop(), std::move(listener), options_.credentials,
+            [this](const wire::Hello&) {
+              return stopping_ ? wire::Verdict::kUnexpected : wire::Verdict::kAccepted;
+            },
+            [this](GuardedFd fd, const wire::Hello&, const Address& peer) {
+              admit(std::move(fd), peer);
+            }),
+        address_(acceptor_.address()),
+        started_(monotonic_now()),
+        deadline_(started_ + options_.connect_timeout),
+        silence_(started_) {
+    acceptor_.on_refused([this](const Address& peer, const std::string& why) {
+      if (refusals_++ >= kMaxRefusalsShown) return;
+      refusal_text_ += concat(refusal_text_.empty() ? "" : ", ", peer.host, " (", why, ")");
+    });
+  }
+
+  ~Impl() override { thread_.stop(); }
+
+  void start() {
+    beat();
+    look();
+    arm_deadline();
+    thread_.start("herring-meet");
+  }
+
+  const Address& address() const { return address_; }
+
+  void stop() {
+    if (!thread_.here()) return;
+    thread_.loop().post([this] { begin_stop(); });
+    {
+      std::unique_lock lock(mutex_);
+      // The loop keeps its own deadlines; this one is for a loop that hangs.
+      stopped_changed_.wait_for(lock, std::chrono::nanoseconds(kLinger + kClosing + kSecond),
+                                [this] { return stopped_; });
+    }
+    thread_.stop();
+  }
+
+  bool here() const { return thread_.here(); }
+
+ private:
+  enum class State { kGathering, kStartingServers, kRunning, kFailed };
+  enum class Kind { kUnknown, kWorker, kServer };
+
+  struct Peer {
+    std::unique_ptr<Channel> channel;
+    std::string host;   // its address without port
+    Nanos accepted = 0;
+    Kind kind = Kind::kUnknown;  // of what registered and was accepted
+    bool gone = false;           // left, lost or refused: nothing counts any more
+    int64_t pid = 0;
+    WorkerRegistration worker;
+    ServerRegistration server;
+    uint32_t index = ~0u;  // rank, or the server's index once that is known
+  };
+
+  // ---- connections ----
+
+  void admit(GuardedFd fd, const Address& address) {
+    auto peer = std::make_unique<Peer>();
+    peer->host = address.host;
+    peer->accepted = monotonic_now();
+    peer->channel = std::make_unique<Channel>(thread_.loop(), std::move(fd), address.to_string(),
+                                              kMaxFromMember, *this);
+    peer->channel->user = peer.get();
+    peer->channel->send(FrameType::kHeartbeat, rhythm());
+    peers_.push_back(std::move(peer));
+  }
+
+  static Peer& peer_of(const Channel& channel) { return *static_cast<Peer*>(channel.user); }
+
+  Status on_message(Channel& channel, FrameType type, uint8_t, std::string_view payload) override {
+    Peer& peer = peer_of(channel);
+    if (type == FrameType::kHeartbeat) {
+      return payload.empty() ? Status() : nonsense("a heartbeat with a payload");
+    }
+    if (peer.gone) return {};  // it cannot know yet
+    if (type == FrameType::kRegister) return on_register(peer, payload);
+    if (peer.kind == Kind::kUnknown) return nonsense("a message before its registration");
+    if (type == FrameType::kGoodbye) {
+      on_goodbye(peer);
+      return {};
+    }
+    if (type == FrameType::kAbort) return on_abort(peer, payload);
+    return nonsense(concat("a message of type ", wire::name_of(type)));
+  }
+
+  static Status nonsense(const std::string& what) {
+    return {Code::kInternal, concat("it sent ", what)};
+  }
+
+  void on_dropped(Channel& channel, const Status& why) override {
+    Peer& peer = peer_of(channel);
+    const Nanos silent = monotonic_now() - channel.heard_at();
+    if (why.code() == Code::kPeerLost) {
+      lose(peer, concat("its connection ended without a goodbye, ", to_seconds(silent),
+                        " s after it was last heard"));
+    } else {
+      lose(peer, concat("it was dropped because of what it sent (", why.message(), ")"));
+    }
+    thread_.loop().post([this] { reap(); });
+  }
+
+  void reap() {
+    std::erase_if(peers_, [](const auto& peer) { return peer->channel->closed(); });
+    check_stopped();
+  }
+
+  // ---- registration ----
+
+  Status on_register(Peer& peer, std::string_view payload) {
+    if (peer.kind != Kind::kUnknown) return nonsense("a second registration");
+    auto decoded = decode_registration(payload);
+    if (!decoded.ok()) return nonsense(concat("a ", decoded.status().message()));
+    peer.pid = decoded->pid;
+    if (state_ == State::kFailed) {
+      refuse(peer, failure_);
+      return {};
+    }
+    if (auto* worker = std::get_if<WorkerRegistration>(&decoded->what)) {
+      peer.worker = std::move(*worker);
+      peer.index = peer.worker.rank;
+      if (state_ != State::kGathering) {
+        refuse(peer, {Code::kConfiguration,
+                      concat("rank ", peer.index, " comes too late: this job runs already, with ",
+                             cluster_.describe_rank(peer.index), "; start another job with another "
+                             "HERRING_RENDEZVOUS, or end the one that runs")});
+        return {};
+      }
+      peer.kind = Kind::kWorker;
+    } else {
+      peer.server = std::move(std::get<ServerRegistration>(decoded->what));
+      if (peer.server.host.empty()) peer.server.host = peer.host;
+      const Status status = peer.server.dedicated ? place_for_dedicated() : place_for(peer.server);
+      if (!status.ok()) {
+        refuse(peer, status);
+        return {};
+      }
+      peer.kind = Kind::kServer;
+      if (peer.server.dedicated) {
+        peer.index = dedicated_++;
+      } else {
+        peer.index = options_.dedicated_servers + peer.server.node;
+      }
+    }
+    hurry(decoded->patience);
+    advance();
+    return {};
+  }
+
+  Status place_for_dedicated() const {
+    if (state_ == State::kGathering && dedicated_ < options_.dedicated_servers) return {};
+    return {Code::kConfiguration,
+            concat("this job expects ", options_.dedicated_servers, " dedicated servers "
+                   "(HERRING_SERVERS) and has them all; another one is not needed")};
+  }
+
+  Status place_for(const ServerRegistration& server) const {
+    if (state_ == State::kStartingServers && missing_nodes_.count(server.node) != 0) return {};
+    return {Code::kConfiguration,
+            concat("a colocated server of node ", server.node, " is not expected here")};
+  }
+
+  void refuse(Peer& peer, const Status& why) {
+    peer.gone = true;
+    peer.channel->send(FrameType::kAbort, encode(why));
+    // The member closes the connection when it has read this.
+  }
+
+  // A member waits for the others only so long; the message that lists who is missing must come
+  // before it gives up by itself.
+  void hurry(Nanos patience) {
+    const Nanos margin = std::min(patience / 10, 250 * kMillisecond);
+    const Nanos deadline = monotonic_now() + patience - margin;
+    if (deadline >= deadline_) return;
+    deadline_ = deadline;
+    arm_deadline();
+  }
+
+  void arm_deadline() {
+    thread_.loop().cancel(deadline_timer_);
+    deadline_timer_ = thread_.loop().call_at(deadline_, [this] { on_deadline(); });
+  }
+
+  std::vector<RegisteredWorker> workers() const {
+    std::vector<RegisteredWorker> all;
+    for (const auto& peer : peers_) {
+      if (peer->kind == Kind::kWorker && !peer->gone) {
+        all.push_back({peer->worker, peer->host, peer->pid});
+      }
+    }
+    return all;
+  }
+
+  // Somebody has registered: what follows?
+  void advance() {
+    if (state_ == State::kStartingServers) {
+      for (const auto& peer : peers_) {
+        if (peer->kind == Kind::kServer && !peer->gone && !peer->server.dedicated) {
+          missing_nodes_.erase(peer->server.node);
+        }
+      }
+      if (missing_nodes_.empty()) complete();
+      return;
+    }
+    const std::vector<RegisteredWorker> all = workers();
+    const Status contradiction = find_contradiction(all, options_.size, options_.dedicated_servers);
+    if (!contradiction.ok()) {
+      if (all.size() >= options_.size) return fail(contradiction);
+      if (!contradiction_.ok()) return;  // the timer runs
+      thread_.loop().call_after(kGrace, [this] {
+        if (state_ == State::kGathering) {
+          fail(find_contradiction(workers(), options_.size, options_.dedicated_servers));
+        }
+      });
+      contradiction_ = contradiction;
+      return;
+    }
+    if (all.size() < options_.size || dedicated_ < options_.dedicated_servers) return;
+    begin_servers(all);
+  }
+
+  void begin_servers(const std::vector<RegisteredWorker>& all) {
+    auto assembled = assemble(all);
+    if (!assembled.ok()) return fail(assembled.status());
+    cluster_ = std::move(*assembled);
+    cluster_.epoch = 1;
+    auto weights = choose_weights(cluster_.settings, cluster_.nodes, options_.dedicated_servers);
+    if (!weights.ok()) return fail(weights.status());
+    weights_ = std::move(*weights);
+    state_ = State::kStartingServers;
+    const auto nodes = colocated_nodes(cluster_.nodes, options_.dedicated_servers);
+    missing_nodes_ = {nodes.begin(), nodes.end()};
+    if (missing_nodes_.empty()) return complete();
+    for (const auto& peer : peers_) {
+      if (peer->kind != Kind::kWorker || peer->gone) continue;
+      const bool starts = cluster_.workers[peer->index].local_rank == 0;
+      peer->channel->send(FrameType::kCluster, encode(ClusterMessage{starts, peer->index, cluster_}));
+    }
+  }
+
+  void complete() {
+    cluster_.servers.resize(weights_.size());
+    for (const auto& peer : peers_) {
+      if (peer->kind != Kind::kServer || peer->gone) continue;
+      cluster_.servers[peer->index] = {
+          peer->index, peer->server.dedicated, peer->server.dedicated ? ~0u : peer->server.node,
+          Address{peer->server.host, peer->server.port}.to_string(), weights_[peer->index]};
+    }
+    state_ = State::kRunning;
+    thread_.loop().cancel(deadline_timer_);
+    // What differs between receivers lies before the long part, but this happens once per job.
+    for (const auto& peer : peers_) {
+      if (peer->kind == Kind::kUnknown || peer->gone) continue;
+      peer->channel->send(FrameType::kReady, encode(ClusterMessage{false, peer->index, cluster_}));
+    }
+  }
+
+  void on_deadline() {
+    if (state_ != State::kGathering && state_ != State::kStartingServers) return;
+    std::string missing;
+    if (state_ == State::kGathering) {
+      std::set<uint32_t> ranks;
+      for (uint32_t rank = 0; rank < options_.size; ++rank) ranks.insert(rank);
+      for (const RegisteredWorker& worker : workers()) ranks.erase(worker.registration.rank);
+      if (!ranks.empty()) {
+        missing = concat(ranks.size() == 1 ? "rank " : "ranks ",
+                         list_numbers({ranks.begin(), ranks.end()}), " of ", options_.size);
+      }
+      if (dedicated_ < options_.dedicated_servers) {
+        missing += concat(missing.empty() ? "" : " and ", options_.dedicated_servers - dedicated_,
+                          " of ", options_.dedicated_servers, " dedicated servers");
+      }
+    } else {
+      missing = concat("the colocated servers of nodes ",
+                       list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
+    }
+    std::string refused;
+    if (refusals_ > 0) {
+      refused = concat("; ", refusals_, " connections were refused: ", refusal_text_);
+    }
+    fail({Code::kTimeout,
+          concat("not everybody has registered at the rendezvous ", address_.to_string(), " within ",
+                 to_seconds(monotonic_now() - started_), " s: missing ", missing, refused,
+                 "; look at the output of the missing processes, or raise "
+                 "HERRING_CONNECT_TIMEOUT")});
+  }
+
+  void fail(const Status& why) {
+    state_ = State::kFailed;
+    failure_ = why;
+    for (const auto& peer : peers_) {
+      if (peer->kind != Kind::kUnknown && !peer->gone) refuse(*peer, why);
+    }
+  }
+
+  // ---- the running job ----
+
+  std::string describe_peer(const Peer& peer) const {
+    const std::string where = concat(" (", peer.host, ", pid ", peer.pid, ")");
+    if (peer.kind == Kind::kWorker) return concat("rank ", peer.index, where);
+    if (state_ == State::kRunning) return concat(cluster_.describe_server(peer.index));
+    return concat(peer.server.dedicated ? "a dedicated server"
+                                        : concat("the server of node ", peer.server.node),
+                  where);
+  }
+
+  void broadcast(FrameType type, const std::string& payload, const Peer* except) {
+    for (const auto& peer : peers_) {
+      if (peer.get() != except && peer->kind != Kind::kUnknown && !peer->gone) {
+        peer->channel->send(type, payload);
+      }
+    }
+  }
+
+  void lose(Peer& peer, const std::string& how) {
+    if (peer.gone || peer.kind == Kind::kUnknown) return;
+    peer.gone = true;
+    const std::string text = concat(describe_peer(peer), " is lost: ", how);
+    if (state_ == State::kRunning) {
+      broadcast(FrameType::kPeerLost,
+                encode(Loss{peer.kind == Kind::kServer, false, peer.index, text}), &peer);
+      check_end();
+    } else if (state_ != State::kFailed) {
+      fail(contradiction_.ok() ? Status(Code::kPeerLost,
+                                        concat(text, ", before everybody had registered"))
+                               : contradiction_);
+    }
+  }
+
+  void on_goodbye(Peer& peer) {
+    if (state_ == State::kRunning) {
+      peer.gone = true;
+      const std::string text = concat(describe_peer(peer), " has left the job (shutdown)");
+      broadcast(FrameType::kPeerLost,
+                encode(Loss{peer.kind == Kind::kServer, true, peer.index, text}), &peer);
+      peer.channel->send(FrameType::kGoodbye);
+      check_end();
+    } else {
+      peer.channel->send(FrameType::kGoodbye);
+      lose(peer, "it left");
+    }
+  }
+
+  Status on_abort(Peer& peer, std::string_view payload) {
+    Status why;
+    if (!decode_abort(payload, why).ok()) return nonsense("a malformed abort");
+    const std::string text = concat(describe_peer(peer), ": ", why.message());
+    if (state_ == State::kRunning) {
+      broadcast(FrameType::kAbort, encode(Status(why.code(), text)), &peer);
+    } else if (state_ != State::kFailed) {
+      peer.gone = true;
+      fail({why.code(), text});
+    }
+    return {};
+  }
+
+  // Servers end when no worker is left.
+  void check_end() {
+    if (ended_ || state_ != State::kRunning) return;
+    for (const auto& peer : peers_) {
+      if (peer->kind == Kind::kWorker && !peer->gone) return;
+    }
+    ended_ = true;
+    for (const auto& peer : peers_) {
+      if (peer->kind == Kind::kServer && !peer->gone) {
+        peer->channel->send(FrameType::kGoodbye, {}, kFlagEnd);
+      }
+    }
+  }
+
+  // ---- heartbeats ----
+
+  std::string rhythm() const {
+    return encode(Rhythm{options_.heartbeat_interval, options_.heartbeat_timeout});
+  }
+
+  void beat() {
+    for (const auto& peer : peers_) peer->channel->send(FrameType::kHeartbeat, rhythm());
+    thread_.loop().call_after(options_.heartbeat_interval, [this] { beat(); });
+  }
+
+  void look() {
+    const Nanos now = monotonic_now();
+    const Nanos period = std::min(options_.heartbeat_interval, options_.heartbeat_timeout / 8);
+    const Nanos late = silence_.tick(now, period);
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      Peer& peer = *peers_[i];
+      peer.channel->forgive(late);
+      const Nanos silent = now - peer.channel->heard_at();
+      const bool mute = peer.kind == Kind::kUnknown && !peer.gone &&
+                        now - peer.accepted > options_.connect_timeout;
+      if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
+      if (!peer.gone && peer.kind != Kind::kUnknown) {
+        const std::string held_up =
+            concat("this process was not heard for ", to_seconds(silent), " s, more than the ",
+                   to_seconds(options_.heartbeat_timeout),
+                   " s of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
+        peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
+        lose(peer, concat("nothing was heard from it for ", to_seconds(silent), " s (time-out ",
+                          to_seconds(options_.heartbeat_timeout), " s)"));
+        peer.channel->forgive(silent);  // a moment to read why, should it come back
+      } else {
+        peer.channel->close();
+      }
+    }
+    std::erase_if(peers_, [](const auto& peer) { return peer->channel->closed(); });
+    check_stopped();
+    thread_.loop().call_after(period, [this] { look(); });
+  }
+
+  // ---- the end ----
+
+  bool somebody_stays() const {
+    return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+      return peer->kind != Kind::kUnknown && !peer->channel->closed();
+    });
+  }
+
+  void begin_stop() {
+    stopping_ = true;
+    if (state_ == State::kGathering || state_ == State::kStartingServers) {
+      fail({Code::kPeerLost, concat("the rendezvous ", address_.to_string(),
+                                    " has ended before everybody had registered")});
+    }
+    thread_.loop().call_after(kLinger, [this] {
+      for (const auto& peer : peers_) peer->channel->send(FrameType::kGoodbye, {}, kFlagStop);
+      thread_.loop().call_after(kClosing, [this] { finish_stop(); });
+    });
+    check_stopped();
+  }
+
+  void check_stopped() {
+    if (stopping_ && !somebody_stays()) finish_stop();
+  }
+
+  void finish_stop() {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+    stopped_changed_.notify_all();
+  }
+
+  const RendezvousOptions options_;
+  transport::LoopThread thread_;
+  Acceptor acceptor_;
+  const Address address_;
+  const Nanos started_;
+  Nanos deadline_;
+  transport::EventLoop::TimerId deadline_timer_ = 0;
+  Silence silence_;
+
+  State state_ = State::kGathering;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  uint32_t dedicated_ = 0;  // registered dedicated servers
+  Status contradiction_;    // seen, but not yet told
+  Status failure_;
+  Cluster cluster_;
+  std::vector<double> weights_;
+  std::set<uint32_t> missing_nodes_;  // whose colocated servers are awaited
+  bool ended_ = false;                // servers were told
+  size_t refusals_ = 0;
+  std::string refusal_text_;
+  bool stopping_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable stopped_changed_;
+  bool stopped_ = false;  // guarded by mutex_
+};
+
+Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Rendezvous::~Rendezvous() {
+  if (!impl_->here()) {
+    impl_.release();  // NOLINT: in a forked child; its threads and locks are the parent's
+    return;
+  }
+  stop();
+}
+
+Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
+                                                      RendezvousOptions options) {
+  if (!listener.valid()) return Status(Code::kInternal, "the rendezvous has no listening socket");
+  if (options.size == 0 || options.size > kMaxWorkers) {
+    return Status(Code::kConfiguration,
+                  concat("HERRING_SIZE is ", options.size, "; it must be from 1 to ", kMaxWorkers));
+  }
+  if (options.dedicated_servers > kMaxWorkers) {
+    return Status(Code::kConfiguration, concat("HERRING_SERVERS is ", options.dedicated_servers,
+                                               "; it must be from 0 to ", kMaxWorkers));
+  }
+  if (options.credentials.secret.empty()) {
+    return Status(Code::kConfiguration,
+                  "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
+  }
+  Status rhythm = check_rhythm({options.heartbeat_interval, options.heartbeat_timeout});
+  if (!rhythm.ok()) return rhythm;
+  auto impl = std::make_unique<Impl>(std::move(listener), std::move(options));
+  impl->start();
+  return std::unique_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
+}
+
+const transport::tcp::Address& Rendezvous::address() const { return impl_->address(); }
+
+void Rendezvous::stop() { impl_->stop(); }
+
+}  // namespace herring::control

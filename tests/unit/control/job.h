@@ -1,0 +1,145 @@
+// A job's control plane inside one test process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "control/member.h"
+#include "control/rendezvous.h"
+#include "transport/tcp/socket.h"
+
+namespace herring::control::testing {
+
+// Generous where something must happen, short where a test waits for a time-out on purpose.
+inline constexpr Nanos kPatience = 30 * kSecond;
+
+inline transport::tcp::Credentials credentials(const std::string& secret = "a test's secret") {
+  return {secret, wire::job_id("test")};
+}
+
+class Job {
+ public:
+  explicit Job(uint32_t size, uint32_t dedicated = 0, Nanos connect_timeout = kPatience,
+               Nanos heartbeat_interval = 250 * kMillisecond,
+               Nanos heartbeat_timeout = 10 * kSecond)
+      : size_(size), dedicated_(dedicated) {
+    auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 128);
+    EXPECT_TRUE(listener.ok()) << listener.status().to_string();
+    address_ = *transport::tcp::local_address(listener->get());
+    options_.rendezvous = address_;
+    options_.credentials = credentials();
+    options_.connect_timeout = connect_timeout;
+    options_.heartbeat_interval = heartbeat_interval;
+    options_.heartbeat_timeout = heartbeat_timeout;
+    auto started = Rendezvous::start(std::move(*listener),
+                                     {credentials(), size, dedicated, connect_timeout,
+                                      heartbeat_interval, heartbeat_timeout});
+    EXPECT_TRUE(started.ok()) << started.status().to_string();
+    rendezvous_ = std::move(*started);
+  }
+
+  WorkerRegistration worker(uint32_t rank, const std::string& host = "host") const {
+    WorkerRegistration registration;
+    registration.rank = rank;
+    registration.size = size_;
+    registration.dedicated_servers = dedicated_;
+    registration.host_id = host;
+    registration.bus = "bus " + std::to_string(rank);
+    registration.settings = {{"from", std::to_string(rank)}};
+    return registration;
+  }
+
+  using Joined = Result<std::unique_ptr<Member>>;
+
+  // Joins on a thread; a colocated server that is asked for joins too.
+  std::future<Joined> join(WorkerRegistration registration) {
+    return std::async(std::launch::async, [this, registration] {
+      return Member::join(options_, registration, [this](const Cluster&, uint32_t node) {
+        ServerRegistration server;
+        server.dedicated = false;
+        server.node = node;
+        server.port = static_cast<uint16_t>(5000 + node);
+        std::lock_guard lock(mutex_);
+        servers_.push_back(join(server));
+        return Status();
+      });
+    });
+  }
+  std::future<Joined> join(ServerRegistration registration) {
+    return std::async(std::launch::async,
+                      [this, registration] { return Member::join(options_, registration); });
+  }
+
+  Member::Options& options() { return options_; }
+  Rendezvous& rendezvous() { return *rendezvous_; }
+  std::unique_ptr<Rendezvous>& rendezvous_pointer() { return rendezvous_; }
+  std::vector<std::future<Joined>>& colocated() { return servers_; }
+
+ private:
+  uint32_t size_, dedicated_;
+  transport::tcp::Address address_;
+  Member::Options options_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::mutex mutex_;
+  std::vector<std::future<Joined>> servers_;
+};
+
+// Records what a member is told, and waits for it.
+class Witness {
+ public:
+  explicit Witness(Member& member) {
+    member.watch(
+        [this](const Loss& loss) { note([&] { losses_.push_back(loss); }); },
+        [this](const std::string& reason) { note([&] { aborts_.push_back(reason); }); },
+        [this] { note([&] { ++ends_; }); });
+  }
+
+  template <typename Predicate>
+  bool wait(Predicate predicate, Nanos patience = kPatience) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(patience), predicate);
+  }
+  bool wait_losses(size_t count) {
+    return wait([&] { return losses_.size() >= count; });
+  }
+  bool wait_aborts(size_t count) {
+    return wait([&] { return aborts_.size() >= count; });
+  }
+  bool wait_end() {
+    return wait([&] { return ends_ > 0; });
+  }
+  std::vector<Loss> losses() {
+    std::lock_guard lock(mutex_);
+    return losses_;
+  }
+  std::vector<std::string> aborts() {
+    std::lock_guard lock(mutex_);
+    return aborts_;
+  }
+  int ends() {
+    std::lock_guard lock(mutex_);
+    return ends_;
+  }
+
+ private:
+  template <typename Change>
+  void note(Change change) {
+    std::lock_guard lock(mutex_);
+    change();
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Loss> losses_;
+  std::vector<std::string> aborts_;
+  int ends_ = 0;
+};
+
+}  // namespace herring::control::testing
