@@ -23,7 +23,10 @@ struct Destinations {
   iovec pieces[kMaxPieces];
   int count = 0;
 
-  void add(void* data, size_t bytes) { pieces[count++] = {data, bytes}; }
+  // One piece too many leaves the payload without a place, which closes the flow.
+  void add(void* data, size_t bytes) {
+    if (count < kMaxPieces) pieces[count++] = {data, bytes};
+  }
 };
 
 // All callbacks run on the thread of the flow's loop. None may destroy the flow; close() may be
@@ -73,7 +76,9 @@ class Flow {
   virtual size_t backlog() const = 0;
   // Stops at once. With an error, on_closed(error) follows from the loop; with ok nothing follows.
   virtual void close(Status why) = 0;
-  // Writes what is queued, then closes without a report (bounded by the caller's own deadline).
+  // Writes what is queued and tells the other side that no more comes; closes, without a report, when
+  // it closes too (bounded by the caller's own deadline). Frames may arrive until then; none can be
+  // sent.
   virtual void finish() = 0;
   virtual bool closed() const = 0;
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace herring::transport::tcp {
 namespace {
@@ -38,7 +39,7 @@ TcpFlow::~TcpFlow() {
 
 void TcpFlow::send(const wire::FrameHeader& header, const iovec* pieces, int count,
                    uint64_t token) {
-  if (closed()) return;
+  if (closed() || finishing_) return;
   OutFrame& frame = frames_.push({});
   frame.header = header;
   frame.pieces = static_cast<uint32_t>(count);
@@ -50,7 +51,7 @@ void TcpFlow::send(const wire::FrameHeader& header, const iovec* pieces, int cou
 }
 
 void TcpFlow::send_owned(wire::FrameHeader header, std::string payload) {
-  if (closed()) return;
+  if (closed() || finishing_) return;
   header.payload = static_cast<uint32_t>(payload.size());
   OutFrame& frame = frames_.push({});
   frame.header = header;
@@ -119,7 +120,7 @@ void TcpFlow::flush() {
     }
   }
   if (closed()) return;
-  if (finishing_ && frames_.empty()) return close({});
+  if (finishing_ && frames_.empty()) half_close();
   update_interest();
 }
 
@@ -133,8 +134,7 @@ void TcpFlow::update_interest() {
 void TcpFlow::on_events(uint32_t events) {
   if (events & EPOLLOUT) {
     writable_ = true;
-    schedule_flush();
-    update_interest();
+    schedule_flush();  // it takes EPOLLOUT back, unless the socket is full again
   }
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
 }
@@ -253,7 +253,7 @@ bool TcpFlow::end_frame() {
 void TcpFlow::fail(Status why) {
   if (closed()) return;
   close({});
-  handler_.on_closed(*this, why);
+  if (!finishing_) handler_.on_closed(*this, why);
 }
 
 void TcpFlow::close(Status why) {
@@ -271,10 +271,17 @@ void TcpFlow::close(Status why) {
 }
 
 void TcpFlow::finish() {
-  if (closed()) return;
-  if (frames_.empty()) return close({});
+  if (closed() || finishing_) return;
   finishing_ = true;
+  if (frames_.empty()) return half_close();
   schedule_flush();
+}
+
+// To close a socket while bytes come in resets the connection, and what the other side has not read
+// by then may be lost. So only our direction ends; receive() sees the other side close.
+void TcpFlow::half_close() {
+  if (std::exchange(half_closed_, true)) return;
+  if (shutdown(number_, SHUT_WR) != 0) close({});
 }
 
 PathInfo TcpFlow::path_info() const {

@@ -44,6 +44,7 @@ class TcpFlow final : public Flow, private EventHandler {
   bool end_frame();
   void schedule_flush();
   void flush();
+  void half_close();
   void update_interest();
   void fail(Status why);
 
@@ -71,6 +72,7 @@ class TcpFlow final : public Flow, private EventHandler {
   bool flush_scheduled_ = false;
   bool writable_ = true;
   bool finishing_ = false;
+  bool half_closed_ = false;  // all is written, the other side knows that no more comes
   uint32_t interest_ = 0;
   std::shared_ptr<bool> alive_;
 };

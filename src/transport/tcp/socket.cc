@@ -20,6 +20,8 @@
 namespace herring::transport::tcp {
 namespace {
 
+constexpr Nanos kAttempt = 5 * kSecond;
+
 struct AddrinfoDeleter {
   void operator()(addrinfo* info) const { freeaddrinfo(info); }
 };
@@ -34,13 +36,25 @@ Result<AddrinfoPtr> resolve(const Address& address, bool passive) {
   const std::string port = std::to_string(address.port);
   const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list);
   if (error != 0) {
-    return Status(Code::kConfiguration, concat("cannot resolve '", address.host,
+    // A name server that does not answer may do so later; a name that does not exist is wrong.
+    return Status(error == EAI_AGAIN ? Code::kPeerLost : Code::kConfiguration, concat("cannot resolve '", address.host,
                                                "': ", gai_strerror(error)));
   }
   return AddrinfoPtr(list);
 }
 
-Address from_sockaddr(const sockaddr_storage& storage, socklen_t length) {
+Address from_sockaddr(const sockaddr_storage& from, socklen_t length) {
+  sockaddr_storage storage = from;
+  // An IPv4 peer of an IPv6 listener is shown, and reached, by its IPv4 address.
+  if (const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&from);
+      from.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+    sockaddr_in v4{};
+    v4.sin_family = AF_INET;
+    v4.sin_port = v6->sin6_port;
+    std::memcpy(&v4.sin_addr, v6->sin6_addr.s6_addr + 12, sizeof(v4.sin_addr));
+    std::memcpy(&storage, &v4, sizeof(v4));
+    length = sizeof(v4);
+  }
   char host[NI_MAXHOST], port[NI_MAXSERV];
   if (getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof(host), port,
                   sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
@@ -60,6 +74,9 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   if (!source.empty()) {
     auto local = resolve({source, 0}, true);
     if (!local.ok()) return local.status();
+    if ((*local)->ai_family != info.ai_family) {
+      return Status(Code::kInvalidArgument, "");  // the caller tries the host's other addresses
+    }
     if (bind(fd.get(), (*local)->ai_addr, (*local)->ai_addrlen) != 0) {
       return Status(Code::kConfiguration, concat("cannot use local address ", source, ": ",
                                                  strerror(errno)));
@@ -80,6 +97,12 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   socklen_t length = sizeof(error);
   getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   if (error != 0) return Status(Code::kPeerLost, strerror(error));
+  // Trying a local port where nobody listens may one day meet itself (simultaneous open).
+  auto here = local_address(fd.get());
+  auto there = peer_address(fd.get());
+  if (!there.ok() || (here.ok() && here->host == there->host && here->port == there->port)) {
+    return Status(Code::kPeerLost, strerror(ECONNREFUSED));
+  }
   HERRING_RETURN_IF_ERROR(make_flow_socket(fd.get()));
   return fd;
 }
@@ -97,7 +120,7 @@ Result<Address> parse_address(const std::string& text, const std::string& what) 
   const Status bad(Code::kConfiguration,
                    concat(what, " is '", text, "'; it must be HOST:PORT with a port from 1 to 65535 "
                                                "(IPv6 as [ADDRESS]:PORT)"));
-  if (colon == std::string::npos || colon == 0) return bad;
+  if (colon == std::string::npos || colon == 0 || text.substr(0, colon) == "[]") return bad;
   address.host = text.substr(0, colon);
   if (address.host.front() == '[') {
     if (address.host.back() != ']') return bad;
@@ -178,12 +201,25 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
   const Nanos start = monotonic_now();
   do {
     auto info = resolve(address, false);
-    if (!info.ok()) return info.status();
-    for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
-      auto fd = connect_once(*one, source, deadline);
+    if (!info.ok()) {
+      if (info.status().code() == Code::kConfiguration) return info.status();
+      last = info.status().message();
+    }
+    bool usable = !info.ok();
+    for (const addrinfo* one = info.ok() ? info->get() : nullptr; one != nullptr;
+         one = one->ai_next) {
+      // Bounded, so that a name whose first address leads nowhere is tried at the next.
+      auto fd = connect_once(*one, source, std::min(deadline, monotonic_now() + kAttempt));
       if (fd.ok()) return fd;
       if (fd.status().code() == Code::kConfiguration) return fd.status();
+      if (fd.status().code() == Code::kInvalidArgument) continue;
+      usable = true;
       last = fd.status().message();
+    }
+    if (!usable) {
+      return Status(Code::kConfiguration,
+                    concat("local address ", source, " cannot reach ", address.to_string(),
+                           ": one is IPv4, the other IPv6"));
     }
     const Nanos left = deadline - monotonic_now();
     if (left <= 0) break;
