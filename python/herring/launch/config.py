@@ -37,9 +37,19 @@ def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     return rows
 
 
+def _warnings() -> list[str]:
+    """Variables that look like settings and are none."""
+    from herring import _core
+
+    find = getattr(_core, "setting_warnings", None)
+    return list(find()) if find else []
+
+
 def show(names: Sequence[str] = (), as_json: bool = False) -> int:
     """Prints the settings as a table, or as JSON."""
     rows = settings_rows(names)
+    for warning in _warnings():
+        print(f"warning: {warning}", file=sys.stderr)
     if as_json:
         json.dump(rows, sys.stdout, indent=2, default=str)
         print()

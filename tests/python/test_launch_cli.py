@@ -1,0 +1,156 @@
+"""The other commands: config, check, server, version. The extension module is replaced where the
+command itself is at stake, and used where it must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+import herring
+from herring.errors import ConfigurationError
+from herring.launch import check, cli, config
+
+HERRING = [sys.executable, "-m", "herring.launch.cli"]
+ROWS = [
+    {
+        "name": "flows",
+        "env": "HERRING_FLOWS",
+        "type": "int",
+        "default": "1",
+        "value": "4",
+        "origin": "environment",
+        "help": "Connections between a node and a server",
+        "allowed": "an integer from 1 to 64",
+    },
+    {
+        "name": "credit",
+        "env": "HERRING_CREDIT",
+        "type": "bytes",
+        "default": "0",
+        "value": "0",
+        "origin": "default",
+        "help": "Bytes a flow may have outstanding",
+        "allowed": "bytes",
+    },
+]
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("herring._core")
+    module.settings = lambda: ROWS
+    module.setting_warnings = lambda: ["HERRING_FLOW is no setting"]
+    module.simd_level = lambda: "avx2"
+    module.served = []
+    module.run_server = module.served.append
+    monkeypatch.setitem(sys.modules, "herring._core", module)
+    monkeypatch.setattr(herring, "_core", module, raising=False)
+    return module
+
+
+def test_config_as_json(core: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == ROWS
+    assert captured.err == "warning: HERRING_FLOW is no setting\n"
+
+
+def test_config_as_table(core: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "FLOWS"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("HERRING_FLOWS", "4", "environment", "Connections", "an integer from 1 to 64"):
+        assert word in shown
+    assert "HERRING_CREDIT" not in shown
+
+
+def test_config_of_an_unknown_name(
+    core: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError):
+        config.settings_rows(["nonsense"])
+
+
+def test_server(core: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERRING_SECRET", "ab" * 16)
+    monkeypatch.setenv("HERRING_RENDEZVOUS", "127.0.0.1:1")
+    assert cli.main(["server"]) == 0
+    assert cli.main(["server", "--rendezvous", "localhost:2", "--interface", "lo"]) == 0
+    assert core.served == [
+        {"rendezvous": "127.0.0.1:1", "secret": b"\xab" * 16},
+        {"rendezvous": "127.0.0.1:2", "secret": b"\xab" * 16, "interface": "lo"},
+    ]
+
+
+def test_server_without_rendezvous(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HERRING_RENDEZVOUS", raising=False)
+    assert cli.main(["server"]) == 2
+    assert "--rendezvous HOST:PORT" in capsys.readouterr().err
+
+
+def test_check_without_running(core: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--no-run", "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["extension module"]["value"] == "SIMD level avx2"
+    assert "127.0.0.1" in found["interface lo"]["value"]
+    for name in ("cpu", "cores", "memory", "/dev/shm", "open files", "locked memory", "openssl"):
+        assert found[name]["value"]
+    assert cli.main(["check", "--no-run"]) == 0
+    assert "SIMD level avx2" in capsys.readouterr().out
+
+
+def test_check_reports_a_failed_trial(
+    core: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = check.Finding("all-reduce", "exit status 1", "fail", "why")
+    monkeypatch.setattr(check, "trials", lambda: [failed])
+    assert cli.main(["check"]) == 1
+    assert "exit status 1" in capsys.readouterr().out
+
+
+def test_check_tries_an_all_reduce() -> None:
+    pytest.importorskip("herring._core")
+    done = subprocess.run(
+        [*HERRING, "check", "--json"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tried = [each for each in json.loads(done.stdout) if each["name"].startswith("all-reduce")]
+    assert len(tried) == 2
+    assert all("right to the bit" in each["value"] for each in tried)
+
+
+def test_settings_of_the_core() -> None:
+    pytest.importorskip("herring._core")
+    rows = {row["env"]: row for row in config.settings_rows()}
+    assert rows["HERRING_FLOWS"]["type"] == "int"
+    for row in rows.values():
+        assert set(row) == set(ROWS[0])
+        assert row["help"]
+
+
+def test_version_and_help() -> None:
+    done = subprocess.run(
+        [*HERRING, "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("herring 0.1.0")
+    for name in ("run", "server", "config", "check"):
+        done = subprocess.run(
+            [*HERRING, name, "--help"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0
+        assert f"herring {name}" in done.stdout
+
+
+def test_no_command() -> None:
+    done = subprocess.run(HERRING, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "COMMAND" in done.stderr
