@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -295,3 +297,52 @@ def test_interfaces() -> None:
     assert network.is_local_address(network.own_address("localhost"))
     with pytest.raises(ConfigurationError, match=r"HERRING_INTERFACE=nosuch0.*lo"):
         network.own_address(interface="nosuch0")
+
+
+REAL = """
+    import os
+    from herring.launch.detect import detect
+    from herring.launch.meet import meet
+    from herring.launch.publication import directory
+    worker = detect(os.environ)
+    meeting = meet(worker, timeout=60)
+    os.write(1, f"{worker.rank}/{worker.size} {meeting.address} {meeting.secret.hex()}\\n".encode())
+    if worker.rank == 0:
+        import time
+        done = directory(os.environ) / "done"
+        while not done.exists():  # the last of the others says so
+            time.sleep(0.01)
+        meeting.started()
+    elif worker.rank == 1:
+        (directory(os.environ) / "done").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+        ["mpiexec.hydra", "-n", "2"],
+        ["mpiexec.hydra", "-n", "2", "sh", "-c", '"$@"; exit $?', "sh"],
+        ["srun", "-n", "2"],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"],
+    ],
+    ids=["openmpi", "hydra", "hydra-shell", "slurm", "torchrun"],
+)
+def test_real_launchers(runtime: dict[str, str], command: list[str]) -> None:
+    if not shutil.which(command[0]) or (
+        "torch.distributed.run" in command and not importlib.util.find_spec("torch")
+    ):
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", textwrap.dedent(REAL)],
+        env={**os.environ, **runtime},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split() for line in done.stdout.splitlines() if "/2 " in line)
+    assert [line[0] for line in lines] == ["0/2", "1/2"], done.stdout
+    assert lines[0][1:] == lines[1][1:]
