@@ -1,0 +1,63 @@
+// What the files of this room share: errors across the edge, arrays, waiting with the GIL released.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "worker/completion.h"
+
+namespace herring::bindings {
+
+namespace nb = nanobind;
+
+// Raises the class below herring.errors.HerringError that belongs to the code.
+[[noreturn]] void raise(const Status& status);
+inline void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+template <typename T>
+T take(Result<T> result) {
+  if (!result.ok()) raise(result.status());
+  return std::move(*result);
+}
+
+// A contiguous array on the host that Python owns, seen through the buffer protocol or DLPack.
+class ArrayView {
+ public:
+  // InvalidArgumentError names what is wrong: not an array, not contiguous, read-only where it must
+  // be written, on a device, of a dtype that is not supported.
+  ArrayView(nb::handle object, bool writable);
+  ~ArrayView();
+  ArrayView(const ArrayView&) = delete;
+  ArrayView& operator=(const ArrayView&) = delete;
+
+  char* data() const { return data_; }
+  DType dtype() const { return dtype_; }
+  const std::vector<uint64_t>& shape() const { return shape_; }
+
+ private:
+  void from_buffer(nb::handle object, bool writable);
+  void from_dlpack(nb::handle object, bool writable);
+
+  char* data_ = nullptr;
+  DType dtype_ = DType::kFloat32;
+  std::vector<uint64_t> shape_;
+  Py_buffer buffer_{};
+  bool has_buffer_ = false;
+  nb::object owner_;
+};
+
+// Waits with the GIL released; Ctrl-C raises. `what` and `seconds` are for the error of a deadline
+// (0: wait for ever).
+void wait(worker::Completion& completion, double seconds, const std::string& what);
+
+void register_job(nb::module_& module);
+void register_planned(nb::module_& module);
+void register_tools(nb::module_& module);
+
+}  // namespace herring::bindings

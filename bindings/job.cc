@@ -1,0 +1,202 @@
+// Job and Operation: the life of a worker, and its named operations.
+#include "worker/job.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+
+namespace herring::bindings {
+namespace {
+
+using worker::Job;
+using worker::Operation;
+
+// An operation and the arrays that must stay alive while it is in flight.
+struct Handle {
+  std::shared_ptr<Operation> operation;
+  std::shared_ptr<ArrayView> array;
+  std::string what;
+
+  ~Handle() {
+    // Nobody may write into an array that Python has taken back: the engine either finishes or fails.
+    if (operation && !operation->completion.done()) {
+      nb::gil_scoped_release release;
+      while (!operation->completion.wait_for(kSecond)) {
+      }
+    }
+  }
+};
+
+wire::Collective parse_kind(const std::string& name) {
+  for (int i = 0; i < wire::kNumCollectives; ++i) {
+    const auto kind = static_cast<wire::Collective>(i);
+    if (name == wire::name_of(kind)) return kind;
+  }
+  raise({Code::kInvalidArgument, "no collective is called '" + name + "'"});
+}
+
+std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_size, int servers,
+                               const std::string& rendezvous, int rendezvous_fd,
+                               const std::string& host_id, nb::bytes secret,
+                               const std::map<std::string, std::string>& settings) {
+  worker::JobOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.local_rank = local_rank;
+  options.local_size = local_size;
+  options.dedicated_servers = servers;
+  options.rendezvous = rendezvous;
+  options.rendezvous_fd = rendezvous_fd;
+  options.host_id = host_id;
+  options.secret = std::string(secret.c_str(), secret.size());
+  options.settings = take(Settings::load(settings));
+  nb::gil_scoped_release release;
+  auto job = Job::start(std::move(options));
+  nb::gil_scoped_acquire acquire;
+  return take(std::move(job));
+}
+
+std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,
+                               const std::string& name, const std::string& op, int root,
+                               double prescale, double postscale, std::vector<uint64_t> splits,
+                               double timeout) {
+  worker::Request request;
+  request.kind = parse_kind(kind);
+  request.name = name;
+  if (name.empty() || name.size() > 512) {
+    raise({Code::kInvalidArgument, concat("the name of an operation has ", name.size(),
+                                          " characters; 1 to 512 are allowed")});
+  }
+  request.op = take(parse_reduce_op(op));
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.splits = std::move(splits);
+  request.timeout = timeout;
+  const uint32_t size = job.cluster().size;
+  if (root < 0 || static_cast<uint32_t>(root) >= size) {
+    raise({Code::kInvalidArgument,
+           concat("root is ", root, "; the job's ranks are 0 to ", size - 1)});
+  }
+  request.root = static_cast<uint32_t>(root);
+  auto handle = std::make_unique<Handle>();
+  handle->what = concat(kind, " '", name, "'");
+  if (request.kind == wire::Collective::kBarrier) {
+    request.shape = {0};
+  } else {
+    const bool in_place =
+        request.kind == wire::Collective::kAllreduce || request.kind == wire::Collective::kBroadcast;
+    handle->array = std::make_shared<ArrayView>(array, in_place);
+    request.dtype = handle->array->dtype();
+    request.shape = handle->array->shape();
+    request.send = request.receive = handle->array->data();
+    if (request.kind == wire::Collective::kAllreduce ||
+        request.kind == wire::Collective::kReduceScatter) {
+      check(check_reducible(request.dtype, request.op, prescale, postscale));
+    }
+  }
+  handle->operation = take(job.engine().submit(std::move(request)));
+  return handle;
+}
+
+// The result of allgather, reduce_scatter and alltoall as bytes that NumPy can view and own.
+nb::object result_of(Handle& handle) {
+  check(handle.operation->completion.status());
+  struct Owner {
+    std::unique_ptr<char[]> data;
+  };
+  const size_t bytes = handle.operation->result_bytes;
+  auto* owner = new Owner{std::move(handle.operation->result)};
+  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(owner->data.get(), {bytes}, capsule));
+}
+
+nb::object empty(nb::object job_object, size_t bytes) {
+  Job& job = nb::cast<Job&>(job_object);
+  void* data = take(job.engine().heap().allocate(bytes));
+  // The array keeps the job, and with it the heap, alive.
+  struct Owner {
+    nb::object job;
+    SharedHeap* heap;
+    void* data;
+  };
+  auto* owner = new Owner{job_object, &job.engine().heap(), data};
+  nb::capsule capsule(owner, [](void* p) noexcept {
+    auto* one = static_cast<Owner*>(p);
+    one->heap->free(one->data);
+    nb::gil_scoped_acquire gil;
+    delete one;
+  });
+  return nb::cast(
+      nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(static_cast<uint8_t*>(data), {bytes}, capsule));
+}
+
+nb::dict stats(Job& job) {
+  worker::Engine::Counters counters;
+  {
+    nb::gil_scoped_release release;
+    counters = job.engine().counters();
+  }
+  uint64_t sent = 0, received = 0;
+  nb::list servers;
+  for (size_t i = 0; i < counters.servers.size(); ++i) {
+    const auto& one = counters.servers[i];
+    nb::dict server;
+    server["name"] = job.cluster().describe_server(static_cast<uint32_t>(i));
+    server["dedicated"] = job.cluster().servers[i].dedicated;
+    server["weight"] = job.cluster().servers[i].weight;
+    server["bytes_sent"] = one.bytes_sent;
+    server["bytes_received"] = one.bytes_received;
+    servers.append(server);
+    sent += one.bytes_sent;
+    received += one.bytes_received;
+  }
+  nb::dict all;
+  all["bytes_sent"] = sent;
+  all["bytes_received"] = received;
+  all["servers"] = servers;
+  all["credit_bytes"] = counters.credit_bytes;
+  all["wakeups"] = counters.wakeups;
+  return all;
+}
+
+}  // namespace
+
+void register_job(nb::module_& module) {
+  nb::class_<Handle>(module, "Operation")
+      .def("wait", [](Handle& h, double seconds) { wait(h.operation->completion, seconds, h.what); },
+           nb::arg("seconds") = 0.0)
+      .def("done", [](const Handle& h) { return h.operation->completion.done(); })
+      .def("result", &result_of)
+      .def_prop_ro("counts", [](const Handle& h) { return h.operation->counts; })
+      .def_prop_ro("dims", [](const Handle& h) { return h.operation->dims; });
+
+  using namespace nb::literals;
+  nb::class_<Job>(module, "Job")
+      .def_static("start", &start_job, "rank"_a, "size"_a, "local_rank"_a, "local_size"_a,
+                  "servers"_a, "rendezvous"_a, "rendezvous_fd"_a, "host_id"_a, "secret"_a,
+                  "settings"_a)
+      .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
+           "timeout"_a = 0.0)
+      .def("stats", &stats)
+      .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("shutdown", &Job::shutdown, nb::call_guard<nb::gil_scoped_release>())
+      .def("failure", [](Job& job) { return job.engine().failure().message(); })
+      .def_prop_ro("rank", &Job::rank)
+      .def_prop_ro("size", [](const Job& job) { return job.cluster().size; })
+      .def_prop_ro("local_rank", [](const Job& job) {
+        return job.cluster().workers[job.rank()].local_rank;
+      })
+      .def_prop_ro("local_size", [](const Job& job) {
+        return job.cluster().local_size(job.cluster().workers[job.rank()].node);
+      })
+      .def_prop_ro("node_rank", [](const Job& job) { return job.cluster().workers[job.rank()].node; })
+      .def_prop_ro("num_nodes", [](const Job& job) { return job.cluster().nodes; })
+      .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
+  module.def("empty", &empty, "job"_a, "bytes"_a);
+}
+
+}  // namespace herring::bindings

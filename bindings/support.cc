@@ -1,0 +1,166 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+
+namespace herring::bindings {
+namespace {
+
+const char* class_of(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument: return "InvalidArgumentError";
+    case Code::kConfiguration: return "ConfigurationError";
+    case Code::kAuthentication: return "AuthenticationError";
+    case Code::kMismatch: return "MismatchError";
+    case Code::kTimeout: return "TimeoutError";
+    case Code::kPeerLost: return "PeerLostError";
+    case Code::kShutdown: return "ShutdownError";
+    default: return "HerringError";
+  }
+}
+
+[[noreturn]] void invalid(const std::string& text) { raise({Code::kInvalidArgument, text}); }
+
+std::string class_name(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
+}
+
+// struct-module format codes in native size; numpy and the array module use these.
+bool dtype_of_format(const char* format, size_t item, DType* dtype) {
+  const std::string text = format == nullptr ? "B" : format;
+  const char code = text.empty() ? 'B' : text.back();
+  if (text.size() > 2 || (text.size() == 2 && text[0] != '@' && text[0] != '=' && text[0] != '<')) {
+    return false;
+  }
+  switch (code) {
+    case 'f': *dtype = DType::kFloat32; return true;
+    case 'd': *dtype = DType::kFloat64; return true;
+    case 'e': *dtype = DType::kFloat16; return true;
+    case '?': *dtype = DType::kBool; return true;
+    case 'B': case 'c': *dtype = DType::kUInt8; return true;
+    case 'b': *dtype = DType::kInt8; return true;
+    case 'h': *dtype = DType::kInt16; return true;
+    case 'i': case 'l': case 'q':
+      if (item != 4 && item != 8) return false;
+      *dtype = item == 4 ? DType::kInt32 : DType::kInt64;
+      return true;
+    default: return false;
+  }
+}
+
+bool dtype_of_dlpack(nb::dlpack::dtype type, DType* dtype) {
+  using nb::dlpack::dtype_code;
+  if (type.lanes != 1) return false;
+  const auto is = [&](dtype_code code, int bits, DType result) {
+    if (type.code != static_cast<uint8_t>(code) || type.bits != bits) return false;
+    *dtype = result;
+    return true;
+  };
+  return is(dtype_code::Float, 32, DType::kFloat32) || is(dtype_code::Float, 64, DType::kFloat64) ||
+         is(dtype_code::Float, 16, DType::kFloat16) || is(dtype_code::Bfloat, 16, DType::kBFloat16) ||
+         is(dtype_code::Int, 8, DType::kInt8) || is(dtype_code::Int, 16, DType::kInt16) ||
+         is(dtype_code::Int, 32, DType::kInt32) || is(dtype_code::Int, 64, DType::kInt64) ||
+         is(dtype_code::UInt, 8, DType::kUInt8) || is(dtype_code::Bool, 8, DType::kBool);
+}
+
+constexpr const char* kSupported =
+    "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
+
+}  // namespace
+
+void raise(const Status& status) {
+  nb::object type = nb::module_::import_("herring.errors").attr(class_of(status.code()));
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw nb::python_error();
+}
+
+ArrayView::ArrayView(nb::handle object, bool writable) {
+  if (PyObject_CheckBuffer(object.ptr())) {
+    from_buffer(object, writable);
+  } else if (nb::hasattr(object, "__dlpack__")) {
+    from_dlpack(object, writable);
+  } else {
+    invalid("expected an array (the buffer protocol or __dlpack__), got " + class_name(object));
+  }
+}
+
+ArrayView::~ArrayView() {
+  if (has_buffer_) PyBuffer_Release(&buffer_);
+}
+
+void ArrayView::from_buffer(nb::handle object, bool writable) {
+  if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_RECORDS_RO) != 0) {
+    PyErr_Clear();
+    invalid(class_name(object) + " offers a buffer of a dtype that is not supported; use one of " +
+            kSupported);
+  }
+  has_buffer_ = true;
+  const auto fail = [&](const std::string& text) {
+    PyBuffer_Release(&buffer_);
+    has_buffer_ = false;
+    invalid(text);
+  };
+  if (!dtype_of_format(buffer_.format, buffer_.itemsize, &dtype_)) {
+    fail(concat("an array of format '", buffer_.format, "' is not supported; use one of ",
+                kSupported));
+  }
+  if (!PyBuffer_IsContiguous(&buffer_, 'C')) {
+    fail("the array is not contiguous (C order); pass numpy.ascontiguousarray(array)");
+  }
+  if (writable && buffer_.readonly) fail("the array is read-only, and results are written in place");
+  data_ = static_cast<char*>(buffer_.buf);
+  for (int i = 0; i < buffer_.ndim; ++i) shape_.push_back(buffer_.shape[i]);
+}
+
+void ArrayView::from_dlpack(nb::handle object, bool writable) {
+  // (kDLCPU, 0) is (1, 0).
+  nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+  if (nb::cast<int>(device[0]) != nb::device::cpu::value) {
+    invalid(concat(class_name(object), " lies on device type ", nb::cast<int>(device[0]),
+                   ", not in host memory; copy it there first (herring.torch does so for CUDA "
+                   "tensors)"));
+  }
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast(object, array)) {
+    invalid(class_name(object) + " offers a DLPack array of a kind that is not supported");
+  }
+  static_cast<void>(writable);
+  if (!dtype_of_dlpack(array.dtype(), &dtype_)) {
+    invalid(concat("a DLPack array of code ", int{array.dtype().code}, ", ", int{array.dtype().bits},
+                   " bits is not supported; use one of ", kSupported));
+  }
+  int64_t expected = 1;
+  bool contiguous = true;
+  for (size_t i = array.ndim(); i-- > 0;) {
+    contiguous &= array.shape(i) <= 1 || array.stride(i) == expected;
+    expected *= static_cast<int64_t>(array.shape(i));
+  }
+  if (!contiguous && array.size() > 0) {
+    invalid("the array is not contiguous (C order); call .contiguous() first");
+  }
+  for (size_t i = 0; i < array.ndim(); ++i) shape_.push_back(array.shape(i));
+  data_ = static_cast<char*>(const_cast<void*>(array.data()));
+  owner_ = nb::cast(array, nb::rv_policy::reference);
+}
+
+void wait(worker::Completion& completion, double seconds, const std::string& what) {
+  const Nanos start = monotonic_now();
+  const Nanos deadline = seconds > 0 ? start + from_seconds(seconds) : 0;
+  for (;;) {
+    bool done = false;
+    {
+      nb::gil_scoped_release release;
+      Nanos slice = 100 * kMillisecond;
+      if (deadline != 0) slice = std::min(slice, std::max<Nanos>(deadline - monotonic_now(), 0));
+      done = completion.wait_for(slice);
+    }
+    if (done) return check(completion.status());
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (deadline != 0 && monotonic_now() >= deadline) {
+      raise({Code::kTimeout, concat(what, " is not complete after ", seconds,
+                                    " s; it goes on in the background, wait() again for it")});
+    }
+  }
+}
+
+}  // namespace herring::bindings

@@ -1,0 +1,81 @@
+// What needs no job: settings, servers, what this machine can do.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "bindings.h"
+#include "reduce/reduce.h"
+#include "worker/job.h"
+
+namespace herring::bindings {
+namespace {
+
+nb::list settings() {
+  const Settings current = take(Settings::load());
+  nb::list rows;
+  for (const SettingSpec& spec : setting_specs()) {
+    nb::dict row;
+    const std::string name(spec.name);
+    row["name"] = name;
+    row["env"] = environment_name(spec.name);
+    row["type"] = name_of(spec.type);
+    row["default"] = std::string(spec.default_text);
+    row["value"] = current.text(name);
+    row["origin"] = current.origin(name);
+    row["help"] = std::string(spec.help);
+    row["allowed"] = allowed_values(spec);
+    rows.append(row);
+  }
+  return rows;
+}
+
+nb::list setting_warnings() {
+  nb::list all;
+  for (const std::string& text : take(Settings::load()).warnings()) all.append(text);
+  return all;
+}
+
+void run_server(nb::dict options) {
+  std::map<std::string, std::string> overrides;
+  std::string rendezvous, secret;
+  for (auto [key, value] : options) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "secret") {
+      const auto bytes = nb::cast<nb::bytes>(value);
+      secret.assign(bytes.c_str(), bytes.size());
+    } else if (name == "rendezvous") {
+      rendezvous = nb::cast<std::string>(value);
+    } else {
+      overrides[name] = nb::cast<std::string>(nb::str(value));
+    }
+  }
+  const Settings settings = take(Settings::load(overrides));
+  bool interrupted = false;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = worker::run_dedicated_server(rendezvous, secret, settings, [&] {
+      nb::gil_scoped_acquire acquire;
+      return interrupted = interrupted || PyErr_CheckSignals() != 0;
+    });
+  }
+  if (interrupted) throw nb::python_error();
+  check(status);
+}
+
+}  // namespace
+
+void register_tools(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("settings", &settings);
+  module.def("setting_warnings", &setting_warnings);
+  module.def("run_server", &run_server, "options"_a);
+  module.def("simd_level", &reduce::simd_level);
+  module.def("dtype_of", [](nb::object array) {
+    return std::string(name_of(ArrayView(array, false).dtype()));
+  });
+  module.def("log_warning", [](const std::string& text) { log(LogLevel::kWarning, text); });
+}
+
+}  // namespace herring::bindings

@@ -1,0 +1,376 @@
+"""Collectives on arrays: anything with the buffer protocol or DLPack, in host memory.
+
+Operations are keyed by name; ranks may submit them in any order. Without a name, the n-th call of a
+kind on one rank meets the n-th on every other. Arrays must be contiguous (C order); operations in
+place need a writable one, and leave it undefined when they fail.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from herring import _core
+from herring.errors import InvalidArgumentError, MismatchError
+from herring.runtime import job, next_name, size
+
+__all__ = [
+    "Handle",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "empty",
+    "reduce_scatter",
+]
+
+_NUMPY = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.float16,
+    "bfloat16": np.uint16,  # NumPy has none: its bits
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "bool": np.bool_,
+}
+
+
+class Handle:
+    """An operation under way. Keep it until it is complete: its end waits for the operation's."""
+
+    def __init__(self, operation: _core.Operation, array: Any) -> None:
+        self._operation = operation
+        self._array = array
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._operation.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the result and returns the array.
+
+        Args:
+          timeout: seconds to wait here; the operation goes on after it. None: until its deadline.
+
+        Raises:
+          TimeoutError: not complete in time; names who is missing if the deadline has passed.
+          HerringError: the operation failed; the array's content is undefined.
+        """
+        self._operation.wait(_seconds(timeout))
+        return self._array
+
+
+def _seconds(timeout: float | None) -> float:
+    if timeout is None:
+        return 0.0
+    if not timeout > 0:
+        raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
+    return float(timeout)
+
+
+def allreduce_async(
+    array: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> Handle:
+    """Starts an all-reduce in place; see `allreduce`."""
+    operation = job().submit(
+        "allreduce",
+        array,
+        name or next_name("allreduce"),
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=_seconds(timeout),
+    )
+    return Handle(operation, array)
+
+
+def allreduce(
+    array: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> Any:
+    """Reduces `array` over all ranks, element by element and in place.
+
+    Sums are taken in float32 for 16-bit floats, else in the array's own dtype, in one fixed tree: the
+    same inputs give the same bits.
+
+    Args:
+      array: any shape; float32, float64, float16, bfloat16 (DLPack), int8, int16, int32, int64,
+        uint8 or bool. Equal shape and dtype on all ranks.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the operation across ranks.
+      prescale: multiplies every rank's values first (floats only).
+      postscale: multiplies the result (floats only).
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+
+    Returns:
+      `array`.
+
+    Raises:
+      InvalidArgumentError: dtype or op not supported, not contiguous, read-only, not in host
+        memory, or an operation of this name is in flight.
+      MismatchError: ranks disagree; the message lists which rank had what.
+      PeerLostError: a worker or server died or left.
+      TimeoutError: the deadline passed; the message names the missing ranks.
+    """
+    return allreduce_async(
+        array, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+    ).wait()
+
+
+def broadcast(
+    array: Any, root: int = 0, *, name: str | None = None, timeout: float | None = None
+) -> Any:
+    """Copies `array` of rank `root` into `array` of every rank, in place.
+
+    Args:
+      array: any shape and dtype of `allreduce`; equal on all ranks. Writable, on the root too.
+      root: a rank.
+      name: identifies the operation across ranks.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      `array`.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    operation = job().submit(
+        "broadcast", array, name or next_name("broadcast"), root=root, timeout=_seconds(timeout)
+    )
+    return Handle(operation, array).wait()
+
+
+def _collect(kind: str, array: Any, name: str | None, **options: Any) -> tuple[Any, np.ndarray]:
+    operation = job().submit(kind, array, name or next_name(kind), **options)
+    operation.wait()
+    return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
+
+
+def _tail(array: Any) -> tuple[int, ...]:
+    return tuple(np.shape(array) if not hasattr(array, "shape") else array.shape)[1:]
+
+
+def allgather(array: Any, *, name: str | None = None, timeout: float | None = None) -> np.ndarray:
+    """Concatenates the arrays of all ranks along the first dimension, in rank order.
+
+    Args:
+      array: at least one dimension, which may differ between ranks; the others may not.
+      name: identifies the operation across ranks.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array; bfloat16 comes as uint16 bits (NumPy has no bfloat16).
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    _needs_dimension("allgather", array)
+    operation, flat = _collect("allgather", array, name, timeout=_seconds(timeout))
+    return flat.reshape(sum(operation.dims), *_tail(array))
+
+
+def reduce_scatter(
+    array: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> np.ndarray:
+    """Reduces `array` over all ranks and leaves each rank one part of its first dimension.
+
+    With N rows and P ranks, the first ``N % P`` ranks get one row more than the others.
+
+    Args:
+      array: at least one dimension; equal shape and dtype on all ranks. Not changed.
+      op: as `allreduce`.
+      name: identifies the operation across ranks.
+      prescale: as `allreduce`.
+      postscale: as `allreduce`.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array with this rank's rows; bfloat16 comes as uint16 bits.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    _needs_dimension("reduce_scatter", array)
+    _, flat = _collect(
+        "reduce_scatter",
+        array,
+        name,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=_seconds(timeout),
+    )
+    rows, rank = len(array), job().rank
+    mine = rows // size() + (rank < rows % size())
+    return flat.reshape(mine, *_tail(array))
+
+
+def alltoall(
+    array: Any,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> np.ndarray:
+    """Sends a part of the first dimension to each rank and concatenates what comes in.
+
+    Args:
+      array: at least one dimension, which may differ between ranks. Not changed.
+      splits: rows for each rank, in rank order; None: equal parts.
+      name: identifies the operation across ranks.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array: the rows from rank 0, from rank 1, and so on; bfloat16 comes as uint16 bits.
+
+    Raises:
+      InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
+      MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    _needs_dimension("alltoall", array)
+    rows, ranks = len(array), size()
+    if splits is None:
+        if rows % ranks:
+            raise InvalidArgumentError(
+                f"alltoall: {rows} rows cannot be split evenly over {ranks} ranks; give splits"
+            )
+        splits = [rows // ranks] * ranks
+    splits = [int(n) for n in splits]
+    if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
+        raise InvalidArgumentError(
+            f"alltoall: splits is {splits}; it must be {ranks} counts that sum to {rows}"
+        )
+    _, flat = _collect("alltoall", array, name, splits=splits, timeout=_seconds(timeout))
+    return flat.reshape(-1, *_tail(array))
+
+
+def _needs_dimension(kind: str, array: Any) -> None:
+    shape = array.shape if hasattr(array, "shape") else np.shape(array)
+    if len(shape) == 0:
+        raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
+
+
+def barrier(*, name: str | None = None, timeout: float | None = None) -> None:
+    """Returns when every rank has called it.
+
+    Args:
+      name: identifies the operation across ranks.
+      timeout: seconds until it fails.
+
+    Raises:
+      PeerLostError, TimeoutError: as `allreduce`.
+    """
+    job().submit("barrier", None, name or next_name("barrier"), timeout=_seconds(timeout)).wait()
+
+
+def broadcast_object(
+    obj: Any = None, root: int = 0, *, name: str | None = None, timeout: float | None = None
+) -> Any:
+    """Hands a picklable object of rank `root` to every rank.
+
+    The bytes come from another rank of this job, which has proven the job's secret; they are
+    unpickled, so trust between ranks is assumed.
+
+    Args:
+      obj: what to send; read on the root only.
+      root: a rank.
+      name: identifies the operation across ranks.
+      timeout: seconds until it fails.
+
+    Returns:
+      The object; on the root `obj` itself.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    name = name or next_name("broadcast_object")
+    sending = job().rank == root
+    data = np.frombuffer(pickle.dumps(obj), np.uint8).copy() if sending else np.empty(0, np.uint8)
+    length = np.array([len(data)], np.int64)
+    broadcast(length, root, name=f"{name}.length", timeout=timeout)
+    if not sending:
+        data = np.empty(int(length[0]), np.uint8)
+    broadcast(data, root, name=f"{name}.bytes", timeout=timeout)
+    return obj if sending else pickle.loads(data.tobytes())
+
+
+def allgather_object(
+    obj: Any, *, name: str | None = None, timeout: float | None = None
+) -> list[Any]:
+    """Hands a picklable object of every rank to every rank.
+
+    Args:
+      obj: what to send.
+      name: identifies the operation across ranks.
+      timeout: seconds until it fails.
+
+    Returns:
+      The objects in rank order. See `broadcast_object` about trust.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
+    operation, flat = _collect(
+        "allgather", data, name or next_name("allgather_object"), timeout=_seconds(timeout)
+    )
+    objects, start = [], 0
+    for length in operation.dims:
+        objects.append(pickle.loads(flat[start : start + length].tobytes()))
+        start += length
+    return objects
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
+    """A new array in memory that the workers of this node share, content undefined.
+
+    An all-reduce of such an array inside a node reads and writes it in place, without a copy.
+
+    Args:
+      shape: an integer or a tuple.
+      dtype: anything NumPy takes.
+
+    Returns:
+      A NumPy array; the memory lives as long as it, or any view of it.
+    """
+    kind = np.dtype(dtype)
+    shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
+    if any(n < 0 for n in shape):
+        raise InvalidArgumentError(f"shape is {shape}; no dimension may be negative")
+    count = int(np.prod(shape, dtype=np.int64))
+    return _core.empty(job(), count * kind.itemsize).view(kind).reshape(shape)
+
+
+def check_same(what: str, value: Any, *, name: str) -> None:
+    """Raises MismatchError on every rank unless `value` is the same on all (compared by equality)."""
+    values = allgather_object(value, name=name)
+    if any(one != values[0] for one in values):
+        listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))
+        raise MismatchError(f"ranks disagree about {what}: {listed}")

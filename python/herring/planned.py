@@ -1,0 +1,123 @@
+"""The planned operation: gradients averaged round after round without negotiation.
+
+Paper, section III-2 and III-A: every worker computes the same plan alone from the gradients in
+production order; buffers are pushed in plan order as they fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from herring import _core
+from herring.collectives import check_same
+from herring.errors import InvalidArgumentError
+from herring.runtime import job, next_name
+
+__all__ = ["PlannedReduction"]
+
+
+class PlannedReduction:
+    """An all-reduce over the arenas of a plan, in place, in rounds.
+
+    Every rank makes it with the same arguments, and makes its planned operations in the same order.
+
+    Args:
+      gradients: (elements, dtype name) of every gradient, in production order.
+      name: identifies the operation, for messages.
+      op: "average", "sum", "min", "max" or "product".
+      wire_dtype: "float16" or "bfloat16": float32 arenas travel between nodes in it.
+      buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
+
+    Raises:
+      InvalidArgumentError: a dtype or size that is not supported.
+      MismatchError: ranks gave different arguments; the message lists them.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[tuple[int, str]],
+        *,
+        name: str | None = None,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+    ) -> None:
+        name = name or next_name("planned")
+        listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
+        if any(elements < 0 for elements, _ in listed):
+            raise InvalidArgumentError(f"'{name}': a gradient has a negative number of elements")
+        self._planned: _core.Planned | None = _core.Planned.create(
+            job(), listed, name, op, wire_dtype or "", buffer_bytes
+        )
+        bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
+        check_same(
+            f"planned operation '{name}'",
+            f"{len(listed)} gradients, {bytes_by_dtype}, op {op}, wire dtype {wire_dtype}, "
+            f"plan {self._planned.signature:016x}",
+            name=f"{name}.plan",
+        )
+        self._gradients = len(listed)
+
+    @property
+    def _open(self) -> _core.Planned:
+        if self._planned is None:
+            raise InvalidArgumentError("this planned operation is closed")
+        return self._planned
+
+    @property
+    def arenas(self) -> list[tuple[str, int]]:
+        """(dtype name, bytes) per arena, one per dtype in order of first appearance."""
+        return self._open.arenas
+
+    @property
+    def placements(self) -> list[tuple[int, int, int]]:
+        """(arena, byte offset, bytes) of every gradient."""
+        return self._open.placements
+
+    @property
+    def buffers(self) -> list[tuple[int, int, int]]:
+        """(arena, byte offset, bytes) of every fusion buffer, in push order."""
+        return self._open.buffers
+
+    @property
+    def contributors(self) -> int:
+        """Workers whose gradients are in the last round's result."""
+        return self._open.contributors
+
+    def arena(self, index: int) -> np.ndarray:
+        """Arena `index` as uint8 bytes, shared with the workers of this node."""
+        return self._open.arena(index)
+
+    def begin(self, active: bool = True) -> None:
+        """Starts a round.
+
+        Args:
+          active: False: this worker has nothing to add; all its buffers go at once.
+
+        Raises:
+          InvalidArgumentError: the last round has not been waited for.
+          HerringError: the job has failed.
+        """
+        self._open.begin(active)
+
+    def ready(self, index: int) -> None:
+        """Gradient `index` of this round is in its place; any order, any thread."""
+        self._open.ready(index)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when every buffer of the round is averaged in place.
+
+        Args:
+          timeout: seconds to wait here; None: until the operation's deadline.
+
+        Raises:
+          InvalidArgumentError: gradients are missing; the message lists them.
+          PeerLostError, TimeoutError: the round failed; the arenas are undefined.
+        """
+        self._open.wait(0.0 if timeout is None else timeout)
+
+    def close(self) -> None:
+        """Lets go of the arenas; views of them stay valid."""
+        self._planned = None

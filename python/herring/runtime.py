@@ -1,0 +1,208 @@
+"""The life of this process in a job: init, shutdown, who am I.
+
+One job at a time per process. After `shutdown` another `init` may follow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from collections import defaultdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from herring import _core
+from herring.errors import ConfigurationError, ShutdownError
+from herring.launch.detect import detect
+from herring.launch.meet import meet
+
+__all__ = [
+    "abort",
+    "init",
+    "is_initialized",
+    "job",
+    "local_rank",
+    "local_size",
+    "next_name",
+    "node_rank",
+    "num_nodes",
+    "rank",
+    "shutdown",
+    "size",
+    "stats",
+]
+
+_lock = threading.Lock()
+_job: _core.Job | None = None
+_names: defaultdict[str, count] = defaultdict(count)
+
+
+def host_identity() -> str:
+    """What tells this host from others: boot id, host name and network namespace.
+
+    ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
+    """
+    given = os.environ.get("HERRING_HOST_ID", "").strip()
+    if given:
+        return given
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    try:
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        namespace = "net"
+    return f"{boot}/{socket.gethostname()}/{namespace}"
+
+
+def init(**settings: Any) -> None:
+    """Joins the job that the environment describes; a second call does nothing.
+
+    Ranks are detected in this order: ``HERRING_*``, torchrun, Open MPI, PMIx or PMI, Slurm; without
+    any of them this process is a job of one. Blocks until every rank and dedicated server is there.
+
+    Args:
+      **settings: override settings by name (see ``herring config``), for example
+        ``init(timeout=600, flows=4)``. What all ranks share (segment and frame size, credit,
+        flows, proxies) is taken from rank 0.
+
+    Raises:
+      ConfigurationError: the environment or a setting is missing, wrong or contradictory; ranks
+        disagree about the job; the rendezvous cannot be bound.
+      AuthenticationError: the rendezvous does not know this job's secret.
+      TimeoutError: not everybody came in time; the message lists who is missing.
+    """
+    global _job
+    with _lock:
+        if _job is not None:
+            return
+        overrides = {name: str(value) for name, value in settings.items()}
+        for text in _core.setting_warnings():
+            _core.log_warning(text)
+        worker = detect(os.environ)
+        meeting = meet(worker, os.environ)
+        try:
+            descriptor = meeting.take_descriptor()
+            _job = _core.Job.start(
+                rank=worker.rank,
+                size=worker.size,
+                local_rank=-1 if worker.local_rank is None else worker.local_rank,
+                local_size=-1 if worker.local_size is None else worker.local_size,
+                servers=worker.servers,
+                rendezvous=meeting.address,
+                rendezvous_fd=-1 if descriptor is None else descriptor,
+                host_id=host_identity(),
+                secret=meeting.secret,
+                settings=overrides,
+            )
+        finally:
+            meeting.close()
+        _names.clear()
+
+
+def shutdown() -> None:
+    """Leaves the job; bounded in time. Operations in flight fail with `ShutdownError`.
+
+    Runs by itself at the interpreter's exit. Without `init` it does nothing.
+    """
+    global _job
+    with _lock:
+        leaving, _job = _job, None
+    if leaving is not None:
+        leaving.shutdown()
+
+
+atexit.register(shutdown)
+
+
+def _in_forked_child() -> None:
+    # The engine's threads did not come along: the child is no member of the job, and must not run
+    # the parent's clean-up.
+    global _job
+    if _job is not None:
+        _forked.append(_job)
+        _job = None
+
+
+_forked: list[Any] = []  # kept alive on purpose: destroying a job would wait for its threads
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def job() -> _core.Job:
+    """The running job.
+
+    Raises:
+      ShutdownError: there is none.
+    """
+    current = _job
+    if current is None:
+        where = "in a forked child; only the parent takes part" if _forked else "call herring.init()"
+        raise ShutdownError(f"herring is not initialized in this process ({where})")
+    return current
+
+
+def next_name(kind: str) -> str:
+    """A name for an operation without one: the n-th call of its kind, the same on every rank."""
+    return f"{kind}.{next(_names[kind])}"
+
+
+def abort(reason: str) -> None:
+    """Fails every pending and later operation on every rank, with this reason. Cannot hang.
+
+    Raises:
+      ConfigurationError: `reason` is empty.
+    """
+    if not reason:
+        raise ConfigurationError("abort() needs a reason: it is what every rank will read")
+    job().abort(reason)
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return _job is not None
+
+
+def rank() -> int:
+    """This worker's rank, 0 to size() - 1."""
+    return job().rank
+
+
+def size() -> int:
+    """Number of workers in the job."""
+    return job().size
+
+
+def local_rank() -> int:
+    """This worker's rank on its node, 0 to local_size() - 1."""
+    return job().local_rank
+
+
+def local_size() -> int:
+    """Number of workers on this node."""
+    return job().local_size
+
+
+def node_rank() -> int:
+    """This node's number, 0 to num_nodes() - 1, by lowest rank."""
+    return job().node_rank
+
+
+def num_nodes() -> int:
+    """Number of nodes: groups of workers that share a machine's memory."""
+    return job().num_nodes
+
+
+def stats() -> dict[str, Any]:
+    """Counters of this worker since `init`.
+
+    Returns:
+      ``bytes_sent`` and ``bytes_received`` on the wire between this worker and all servers,
+      headers included; ``servers``: a list with name, dedicated, weight, bytes_sent and
+      bytes_received per server (as this worker sees it); ``credit_bytes``: what a flow may have
+      outstanding now; ``wakeups`` of the engine.
+    """
+    return job().stats()
