@@ -18,14 +18,17 @@ struct Stage {
   DType in = DType::kFloat32;   // of every source
   DType out = DType::kFloat32;  // `in`, its accumulator, or any float type when both are floats
   ReduceOp op = ReduceOp::kSum; // kAverage adds; `divisor` does the rest
-  double prescale = 1.0;        // multiplies every source element (floats)
-  double divisor = 1.0;         // divides the combined value (floats)
-  double postscale = 1.0;       // multiplies after the division (floats)
+  // Floats only; each is rounded to the accumulator type before it is applied.
+  double prescale = 1.0;   // multiplies every source element
+  double divisor = 1.0;    // divides the combined value
+  double postscale = 1.0;  // multiplies after the division
 };
 
 // out[i] = round(combine(sources[0][i], ...) / divisor * postscale), computed in
 // accumulator_of(in) (float64 stays float64). NaN results carry one canonical bit pattern; NaN
-// propagates through min and max. Integers wrap; bool: sum and max are "or", product and min "and".
+// propagates through min and max, which order -0 below +0. Integers wrap; bool (any byte but 0 is
+// true, results are 0 or 1): sum and max are "or", product and min "and". The calling thread's
+// rounding and flush-to-zero modes have no influence and are left as they were.
 // `out` may be exactly one of the sources when size_of(in) == size_of(out); no other overlap.
 // 1 <= n. Never allocates, never fails: callers have checked the stage with check_stage().
 void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage);
@@ -34,10 +37,11 @@ void combine(const void* const* sources, size_t n, void* out, size_t count, cons
 Status check_stage(const Stage& stage);
 
 // Element-wise conversion between float types (round to nearest even, subnormals kept, NaN
-// canonical), times `scale`.
+// canonical), times `scale`. In place when the sizes are equal.
 void convert(const void* in, DType in_type, void* out, DType out_type, size_t count, double scale);
 
-// "avx512", "avx2" or "baseline": what combine() runs on. HERRING_SIMD caps it (tests, triage).
+// "avx512", "avx2" or "baseline": what combine() runs on. HERRING_SIMD, read once, caps it (tests,
+// triage); a value that is none of these is ignored.
 const char* simd_level();
 // For tests: run at a given level; returns false where this CPU lacks it.
 bool set_simd_level(const char* level);
