@@ -1,0 +1,77 @@
+"""The collectives on tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import herring.torch as herring
+
+from .support import case, raises
+
+
+@case
+def collectives():
+    rank, size = herring.rank(), herring.size()
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        tensor = torch.full((5, 3), float(rank + 1), dtype=dtype)
+        result = herring.allreduce(tensor)
+        assert result is tensor
+        assert torch.equal(tensor, torch.full_like(tensor, (size + 1) / 2))
+        assert torch.equal(
+            herring.allreduce(torch.tensor([rank + 1.0], dtype=dtype), "max"),
+            torch.tensor([float(size)], dtype=dtype),
+        )
+        gathered = herring.allgather(torch.full((rank + 1, 2), float(rank), dtype=dtype))
+        expected = torch.cat([torch.full((r + 1, 2), float(r), dtype=dtype) for r in range(size)])
+        assert gathered.dtype == dtype
+        assert torch.equal(gathered, expected)
+        part = herring.reduce_scatter(
+            torch.arange(2 * size, dtype=dtype).reshape(size, 2) + rank, "sum"
+        )
+        expected = torch.arange(2 * size, dtype=dtype).reshape(size, 2)[rank : rank + 1] * size
+        assert part.dtype == dtype
+        assert torch.equal(part, expected + sum(range(size)))
+        rows = torch.arange(size, dtype=dtype).reshape(size, 1) + 10 * rank
+        swapped = herring.alltoall(rows)
+        expected = torch.tensor([[10.0 * r + rank] for r in range(size)], dtype=dtype)
+        assert torch.equal(swapped, expected)
+        shared = torch.full((3,), float(rank), dtype=dtype)
+        assert herring.broadcast_(shared, root=size - 1) is shared
+        assert torch.equal(shared, torch.full((3,), size - 1.0, dtype=dtype))
+    counts = torch.tensor([rank, 1], dtype=torch.int64)
+    assert herring.allreduce(counts, "sum").tolist() == [sum(range(size)), size]
+    handles = [
+        herring.allreduce_async(torch.full((100,), float(i)), "sum", name=f"async.{i}")
+        for i in range(5)
+    ]
+    for i in reversed(range(5)):
+        assert handles[i].wait()[0] == i * size
+        assert handles[i].done()
+    parameter = nn.Parameter(torch.full((4,), float(rank)))
+    herring.broadcast(parameter, root=0)
+    assert parameter.tolist() == [0.0] * 4
+    scalar = torch.tensor(float(rank))
+    assert herring.allreduce(scalar, "sum") is scalar
+    assert scalar.item() == sum(range(size))
+    assert herring.allgather(torch.tensor(float(rank))).tolist() == list(range(size))
+    splits = [(rank + r) % 3 for r in range(size)]
+    blocks = torch.cat([torch.full((n,), 10 * rank + r) for r, n in enumerate(splits)])
+    received = herring.alltoall(blocks, splits)
+    expected = torch.cat([torch.full(((r + rank) % 3,), 10 * r + rank) for r in range(size)])
+    assert torch.equal(received, expected)
+
+
+@case
+def bad_tensors():
+    with raises(herring.InvalidArgumentError, "not contiguous"):
+        herring.allreduce(torch.zeros(4, 5).t())
+    with raises(herring.InvalidArgumentError, "sparse"):
+        herring.allreduce(torch.zeros(4, 5).to_sparse())
+    with raises(herring.InvalidArgumentError, "torch.Tensor"):
+        herring.allreduce([1.0, 2.0])
+    with raises(herring.InvalidArgumentError):
+        herring.allreduce(torch.zeros(4, dtype=torch.complex64))
+    with raises(herring.InvalidArgumentError):
+        herring.allreduce(torch.zeros(4, dtype=torch.int32), "average")
+    assert herring.allreduce(torch.ones(2), "sum").tolist() == [herring.size()] * 2

@@ -1,0 +1,238 @@
+"""DistributedDataParallel: models and graphs of all kinds."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+import herring.torch as herring
+
+from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.a = nn.Linear(16, 12)
+        self.b = nn.Linear(12, 12).double()
+        self.c = nn.Linear(12, 12).bfloat16()
+        self.d = nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.a(x))
+        x = torch.tanh(self.b(x.double()))
+        x = torch.tanh(self.c(x.bfloat16()))
+        return self.d(x.float())
+
+
+@case
+def mixed_dtypes():
+    model, reference = Mixed(), Mixed()
+    ddp = herring.DistributedDataParallel(model)
+    for step in range(3):
+        model.zero_grad()
+        reference.zero_grad()
+        inputs, labels = mine(step)
+        F.cross_entropy(ddp(inputs), labels).backward()
+        for r in range(herring.size()):
+            inputs, labels = batch(step, r)
+            F.cross_entropy(reference(inputs), labels).backward()
+        for p, q in zip(model.parameters(), reference.parameters()):
+            assert p.grad.dtype == p.dtype
+            close(p.grad, q.grad / herring.size(), 2e-2 if p.dtype == torch.bfloat16 else 1e-5)
+        same_everywhere([p.grad for p in model.parameters()])
+
+
+class Words(nn.Module):
+    def __init__(self, sparse: bool):
+        super().__init__()
+        torch.manual_seed(5)
+        self.table = nn.Embedding(50, 16, sparse=sparse)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, words):
+        return self.head(self.table(words).mean(1))
+
+
+@case
+def sparse_gradients():
+    model, reference = Words(True), Words(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp = herring.DistributedDataParallel(model)
+        for step in range(4):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            reference.zero_grad()
+            for r in range(herring.size()):
+                generator = torch.Generator().manual_seed(100 * step + r)
+                words = torch.randint(0, 50, (6, 3), generator=generator)
+                if r == herring.rank():
+                    ddp(words).square().mean().backward()
+                (reference(words).square().mean() / herring.size()).backward()
+            assert model.table.weight.grad.layout == torch.strided
+            close(model.table.weight.grad, reference.table.weight.grad, 1e-6)
+    assert sum("sparse gradients" in str(w.message) for w in caught) == 1
+    ddp.close()
+    with raises(herring.InvalidArgumentError, "'table'", "sparse"):
+        herring.DistributedDataParallel(model, sparse="error")
+
+
+@case
+def order_differs():
+    """Ranks produce gradients in different orders, which change from step to step."""
+    rank, size = herring.rank(), herring.size()
+    torch.manual_seed(2)
+    model = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x, order):
+            for i in order:
+                x = torch.tanh(self.layers[i](x))
+            return x
+
+    ddp = herring.DistributedDataParallel(Chain(), buffer_bytes=1024)
+    orders = {
+        (step, r): torch.randperm(6, generator=torch.Generator().manual_seed(97 * step + r))
+        for step in range(8)
+        for r in range(size)
+    }
+    for step in range(8):
+        ddp.zero_grad()
+        ddp(mine(step)[0], orders[step, rank].tolist()).sum().backward()
+        averages = [p.grad.clone() for p in model.parameters()]
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for r in range(size):
+            with ddp.no_sync():
+                ddp.zero_grad()
+                ddp(batch(step, r)[0], orders[step, r].tolist()).sum().backward()
+            for total, p in zip(sums, model.parameters()):
+                total += p.grad / size
+        for actual, expected in zip(averages, sums):
+            close(actual, expected, 1e-5)
+    # What was recorded at rank 0 in the first step: the reverse of its order, last layer first.
+    expected = [i for layer in reversed(orders[0, 0].tolist()) for i in (2 * layer, 2 * layer + 1)]
+    recorded = ddp._reducer._slots.order
+    assert [i // 2 for i in recorded] == [i // 2 for i in expected], recorded
+
+
+@case
+def checkpoints():
+    """Parameters accumulated several times in one pass, also by nested passes."""
+
+    class Loop(nn.Module):
+        def __init__(self, reentrant):
+            super().__init__()
+            torch.manual_seed(4)
+            self.cell = nn.Linear(16, 16)
+            self.tied = self.cell
+            self.head = nn.Linear(16, 4)
+            self.reentrant = reentrant
+            self.nested = 3
+
+        def forward(self, x):
+            for _ in range(self.nested):
+                block = lambda v: torch.tanh(self.cell(v))  # noqa: E731
+                if self.reentrant is None:
+                    x = block(x)
+                else:
+                    x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return self.head(torch.tanh(self.tied(x)))
+
+    for reentrant in (True, False, None):
+        for wrap in ("ddp", "optimizer"):
+            model, reference = Loop(reentrant), Loop(None)
+            if wrap == "ddp":
+                ddp = herring.DistributedDataParallel(model)
+                closing = ddp
+            else:
+                ddp = model
+                closing = herring.DistributedOptimizer(
+                    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+                )
+            # The second accumulation comes as a surprise in step 1; later it is expected.
+            for step, nested in enumerate((0, 3, 3, 2)):
+                model.nested = reference.nested = nested
+                model.zero_grad()
+                reference.zero_grad()
+                inputs, labels = mine(step)
+                F.cross_entropy(ddp(inputs.requires_grad_()), labels).backward()
+                inputs, labels = everyones_batch(step)
+                F.cross_entropy(reference(inputs), labels).backward()
+                for p, q in zip(model.parameters(), reference.parameters()):
+                    close(p.grad, q.grad, 1e-5)
+            if wrap == "ddp":
+                assert closing._reducer.rounds == 4
+                assert bool(closing._reducer._deferred) == (reentrant is True)
+            closing.close()
+
+
+@case
+def whole_wrapper_checkpointed():
+    model, reference = mlp(), mlp()
+    ddp = herring.DistributedDataParallel(model)
+    for step in range(3):
+        model.zero_grad()
+        reference.zero_grad()
+        inputs, labels = mine(step)
+        output = checkpoint(ddp, inputs.requires_grad_(), use_reentrant=False)
+        F.cross_entropy(output, labels).backward()
+        inputs, labels = everyones_batch(step)
+        F.cross_entropy(reference(inputs), labels).backward()
+        for p, q in zip(model.parameters(), reference.parameters()):
+            close(p.grad, q.grad, 1e-5)
+
+
+@case
+def gradient_penalty():
+    """torch.autograd.grad passes through the output but is no round."""
+    model, reference = mlp(), mlp()
+    ddp = herring.DistributedDataParallel(model)
+    for step in range(3):
+        model.zero_grad()
+        reference.zero_grad()
+        for target, parts in ((ddp, [herring.rank()]), (reference, range(herring.size()))):
+            for r in parts:
+                inputs = batch(step, r)[0].requires_grad_()
+                output = target(inputs)
+                (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+                loss = output.square().mean() + slope.square().mean()
+                (loss / len(parts)).backward()
+        assert ddp._reducer.rounds == step + 1
+        for p, q in zip(model.parameters(), reference.parameters()):
+            if q.grad is None:
+                assert p.grad is None
+            else:
+                close(p.grad, q.grad, 1e-5)
+
+
+@case
+def layouts():
+    """Parameters that are not contiguous get gradients of their own layout."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 4))
+    model = model.to(memory_format=torch.channels_last)
+    model[2].weight = nn.Parameter(model[2].weight.detach().t().contiguous().t())
+    ddp = herring.DistributedDataParallel(model)
+    for step in range(3):
+        model.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        everything = torch.randn(herring.size() * 2, 3, 4, 4, generator=generator)
+        inputs = everything[2 * herring.rank() :][:2]
+        ddp(inputs).square().mean().backward()
+        average = [p.grad.clone() for p in model.parameters()]
+        for p in model.parameters():
+            assert p.grad.stride() == p.stride()
+        with ddp.no_sync():
+            model.zero_grad()
+            ddp(everything).square().mean().backward()
+        for actual, p in zip(average, model.parameters()):
+            close(actual, p.grad, 1e-5)
