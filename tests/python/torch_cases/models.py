@@ -87,7 +87,7 @@ def order_differs():
     """Ranks produce gradients in different orders, which change from step to step."""
     rank, size = herring.rank(), herring.size()
     torch.manual_seed(2)
-    model = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
 
     class Chain(nn.Module):
         def __init__(self):
@@ -95,11 +95,12 @@ def order_differs():
             self.layers = model
 
         def forward(self, x, order):
+            x = x.repeat(1, 4)
             for i in order:
                 x = torch.tanh(self.layers[i](x))
             return x
 
-    ddp = herring.DistributedDataParallel(Chain(), buffer_bytes=1024)
+    ddp = herring.DistributedDataParallel(Chain(), buffer_bytes=8192)
     orders = {
         (step, r): torch.randperm(6, generator=torch.Generator().manual_seed(97 * step + r))
         for step in range(8)

@@ -1,0 +1,143 @@
+"""Parts of herring.torch that need no job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from herring.errors import InvalidArgumentError  # noqa: E402
+from herring.torch import agreement, ddp, reducer, state, tensors  # noqa: E402
+
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+SHAPES = [(), (0,), (1,), (3,), (5, 7), (2, 0, 3), (2, 3, 4)]
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.booleans())),
+    st.sampled_from([1, 40, 1 << 20]),
+)
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_flat_bytes_round_trip(kinds, block_bytes):
+    given = []
+    for index, (dtype, shape, turned) in enumerate(kinds):
+        tensor = (torch.arange(torch.Size(shape).numel()) + index).to(dtype).reshape(shape)
+        given.append(tensor.t() if turned and tensor.dim() == 2 else tensor)
+    packed = tensors.FlatBytes(given, block_bytes)
+    packed.pack(given)
+    largest = max([block_bytes, *(t.numel() * t.element_size() + 15 for t in given)])
+    assert all(len(block) <= largest + 15 for block in packed.blocks)
+    copies = [torch.zeros_like(t) for t in given]
+    packed.unpack(copies)
+    assert all(torch.equal(a, b) for a, b in zip(given, copies))
+
+
+def test_flat_bytes_writes_through_parameters():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    packed = tensors.FlatBytes([parameter])
+    packed.pack([torch.ones(3)])
+    packed.unpack([parameter])
+    assert parameter.tolist() == [1.0] * 3
+    assert parameter.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, None),
+        (torch.bfloat16, "bfloat16"),
+        (torch.float16, "float16"),
+        ("float16", "float16"),
+        ("float32", "float32"),
+    ],
+)
+def test_wire_dtypes(given, name):
+    assert tensors.wire_dtype_name(given) == name
+
+
+@pytest.mark.parametrize("given", ["half", torch.int8, torch.float64, 16])
+def test_wire_dtypes_refused(given):
+    with pytest.raises(InvalidArgumentError, match="wire_dtype must be"):
+        tensors.wire_dtype_name(given)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        ([1.0], "expected a torch.Tensor"),
+        (torch.zeros(2, 3).t(), r"not contiguous \(shape \(3, 2\), strides \(1, 3\)\)"),
+        (torch.zeros(4)[::2], "not contiguous"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+    ],
+)
+def test_tensors_refused(tensor, words):
+    with pytest.raises(InvalidArgumentError, match=f"broadcast: .*{words}"):
+        tensors.require_dense(tensor, "broadcast")
+
+
+def test_tensors_elsewhere_refused():
+    with pytest.raises(InvalidArgumentError, match="meta"):
+        tensors.on_host(torch.zeros(2, device="meta"), "allreduce")
+
+
+def test_descriptions_show_what_must_agree():
+    assert agreement.describe("w", torch.zeros(2, 3)) == "w float32 [2, 3]"
+    assert agreement.describe("w", torch.zeros(2, 3).t()) == "w float32 [3, 2] strides [1, 3]"
+    # Gaps are no part of the layout in which gradients travel.
+    assert agreement.describe("w", torch.zeros(4, 4)[:, :2]) == "w float32 [4, 2]"
+    frozen = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
+    assert agreement.describe("w", frozen) == "w bfloat16 [1] frozen"
+
+
+def test_ranks_in_messages():
+    assert agreement.ranks_text([3]) == "rank 3"
+    assert agreement.ranks_text([0, 2]) == "ranks 0, 2"
+    assert agreement.ranks_text(range(10)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+def test_output_tensors_are_found():
+    @dataclasses.dataclass
+    class Output:
+        loss: torch.Tensor
+        more: object
+
+    a, b, c, d = torch.zeros(4).unbind()
+    found = list(ddp._tensors(Output(a, {"x": [b, 1, None], "y": (c, {"z": d})})))
+    assert [id(t) for t in found] == [id(t) for t in (a, b, c, d)]
+
+
+def test_first_leaf():
+    assert reducer._first_leaf(None) is None
+    x = torch.nn.Parameter(torch.zeros(3))
+    y = (x * 2).exp().sum()
+    assert reducer._first_leaf(y.grad_fn).variable is x
+
+
+def test_optimizer_state_is_taken_apart_and_put_together():
+    original = {
+        "state": {0: {"step": torch.tensor(3.0), "m": torch.ones(2, 2).t(), "none": None}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0]}],
+    }
+    lifted: list[torch.Tensor] = []
+    structure = state._lift(original, lifted)
+    assert len(lifted) == 2
+    lowered: list[torch.Tensor] = []
+    restored = state._lower(structure, lowered)
+    for target, source in zip(lowered, lifted):
+        target.copy_(source)
+    assert restored["param_groups"] == original["param_groups"]
+    assert restored["state"][0]["none"] is None
+    assert torch.equal(restored["state"][0]["m"], torch.ones(2, 2))
+    assert restored["state"][0]["step"].item() == 3.0
