@@ -15,6 +15,9 @@ struct Scaling {
   double postscale;
 };
 
+// Which of the factors a kernel applies; all others must be 1.
+enum class Scaled { kNot, kSources, kFully };
+
 // Combines a fixed number of sources (the kernel's place in its row, plus one).
 using Kernel = void (*)(const void* const* sources, void* out, size_t count,
                         const Scaling& scaling);
@@ -24,9 +27,9 @@ inline constexpr size_t kMaxFanIn = 8;
 struct KernelTable {
   const char* name;
   // Kernels for 1..kMaxFanIn sources, or null where no fused kernel exists. It always exists for
-  // out == accumulator_of(in), and for integers. A row asked for with `scaled` false may ignore the
-  // scaling or apply it: all factors must then be 1.
-  const Kernel* (*row)(DType in, DType out, ReduceOp op, bool scaled);
+  // out == accumulator_of(in) and a scaling up to kSources, and for integers. The row may apply more
+  // than asked for.
+  const Kernel* (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);
 };

@@ -103,6 +103,11 @@ const KernelTable& active() {
   return *table;
 }
 
+Scaled scaled_by(const Scaling& scaling) {
+  if (scaling.divisor != 1.0 || scaling.postscale != 1.0) return Scaled::kFully;
+  return scaling.prescale != 1.0 ? Scaled::kSources : Scaled::kNot;
+}
+
 constexpr Scaling kUnscaled = {1.0, 1.0, 1.0};
 
 // What every step of a combination in blocks needs.
@@ -159,15 +164,15 @@ void combine_subtree(const void* const* sources, size_t n, size_t first, size_t 
 void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t count,
                        const Stage& stage, const KernelTable& kernels) {
   const DType accumulator = accumulator_of(stage.in);
-  const bool leaf_scales = stage.prescale != 1.0;
-  const bool last_scales = stage.divisor != 1.0 || stage.postscale != 1.0;
+  const Scaling leaf_scaling = {stage.prescale, 1.0, 1.0};
+  const Scaling last_scaling = {1.0, stage.divisor, stage.postscale};
   const Steps steps = {
-      kernels.row(stage.in, accumulator, stage.op, leaf_scales),
-      kernels.row(accumulator, accumulator, stage.op, false),
-      kernels.row(accumulator, stage.out, stage.op, last_scales),
+      kernels.row(stage.in, accumulator, stage.op, scaled_by(leaf_scaling)),
+      kernels.row(accumulator, accumulator, stage.op, Scaled::kNot),
+      kernels.row(accumulator, stage.out, stage.op, scaled_by(last_scaling)),
       is_float(stage.in) ? kernels.finish(accumulator, stage.out) : nullptr,
-      {stage.prescale, 1.0, 1.0},
-      {1.0, stage.divisor, stage.postscale},
+      leaf_scaling,
+      last_scaling,
       size_of(stage.in),
       size_of(stage.out),
   };
@@ -212,12 +217,9 @@ void combine(const void* const* sources, size_t n, void* out, size_t count, cons
   const DefaultFloatMode mode;
   const KernelTable& kernels = active();
   if (n <= kTreeGroup) {
-    const bool scaled =
-        stage.prescale != 1.0 || stage.divisor != 1.0 || stage.postscale != 1.0;
-    if (const Kernel* row = kernels.row(stage.in, stage.out, stage.op, scaled); row != nullptr) {
-      row[n - 1](sources, out, count, {stage.prescale, stage.divisor, stage.postscale});
-      return;
-    }
+    const Scaling scaling = {stage.prescale, stage.divisor, stage.postscale};
+    const Kernel* row = kernels.row(stage.in, stage.out, stage.op, scaled_by(scaling));
+    if (row != nullptr) return row[n - 1](sources, out, count, scaling);
   }
   combine_in_blocks(sources, n, out, count, stage, kernels);
 }
