@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <condition_variable>
 #include <future>
@@ -13,6 +14,7 @@
 #include "control/member.h"
 #include "control/rendezvous.h"
 #include "transport/tcp/socket.h"
+#include "wire/frame.h"
 
 namespace herring::control::testing {
 
@@ -21,6 +23,18 @@ inline constexpr Nanos kPatience = 30 * kSecond;
 
 inline transport::tcp::Credentials credentials(const std::string& secret = "a test's secret") {
   return {secret, wire::job_id("test")};
+}
+
+// One frame over a raw socket.
+inline void send_frame(int fd, wire::FrameType type, const std::string& payload,
+                       uint32_t claimed = ~0u) {
+  wire::FrameHeader header;
+  header.type = type;
+  header.payload = claimed != ~0u ? claimed : static_cast<uint32_t>(payload.size());
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes += payload;
+  ASSERT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
 }
 
 class Job {
@@ -90,56 +104,61 @@ class Job {
   std::vector<std::future<Joined>> servers_;
 };
 
-// Records what a member is told, and waits for it.
+// Records what a member is told, and waits for it. May end before the member does.
 class Witness {
  public:
   explicit Witness(Member& member) {
-    member.watch(
-        [this](const Loss& loss) { note([&] { losses_.push_back(loss); }); },
-        [this](const std::string& reason) { note([&] { aborts_.push_back(reason); }); },
-        [this] { note([&] { ++ends_; }); });
+    member.watch([notes = notes_](const Loss& loss) {
+      notes->add([&] { notes->losses.push_back(loss); });
+    }, [notes = notes_](const std::string& reason) {
+      notes->add([&] { notes->aborts.push_back(reason); });
+    }, [notes = notes_] { notes->add([&] { ++notes->ends; }); });
   }
 
-  template <typename Predicate>
-  bool wait(Predicate predicate, Nanos patience = kPatience) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::nanoseconds(patience), predicate);
-  }
   bool wait_losses(size_t count) {
-    return wait([&] { return losses_.size() >= count; });
+    return notes_->wait([&](const Notes& notes) { return notes.losses.size() >= count; });
   }
   bool wait_aborts(size_t count) {
-    return wait([&] { return aborts_.size() >= count; });
+    return notes_->wait([&](const Notes& notes) { return notes.aborts.size() >= count; });
   }
   bool wait_end() {
-    return wait([&] { return ends_ > 0; });
+    return notes_->wait([](const Notes& notes) { return notes.ends > 0; });
   }
   std::vector<Loss> losses() {
-    std::lock_guard lock(mutex_);
-    return losses_;
+    std::lock_guard lock(notes_->mutex);
+    return notes_->losses;
   }
   std::vector<std::string> aborts() {
-    std::lock_guard lock(mutex_);
-    return aborts_;
+    std::lock_guard lock(notes_->mutex);
+    return notes_->aborts;
   }
   int ends() {
-    std::lock_guard lock(mutex_);
-    return ends_;
+    std::lock_guard lock(notes_->mutex);
+    return notes_->ends;
   }
 
  private:
-  template <typename Change>
-  void note(Change change) {
-    std::lock_guard lock(mutex_);
-    change();
-    changed_.notify_all();
-  }
+  struct Notes {
+    template <typename Change>
+    void add(Change change) {
+      std::lock_guard lock(mutex);
+      change();
+      changed.notify_all();
+    }
+    template <typename Predicate>
+    bool wait(Predicate predicate) {
+      std::unique_lock lock(mutex);
+      return changed.wait_for(lock, std::chrono::nanoseconds(kPatience),
+                              [&] { return predicate(*this); });
+    }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Loss> losses_;
-  std::vector<std::string> aborts_;
-  int ends_ = 0;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Loss> losses;
+    std::vector<std::string> aborts;
+    int ends = 0;
+  };
+  std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();
 };
 
 }  // namespace herring::control::testing

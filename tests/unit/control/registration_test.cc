@@ -1,6 +1,7 @@
 // Registration end to end: who gets which description or which error.
 #include <gtest/gtest.h>
 
+#include "control/messages.h"
 #include "tests/unit/control/job.h"
 
 namespace herring::control {
@@ -8,7 +9,6 @@ namespace {
 
 using testing::Job;
 using testing::kPatience;
-using ::testing::Test;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -76,6 +76,221 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
     EXPECT_EQ(cluster.describe_rank(1), concat("rank 1 (127.0.0.1, pid ", getpid(), ")"));
   }
   for (auto& member : members) member->goodbye();
+}
+
+// Joins all and expects the same error everywhere.
+void expect_everywhere(Job& job, const std::vector<WorkerRegistration>& workers, Code code,
+                       const std::vector<std::string>& parts, size_t servers = 0) {
+  std::vector<std::future<Job::Joined>> joining;
+  for (const WorkerRegistration& worker : workers) joining.push_back(job.join(worker));
+  for (size_t i = 0; i < servers; ++i) {
+    ServerRegistration server;
+    server.port = 7000;
+    joining.push_back(job.join(server));
+  }
+  std::string first;
+  for (auto& one : joining) {
+    auto joined = one.get();
+    ASSERT_FALSE(joined.ok());
+    EXPECT_EQ(joined.status().code(), code) << joined.status().to_string();
+    for (const std::string& part : parts) {
+      EXPECT_TRUE(contains(joined.status().message(), part))
+          << "'" << part << "' is not in: " << joined.status().message();
+    }
+    if (first.empty()) first = joined.status().message();
+    EXPECT_EQ(joined.status().message(), first);
+  }
+}
+
+TEST(Registration, DifferentSizesAreToldToEverybody) {
+  Job job(3);
+  WorkerRegistration odd = job.worker(2);
+  odd.size = 4;
+  expect_everywhere(job, {job.worker(0), job.worker(1), odd}, Code::kConfiguration,
+                    {"HERRING_SIZE", "3 (ranks 0, 1)", "4 (rank 2)", "the rendezvous expects 3"});
+}
+
+TEST(Registration, DifferentServerCountsAreToldToEverybody) {
+  Job job(2, 1);
+  WorkerRegistration odd = job.worker(1);
+  odd.dedicated_servers = 2;
+  expect_everywhere(job, {job.worker(0), odd}, Code::kConfiguration,
+                    {"HERRING_SERVERS", "1 (rank 0)", "2 (rank 1)"}, 1);
+}
+
+TEST(Registration, ARankTwiceIsToldToEverybody) {
+  Job job(3);
+  expect_everywhere(job, {job.worker(0), job.worker(1), job.worker(1)}, Code::kConfiguration,
+                    {"rank 1 is there twice", concat("pid ", getpid()), "HERRING_RANK"});
+}
+
+TEST(Registration, ATooLargeRankIsToldEvenWhenOthersAreMissing) {
+  Job job(4);
+  expect_everywhere(job, {job.worker(0), job.worker(7)}, Code::kConfiguration,
+                    {"rank 7", "job of 4 workers"});
+}
+
+TEST(Registration, ContradictingLocalRanksAreToldToEverybody) {
+  Job job(3);
+  WorkerRegistration first = job.worker(0), second = job.worker(1);
+  first.local_rank = second.local_rank = 1;
+  expect_everywhere(job, {first, second, job.worker(2)}, Code::kConfiguration,
+                    {"twice", "rank 0 has local rank 1", "rank 1 has local rank 1",
+                     "rank 2 has local rank unset", "HERRING_LOCAL_RANK"});
+}
+
+TEST(Registration, BadServerWeightsAreToldToEverybody) {
+  Job job(2, 1);
+  WorkerRegistration first = job.worker(0);
+  first.settings["server_weights"] = "1,2";
+  expect_everywhere(job, {first, job.worker(1)}, Code::kConfiguration,
+                    {"server_weights is '1,2'", "it has 2 numbers", "it needs 1 numbers"}, 1);
+}
+
+TEST(Registration, MissingRanksAndServersAreListed) {
+  Job job(6, 2, 700 * kMillisecond);
+  job.options().connect_timeout = kPatience;  // the rendezvous decides
+  expect_everywhere(job, {job.worker(0), job.worker(2)}, Code::kTimeout,
+                    {"ranks 1, 3 to 5 of 6", "1 of 2 dedicated servers"}, 1);
+}
+
+TEST(Registration, TheMostImpatientMemberGetsTheListInTime) {
+  Job job(2);
+  job.options().connect_timeout = 600 * kMillisecond;
+  expect_everywhere(job, {job.worker(1)}, Code::kTimeout, {"missing rank 0 of 2"});
+}
+
+TEST(Registration, AColocatedServerThatNeverComesIsNamed) {
+  Job job(2, 0, 2 * kSecond);
+  const auto nothing = [](const Cluster&, uint32_t) { return Status(); };
+  auto second = std::async(std::launch::async, [&] {
+    return Member::join(job.options(), job.worker(1, "b"), nothing);
+  });
+  auto first = Member::join(job.options(), job.worker(0, "a"), nothing);
+  for (const Status& status : {first.status(), second.get().status()}) {
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_TRUE(contains(status.message(), "the colocated servers of nodes 0, 1"))
+        << status.message();
+  }
+}
+
+TEST(Registration, AColocatedServerThatCannotStartIsToldToEverybody) {
+  Job job(2);
+  auto second = std::async(std::launch::async, [&] {
+    return Member::join(job.options(), job.worker(1, "b"), [](const Cluster& cluster, uint32_t node) {
+      EXPECT_EQ(cluster.nodes, 2u);
+      EXPECT_EQ(node, 1u);
+      return Status(Code::kConfiguration, "no port is free");
+    });
+  });
+  auto first = job.join(job.worker(0, "a")).get();
+  EXPECT_EQ(first.status().code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(first.status().message(), "rank 1 (127.0.0.1")) << first.status().message();
+  EXPECT_TRUE(contains(first.status().message(), "no port is free"));
+  EXPECT_EQ(second.get().status().message(), "no port is free");
+}
+
+TEST(Registration, AMemberThatDiesBeforeTheStartIsToldToTheOthers) {
+  Job job(3);
+  auto waiting = job.join(job.worker(0));
+  // Registers as rank 1 would, then drops the connection.
+  auto fd = transport::tcp::connect_and_prove(job.options().rendezvous, "", {},
+                                              testing::credentials(), monotonic_now() + kPatience);
+  ASSERT_TRUE(fd.ok());
+  testing::send_frame(fd->get(), wire::FrameType::kRegister,
+                      encode(Registration{job.worker(1), 4711, kPatience}));
+  fd->reset();
+  auto joined = waiting.get();
+  EXPECT_EQ(joined.status().code(), Code::kPeerLost);
+  EXPECT_TRUE(contains(joined.status().message(), "rank 1 (127.0.0.1, pid 4711) is lost"))
+      << joined.status().message();
+  // Who comes later learns the same.
+  EXPECT_EQ(job.join(job.worker(2)).get().status().message(), joined.status().message());
+}
+
+TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
+  Job job(1, 1);
+  ServerRegistration dedicated;
+  dedicated.port = 7000;
+  auto server = job.join(dedicated);
+  auto worker = job.join(job.worker(0)).get();
+  ASSERT_TRUE(worker.ok()) << worker.status().to_string();
+  ASSERT_TRUE(server.get().ok());
+  auto late = job.join(job.worker(0)).get();
+  EXPECT_EQ(late.status().code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(late.status().message(), "rank 0 comes too late")) << late.status().message();
+  auto surplus = job.join(dedicated).get();
+  EXPECT_EQ(surplus.status().code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(surplus.status().message(), "expects 1 dedicated servers"));
+  ServerRegistration colocated;
+  colocated.dedicated = false;
+  colocated.node = 0;
+  colocated.port = 7001;
+  EXPECT_EQ(job.join(colocated).get().status().code(), Code::kConfiguration);
+}
+
+TEST(Registration, AWrongSecretFailsAtOnceAndIsMentionedToThoseWhoWait) {
+  Job job(2, 0, 2 * kSecond);
+  auto waiting = job.join(job.worker(0));
+  Member::Options stranger = job.options();
+  stranger.credentials = testing::credentials("another secret");
+  auto refused = Member::join(stranger, job.worker(1), nullptr);
+  EXPECT_EQ(refused.status().code(), Code::kAuthentication) << refused.status().to_string();
+  EXPECT_TRUE(contains(refused.status().message(), job.options().rendezvous.to_string()));
+  EXPECT_TRUE(contains(refused.status().message(), "HERRING_SECRET_FILE"));
+  auto joined = waiting.get();
+  EXPECT_EQ(joined.status().code(), Code::kTimeout);
+  EXPECT_TRUE(contains(joined.status().message(), "missing rank 1 of 2; 1 connections were refused"))
+      << joined.status().message();
+}
+
+TEST(Registration, AnotherJobIsNamed) {
+  Job job(1);
+  Member::Options other = job.options();
+  other.credentials.job = wire::job_id("another");
+  const Status status = Member::join(other, job.worker(0), nullptr).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "HERRING_JOB")) << status.message();
+}
+
+TEST(Registration, AnUnreachableRendezvousIsNamed) {
+  Member::Options options;
+  {
+    auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 1);
+    ASSERT_TRUE(listener.ok());
+    options.rendezvous = *transport::tcp::local_address(listener->get());
+  }
+  options.credentials = testing::credentials();
+  options.connect_timeout = 300 * kMillisecond;
+  const Status status = Member::join(options, WorkerRegistration(), nullptr).status();
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  EXPECT_TRUE(contains(status.message(), options.rendezvous.to_string())) << status.message();
+  EXPECT_TRUE(contains(status.message(), "HERRING_RENDEZVOUS"));
+  EXPECT_TRUE(contains(status.message(), "Connection refused"));
+}
+
+TEST(Registration, WhatCannotBeRegisteredIsRefusedHere) {
+  Job job(1);
+  WorkerRegistration large = job.worker(0);
+  large.settings["long"] = std::string(kMaxSettingBytes + 1, 'x');
+  Status status = Member::join(job.options(), large, nullptr).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "'long'")) << status.message();
+  Member::Options open = job.options();
+  open.credentials.secret.clear();
+  status = Member::join(open, job.worker(0), nullptr).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "secret")) << status.message();
+}
+
+TEST(Registration, TheEndOfTheRendezvousEndsTheWaiting) {
+  Job job(2);
+  job.options().connect_timeout = 2 * kSecond;
+  auto waiting = job.join(job.worker(0));
+  job.rendezvous_pointer().reset();  // before or after the registration: no hang in either case
+  const Status status = waiting.get().status();
+  EXPECT_TRUE(status.code() == Code::kPeerLost || status.code() == Code::kTimeout)
+      << status.to_string();
 }
 
 }  // namespace
