@@ -323,7 +323,7 @@ void LocalBus::fail(uint32_t rank, const Status& status) {
   if (on_peer_closed_) on_peer_closed_(rank, status);
   rank_of_fd_.erase(peer.fd.get());
   peer.fd.reset();
-  peer.imports.clear();
+  // Its regions stay mapped: work in progress may still hold addresses there.
 }
 
 // ---- regions ----
@@ -361,6 +361,7 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
       if (auto mine = found->second.lock()) return mine;
     }
   } else if (peer < peers_.size()) {
+    if (!peers_[peer].fd) return lost(peer);
     auto found = peers_[peer].imports.find(region);
     if (found != peers_[peer].imports.end()) {
       if (found->second.region != nullptr) return found->second.region;
@@ -368,7 +369,6 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
                     concat("node: region ", region, " of local rank ", peer, " is not usable: ",
                            found->second.status.message()));
     }
-    if (!peers_[peer].fd) return lost(peer);
   }
   return Status(Code::kInternal,
                 concat("node: local rank ", peer, " has not exported a region ", region));

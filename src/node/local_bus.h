@@ -61,8 +61,8 @@ class LocalBus {
                  int cancel_fd = -1);
 
   // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still
-  // open then (to take it out of the loop), its regions are still mapped. Handlers may call
-  // anything but on_readable, on_writable, close and the destructor.
+  // open then (to take it out of the loop). Handlers may call anything but on_readable,
+  // on_writable, close and the destructor.
   void set_handler(MessageHandler on_message, ClosedHandler on_peer_closed);
   // Called whenever wants_write(fd) changes.
   void set_interest_handler(InterestHandler on_interest);
@@ -95,7 +95,8 @@ class LocalBus {
 
   // The address here of `bytes` bytes at `offset` of a region that `peer` exported (or this worker
   // itself, while the region is alive). Checked against the region's bounds. Valid until the peer
-  // releases the region or on_peer_closed returns.
+  // releases the region, or else until close(): a dead peer's regions stay mapped, for work in
+  // progress, but no new addresses are given out.
   Result<char*> peer_memory(uint32_t peer, uint32_t region, uint64_t offset, uint64_t bytes) const;
   // The whole region, kept mapped as long as the caller holds it.
   Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
