@@ -1,6 +1,7 @@
 // One control connection: a flow that carries small messages, and when it was last heard from.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -55,7 +56,7 @@ class Channel final : private transport::FlowHandler {
 
   Nanos heard_at() const { return heard_at_; }
   // See Silence.
-  void forgive(Nanos time) { heard_at_ += time; }
+  void forgive(Nanos time, Nanos now) { heard_at_ = std::min(heard_at_ + time, now); }
 
   void* user = nullptr;  // the owner's own
 

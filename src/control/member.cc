@@ -291,7 +291,7 @@ class Member::Impl final : public Channel::Owner {
   void look() {
     const Nanos now = monotonic_now();
     const Nanos late = silence_.tick(now, look_period_);
-    channel_->forgive(late);
+    channel_->forgive(late, now);
     const Nanos silent = now - channel_->heard_at();
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();

@@ -428,7 +428,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     const Nanos late = silence_.tick(now, period);
     for (size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = *peers_[i];
-      peer.channel->forgive(late);
+      peer.channel->forgive(late, now);
       const Nanos silent = now - peer.channel->heard_at();
       const bool mute = peer.kind == Kind::kUnknown && !peer.gone &&
                         now - peer.accepted > options_.connect_timeout;
@@ -441,7 +441,7 @@ class Rendezvous::Impl final : public Channel::Owner {
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
         lose(peer, concat("nothing was heard from it for ", to_seconds(silent), " s (time-out ",
                           to_seconds(options_.heartbeat_timeout), " s)"));
-        peer.channel->forgive(silent);  // a moment to read why, should it come back
+        peer.channel->forgive(silent, now);  // a moment to read why, should it come back
       } else {
         peer.channel->close();
       }

@@ -1,0 +1,136 @@
+// The pure part: from registrations to the cluster.
+#include "control/assembly.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace herring::control {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+RegisteredWorker worker(uint32_t rank, const std::string& host, int local_rank = -1,
+                        int local_size = -1) {
+  RegisteredWorker one;
+  one.registration.rank = rank;
+  one.registration.size = 4;
+  one.registration.host_id = host;
+  one.registration.local_rank = local_rank;
+  one.registration.local_size = local_size;
+  one.host = "10.0.0." + std::to_string(rank);
+  one.pid = 100 + rank;
+  return one;
+}
+
+TEST(Assembly, NumbersAreListedInRuns) {
+  EXPECT_EQ(list_numbers({}), "");
+  EXPECT_EQ(list_numbers({3}), "3");
+  EXPECT_EQ(list_numbers({4, 3}), "3, 4");
+  EXPECT_EQ(list_numbers({9, 0, 2, 3, 4, 5, 9}), "0, 2 to 5, 9");
+  std::vector<uint32_t> odd;
+  for (uint32_t i = 0; i < 20; ++i) odd.push_back(2 * i + 1);
+  EXPECT_EQ(list_numbers(odd),
+            "1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 and 4 more");
+}
+
+TEST(Assembly, NodesAreNumberedByTheirLowestRank) {
+  auto cluster = assemble({worker(3, "x"), worker(2, "y"), worker(1, "x"), worker(0, "z")});
+  ASSERT_TRUE(cluster.ok());
+  EXPECT_EQ(cluster->nodes, 3u);
+  EXPECT_EQ(cluster->ranks_of(0), (std::vector<uint32_t>{0}));
+  EXPECT_EQ(cluster->ranks_of(1), (std::vector<uint32_t>{1, 3}));
+  EXPECT_EQ(cluster->ranks_of(2), (std::vector<uint32_t>{2}));
+  EXPECT_EQ(cluster->local_size(1), 2u);
+}
+
+TEST(Assembly, GivenLocalRanksStayAndOthersFillUp) {
+  auto cluster = assemble({worker(0, "x", 2, 4), worker(1, "x"), worker(2, "x", 0), worker(3, "x")});
+  ASSERT_TRUE(cluster.ok()) << cluster.status().to_string();
+  EXPECT_EQ(cluster->ranks_of(0), (std::vector<uint32_t>{2, 1, 0, 3}));
+}
+
+TEST(Assembly, LocalContradictionsNameRanksAndValues) {
+  Status status = assemble({worker(0, "x", 0, 2), worker(1, "y", 1, 2)}).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "rank 0 has local rank 0 of 2")) << status.message();
+  EXPECT_TRUE(contains(status.message(), "HERRING_HOST_ID"));
+  status = assemble({worker(0, "x", 0, 2), worker(1, "x", 2)}).status();
+  EXPECT_TRUE(contains(status.message(), "too large")) << status.message();
+  EXPECT_TRUE(contains(status.message(), "rank 1 has local rank 2 of unset")) << status.message();
+  status = assemble({worker(0, "x", 1, 2), worker(1, "x", 1, 2)}).status();
+  EXPECT_TRUE(contains(status.message(), "twice")) << status.message();
+}
+
+TEST(Assembly, LocalRanksAreAlwaysAPermutation) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t size = 1 + random() % 12, hosts = 1 + random() % 4;
+    std::vector<RegisteredWorker> workers;
+    std::vector<std::vector<int>> free_ranks(hosts);
+    std::vector<uint32_t> host_of(size);
+    for (uint32_t rank = 0; rank < size; ++rank) {
+      host_of[rank] = random() % hosts;
+      free_ranks[host_of[rank]].push_back(static_cast<int>(free_ranks[host_of[rank]].size()));
+    }
+    for (auto& ranks : free_ranks) std::shuffle(ranks.begin(), ranks.end(), random);
+    for (uint32_t rank = 0; rank < size; ++rank) {
+      const int local = free_ranks[host_of[rank]].back();
+      free_ranks[host_of[rank]].pop_back();
+      workers.push_back(worker(rank, "h" + std::to_string(host_of[rank]),
+                               random() % 2 == 0 ? local : -1));
+    }
+    std::shuffle(workers.begin(), workers.end(), random);
+    auto cluster = assemble(workers);
+    ASSERT_TRUE(cluster.ok()) << cluster.status().to_string();
+    uint32_t all = 0;
+    for (uint32_t node = 0; node < cluster->nodes; ++node) {
+      std::vector<uint32_t> local;
+      for (const WorkerInfo& info : cluster->workers) {
+        if (info.node == node) local.push_back(info.local_rank);
+      }
+      std::sort(local.begin(), local.end());
+      std::vector<uint32_t> expected(local.size());
+      std::iota(expected.begin(), expected.end(), 0);
+      EXPECT_EQ(local, expected);
+      all += static_cast<uint32_t>(local.size());
+    }
+    EXPECT_EQ(all, size);
+    for (const RegisteredWorker& one : workers) {
+      const int given = one.registration.local_rank;
+      if (given >= 0) {
+        EXPECT_EQ(cluster->workers[one.registration.rank].local_rank, static_cast<uint32_t>(given));
+      }
+    }
+  }
+}
+
+TEST(Assembly, ColocatedServersRunWhereTheyMust) {
+  EXPECT_EQ(colocated_nodes(1, 0), (std::vector<uint32_t>{0}));
+  EXPECT_EQ(colocated_nodes(1, 1), (std::vector<uint32_t>{}));
+  EXPECT_EQ(colocated_nodes(3, 0), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(colocated_nodes(3, 2), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(colocated_nodes(3, 3), (std::vector<uint32_t>{}));
+  EXPECT_EQ(colocated_nodes(3, 5), (std::vector<uint32_t>{}));
+}
+
+TEST(Assembly, WeightsComeFromThePlanOrTheSetting) {
+  EXPECT_EQ(*choose_weights({}, 1, 0), (std::vector<double>{1}));
+  EXPECT_EQ(*choose_weights({{"server_weights", ""}}, 2, 2), (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(*choose_weights({{"server_weights", "1, 0.5 ,0"}}, 2, 1),
+            (std::vector<double>{1, 0.5, 0}));
+  for (const char* bad : {"1,2", "1,2,3,4", "1,,2", "1,2,", "a,b,c", "-1,1,1", "nan,1,1", "inf,1,1",
+                          "0,0,0", "1 2,3,4", ","}) {
+    const Status status = choose_weights({{"server_weights", bad}}, 2, 1).status();
+    EXPECT_EQ(status.code(), Code::kConfiguration) << bad;
+    EXPECT_TRUE(contains(status.message(), concat("'", bad, "'"))) << status.message();
+    EXPECT_TRUE(contains(status.message(), "it needs 3 numbers")) << status.message();
+  }
+}
+
+}  // namespace
+}  // namespace herring::control

@@ -1,0 +1,197 @@
+// What peers send is checked: cut, lengthened or changed payloads give errors, never more.
+#include "control/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace herring::control {
+namespace {
+
+Registration worker_registration() {
+  WorkerRegistration worker;
+  worker.rank = 3;
+  worker.size = 8;
+  worker.local_rank = 1;
+  worker.local_size = -1;
+  worker.dedicated_servers = 2;
+  worker.host_id = "host";
+  worker.bus = std::string("\0\1\2", 3);
+  worker.settings = {{"a", "1"}, {"b", ""}};
+  return {worker, 4711, 5 * kSecond};
+}
+
+Registration server_registration() {
+  ServerRegistration server;
+  server.dedicated = false;
+  server.node = 1;
+  server.port = 7000;
+  server.host = "::1";
+  return {server, 99, 0};
+}
+
+ClusterMessage cluster_message() {
+  ClusterMessage message;
+  message.start_server = true;
+  message.index = 1;
+  message.cluster.epoch = 1;
+  message.cluster.size = 3;
+  message.cluster.nodes = 2;
+  message.cluster.workers = {{0, 0, 0, "10.0.0.1", 10, "x"},
+                             {1, 1, 1, "10.0.0.2", 11, ""},
+                             {2, 1, 0, "10.0.0.2", 12, "z"}};
+  message.cluster.servers = {{0, true, ~0u, "10.0.0.3:1", 0.5}, {1, false, 1, "10.0.0.2:2", 0.25}};
+  message.cluster.settings = {{"credit", "0"}};
+  return message;
+}
+
+TEST(Messages, RegistrationsSurviveTheWay) {
+  auto decoded = decode_registration(encode(worker_registration()));
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(decoded->pid, 4711);
+  EXPECT_EQ(decoded->patience, 5 * kSecond);
+  const auto& worker = std::get<WorkerRegistration>(decoded->what);
+  EXPECT_EQ(worker.rank, 3u);
+  EXPECT_EQ(worker.local_rank, 1);
+  EXPECT_EQ(worker.local_size, -1);
+  EXPECT_EQ(worker.bus.size(), 3u);
+  EXPECT_EQ(worker.settings.size(), 2u);
+  decoded = decode_registration(encode(server_registration()));
+  ASSERT_TRUE(decoded.ok());
+  const auto& server = std::get<ServerRegistration>(decoded->what);
+  EXPECT_FALSE(server.dedicated);
+  EXPECT_EQ(server.node, 1u);
+  EXPECT_EQ(server.port, 7000);
+  EXPECT_EQ(server.host, "::1");
+}
+
+TEST(Messages, TheClusterSurvivesTheWay) {
+  auto decoded = decode_cluster(encode(cluster_message()));
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_TRUE(decoded->start_server);
+  EXPECT_EQ(decoded->index, 1u);
+  EXPECT_EQ(decoded->cluster.ranks_of(1), (std::vector<uint32_t>{2, 1}));
+  EXPECT_EQ(decoded->cluster.describe_rank(2), "rank 2 (10.0.0.2, pid 12)");
+  EXPECT_EQ(decoded->cluster.describe_server(0), "server 0 (10.0.0.3:1)");
+  EXPECT_EQ(decoded->cluster.describe_server(1), "server 1 (10.0.0.2:2, in node 1)");
+  EXPECT_EQ(decoded->cluster.describe_rank(77), "rank 77");
+  EXPECT_EQ(decoded->cluster.servers[1].weight, 0.25);
+}
+
+TEST(Messages, ImpossibleClustersAreRefused) {
+  const auto refused = [](auto change) {
+    ClusterMessage message = cluster_message();
+    change(message.cluster);
+    EXPECT_FALSE(decode_cluster(encode(message)).ok());
+  };
+  refused([](Cluster& c) { c.workers.clear(); });
+  refused([](Cluster& c) { c.workers[0].node = 2; });
+  refused([](Cluster& c) { c.workers[2].local_rank = 1; });
+  refused([](Cluster& c) { c.workers[1].local_rank = 2; });
+  refused([](Cluster& c) { c.nodes = 3; });
+  refused([](Cluster& c) { c.nodes = 4; });
+  refused([](Cluster& c) { c.servers[1].node = 2; });
+  refused([](Cluster& c) { c.servers[0].weight = -1; });
+  refused([](Cluster& c) { c.servers[0].weight = std::numeric_limits<double>::quiet_NaN(); });
+}
+
+TEST(Messages, LimitsHold) {
+  WorkerRegistration worker = std::get<WorkerRegistration>(worker_registration().what);
+  for (int i = 0; i < 62; ++i) worker.settings[std::to_string(i)] = std::string(4096, 'v');
+  EXPECT_TRUE(check_limits(worker).ok());
+  EXPECT_TRUE(decode_registration(encode(Registration{worker, 0, 0})).ok());
+  worker.settings["one more"] = "";
+  EXPECT_EQ(check_limits(worker).code(), Code::kConfiguration);
+  EXPECT_FALSE(decode_registration(encode(Registration{worker, 0, 0})).ok());
+  worker.settings = {{"name", std::string(4097, 'v')}};
+  EXPECT_FALSE(check_limits(worker).ok());
+  EXPECT_FALSE(decode_registration(encode(Registration{worker, 0, 0})).ok());
+  worker.settings.clear();
+  worker.host_id.resize(1025);
+  EXPECT_FALSE(check_limits(worker).ok());
+  worker.host_id.clear();
+  worker.bus.resize(1025);
+  EXPECT_FALSE(check_limits(worker).ok());
+}
+
+TEST(Messages, RhythmsAreChecked) {
+  EXPECT_TRUE(decode_rhythm(encode(Rhythm{kSecond, 2 * kSecond})).ok());
+  for (const Rhythm& bad : {Rhythm{0, kSecond}, Rhythm{kSecond, kSecond}, Rhythm{-1, kSecond},
+                            Rhythm{INT64_MAX, INT64_MAX}, Rhythm{kSecond, 4000 * kSecond},
+                            Rhythm{INT64_MIN, INT64_MIN}}) {
+    EXPECT_FALSE(decode_rhythm(encode(bad)).ok());
+  }
+}
+
+TEST(Messages, LossesAndAbortsSurviveTheWay) {
+  auto loss = decode_loss(encode(Loss{true, true, 5, "server 5 is gone"}));
+  ASSERT_TRUE(loss.ok());
+  EXPECT_TRUE(loss->is_server && loss->left);
+  EXPECT_EQ(loss->index, 5u);
+  EXPECT_EQ(loss->text, "server 5 is gone");
+  Status why;
+  ASSERT_TRUE(decode_abort(encode(Status(Code::kTimeout, "too late")), why).ok());
+  EXPECT_EQ(why.code(), Code::kTimeout);
+  EXPECT_EQ(why.message(), "too late");
+  // A long reason is cut, control characters are shown as such.
+  ASSERT_TRUE(decode_abort(encode(Status(Code::kShutdown, std::string(100000, '\x1b'))), why).ok());
+  EXPECT_EQ(why.message(), std::string(kMaxTextBytes, '?'));
+  // An unknown code is an error all the same.
+  ASSERT_TRUE(decode_abort(std::string("\xff\0\0\0\0\0\0\0", 8), why).ok());
+  EXPECT_EQ(why.code(), Code::kInternal);
+  ASSERT_TRUE(decode_abort(std::string("\0\0\0\0\0\0\0\0", 8), why).ok());
+  EXPECT_FALSE(why.ok());
+}
+
+// Runs every decoder; they may refuse or accept, but touch nothing else (the sanitizers look).
+void decode_all(std::string_view payload) {
+  if (auto decoded = decode_registration(payload); decoded.ok()) {
+    if (const auto* worker = std::get_if<WorkerRegistration>(&decoded->what)) {
+      EXPECT_TRUE(check_limits(*worker).ok());
+    }
+  }
+  if (auto decoded = decode_cluster(payload); decoded.ok()) {
+    const Cluster& cluster = decoded->cluster;
+    for (uint32_t node = 0; node < cluster.nodes; ++node) {
+      EXPECT_EQ(cluster.ranks_of(node).size(), cluster.local_size(node));
+    }
+  }
+  (void)decode_rhythm(payload);
+  (void)decode_loss(payload);
+  Status why;
+  (void)decode_abort(payload, why);
+}
+
+TEST(Messages, CutAndLengthenedPayloadsAreRefused) {
+  const std::string whole[] = {encode(worker_registration()), encode(server_registration()),
+                               encode(cluster_message()), encode(Loss{false, false, 1, "text"})};
+  for (const std::string& payload : whole) {
+    for (size_t n = 0; n < payload.size(); ++n) {
+      const std::string cut = payload.substr(0, n);  // its own memory: an overrun shows
+      EXPECT_FALSE(decode_registration(cut).ok());
+      EXPECT_FALSE(decode_cluster(cut).ok());
+      decode_all(cut);
+    }
+    decode_all(payload + '\0');
+  }
+  EXPECT_FALSE(decode_registration(whole[0] + '\0').ok());
+  EXPECT_FALSE(decode_cluster(whole[2] + '\0').ok());
+}
+
+TEST(Messages, ChangedPayloadsDoNoHarm) {
+  std::mt19937 random(11);
+  const std::string whole[] = {encode(worker_registration()), encode(server_registration()),
+                               encode(cluster_message()), encode(Loss{false, false, 1, "text"})};
+  const unsigned char nasty[] = {0, 1, 0x7f, 0x80, 0xff};
+  for (int round = 0; round < 20000; ++round) {
+    std::string payload = whole[random() % 4];
+    for (int change = 1 + random() % 4; change > 0; --change) {
+      payload[random() % payload.size()] =
+          static_cast<char>(random() % 2 ? nasty[random() % 5] : random());
+    }
+    decode_all(payload);
+  }
+}
+
+}  // namespace
+}  // namespace herring::control
