@@ -69,7 +69,7 @@ constexpr SettingSpec kSpecs[] = {
     {"credit", kBytes, "0",
      "Bytes a flow may have outstanding, fixed, for experiments; 0: controls itself", kKiB, kGiB,
      true},
-    {"credit_max", kBytes, "8MiB", "Most that self-controlled credit grants one flow", kKiB, kGiB},
+    {"credit_max", kBytes, "1MiB", "Most that self-controlled credit grants one flow", kKiB, kGiB},
     {"frame_max", kBytes, "256KiB", "Largest payload of a frame", kKiB, 64 * kMiB},
     {"small_bytes", kBytes, "65536", "An operation up to this size goes whole to one server", 0,
      64 * kMiB},

@@ -375,6 +375,9 @@ void Engine::launch_exchange(Operation& operation, Key key) {
     }
     default: break;
   }
+  // Streams are pushed in one order everywhere, whoever takes part in which block.
+  std::sort(operation.transfers_.begin(), operation.transfers_.end(),
+            [](const Transfer& a, const Transfer& b) { return a.key.buffer < b.key.buffer; });
   operation.parts_left_ = operation.transfers_.size() + 1;
   for (Transfer& transfer : operation.transfers_) links_->push(transfer);
   part_done(operation);
