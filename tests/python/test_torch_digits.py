@@ -1,0 +1,96 @@
+"""The example, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
+
+
+def digits(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def train(directory: Path, *arguments: str) -> tuple[dict, str]:
+    output = directory / "deeper" / "summary.json"
+    job = subprocess.run(
+        [
+            *(sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "150"),
+            *("-n", "4", "--nodes", "2", "--servers", "2", "--"),
+            *(sys.executable, str(EXAMPLE), "--output", str(output), *arguments),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+    assert job.returncode == 0, job.stdout[-3000:] + job.stderr[-3000:]
+    return json.loads(output.read_text()), job.stdout
+
+
+@pytest.mark.timeout(340)
+def test_trains_and_half_the_bytes_give_the_same_accuracy(tmp_path):
+    full, text = train(tmp_path / "full")
+    assert full["test_accuracy"] >= 0.96
+    assert full["parameters_identical"] is True
+    assert (full["workers"], full["nodes"], full["servers"]) == (4, 2, 2)
+    assert full["samples_per_second"] > 0
+    assert full["seconds"] >= full["training_seconds"] > 0
+    assert "all ranks hold bit-identical parameters" in text
+    assert f"test accuracy {full['test_accuracy']:.4f}" in text
+    # Each worker sends and receives its half of the node's 38,282 float32 gradients per step.
+    expected = full["steps"] * 38282 * 4 / 2
+    for worker in full["traffic"]["workers"]:
+        for key in ("bytes_sent", "bytes_received"):
+            assert expected < worker[key] < 1.1 * expected, worker
+
+    half, text = train(tmp_path / "half", "--wire-dtype", "bfloat16", "--no-progress")
+    assert half["parameters_identical"] is True
+    assert abs(half["test_accuracy"] - full["test_accuracy"]) <= 0.005
+    assert "step " not in text
+    for a, b in zip(half["traffic"]["workers"], full["traffic"]["workers"]):
+        for key in ("bytes_sent", "bytes_received"):
+            assert 0.45 < a[key] / b[key] < 0.55
+
+
+def test_help_teaches():
+    result = digits("--help")
+    assert result.returncode == 0
+    for word in ("herring run -n 4 --nodes 2 --servers 2", "--wire-dtype", "default: 40"):
+        assert word in result.stdout
+
+
+def test_wrong_options_are_named():
+    result = digits("--epochs", "0")
+    assert result.returncode == 2
+    assert "--epochs must be at least 1" in result.stderr
+
+
+def test_a_batch_that_cannot_be_is_named():
+    result = digits("--batch", "5000", "--no-progress")  # alone: a job of one worker
+    assert result.returncode == 1
+    assert "use a smaller --batch" in result.stderr
+
+
+def test_alone(tmp_path):
+    output = tmp_path / "summary.json"
+    result = digits("--epochs", "2", "--output", str(output))
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(output.read_text())["workers"] == 1
+    assert "1 worker on 1 node" in result.stdout
