@@ -5,6 +5,7 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace herring::wire {
@@ -63,6 +64,10 @@ ClientHello make_client_hello(const Hello& hello, const JobId& job) {
   std::memcpy(message.job, job.data(), job.size());
   fill_random(message.nonce, sizeof(message.nonce));
   return message;
+}
+
+bool may_begin_hello(const void* bytes, size_t have) {
+  return std::memcmp(bytes, kMagic, std::min(have, sizeof(kMagic))) == 0;
 }
 
 Verdict check_client_hello(const ClientHello& message, const JobId& job) {

@@ -79,6 +79,8 @@ struct VerdictMessage {
 JobId job_id(std::string_view job_name);
 
 ClientHello make_client_hello(const Hello& hello, const JobId& job);
+// Whether the first `have` bytes of a message could begin a ClientHello.
+bool may_begin_hello(const void* bytes, size_t have);
 // What is wrong with it as far as a server can tell without the proof.
 Verdict check_client_hello(const ClientHello& message, const JobId& job);
 Hello hello_of(const ClientHello& message);

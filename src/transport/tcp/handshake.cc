@@ -100,7 +100,7 @@ class Acceptor::Pending : public EventHandler {
       : owner_(owner), fd_(std::move(fd)), peer_(std::move(peer)) {
     number_ = fd_.get();
     owner_.loop_.add(number_, EPOLLIN, this);
-    timer_ = owner_.loop_.call_after(kPatience, [this] {
+    timer_ = owner_.loop_.call_after(owner_.limits_.patience, [this] {
       timer_ = 0;
       owner_.forget(number_);
     });
@@ -122,6 +122,8 @@ class Acceptor::Pending : public EventHandler {
       return owner_.forget(number_);
     }
     have_ += n;
+    // A stranger who does not even know the magic gets no answer, and no more time.
+    if (!proving_ && !wire::may_begin_hello(&client_, have_)) return owner_.forget(number_);
     if (have_ < want) return;
     have_ = 0;
     proving_ ? on_proof() : on_hello();
@@ -131,12 +133,8 @@ class Acceptor::Pending : public EventHandler {
   void on_hello() {
     const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
     server_ = wire::make_server_hello(client_, owner_.credentials_.secret, verdict);
-    // A stranger who does not even know the magic gets no answer at all.
-    const bool known = verdict != wire::Verdict::kWrongMagic;
-    const bool answered = known && say(&server_, sizeof(server_));
-    if (known && verdict != wire::Verdict::kAccepted) {
-      owner_.refused(peer_, wire::describe(verdict));
-    }
+    const bool answered = say(&server_, sizeof(server_));
+    if (verdict != wire::Verdict::kAccepted) owner_.refused(peer_, wire::describe(verdict));
     proving_ = true;
     if (verdict != wire::Verdict::kAccepted || !answered) owner_.forget(number_);
   }
@@ -179,10 +177,11 @@ class Acceptor::Pending : public EventHandler {
 };
 
 Acceptor::Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
-                   Accepted accepted)
+                   Accepted accepted, Limits limits)
     : loop_(loop),
       listener_(std::move(listener)),
       credentials_(std::move(credentials)),
+      limits_(limits),
       admit_(std::move(admit)),
       accepted_(std::move(accepted)) {
   if (auto address = local_address(listener_.get()); address.ok()) address_ = *address;
@@ -210,7 +209,7 @@ void Acceptor::on_events(uint32_t) {
       return;
     }
     // Silent strangers cannot exhaust us, nor keep a member out: a member needs two round trips.
-    if (pending_.size() >= kMaxPending) forget(oldest_first_.front());
+    if (pending_.size() >= limits_.pending) forget(oldest_first_.front());
     auto peer = peer_address(fd.get());
     if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
     const int number = fd.get();

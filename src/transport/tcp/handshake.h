@@ -33,8 +33,18 @@ class Acceptor : public EventHandler {
   using Admit = std::function<wire::Verdict(const wire::Hello&)>;
   using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
 
+  // What strangers may take: connections that have not proven themselves, and time to do so.
+  struct Limits {
+    size_t pending = 256;
+    Nanos patience = 10 * kSecond;
+  };
+
   Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
-           Accepted accepted);
+           Accepted accepted, Limits limits);
+  Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+           Accepted accepted)
+      : Acceptor(loop, std::move(listener), std::move(credentials), std::move(admit),
+                 std::move(accepted), Limits()) {}
   ~Acceptor() override;
 
   // Told about everybody who did not get in although they spoke the protocol.
@@ -47,8 +57,6 @@ class Acceptor : public EventHandler {
 
  private:
   class Pending;
-  static constexpr size_t kMaxPending = 256;
-  static constexpr Nanos kPatience = 10 * kSecond;
 
   void forget(int fd);
   void pause();
@@ -58,6 +66,7 @@ class Acceptor : public EventHandler {
   GuardedFd listener_;
   Address address_;
   Credentials credentials_;
+  Limits limits_;
   Admit admit_;
   Accepted accepted_;
   Refused refused_;
