@@ -1,0 +1,165 @@
+#include "transport/event_loop.h"
+
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "transport/loop_thread.h"
+
+namespace herring::transport {
+namespace {
+
+TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
+  constexpr int kThreads = 8, kTasks = 2000;
+  LoopThread thread;
+  std::vector<int> next(kThreads, 0);  // touched by the loop's thread only
+  bool in_order = true;
+  thread.start("test");
+  std::vector<std::thread> posters;
+  for (int t = 0; t < kThreads; ++t) {
+    posters.emplace_back([&, t] {
+      for (int i = 0; i < kTasks; ++i) {
+        thread.loop().post([&, t, i] {
+          in_order = in_order && next[t] == i;
+          ++next[t];
+        });
+      }
+    });
+  }
+  for (std::thread& poster : posters) poster.join();
+  thread.stop();  // after what is queued
+  EXPECT_TRUE(in_order);
+  for (int count : next) EXPECT_EQ(count, kTasks);
+}
+
+TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
+  EventLoop loop;
+  int steps = 0;
+  loop.post([&] {
+    ++steps;
+    loop.post([&] {
+      ++steps;
+      EXPECT_TRUE(loop.in_loop_thread());
+      loop.stop();
+      loop.post([&] { ++steps; });  // posted together with stop(): still runs
+    });
+  });
+  EXPECT_FALSE(loop.in_loop_thread());
+  loop.run();
+  EXPECT_EQ(steps, 3);
+  EXPECT_FALSE(loop.in_loop_thread());
+}
+
+TEST(EventLoop, StopBeforeRunEndsItAtOnce) {
+  EventLoop loop;
+  loop.stop();
+  loop.run();
+}
+
+TEST(EventLoop, TimersFireInTheirOrderAndNotBeforeTheirTime) {
+  EventLoop loop;
+  std::vector<int> fired;
+  const Nanos start = monotonic_now();
+  loop.call_at(start + 30 * kMillisecond, [&] {
+    EXPECT_GE(monotonic_now(), start + 30 * kMillisecond);
+    fired.push_back(3);
+    loop.stop();
+  });
+  loop.call_at(start + 10 * kMillisecond, [&] { fired.push_back(1); });
+  const auto cancelled = loop.call_at(start + 20 * kMillisecond, [&] { fired.push_back(99); });
+  loop.call_at(start + 20 * kMillisecond, [&] { fired.push_back(2); });
+  loop.call_at(start + 15 * kMillisecond, [&] { loop.cancel(cancelled); });
+  loop.run();
+  EXPECT_EQ(fired, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(EventLoop, ATimerMayCancelItselfAndADueOne) {
+  EventLoop loop;
+  int fired = 0;
+  EventLoop::TimerId first = 0, second = 0;
+  const Nanos now = monotonic_now();
+  first = loop.call_at(now, [&] {
+    ++fired;
+    loop.cancel(first);
+    loop.cancel(second);
+    loop.call_after(0, [&] { loop.stop(); });
+  });
+  second = loop.call_at(now + 1, [&] { fired += 100; });
+  loop.run();
+  EXPECT_EQ(fired, 1);
+  loop.cancel(12345);  // unknown: nothing happens
+}
+
+TEST(EventLoop, DeferredTasksRunOnceAtTheEndOfTheIteration) {
+  EventLoop loop;
+  std::vector<std::string> order;
+  EventLoop::Task second = [&] { order.push_back("deferred by deferred"); };
+  EventLoop::Task forgotten = [&] { order.push_back("forgotten"); };
+  EventLoop::Task first = [&] {
+    order.push_back("deferred");
+    loop.forget(&forgotten);  // taken back while the list runs
+    loop.at_iteration_end(&second);
+    loop.stop();
+  };
+  loop.post([&] {
+    loop.at_iteration_end(&first);
+    loop.at_iteration_end(&forgotten);
+    order.push_back("task");
+  });
+  loop.run();
+  EXPECT_EQ(order, (std::vector<std::string>{"task", "deferred", "deferred by deferred"}));
+}
+
+// Both ends are readable in one batch; the first handler removes (and ends) the other.
+TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
+  struct Handler : EventHandler {
+    EventLoop* loop = nullptr;
+    int own_fd = -1, other_fd = -1;
+    std::unique_ptr<Handler>* other = nullptr;
+    int* calls = nullptr;
+    void on_events(uint32_t) override {
+      ++*calls;
+      loop->remove(own_fd);
+      loop->remove(other_fd);
+      other->reset();
+      loop->stop();
+    }
+  };
+  EventLoop loop;
+  int calls = 0;
+  int a[2], b[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, a), 0);
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, b), 0);
+  const UniqueFd owners[] = {UniqueFd(a[0]), UniqueFd(a[1]), UniqueFd(b[0]), UniqueFd(b[1])};
+  auto first = std::make_unique<Handler>(), second = std::make_unique<Handler>();
+  first->loop = second->loop = &loop;
+  first->calls = second->calls = &calls;
+  first->own_fd = second->other_fd = a[0];
+  second->own_fd = first->other_fd = b[0];
+  first->other = &second;
+  second->other = &first;
+  loop.add(a[0], EPOLLIN, first.get());
+  loop.add(b[0], EPOLLIN, second.get());
+  ASSERT_EQ(write(a[1], "x", 1), 1);
+  ASSERT_EQ(write(b[1], "x", 1), 1);
+  loop.run();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(EventLoop, ManyPostsNeedFewWakeUps) {
+  EventLoop loop;
+  int ran = 0;
+  for (int i = 0; i < 1000; ++i) loop.post([&] { ++ran; });
+  loop.stop();
+  loop.run();
+  EXPECT_EQ(ran, 1000);
+  EXPECT_LE(loop.wakeups(), 2u);
+}
+
+}  // namespace
+}  // namespace herring::transport

@@ -1,0 +1,379 @@
+#include "transport/tcp/flow.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+#include "tests/unit/transport/pair.h"
+
+namespace herring::transport::tcp {
+namespace {
+
+using testing::connected_pair;
+using testing::data_header;
+using testing::Pair;
+using testing::pattern;
+using testing::Recorder;
+
+class FlowPieces : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+// Frames of many sizes, cut into pieces on both sides, both ways at once, through any buffer.
+TEST_P(FlowPieces, FramesArriveWholeAndInOrder) {
+  const auto [buffer, pieces] = GetParam();
+  Pair pair(buffer);
+  pair.client_handler.pieces = pair.server_handler.pieces = pieces;
+  const size_t sizes[] = {0,    1,    31,   32,    33,    63,    64,     0,      100,   1000,
+                          4095, 4096, 4097, 65535, 65536, 65537, 200001, 300000, 31,    0};
+  constexpr uint32_t kCount = std::size(sizes);
+  std::vector<std::string> payloads;
+  for (uint32_t i = 0; i < kCount; ++i) payloads.push_back(pattern(sizes[i], i));
+  const auto send_all = [&](Flow& flow) {
+    for (uint32_t i = 0; i < kCount; ++i) {
+      std::vector<iovec> iov;
+      const size_t step = std::max<size_t>(1, sizes[i] / pieces);
+      for (size_t at = 0; at < sizes[i]; at += step) {
+        iov.push_back({payloads[i].data() + at, std::min(step, sizes[i] - at)});
+      }
+      flow.send(data_header(sizes[i], i), iov.data(), static_cast<int>(iov.size()), i + 1);
+    }
+  };
+  int finished = 0;
+  for (Recorder* handler : {&pair.client_handler, &pair.server_handler}) {
+    handler->frame_hook = [&, handler](Flow&, const wire::FrameHeader&) {
+      if (handler->frames.size() == kCount && ++finished == 2) pair.loop.stop();
+      return Status();
+    };
+  }
+  pair.loop.post([&] {
+    send_all(*pair.client);
+    send_all(*pair.server);
+  });
+  pair.run();
+  std::vector<uint64_t> tokens(kCount);
+  std::iota(tokens.begin(), tokens.end(), 1);
+  for (Recorder* handler : {&pair.client_handler, &pair.server_handler}) {
+    ASSERT_EQ(handler->frames.size(), kCount);
+    for (uint32_t i = 0; i < kCount; ++i) {
+      EXPECT_EQ(handler->frames[i].header.round, i);
+      EXPECT_EQ(handler->frames[i].payload, payloads[i]) << "frame " << i;
+    }
+    EXPECT_EQ(handler->tokens, tokens);
+    EXPECT_TRUE(handler->closed.empty());
+  }
+  const size_t bytes = std::accumulate(std::begin(sizes), std::end(sizes), size_t{0}) +
+                       kCount * wire::kHeaderBytes;
+  for (TcpFlow* flow : {pair.client.get(), pair.server.get()}) {
+    EXPECT_EQ(flow->backlog(), 0u);
+    EXPECT_EQ(flow->counters().bytes_sent, bytes);
+    EXPECT_EQ(flow->counters().bytes_received, bytes);
+    EXPECT_EQ(flow->counters().frames_sent, kCount);
+    EXPECT_EQ(flow->counters().frames_received, kCount);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Buffers, FlowPieces,
+                         ::testing::Combine(::testing::Values(0, 4096), ::testing::Values(1, 3, 60)));
+
+// A header may come byte by byte, together with the end of the frame before, or with the next.
+TEST(Flow, AnyCutOfTheByteStreamGivesTheSameFrames) {
+  std::string stream;
+  std::vector<std::string> payloads;
+  const auto append = [&](size_t bytes) {
+    payloads.push_back(pattern(bytes, static_cast<uint32_t>(payloads.size())));
+    const auto header = data_header(bytes, static_cast<uint32_t>(payloads.size() - 1));
+    stream.append(reinterpret_cast<const char*>(&header), sizeof(header));
+    stream += payloads.back();
+  };
+  for (size_t bytes : {0, 1, 5, 0, 0, 40, 100, 3}) append(bytes);
+  std::mt19937 random(3);
+  for (int round = 0; round < 60; ++round) {
+    auto [writer, reader] = connected_pair();
+    EventLoop loop;
+    Recorder handler;
+    handler.pieces = 1 + round % 4;
+    TcpFlow flow(loop, std::move(reader), handler, "writer");
+    size_t at = 0;
+    std::function<void()> write_some = [&] {
+      if (at == stream.size()) return;
+      const size_t n = round == 0 ? 1 : std::min<size_t>(stream.size() - at, 1 + random() % 60);
+      ASSERT_EQ(::send(writer.get(), stream.data() + at, n, MSG_NOSIGNAL), static_cast<ssize_t>(n));
+      at += n;
+      loop.post(write_some);
+    };
+    handler.frame_hook = [&](Flow&, const wire::FrameHeader&) {
+      if (handler.frames.size() == payloads.size()) loop.stop();
+      return Status();
+    };
+    loop.post(write_some);
+    loop.run();
+    ASSERT_EQ(handler.frames.size(), payloads.size());
+    for (size_t i = 0; i < payloads.size(); ++i) EXPECT_EQ(handler.frames[i].payload, payloads[i]);
+  }
+}
+
+TEST(Flow, OwnedPayloadsAndEmptyFramesMixWithOthers) {
+  Pair pair(4096);
+  std::string borrowed = pattern(10000, 1);
+  pair.loop.post([&] {
+    wire::FrameHeader control;
+    control.type = wire::FrameType::kAnnounce;
+    pair.client->send_owned(control, pattern(5000, 2));
+    iovec piece{borrowed.data(), borrowed.size()};
+    pair.client->send(data_header(borrowed.size(), 0), &piece, 1, 7);
+    control.type = wire::FrameType::kHeartbeat;
+    pair.client->send_owned(control, "");
+    control.type = wire::FrameType::kAnnounce;
+    pair.client->send_owned(control, pattern(3, 3));
+  });
+  pair.server_handler.frame_hook = [&](Flow&, const wire::FrameHeader&) {
+    if (pair.server_handler.frames.size() == 4) pair.loop.stop();
+    return Status();
+  };
+  pair.run();
+  const auto& frames = pair.server_handler.frames;
+  EXPECT_EQ(frames[0].payload, pattern(5000, 2));
+  EXPECT_EQ(frames[1].payload, borrowed);
+  EXPECT_EQ(frames[2].header.type, wire::FrameType::kHeartbeat);
+  EXPECT_EQ(frames[3].payload, pattern(3, 3));
+  EXPECT_EQ(pair.client_handler.tokens, (std::vector<uint64_t>{7}));
+}
+
+TEST(Flow, FramesOfOneIterationLeaveInOneCall) {
+  Pair pair;
+  pair.loop.post([&] {
+    wire::FrameHeader control;
+    control.type = wire::FrameType::kHeartbeat;
+    for (int i = 0; i < 20; ++i) pair.client->send_owned(control, "");
+  });
+  pair.server_handler.frame_hook = [&](Flow&, const wire::FrameHeader&) {
+    if (pair.server_handler.frames.size() == 20) pair.loop.stop();
+    return Status();
+  };
+  pair.run();
+  EXPECT_EQ(pair.client->counters().send_calls, 1u);
+}
+
+// ---- endings ----
+
+TEST(Flow, TheOtherSidesEndIsReportedOnce) {
+  Pair pair;
+  pair.loop.post([&] { pair.client->close({}); });
+  pair.server_handler.closed_hook = [&] { pair.loop.stop(); };
+  pair.run();
+  ASSERT_EQ(pair.server_handler.closed.size(), 1u);
+  EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kPeerLost);
+  EXPECT_TRUE(pair.client_handler.closed.empty());
+  EXPECT_TRUE(pair.server->closed());
+  EXPECT_TRUE(pair.client->closed());
+  // A closed flow swallows what is sent.
+  pair.client->send_owned({}, "late");
+  EXPECT_EQ(pair.client->backlog(), 0u);
+}
+
+TEST(Flow, CloseWithAnErrorIsReportedFromTheLoop) {
+  Pair pair;
+  pair.loop.post([&] {
+    pair.client->close({Code::kTimeout, "enough"});
+    EXPECT_TRUE(pair.client_handler.closed.empty()) << "not from inside close()";
+    pair.client->close({Code::kInternal, "again"});
+  });
+  pair.client_handler.closed_hook = [&] { pair.loop.stop(); };
+  pair.run();
+  ASSERT_EQ(pair.client_handler.closed.size(), 1u);
+  EXPECT_EQ(pair.client_handler.closed[0].message(), "enough");
+}
+
+TEST(Flow, AFlowThatIsDestroyedAfterCloseReportsNothing) {
+  Pair pair;
+  pair.loop.post([&] {
+    pair.client->send_owned({}, "");  // its flush is deferred, and must be forgotten
+    pair.client->close({Code::kTimeout, "enough"});
+    pair.client.reset();
+    pair.loop.post([&] { pair.loop.stop(); });
+  });
+  pair.run();
+  EXPECT_TRUE(pair.client_handler.closed.empty());
+}
+
+enum class Where { kHeader, kFrame, kSent };
+class FlowEnd : public ::testing::TestWithParam<std::tuple<Where, bool>> {};
+
+TEST_P(FlowEnd, CloseInsideACallbackEndsEverythingThere) {
+  const auto [where, with_error] = GetParam();
+  Pair pair;
+  Recorder& handler = where == Where::kSent ? pair.client_handler : pair.server_handler;
+  const Status why = with_error ? Status(Code::kMismatch, "on purpose") : Status();
+  const auto act = [&](Flow& flow) {
+    flow.close(why);
+    pair.loop.post([&] { pair.loop.post([&] { pair.loop.stop(); }); });
+  };
+  if (where == Where::kHeader) {
+    handler.header_hook = [&](Flow& flow, const wire::FrameHeader&, Destinations&) {
+      act(flow);
+      return Status();
+    };
+  } else if (where == Where::kFrame) {
+    handler.frame_hook = [&](Flow& flow, const wire::FrameHeader&) {
+      act(flow);
+      return Status();
+    };
+  } else {
+    handler.sent_hook = [&](Flow& flow, uint64_t) { act(flow); };
+  }
+  std::string payload = pattern(100, 1);
+  pair.loop.post([&] {
+    iovec piece{payload.data(), payload.size()};
+    for (uint32_t i = 0; i < 3; ++i) pair.client->send(data_header(100, i), &piece, 1, i + 1);
+  });
+  pair.run();
+  EXPECT_EQ(handler.closed.size(), with_error ? 1u : 0u);
+  EXPECT_EQ(handler.frames.size(), where == Where::kFrame ? 1u : 0u);
+  EXPECT_EQ(handler.tokens.size(), where == Where::kSent ? 1u : 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, FlowEnd,
+                         ::testing::Combine(::testing::Values(Where::kHeader, Where::kFrame,
+                                                              Where::kSent),
+                                            ::testing::Bool()));
+
+TEST(Flow, AnErrorFromTheHandlerClosesTheFlow) {
+  for (const bool in_header : {true, false}) {
+    Pair pair;
+    const Status why(Code::kMismatch, "not expected");
+    if (in_header) {
+      pair.server_handler.header_hook = [&](Flow&, const wire::FrameHeader&, Destinations&) {
+        return why;
+      };
+    } else {
+      pair.server_handler.frame_hook = [&](Flow&, const wire::FrameHeader&) { return why; };
+    }
+    pair.server_handler.closed_hook = [&] { pair.loop.stop(); };
+    pair.loop.post([&] { pair.client->send_owned({}, ""); });
+    pair.run();
+    ASSERT_EQ(pair.server_handler.closed.size(), 1u);
+    EXPECT_EQ(pair.server_handler.closed[0].message(), "not expected");
+  }
+}
+
+TEST(Flow, APayloadWithoutItsPlaceClosesTheFlow) {
+  for (const int pieces : {0, 1, 65}) {  // none, too small, more than can be named
+    Pair pair;
+    char place[4];
+    pair.server_handler.header_hook = [&](Flow&, const wire::FrameHeader&, Destinations& out) {
+      out.add(nullptr, 0);  // counts as a piece: 64 with bytes do not fit
+      for (int i = 0; i < pieces; ++i) out.add(place, 1);
+      return Status();
+    };
+    pair.server_handler.closed_hook = [&] { pair.loop.stop(); };
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kAnnounce;
+    pair.loop.post([&] { pair.client->send_owned(header, std::string(65, 'x')); });
+    pair.run();
+    ASSERT_EQ(pair.server_handler.closed.size(), 1u);
+    EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kInternal);
+    EXPECT_TRUE(pair.server_handler.frames.empty());
+  }
+}
+
+TEST(Flow, AnImplausibleHeaderClosesTheFlow) {
+  Pair pair;
+  pair.server_handler.closed_hook = [&] { pair.loop.stop(); };
+  pair.loop.post([&] {
+    wire::FrameHeader header;
+    header.type = static_cast<wire::FrameType>(99);
+    pair.client->send(header, nullptr, 0, 0);
+  });
+  pair.run();
+  EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kInternal);
+}
+
+// finish(): everything written arrives, although the other side sends all the time, which would
+// make a plain close reset the connection.
+TEST(Flow, FinishLosesNothing) {
+  Pair pair(4096);
+  constexpr uint32_t kFrames = 50;
+  std::string payload = pattern(10000, 9);
+  const auto send = [&](Flow& flow, uint32_t i) {
+    iovec piece{payload.data(), payload.size()};
+    flow.send(data_header(payload.size(), i), &piece, 1, i + 1);
+  };
+  pair.server_handler.frame_hook = [&](Flow& flow, const wire::FrameHeader& header) {
+    send(flow, header.round);  // an echo that meets the closing side
+    return Status();
+  };
+  pair.loop.post([&] {
+    for (uint32_t i = 0; i < kFrames; ++i) send(*pair.client, i);
+    pair.client->finish();
+    EXPECT_FALSE(pair.client->closed()) << "something is still to be written";
+    pair.client->finish();
+    send(*pair.client, 1000);  // too late: dropped
+  });
+  pair.server_handler.closed_hook = [&] {
+    pair.server->close({});
+    pair.loop.post([&] { pair.loop.stop(); });
+  };
+  pair.run();
+  EXPECT_EQ(pair.server_handler.frames.size(), kFrames);
+  EXPECT_EQ(pair.client_handler.tokens.size(), kFrames);
+  EXPECT_TRUE(pair.client_handler.closed.empty()) << "finish() ends without a report";
+}
+
+TEST(Flow, BothSidesMayFinish) {
+  Pair pair;
+  pair.loop.post([&] {
+    for (TcpFlow* flow : {pair.client.get(), pair.server.get()}) {
+      flow->send_owned({}, "");
+      flow->finish();
+    }
+  });
+  std::function<void()> look = [&] {
+    if (pair.client->closed() && pair.server->closed()) return pair.loop.stop();
+    pair.loop.call_after(kMillisecond, look);
+  };
+  pair.loop.call_after(0, look);
+  pair.run();
+  EXPECT_EQ(pair.client_handler.frames.size(), 1u);
+  EXPECT_EQ(pair.server_handler.frames.size(), 1u);
+  EXPECT_TRUE(pair.client_handler.closed.empty());
+  EXPECT_TRUE(pair.server_handler.closed.empty());
+}
+
+TEST(Flow, SendInsideCallbacksWorks) {
+  Pair pair;
+  // A ping-pong of growing frames, sent from on_frame and, every other time, from on_sent.
+  std::string payload = pattern(20000, 4);
+  uint32_t next = 0;
+  const auto send = [&](Flow& flow) {
+    iovec piece{payload.data(), 200 * size_t{next}};
+    flow.send(data_header(piece.iov_len, next), &piece, 1, 1);
+    ++next;
+  };
+  for (Recorder* handler : {&pair.client_handler, &pair.server_handler}) {
+    handler->frame_hook = [&](Flow& flow, const wire::FrameHeader& header) {
+      if (header.round == 90) {
+        pair.loop.stop();
+      } else if (header.round % 3 != 0) {
+        send(flow);
+      }
+      return Status();
+    };
+    handler->sent_hook = [&](Flow& flow, uint64_t) {
+      if (next % 3 == 1 && next < 90) send(flow);  // after a frame whose round is divisible by 3
+    };
+  }
+  pair.loop.post([&] { send(*pair.client); });
+  pair.run();
+  EXPECT_GE(next, 90u);
+}
+
+TEST(Flow, ThePathTellsItsRoundTripTime) {
+  Pair pair;
+  EXPECT_GT(pair.client->path_info().rtt, 0);
+  EXPECT_EQ(pair.client->path_info().retransmits, 0u);
+  pair.client->close({});
+  EXPECT_EQ(pair.client->path_info().rtt, 0);
+}
+
+}  // namespace
+}  // namespace herring::transport::tcp

@@ -1,0 +1,426 @@
+#include "transport/tcp/handshake.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "transport/loop_thread.h"
+
+namespace herring::transport::tcp {
+namespace {
+
+using wire::Verdict;
+
+const Credentials kGood{"the job's secret", wire::job_id("job")};
+
+Nanos soon() { return monotonic_now() + 30 * kSecond; }
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// An acceptor on a thread of its own, and what it saw.
+class Door {
+ public:
+  explicit Door(Acceptor::Limits limits = {}, Credentials credentials = kGood) {
+    auto listener = listen_on({"127.0.0.1", 0}, 128);
+    EXPECT_TRUE(listener.ok());
+    acceptor_ = std::make_unique<Acceptor>(
+        thread_.loop(), std::move(*listener), std::move(credentials),
+        [this](const wire::Hello& hello) {
+          return hello.rank == 13 ? Verdict::kUnexpected : Verdict::kAccepted;
+        },
+        [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
+          std::lock_guard lock(mutex_);
+          EXPECT_EQ(peer.host, "127.0.0.1");
+          accepted_.emplace_back(std::move(fd), hello);
+          changed_.notify_all();
+        },
+        limits);
+    acceptor_->on_refused([this](const Address&, const std::string& why) {
+      std::lock_guard lock(mutex_);
+      refused_.push_back(why);
+      changed_.notify_all();
+    });
+    thread_.start("test");
+  }
+  ~Door() { thread_.stop(); }
+
+  const Address& address() const { return acceptor_->address(); }
+  EventLoop& loop() { return thread_.loop(); }
+  bool wait(size_t accepted, size_t refused) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(30), [&] {
+      return accepted_.size() >= accepted && refused_.size() >= refused;
+    });
+  }
+  std::vector<std::string> refused() {
+    std::lock_guard lock(mutex_);
+    return refused_;
+  }
+  std::vector<std::pair<GuardedFd, wire::Hello>>& accepted() { return accepted_; }
+
+ private:
+  LoopThread thread_;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::pair<GuardedFd, wire::Hello>> accepted_;
+  std::vector<std::string> refused_;
+};
+
+// A raw client: sends what it likes, reads what comes. -1: closed or reset.
+class Raw {
+ public:
+  explicit Raw(const Address& address) {
+    auto fd = connect_to(address, "", soon());
+    EXPECT_TRUE(fd.ok()) << fd.status().to_string();
+    fd_ = std::move(*fd);
+  }
+  template <typename T>
+  void say(const T& message) {
+    say(&message, sizeof(message));
+  }
+  void say(const void* data, size_t bytes) {
+    EXPECT_EQ(::send(fd_.get(), data, bytes, MSG_NOSIGNAL), static_cast<ssize_t>(bytes));
+  }
+  template <typename T>
+  bool hear(T& message) {
+    char* at = reinterpret_cast<char*>(&message);
+    for (size_t have = 0; have < sizeof(T);) {
+      pollfd waiting{fd_.get(), POLLIN, 0};
+      if (poll(&waiting, 1, 30000) != 1) {
+        ADD_FAILURE() << "nothing came";
+        return false;
+      }
+      const ssize_t n = recv(fd_.get(), at + have, sizeof(T) - have, 0);
+      if (n <= 0) return false;
+      have += n;
+    }
+    return true;
+  }
+  bool ended() {
+    char byte;
+    return !hear(byte);
+  }
+  int fd() const { return fd_.get(); }
+
+ private:
+  GuardedFd fd_;
+};
+
+TEST(Handshake, AMemberGetsInAndIsKnown) {
+  Door door;
+  const wire::Hello hello{wire::Role::kServer, 7, 3, 2};
+  auto fd = connect_and_prove(door.address(), "127.0.0.1", hello, kGood, soon());
+  ASSERT_TRUE(fd.ok()) << fd.status().to_string();
+  ASSERT_TRUE(door.wait(1, 0));
+  const wire::Hello& seen = door.accepted()[0].second;
+  EXPECT_EQ(seen.role, hello.role);
+  EXPECT_EQ(seen.rank, hello.rank);
+  EXPECT_EQ(seen.flow, hello.flow);
+  EXPECT_EQ(seen.epoch, hello.epoch);
+  EXPECT_TRUE(door.refused().empty());
+}
+
+TEST(Handshake, BytesMayComeOneByOne) {
+  Door door;
+  Raw raw(door.address());
+  const auto client = wire::make_client_hello({}, kGood.job);
+  for (size_t i = 0; i < sizeof(client); ++i) raw.say(reinterpret_cast<const char*>(&client) + i, 1);
+  wire::ServerHello server;
+  ASSERT_TRUE(raw.hear(server));
+  ASSERT_TRUE(wire::check_server_hello(client, server, kGood.secret, "x").ok());
+  const auto proof = wire::make_client_proof(client, server, kGood.secret);
+  for (size_t i = 0; i < sizeof(proof); ++i) raw.say(reinterpret_cast<const char*>(&proof) + i, 1);
+  wire::VerdictMessage verdict;
+  ASSERT_TRUE(raw.hear(verdict));
+  EXPECT_EQ(verdict.verdict, static_cast<uint16_t>(Verdict::kAccepted));
+}
+
+// What a member sends right behind its proof belongs to the flow, and is still there.
+TEST(Handshake, WhatFollowsTheProofStaysInTheSocket) {
+  Door door;
+  Raw raw(door.address());
+  const auto client = wire::make_client_hello({}, kGood.job);
+  raw.say(client);
+  wire::ServerHello server;
+  ASSERT_TRUE(raw.hear(server));
+  std::string both(sizeof(wire::ClientProof), '\0');
+  const auto proof = wire::make_client_proof(client, server, kGood.secret);
+  std::memcpy(both.data(), &proof, sizeof(proof));
+  both += "frame";
+  raw.say(both.data(), both.size());
+  ASSERT_TRUE(door.wait(1, 0));
+  char text[5];
+  const int fd = door.accepted()[0].first.get();
+  pollfd waiting{fd, POLLIN, 0};
+  ASSERT_EQ(poll(&waiting, 1, 30000), 1);
+  EXPECT_EQ(recv(fd, text, sizeof(text), 0), 5);
+  EXPECT_EQ(std::string(text, 5), "frame");
+}
+
+TEST(Handshake, AWrongSecretIsFoundByTheClientAndNoticedByTheServer) {
+  Door door;
+  const Status status =
+      connect_and_prove(door.address(), "", {}, {"a guess", kGood.job}, soon()).status();
+  EXPECT_EQ(status.code(), Code::kAuthentication);
+  EXPECT_TRUE(contains(status.message(), door.address().to_string())) << status.message();
+  ASSERT_TRUE(door.wait(0, 1));
+  EXPECT_TRUE(contains(door.refused()[0], "left instead of proving")) << door.refused()[0];
+}
+
+TEST(Handshake, AWrongProofIsRefused) {
+  Door door;
+  Raw raw(door.address());
+  const auto client = wire::make_client_hello({}, kGood.job);
+  raw.say(client);
+  wire::ServerHello server;
+  ASSERT_TRUE(raw.hear(server));
+  raw.say(wire::make_client_proof(client, server, "a guess"));
+  wire::VerdictMessage verdict;
+  ASSERT_TRUE(raw.hear(verdict));
+  EXPECT_EQ(verdict.verdict, static_cast<uint16_t>(Verdict::kWrongSecret));
+  EXPECT_TRUE(raw.ended());
+  EXPECT_EQ(door.refused().size(), 1u);
+  EXPECT_TRUE(door.accepted().empty());
+}
+
+TEST(Handshake, TheServersOwnProofIsNoneForAClient) {
+  Door door;
+  Raw raw(door.address());
+  const auto client = wire::make_client_hello({}, kGood.job);
+  raw.say(client);
+  wire::ServerHello server;
+  ASSERT_TRUE(raw.hear(server));
+  raw.say(server.mac);
+  wire::VerdictMessage verdict;
+  ASSERT_TRUE(raw.hear(verdict));
+  EXPECT_EQ(verdict.verdict, static_cast<uint16_t>(Verdict::kWrongSecret));
+}
+
+TEST(Handshake, AReplayOfAGoodHandshakeIsRefused) {
+  Door door;
+  const auto client = wire::make_client_hello({}, kGood.job);
+  wire::ServerHello server;
+  wire::VerdictMessage verdict;
+  Raw good(door.address());
+  good.say(client);
+  ASSERT_TRUE(good.hear(server));
+  const auto proof = wire::make_client_proof(client, server, kGood.secret);
+  good.say(proof);
+  ASSERT_TRUE(good.hear(verdict));
+  ASSERT_EQ(verdict.verdict, static_cast<uint16_t>(Verdict::kAccepted));
+
+  Raw replay(door.address());
+  replay.say(client);
+  wire::ServerHello other;
+  ASSERT_TRUE(replay.hear(other));
+  EXPECT_NE(std::memcmp(server.nonce, other.nonce, sizeof(other.nonce)), 0);
+  replay.say(proof);
+  ASSERT_TRUE(replay.hear(verdict));
+  EXPECT_EQ(verdict.verdict, static_cast<uint16_t>(Verdict::kWrongSecret));
+  EXPECT_EQ(door.accepted().size(), 1u);
+}
+
+TEST(Handshake, AReplayedServerIsRefusedByTheClient) {
+  wire::ServerHello recorded;
+  {
+    Door door;
+    Raw raw(door.address());
+    raw.say(wire::make_client_hello({}, kGood.job));
+    ASSERT_TRUE(raw.hear(recorded));
+  }
+  auto listener = listen_on({"127.0.0.1", 0}, 1);
+  ASSERT_TRUE(listener.ok());
+  std::thread impostor([&] {
+    pollfd waiting{listener->get(), POLLIN, 0};
+    poll(&waiting, 1, 30000);
+    const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
+    EXPECT_EQ(::send(fd.get(), &recorded, sizeof(recorded), MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof(recorded)));
+    char drain[200];
+    while (recv(fd.get(), drain, sizeof(drain), 0) > 0) continue;
+  });
+  const Status status =
+      connect_and_prove(*local_address(listener->get()), "", {}, kGood, soon()).status();
+  EXPECT_EQ(status.code(), Code::kAuthentication) << status.to_string();
+  impostor.join();
+}
+
+TEST(Handshake, VersionJobAndRoleAreAnsweredWithTheirVerdict) {
+  const struct {
+    void (*change)(wire::ClientHello&);
+    Verdict verdict;
+  } cases[] = {
+      {[](wire::ClientHello& hello) { hello.version = 99; }, Verdict::kWrongVersion},
+      {[](wire::ClientHello& hello) { hello.job[3] ^= 1; }, Verdict::kWrongJob},
+      {[](wire::ClientHello& hello) { hello.role = 77; }, Verdict::kUnexpected},
+  };
+  for (const auto& one : cases) {
+    Door door;
+    Raw raw(door.address());
+    auto client = wire::make_client_hello({}, kGood.job);
+    one.change(client);
+    raw.say(client);
+    wire::ServerHello server;
+    ASSERT_TRUE(raw.hear(server));
+    EXPECT_EQ(server.version, wire::kProtocolVersion);
+    EXPECT_EQ(server.verdict, static_cast<uint16_t>(one.verdict));
+    const uint8_t none[32] = {};
+    EXPECT_EQ(std::memcmp(server.mac, none, sizeof(none)), 0) << "no proof for strangers";
+    EXPECT_TRUE(raw.ended());
+    EXPECT_EQ(door.refused(), (std::vector<std::string>{wire::describe(one.verdict)}));
+  }
+}
+
+TEST(Handshake, GarbageGetsNoAnswer) {
+  Door door;
+  for (const std::string& garbage :
+       {std::string("x"), std::string("HRRINGxx"), std::string(72, '\0'), std::string(5000, 'A'),
+        std::string("GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: probe/1.0\r\n"
+                    "Accept: */*\r\n\r\n")}) {
+    Raw raw(door.address());
+    raw.say(garbage.data(), garbage.size());
+    EXPECT_TRUE(raw.ended());
+  }
+  EXPECT_TRUE(connect_and_prove(door.address(), "", {}, kGood, soon()).ok());
+  EXPECT_TRUE(door.refused().empty()) << "not worth a line each";
+}
+
+TEST(Handshake, ARefusedRankIsToldWhy) {
+  Door door;
+  const Status status =
+      connect_and_prove(door.address(), "", {wire::Role::kWorker, 13}, kGood, soon()).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), wire::describe(Verdict::kUnexpected)));
+}
+
+TEST(Handshake, SlowStrangersAreDroppedAfterAWhile) {
+  Door door({256, 200 * kMillisecond});
+  Raw silent(door.address()), half(door.address()), unproven(door.address());
+  const auto client = wire::make_client_hello({}, kGood.job);
+  half.say(&client, 40);
+  unproven.say(client);
+  wire::ServerHello server;
+  ASSERT_TRUE(unproven.hear(server));
+  EXPECT_TRUE(silent.ended());
+  EXPECT_TRUE(half.ended());
+  EXPECT_TRUE(unproven.ended());
+}
+
+TEST(Handshake, MoreStrangersThanMayWaitKeepNobodyOut) {
+  Door door({4, 60 * kSecond});
+  std::vector<std::unique_ptr<Raw>> strangers;
+  for (int i = 0; i < 30; ++i) strangers.push_back(std::make_unique<Raw>(door.address()));
+  EXPECT_TRUE(connect_and_prove(door.address(), "", {}, kGood, soon()).ok());
+  // The member displaced one and left; of the others the last three (or four) still wait.
+  for (int i = 0; i < 26; ++i) EXPECT_TRUE(strangers[i]->ended()) << i;
+  pollfd last{strangers.back()->fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&last, 1, 0), 0);
+}
+
+TEST(Handshake, ASilentListenerIsATimeout) {
+  auto listener = listen_on({"127.0.0.1", 0}, 8);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  const Status status =
+      connect_and_prove(address, "", {}, kGood, monotonic_now() + 200 * kMillisecond).status();
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  EXPECT_TRUE(contains(status.message(), address.to_string())) << status.message();
+}
+
+TEST(Handshake, AnotherProtocolIsNamed) {
+  auto listener = listen_on({"127.0.0.1", 0}, 8);
+  ASSERT_TRUE(listener.ok());
+  std::thread other([&] {
+    pollfd waiting{listener->get(), POLLIN, 0};
+    poll(&waiting, 1, 30000);
+    const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
+    const std::string answer = "HTTP/1.1 400 Bad Request\r\n" + std::string(200, ' ');
+    EXPECT_GT(::send(fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL), 0);
+    char drain[200];
+    while (recv(fd.get(), drain, sizeof(drain), 0) > 0) continue;
+  });
+  const Status status =
+      connect_and_prove(*local_address(listener->get()), "", {}, kGood, soon()).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration) << status.to_string();
+  other.join();
+}
+
+// Whoever listens first may go away in the middle; the next one is right.
+TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
+  auto listener = listen_on({"127.0.0.1", 0}, 8);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  LoopThread thread;
+  std::unique_ptr<Acceptor> acceptor;
+  std::thread server([&] {
+    pollfd waiting{listener->get(), POLLIN, 0};
+    poll(&waiting, 1, 30000);
+    UniqueFd(accept(listener->get(), nullptr, nullptr)).reset();
+    acceptor = std::make_unique<Acceptor>(
+        thread.loop(), std::move(*listener), kGood,
+        [](const wire::Hello&) { return Verdict::kAccepted; },
+        [](GuardedFd, const wire::Hello&, const Address&) {});
+    thread.start("test");
+  });
+  EXPECT_TRUE(connect_and_prove(address, "", {}, kGood, soon()).ok());
+  server.join();
+  thread.stop();
+}
+
+// Without a free descriptor the acceptor waits, instead of being woken by the same connection again
+// and again.
+TEST(Handshake, WithoutDescriptorsTheAcceptorPauses) {
+  Door door;
+  Raw waiting(door.address());  // accepted: the acceptor is at work
+  auto next = GuardedFd::open([] { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(next.get()) + 1;
+  // Fill the gaps below, so that no descriptor is left at all.
+  std::vector<UniqueFd> filling;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);
+  for (;;) {
+    UniqueFd one(dup(0));
+    if (!one.valid()) break;
+    filling.push_back(std::move(one));
+  }
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(door.address().port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(next.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  // Let the loop's own clock pass three pauses; count what it does meanwhile.
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t from = 0, until = 0;
+  door.loop().post([&] {
+    from = door.loop().wakeups();
+    door.loop().call_after(350 * kMillisecond, [&] {
+      std::lock_guard lock(mutex);
+      until = door.loop().wakeups();
+      changed.notify_all();
+    });
+  });
+  {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return until != 0; }));
+  }
+  EXPECT_LT(until - from, 50u);
+  filling.clear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(connect_and_prove(door.address(), "", {}, kGood, soon()).ok());
+}
+
+}  // namespace
+}  // namespace herring::transport::tcp

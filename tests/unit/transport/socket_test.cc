@@ -1,0 +1,123 @@
+#include "transport/tcp/socket.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+namespace herring::transport::tcp {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Socket, AddressesAreParsed) {
+  const struct {
+    const char* text;
+    const char* host;
+    uint16_t port;
+  } good[] = {{"10.0.0.1:29500", "10.0.0.1", 29500},
+              {"node-3.cluster:1", "node-3.cluster", 1},
+              {"[::1]:65535", "::1", 65535},
+              {"localhost:0", "localhost", 0}};
+  for (const auto& one : good) {
+    auto address = parse_address(one.text, "X");
+    ASSERT_TRUE(address.ok()) << one.text;
+    EXPECT_EQ(address->host, one.host);
+    EXPECT_EQ(address->port, one.port);
+    EXPECT_EQ(address->to_string(), one.text);
+  }
+  for (const char* bad : {"", ":", "host", "host:", ":1", "host:x", "host:1x", "host:-1", "host:+1",
+                          "host:65536", "host: 1", "::1:5", "[::1]", "[::1:5", "[]:5", "[::1]x:5",
+                          "host:99999999999999999999"}) {
+    const Status status = parse_address(bad, "HERRING_RENDEZVOUS").status();
+    EXPECT_EQ(status.code(), Code::kConfiguration) << bad;
+    EXPECT_TRUE(contains(status.message(), concat("HERRING_RENDEZVOUS is '", bad, "'")));
+  }
+}
+
+TEST(Socket, APortInUseIsNamed) {
+  auto first = listen_on({"127.0.0.1", 0}, 1);
+  ASSERT_TRUE(first.ok());
+  const Address address = *local_address(first->get());
+  const Status status = listen_on(address, 1).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), address.to_string())) << status.message();
+  EXPECT_TRUE(contains(status.message(), "in use")) << status.message();
+}
+
+TEST(Socket, AForeignAddressIsNamed) {
+  const Status status = listen_on({"192.0.2.1", 0}, 1).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "this host has no such address")) << status.message();
+}
+
+TEST(Socket, OnlyListenersAreAdopted) {
+  auto listener = listen_on({"127.0.0.1", 0}, 1);
+  ASSERT_TRUE(listener.ok());
+  const int copy = dup(listener->get());
+  auto adopted = adopt_listener(copy);
+  ASSERT_TRUE(adopted.ok());
+  EXPECT_TRUE(fcntl(copy, F_GETFD) & FD_CLOEXEC);
+  EXPECT_FALSE(adopt_listener(0).ok());
+  EXPECT_FALSE(adopt_listener(-1).ok());
+  const UniqueFd stream(socket(AF_INET, SOCK_STREAM, 0));
+  EXPECT_EQ(adopt_listener(stream.get()).status().code(), Code::kConfiguration);
+}
+
+TEST(Socket, ConnectingWaitsForAListenerThatComesLater) {
+  Address address;
+  {
+    auto reserved = listen_on({"127.0.0.1", 0}, 1);
+    ASSERT_TRUE(reserved.ok());
+    address = *local_address(reserved->get());
+  }
+  Result<GuardedFd> listener = Status(Code::kInternal, "");
+  std::thread later([&] {
+    poll(nullptr, 0, 50);
+    listener = listen_on(address, 1);
+  });
+  auto fd = connect_to(address, "127.0.0.1", monotonic_now() + 30 * kSecond);
+  later.join();
+  ASSERT_TRUE(listener.ok()) << listener.status().to_string();
+  ASSERT_TRUE(fd.ok()) << fd.status().to_string();
+  EXPECT_TRUE(fcntl(fd->get(), F_GETFL) & O_NONBLOCK);
+  EXPECT_EQ(peer_address(fd->get())->port, address.port);
+}
+
+TEST(Socket, AFamilyThatDoesNotFitIsAnErrorAtOnce) {
+  const Nanos start = monotonic_now();
+  const Status status = connect_to({"127.0.0.1", 1}, "::1", start + 60 * kSecond).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration) << status.to_string();
+  EXPECT_TRUE(contains(status.message(), "::1")) << status.message();
+}
+
+TEST(Socket, AnUnknownSourceOrHostIsAnErrorAtOnce) {
+  Status status = connect_to({"127.0.0.1", 1}, "192.0.2.1", monotonic_now() + 60 * kSecond).status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "192.0.2.1")) << status.message();
+  status = interface_address("no-such-interface").status();
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(status.message(), "this host has ")) << status.message();
+  EXPECT_EQ(*interface_address("lo"), "127.0.0.1");
+  EXPECT_EQ(*interface_address("10.9.8.7"), "10.9.8.7");
+}
+
+TEST(Socket, AnIPv4PeerOfAnIPv6ListenerIsShownByItsIPv4Address) {
+  auto listener = listen_on({"::", 0}, 1);
+  if (!listener.ok()) GTEST_SKIP() << "no IPv6 here";
+  auto fd = connect_to({"127.0.0.1", local_address(listener->get())->port}, "",
+                       monotonic_now() + 30 * kSecond);
+  ASSERT_TRUE(fd.ok()) << fd.status().to_string();
+  pollfd waiting{listener->get(), POLLIN, 0};
+  ASSERT_EQ(poll(&waiting, 1, 30000), 1);
+  const UniqueFd accepted(accept(listener->get(), nullptr, nullptr));
+  EXPECT_EQ(peer_address(accepted.get())->host, "127.0.0.1");
+  EXPECT_EQ(local_address(accepted.get())->host, "127.0.0.1");
+}
+
+}  // namespace
+}  // namespace herring::transport::tcp
