@@ -25,8 +25,13 @@ std::string Cluster::describe_rank(uint32_t rank) const {
 std::string Cluster::describe_server(uint32_t index) const {
   if (index >= servers.size()) return concat("server ", index);
   const ServerInfo& server = servers[index];
-  return concat("server ", index, " (", server.address,
-                server.dedicated ? "" : concat(", in node ", server.node), ")");
+  std::string beside;  // a colocated server dies with the worker that runs it: name that one
+  if (!server.dedicated) {
+    const std::vector<uint32_t> ranks = ranks_of(server.node);
+    beside = ranks.empty() ? concat(", in node ", server.node)
+                           : concat(", in the process of ", describe_rank(ranks.front()));
+  }
+  return concat("server ", index, " (", server.address, beside, ")");
 }
 
 }  // namespace herring::control

@@ -108,7 +108,7 @@ Result<std::vector<Answer>> Coordinator::announce(uint32_t rank, std::string tex
     auto node = pending_.extract(name);
     return fail(node.mapped(), Code::kPeerLost,
                 concat("'", name, "' cannot complete: ",
-                       cluster_.describe_rank(*left_.begin()), " has left the job"));
+                       cluster_.describe_rank(left_.front()), " has left the job"));
   }
   return std::vector<Answer>{};
 }
@@ -287,7 +287,7 @@ std::vector<Answer> Coordinator::overdue(Nanos now) {
 std::vector<Answer> Coordinator::rank_left(uint32_t rank) {
   std::vector<Answer> answers;
   std::lock_guard lock(mutex_);
-  left_.insert(rank);
+  left_.push_back(rank);
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (it->second.calls[rank].here) {
       ++it;

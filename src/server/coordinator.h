@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -61,7 +60,7 @@ class Coordinator {
   const uint32_t stream_;
   std::mutex mutex_;
   std::map<std::string, Pending> pending_;  // by name
-  std::set<uint32_t> left_;
+  std::vector<uint32_t> left_;  // in the order of leaving
   uint32_t next_ticket_ = 0;
 };
 

@@ -427,7 +427,7 @@ void Engine::fail_now(const Status& status) {
 
 void Engine::rank_left(uint32_t rank) {
   loop_.post([this, rank] {
-    left_.insert(rank);
+    left_.push_back(rank);
     left_since_ = monotonic_now();
   });
 }
@@ -439,7 +439,7 @@ void Engine::tick() {
   node_stage_->release_regions();
   // Announced operations are failed by their owner; what is pushed without a word is failed here.
   if (!left_.empty() && now - left_since_ > kLeftGrace && (links_->busy() || node_stage_->busy())) {
-    fail_now({Code::kPeerLost, concat(cluster_.describe_rank(*left_.begin()),
+    fail_now({Code::kPeerLost, concat(cluster_.describe_rank(left_.front()),
                                       " has left the job while others still wait for it")});
   }
   loop_.call_after(kTick, [this] { tick(); });

@@ -146,7 +146,7 @@ class Engine {
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
   std::set<std::shared_ptr<Completion>> waiting_;              // engine thread
   std::vector<size_t> inline_in_flight_;                       // bytes, by server; engine thread
-  std::set<uint32_t> left_;                                    // engine thread
+  std::vector<uint32_t> left_;                                 // in that order; engine thread
   Nanos left_since_ = 0;
   uint64_t next_id_ = 1;
   std::atomic<uint32_t> next_stream_;

@@ -1,0 +1,184 @@
+"""Every collective, dtype and operator against NumPy, on every layout of workers and servers."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import LAYOUTS, expect_success, run_job
+
+pytestmark = pytest.mark.timeout(120)
+
+REDUCTIONS = """
+herring.init()
+rank, size = herring.rank(), herring.size()
+FLOATS = ["float32", "float64", "float16"]
+DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
+# On both sides of what rides along with an announcement, and with odd tails.
+for count in (0, 1, 3, 1000, 40_001, 300_007):
+    base = np.arange(count) % 5 + 1
+    ranks = [base + r for r in range(size)]
+    for dtype in DTYPES:
+        stack = np.stack([(one % 2 if dtype == "bool" else one).astype(dtype) for one in ranks])
+        wide = stack.astype(np.float64)
+        for op in ("sum", "min", "max", "product", "average"):
+            if op == "average" and dtype not in FLOATS:
+                continue
+            expected = {
+                "sum": lambda: wide.sum(0),
+                "min": lambda: wide.min(0),
+                "max": lambda: wide.max(0),
+                "product": lambda: wide.prod(0),
+                "average": lambda: wide.sum(0).astype(np.float32) / np.float32(size)
+                if dtype != "float64" else wide.sum(0) / size,
+            }[op]()
+            if dtype == "bool":
+                expected = expected > 0
+            elif np.dtype(dtype).kind in "iu":
+                expected = expected.astype(np.int64)  # wraps below
+            array = stack[rank].copy()
+            assert herring.allreduce(array, op) is array
+            assert np.array_equal(array, expected.astype(dtype)), (dtype, op, count, array[:4])
+scaled = np.full(100_000, 1.0 + rank, np.float32)
+herring.allreduce(scaled, "sum", prescale=0.5, postscale=4.0)
+assert (scaled == 2.0 * size * (size + 1) / 2).all(), scaled[:3]
+shared = herring.empty((7, 30_000))
+shared[:] = rank
+herring.allreduce(shared, "max")
+assert (shared == size - 1).all()
+"""
+
+OTHERS = """
+herring.init()
+rank, size = herring.rank(), herring.size()
+for rows in (2, 60_000):
+    mine = np.full((rows + rank, 3), rank, np.int16)
+    gathered = herring.allgather(mine)
+    expected = np.concatenate([np.full((rows + r, 3), r, np.int16) for r in range(size)])
+    assert np.array_equal(gathered, expected)
+
+    part = herring.reduce_scatter(np.arange(rows * 2.0).reshape(rows, 2) + rank, "sum")
+    whole = np.arange(rows * 2.0).reshape(rows, 2) * size + size * (size - 1) / 2
+    first = rank * (rows // size) + min(rank, rows % size)
+    assert np.array_equal(part, whole[first : first + rows // size + (rank < rows % size)])
+
+    splits = [rows + to for to in range(size)]
+    sent = np.concatenate([np.full(n, 100 * rank + to, np.int32) for to, n in enumerate(splits)])
+    received = herring.alltoall(sent, splits)
+    expected = np.concatenate([np.full(rows + rank, 100 * r + rank, np.int32) for r in range(size)])
+    assert np.array_equal(received, expected)
+
+    for root in range(size):
+        array = np.random.default_rng(rank).bytes(rows * 7)
+        array = np.frombuffer(array, np.uint8).copy()
+        herring.broadcast(array, root)
+        assert array.tobytes() == np.random.default_rng(root).bytes(rows * 7)
+# Bits travel unchanged, also those of a NaN with a payload.
+odd = np.array([0x7FC12345, 0xFFFFFFFF, 0x80000001], np.uint32).view(np.float32)
+odd = np.tile(odd, 20_000) if rank == 0 else np.zeros(60_000, np.float32)
+herring.broadcast(odd)
+assert (odd.view(np.uint32)[:3] == [0x7FC12345, 0xFFFFFFFF, 0x80000001]).all()
+assert herring.broadcast_object({"rank": rank}, size - 1) == {"rank": size - 1}
+assert herring.allgather_object("x" * rank) == ["x" * r for r in range(size)]
+herring.barrier()
+"""
+
+ORDER = """
+# Ranks submit forty operations, small and large, each in an order of its own; a planned operation
+# goes on beside them.
+import random
+herring.init()
+rank, size = herring.rank(), herring.size()
+planned = herring.PlannedReduction([(70_001, "float32"), (3, "float64"), (200_000, "float32")])
+for attempt in range(3):
+    names = [f"{attempt}.{i}" for i in range(40)]
+    random.Random(rank + 100 * attempt).shuffle(names)
+    planned.begin()
+    for i, (arena, offset, length) in enumerate(planned.placements):
+        dtype = planned.arenas[arena][0]
+        planned.arena(arena)[offset : offset + length].view(dtype)[:] = rank + i + attempt
+    handles = []
+    gradients = [0, 1, 2]
+    random.Random(rank).shuffle(gradients)
+    for position, name in enumerate(names):
+        if position % 13 == 5:
+            planned.ready(gradients[position // 13])
+        array = np.full(50_000 if int(name.split(".")[1]) % 2 else 5, rank, np.int64)
+        handles.append(herring.allreduce_async(array, "sum", name=name))
+    random.Random(rank + 7).shuffle(handles)
+    for handle in handles:
+        assert (handle.wait(30) == size * (size - 1) // 2).all()
+    planned.wait(30)
+    for i, (arena, offset, length) in enumerate(planned.placements):
+        values = planned.arena(arena)[offset : offset + length].view(planned.arenas[arena][0])
+        assert (values == (size - 1) / 2 + i + attempt).all(), (i, values[:3])
+    assert planned.contributors == size
+# A worker without data takes part, and is no part of the average.
+active = rank != size - 1 or size == 1
+planned.begin(active)
+if active:
+    for arena, (dtype, _) in enumerate(planned.arenas):
+        planned.arena(arena).view(dtype)[:] = 6.0
+    for i in range(3):
+        planned.ready(i)
+planned.wait(30)
+for arena, (dtype, _) in enumerate(planned.arenas):
+    assert (planned.arena(arena).view(dtype) == 6.0).all()
+assert planned.contributors == max(1, size - 1)
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("script", [REDUCTIONS, OTHERS, ORDER], ids=["reductions", "others", "order"])
+def test_collective(layout: str, script: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], script, timeout=100))
+
+
+# float32 sums whose bits depend on the order of addition.
+DIGEST = """
+herring.init()
+rank, size = herring.rank(), herring.size()
+for count in (1000, 300_001):
+    for op in ("sum", "average"):
+        array = herring.empty(count)
+        array[:] = np.random.default_rng(rank).standard_normal(count).astype(np.float32)
+        array *= 10.0 ** np.random.default_rng(rank + 50).integers(-6, 6, count)
+        herring.allreduce(array, op)
+        digests = herring.allgather_object(hashlib.sha256(array.tobytes()).hexdigest())
+        assert len(set(digests)) == 1
+        if rank == 0:
+            print("digest", op, count, digests[0])
+planned = herring.PlannedReduction([(100_000, "float32")] * 3, buffer_bytes=int(
+    os.environ.get("TEST_BUFFER_BYTES", "0")))
+planned.begin()
+planned.arena(0).view("float32")[:] = np.random.default_rng(rank).standard_normal(300_000)
+for i in range(3):
+    planned.ready(i)
+planned.wait()
+if rank == 0:
+    print("digest planned", hashlib.sha256(planned.arena(0).tobytes()).hexdigest())
+"""
+
+
+def digests(layout: list[str], **environment: str) -> list[str]:
+    output = expect_success(run_job(layout, DIGEST, timeout=80, **environment))
+    found = sorted(line.split("digest ")[1] for line in output.splitlines() if "digest " in line)
+    assert len(found) == 5, output
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_float32_bits_do_not_depend_on_layout_or_settings() -> None:
+    expected = digests(["-n", "8", "--nodes", "8", "--servers", "2"])
+    others = {
+        "again": (["--nodes", "8", "--servers", "2"], {}),
+        "one node": (["--nodes", "1"], {}),
+        "2x4": (["--nodes", "2"], {}),
+        "4x2, one server": (["--nodes", "4", "--servers", "1"], {}),
+        "8 servers": (["--nodes", "8", "--servers", "8"], {}),
+        "4 proxies": (["--nodes", "8", "--servers", "1"], {"HERRING_PROXIES": "4"}),
+        "4 flows": (["--nodes", "8", "--servers", "2"], {"HERRING_FLOWS": "4"}),
+        "small buffers": (["--nodes", "4", "--servers", "2"], {"TEST_BUFFER_BYTES": "65536"}),
+        "larger credit": (["--nodes", "8", "--servers", "2"], {"HERRING_CREDIT": "256KiB"}),
+        "baseline SIMD": (["--nodes", "4", "--servers", "2"], {"HERRING_SIMD": "baseline"}),
+    }
+    for name, (layout, environment) in others.items():
+        assert digests(["-n", "8", *layout], **environment) == expected, name
