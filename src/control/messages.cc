@@ -195,12 +195,13 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
 }
 
 Status check_rhythm(const Rhythm& rhythm) {
-  if (rhythm.interval < kMillisecond || rhythm.timeout > 3600 * kSecond ||
+  if (rhythm.interval < kMillisecond || rhythm.timeout > 7 * 86400 * kSecond ||
       rhythm.interval > rhythm.timeout / 2) {
     return {Code::kConfiguration,
-            concat("heartbeat interval ", to_seconds(rhythm.interval), " s and time-out ",
-                   to_seconds(rhythm.timeout), " s: the interval must be at least 0.001 s, the "
-                   "time-out at least twice the interval and at most 3600 s")};
+            concat("HERRING_HEARTBEAT_INTERVAL is ", to_seconds(rhythm.interval),
+                   " s and HERRING_HEARTBEAT_TIMEOUT ", to_seconds(rhythm.timeout),
+                   " s: the interval must be at least 0.001 s, the time-out at least twice the "
+                   "interval and at most a week")};
   }
   return {};
 }

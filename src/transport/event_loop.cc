@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/log.h"
 
@@ -52,7 +53,9 @@ void EventLoop::add(int fd, uint32_t events, EventHandler* handler) {
   epoll_event event{};
   event.events = events;
   event.data.fd = fd;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    log(LogLevel::kError, "epoll cannot watch descriptor ", fd, ": ", strerror(errno));
+  }
 }
 
 void EventLoop::modify(int fd, uint32_t events) {

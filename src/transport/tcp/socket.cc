@@ -150,20 +150,24 @@ Status make_flow_socket(int fd) {
 Result<GuardedFd> listen_on(const Address& address, int backlog) {
   auto info = resolve(address, true);
   if (!info.ok()) return info.status();
-  GuardedFd fd = GuardedFd::open([&] {
-    return socket((*info)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  });
-  const int on = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(fd.get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0 ||
-      listen(fd.get(), backlog) != 0) {
-    const int error = errno;
-    const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
-                       : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
-    return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
-                                               strerror(error), hint));
+  int error = 0;
+  // A name may stand for several addresses ("localhost" for ::1 too, where there is no IPv6).
+  for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
+    GuardedFd fd = GuardedFd::open([&] {
+      return socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    });
+    const int on = 1;
+    if (fd.valid() && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && listen(fd.get(), backlog) == 0) {
+      return fd;
+    }
+    error = errno;
+    if (error == EADDRINUSE) break;
   }
-  return fd;
+  const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
+                     : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
+  return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
+                                             strerror(error), hint));
 }
 
 Result<GuardedFd> adopt_listener(int fd) {
