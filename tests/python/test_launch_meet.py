@@ -207,19 +207,21 @@ def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> 
 
 def test_a_forked_child_keeps_nothing(runtime: dict[str, str], free_port: int) -> None:
     meeting = join({**runtime, **by_hand(free_port, 0)})
-    read, write = os.pipe()
+    here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(write)
-        os.read(read, 1)  # lives until the parent has looked
+        here.close()
+        there.send(b"up")  # what runs in a forked child has run
+        there.recv(1)  # lives until the parent has looked
         os._exit(0)
     try:
-        os.close(read)
+        there.close()
+        assert here.recv(2) == b"up"
         meeting.close()
         assert not connects(f"127.0.0.1:{free_port}")
         assert not list(publication.directory(runtime).iterdir())
     finally:
-        os.close(write)
+        here.close()
         os.waitpid(child, 0)
 
 
