@@ -161,14 +161,16 @@ void NodeStage::schedule_work() {
 
 void NodeStage::work() {
   size_t budget = kWorkBytes;
-  while (!ready_.empty() && budget > 0) {
+  while (!ready_.empty() && budget >= plan::kAlignment) {
     const auto found = tasks_.find(ready_.front());
     if (found == tasks_.end()) {  // cleared
       ready_.pop();
       continue;
     }
     Entry& e = *found->second;
-    const size_t bytes = std::min(budget, e.slice.bytes - e.reduced);
+    // Whole elements only: what an earlier buffer has left of the budget may be odd.
+    const size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
+                                  e.slice.bytes - e.reduced);
     if (bytes > 0) reduce(e, e.slice.offset + e.reduced, bytes);
     e.reduced += bytes;
     budget -= bytes;
