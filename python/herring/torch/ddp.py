@@ -194,7 +194,7 @@ class DistributedDataParallel(torch.nn.Module):
             warnings.warn(
                 f"{self.name}: the last backward pass raised an error; its step is given up on all "
                 "ranks, and gradients are cleared",
-                stacklevel=4,
+                stacklevel=5,  # past Module.__call__
             )
             self._reducer.abandon()
 

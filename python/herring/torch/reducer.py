@@ -243,14 +243,14 @@ class GradientReducer:
         if not self.enabled:
             return
         with self._lock:
-            self.arm()
-            parameter = self._parameters[index]
+            if not self._open:
+                self.arm()
             if not self._final:
                 if self._produced.pop(index, self) is None:
                     self._deferred.add(index)
                 self._produced[index] = None
             elif self._ready[index]:
-                self._leftovers[index] = self._dense(index, parameter.grad)
+                self._leftovers[index] = self._dense(index, self._parameters[index].grad)
             elif index not in self._deferred:
                 self._contribute(index)
 
@@ -285,21 +285,23 @@ class GradientReducer:
     def _show(self, index: int) -> None:
         """Makes `.grad` the place in the arena, or, where it cannot be, a copy of it."""
         parameter = self._parameters[index]
+        gradient = parameter.grad
+        if gradient is not None and self._slots.holds(index, gradient):
+            return
         view = self._slots.views[index]
         if parameter.dtype != view.dtype:
             raise InvalidArgumentError(
                 f"parameter {self._names[index]!r} was {dtype_name(view.dtype)} when {self.name!r} "
                 f"was made and is {dtype_name(parameter.dtype)} now; convert the model first"
             )
-        if self._final and parameter.device == view.device:
-            if parameter.grad is not view:
-                parameter.grad = view
+        if self._final and self._slots.reaches(parameter):
+            parameter.grad = self._slots.alias(index)
         elif self._open:
             pass  # elsewhere than in the arena, .grad becomes the average when there is one
-        elif parameter.grad is None or parameter.grad.layout != torch.strided:
+        elif gradient is None or gradient.layout != torch.strided:
             parameter.grad = view.to(parameter.device, copy=True)
         else:
-            parameter.grad.detach().copy_(view)
+            gradient.detach().copy_(view)
 
     # -- at its end -----------------------------------------------------------------------------
 
@@ -442,7 +444,11 @@ class GradientReducer:
             self.enabled = before
 
     def close(self) -> None:
-        """Removes the hooks and ends the plan. `.grad` views stay readable."""
+        """Removes the hooks and ends the plan. `.grad` views stay readable.
+
+        Collective where a backward pass has raised: its round is given up first.
+        """
+        self.abandon()
         for handle in self._removals:
             handle.remove()
         self._removals = []

@@ -24,7 +24,8 @@ class GradientSlots:
 
     Attributes:
       views: per parameter (in the order given) its place, with the parameter's shape and dtype and
-        gap-free strides in the parameter's dimension order.
+        gap-free strides in the parameter's dimension order. For use here only: what others get is
+        an alias, as `module.to()` and the like point existing gradient tensors to other memory.
       usage: float32 [parameters + 2], the place of the pseudo-gradient.
     """
 
@@ -72,27 +73,40 @@ class GradientSlots:
                 parameter.shape, dense_strides(parameter.detach()), flat.storage_offset()
             )
             self.entry[index] = entry
+        self._addresses = [view.data_ptr() for view in self.views]
+        self._aliases = [view.detach() for view in self.views]
         arena, offset, nbytes = placements[len(order)]
         self.usage = arenas[arena][offset : offset + nbytes].view(torch.float32)
         self.usage_entry = len(order)
         self.usage.zero_()
 
     def holds(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether `gradient` is the place of parameter `index` itself."""
+        """Whether `gradient` lies in the place of parameter `index`."""
         view = self.views[index]
-        return gradient is view or (
+        return (
             gradient.layout == torch.strided
-            and gradient.device == view.device
-            and gradient.data_ptr() == view.data_ptr()
+            and gradient.data_ptr() == self._addresses[index]
+            and gradient.dtype == view.dtype
             and gradient.stride() == view.stride()
         )
+
+    def alias(self, index: int) -> torch.Tensor:
+        """A tensor over the place of parameter `index`, the same one while it lies there."""
+        if not self.holds(index, self._aliases[index]):
+            self._aliases[index] = self.views[index].detach()
+        return self._aliases[index]
 
     def place(self, index: int, gradient: torch.Tensor | None) -> None:
         """Puts a gradient (None: zeros) in its place."""
         if gradient is None:
             self.views[index].zero_()
         elif not self.holds(index, gradient):
-            self.views[index].copy_(gradient.detach())
+            self.views[index].copy_(gradient.detach() if gradient.requires_grad else gradient)
+
+    @staticmethod
+    def reaches(parameter: torch.nn.Parameter) -> bool:
+        """Whether `.grad` of a parameter may be its place: not on another device."""
+        return parameter.device.type == "cpu"
 
     def report(self, used: Sequence[bool], *, leftover: bool, failed: bool) -> None:
         """Fills in this rank's usage and marks it ready."""

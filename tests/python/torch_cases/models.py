@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from unittest import mock
 
 import torch
 from torch import nn
@@ -10,8 +11,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import herring.torch as herring
+from herring.torch import reducer
+from herring.torch.slots import GradientSlots
 
-from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere
+from .steps import Branches
+from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
 
 
 class Mixed(nn.Module):
@@ -237,3 +241,91 @@ def layouts():
             ddp(everything).square().mean().backward()
         for actual, p in zip(average, model.parameters()):
             close(actual, p.grad, 1e-5)
+
+
+@case
+def other_devices():
+    """What happens to gradients that cannot be views of the arena, as on a GPU."""
+
+    class Far(GradientSlots):
+        @staticmethod
+        def reaches(parameter):
+            return False
+
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+            self.times = 0
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = checkpoint(lambda v: v + self.net[0](v)[:, :16], x, use_reentrant=True)
+            return self.net(x)
+
+    for times in ((0, 0, 0, 0), (0, 2, 2, 0)):
+        model, reference = Nested(), Nested()
+        with mock.patch.object(reducer, "GradientSlots", Far):
+            ddp = herring.DistributedDataParallel(model)
+            for step in range(4):
+                for net in (model, reference):
+                    net.times = times[step]
+                    net.zero_grad(set_to_none=step != 2)
+                inputs, labels = mine(step)
+                F.cross_entropy(ddp(inputs.requires_grad_()), labels).backward()
+                inputs, labels = everyones_batch(step)
+                F.cross_entropy(reference(inputs.requires_grad_()), labels).backward()
+                for index, (p, q) in enumerate(zip(model.parameters(), reference.parameters())):
+                    assert not ddp._reducer._slots.holds(index, p.grad)
+                    close(p.grad, q.grad, 1e-5)
+            ddp.close()
+    # An average that this rank has no gradient for arrives all the same.
+    model = Branches()
+    with mock.patch.object(reducer, "GradientSlots", Far):
+        ddp = herring.DistributedDataParallel(model)
+        for _ in range(3):
+            model.zero_grad()
+            ddp(torch.ones(2, 16), [herring.rank() % 2]).sum().backward()
+            for branch, ranks in (
+                (0, herring.size() - herring.size() // 2),
+                (1, herring.size() // 2),
+            ):
+                expected = torch.full((4,), 2.0 * ranks / herring.size())
+                close(model.branches[branch].bias.grad, expected, 1e-6)
+            assert model.branches[2].bias.grad is None
+
+
+@case
+def converted_after_wrapping():
+    model = mlp()
+    ddp = herring.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(ddp, optimizer, mine, 2)
+    # There and back: .grad is still the same tensor object, but lies elsewhere.
+    model.double().float()
+    train(ddp, optimizer, mine, 2, set_to_none=False)
+    same_everywhere(model.parameters())
+    model.double()
+    with raises(herring.InvalidArgumentError, "was float32", "is float64 now"):
+        ddp(mine(0)[0].double()).sum().backward()
+    ddp.close()  # gives the round up that has been begun
+
+
+@case
+def compiled():
+    """The wrapper around a compiled module, and a compiled wrapper (without a C++ compiler)."""
+    for inside in (True, False):
+        model, reference = mlp(), mlp()
+        if inside:
+            ddp = herring.DistributedDataParallel(torch.compile(model, backend="aot_eager"))
+        else:
+            ddp = torch.compile(herring.DistributedDataParallel(model), backend="aot_eager")
+        for step in range(3):
+            model.zero_grad()
+            reference.zero_grad()
+            inputs, labels = mine(step)
+            F.cross_entropy(ddp(inputs), labels).backward()
+            inputs, labels = everyones_batch(step)
+            F.cross_entropy(reference(inputs), labels).backward()
+            for p, q in zip(model.parameters(), reference.parameters()):
+                close(p.grad, q.grad, 1e-5)
