@@ -1,5 +1,5 @@
-// What the per-CPU translation units offer to reduce.cc. Keep this free of inline functions and of
-// anything from the standard library: a copy compiled for AVX-512 could be the one the linker keeps.
+// What the per-CPU translation units offer to reduce.cc. Keep this free of inline functions and
+// of anything from the standard library: the linker could keep a copy compiled for AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ inline constexpr size_t kMaxFanIn = 8;
 struct KernelTable {
   const char* name;
   // Kernels for 1..kMaxFanIn sources, or null where no fused kernel exists. It always exists for
-  // out == accumulator_of(in) and a scaling up to kSources, and for integers. The row may apply more
-  // than asked for.
+  // out == accumulator_of(in) and a scaling up to kSources, and for integers. The row may apply
+  // more than asked for.
   const Kernel* (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);

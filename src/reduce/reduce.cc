@@ -18,7 +18,7 @@ namespace {
 
 static_assert(kTreeGroup == kMaxFanIn);
 
-// Bytes of one intermediate result. kMaxFanIn of them and a source's share stay in a 32 KiB L1 cache.
+// Bytes of one intermediate result. kMaxFanIn of them and a source's share fit a 32 KiB L1 cache.
 constexpr size_t kBlockBytes = 2048;
 
 struct alignas(64) Block {

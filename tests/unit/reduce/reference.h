@@ -31,8 +31,8 @@ double decode(DType dtype, uint64_t bits);
 uint64_t get_bits(const Bytes& array, DType dtype, size_t index);
 void set_bits(Bytes& array, DType dtype, size_t index, uint64_t bits);
 
-// n arrays of random elements. With `specials` some are NaN (quiet and signalling, with payloads and
-// signs), infinite, subnormal, -0 or the largest finite value. For bool any byte occurs.
+// n arrays of random elements. With `specials` some are NaN (quiet and signalling, with payloads
+// and signs), infinite, subnormal, -0 or the largest finite value. For bool any byte occurs.
 std::vector<Bytes> random_sources(DType dtype, size_t n, size_t count, bool specials,
                                   uint64_t seed);
 
