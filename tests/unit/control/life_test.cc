@@ -9,7 +9,7 @@
 
 #include "control/channel.h"
 #include "control/messages.h"
-#include "tests/unit/control/job.h"
+#include "job.h"
 
 namespace herring::control {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <functional>
 
-#include "tests/unit/control/job.h"
+#include "job.h"
 
 namespace herring::control {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "control/messages.h"
-#include "tests/unit/control/job.h"
+#include "job.h"
 
 namespace herring::control {
 namespace {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <random>
 
-#include "tests/unit/transport/pair.h"
+#include "pair.h"
 
 namespace herring::transport::tcp {
 namespace {
