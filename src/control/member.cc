@@ -142,8 +142,8 @@ class Member::Impl final : public Channel::Owner {
 
   Phase wait_for_news(Phase seen, Nanos deadline) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::nanoseconds(std::max<Nanos>(deadline - monotonic_now(), 0)),
-                      [&] { return phase_ != seen; });
+    const Nanos left = std::max<Nanos>(deadline - monotonic_now(), 0);
+    changed_.wait_for(lock, std::chrono::nanoseconds(left), [&] { return phase_ != seen; });
     return phase_;
   }
 

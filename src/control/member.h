@@ -26,7 +26,7 @@ struct ServerRegistration {
   bool dedicated = true;
   uint32_t node = ~0u;  // of a colocated one
   uint16_t port = 0;
-  std::string host;  // of its listener; empty: the local address of the connection to the rendezvous
+  std::string host;  // of its listener; empty: the local address of the member's connection
 };
 
 class Member {

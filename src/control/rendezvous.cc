@@ -276,7 +276,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     for (const auto& peer : peers_) {
       if (peer->kind != Kind::kWorker || peer->gone) continue;
       const bool starts = cluster_.workers[peer->index].local_rank == 0;
-      peer->channel->send(FrameType::kCluster, encode(ClusterMessage{starts, peer->index, cluster_}));
+      const ClusterMessage message{starts, peer->index, cluster_};
+      peer->channel->send(FrameType::kCluster, encode(message));
     }
   }
 
@@ -318,11 +319,12 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     std::string refused;
     if (refusals_ > 0) {
-      refused = concat("; ", refusals_, " connections were refused: ", refusal_text_);
+      refused = concat("; ", refusals_, refusals_ == 1 ? " connection was" : " connections were",
+                       " refused: ", refusal_text_);
     }
     fail({Code::kTimeout,
-          concat("not everybody has registered at the rendezvous ", address_.to_string(), " within ",
-                 to_seconds(monotonic_now() - started_), " s: missing ", missing, refused,
+          concat("not everybody has registered at the rendezvous ", address_.to_string(),
+                 " within ", to_seconds(monotonic_now() - started_), " s: missing ", missing, refused,
                  "; look at the output of the missing processes, or raise "
                  "HERRING_CONNECT_TIMEOUT")});
   }

@@ -1,4 +1,4 @@
-// Where the processes of a job meet: registration, the cluster's description, heartbeats, deaths and
+// Where the processes of a job meet: registration, the cluster's description, heartbeats, deaths,
 // aborts. One thread, hosted by rank 0 (or by whoever was told to).
 #pragma once
 

@@ -42,7 +42,7 @@ class EventLoop {
   TimerId call_at(Nanos when, Task task);
   TimerId call_after(Nanos delay, Task task) { return call_at(monotonic_now() + delay, task); }
   void cancel(TimerId id);
-  // Runs `handler` once at the end of the current iteration: output is gathered first, written then.
+  // Runs `task` once at the end of the current iteration: output is gathered first, written then.
   void at_iteration_end(Task* task) { deferred_.push_back(task); }
   // Takes a deferred task back (its owner goes away).
   void forget(const Task* task);

@@ -5,8 +5,8 @@
 //   client -> server  ClientProof  HMAC(secret, "client" ...)
 //   server -> client  Verdict      accepted, or why not
 //
-// Both MACs cover both hellos, so neither can be replayed or cut into another connection; the secret
-// itself never travels. Nothing is allocated and nothing else is read before the proof is verified.
+// Both MACs cover both hellos, so neither can be replayed or cut into another connection; the
+// secret itself never travels. Nothing is allocated and nothing else is read before the proof is verified.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// Stands in for libFuzzer where there is none: runs the files it is given once each, or mutates what
-// the target generates for some seconds (first argument: seconds, default 5; second: seed).
+// Stands in for libFuzzer where there is none: runs the files it is given once each, or mutates the
+// target's seeds for some seconds (first argument: seconds, default 5; second: seed).
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -64,7 +64,9 @@ int main(int argc, char** argv) {
   const auto stop = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   for (const std::string& seed : corpus) run(seed);
   while (std::chrono::steady_clock::now() < stop) {
-    for (int i = 0; i < 100; ++i, ++runs) run(mutate(corpus[random() % corpus.size()], corpus, random));
+    for (int i = 0; i < 100; ++i, ++runs) {
+      run(mutate(corpus[random() % corpus.size()], corpus, random));
+    }
   }
   std::printf("%llu inputs\n", static_cast<unsigned long long>(runs));
   return 0;

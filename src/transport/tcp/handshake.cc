@@ -18,7 +18,8 @@ Status wait_for(int fd, short events, Nanos deadline, const std::string& address
   for (;;) {
     const Nanos left = deadline - monotonic_now();
     if (left <= 0) {
-      return {Code::kTimeout, concat(address, " accepted a connection but did not complete the hello")};
+      return {Code::kTimeout,
+              concat(address, " accepted a connection but did not complete the hello")};
     }
     pollfd waiting{fd, events, 0};
     const int n = poll(&waiting, 1, static_cast<int>(left / kMillisecond) + 1);

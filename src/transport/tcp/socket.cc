@@ -37,8 +37,8 @@ Result<AddrinfoPtr> resolve(const Address& address, bool passive) {
   const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list);
   if (error != 0) {
     // A name server that does not answer may do so later; a name that does not exist is wrong.
-    return Status(error == EAI_AGAIN ? Code::kPeerLost : Code::kConfiguration, concat("cannot resolve '", address.host,
-                                               "': ", gai_strerror(error)));
+    return Status(error == EAI_AGAIN ? Code::kPeerLost : Code::kConfiguration,
+                  concat("cannot resolve '", address.host, "': ", gai_strerror(error)));
   }
   return AddrinfoPtr(list);
 }
@@ -118,8 +118,8 @@ Result<Address> parse_address(const std::string& text, const std::string& what) 
   const size_t colon = text.rfind(':');
   Address address;
   const Status bad(Code::kConfiguration,
-                   concat(what, " is '", text, "'; it must be HOST:PORT with a port from 1 to 65535 "
-                                               "(IPv6 as [ADDRESS]:PORT)"));
+                   concat(what, " is '", text, "'; it must be HOST:PORT with a port from 1 to "
+                          "65535 (IPv6 as [ADDRESS]:PORT)"));
   if (colon == std::string::npos || colon == 0 || text.substr(0, colon) == "[]") return bad;
   address.host = text.substr(0, colon);
   if (address.host.front() == '[') {

@@ -49,7 +49,8 @@ TEST(Assembly, NodesAreNumberedByTheirLowestRank) {
 }
 
 TEST(Assembly, GivenLocalRanksStayAndOthersFillUp) {
-  auto cluster = assemble({worker(0, "x", 2, 4), worker(1, "x"), worker(2, "x", 0), worker(3, "x")});
+  auto cluster =
+      assemble({worker(0, "x", 2, 4), worker(1, "x"), worker(2, "x", 0), worker(3, "x")});
   ASSERT_TRUE(cluster.ok()) << cluster.status().to_string();
   EXPECT_EQ(cluster->ranks_of(0), (std::vector<uint32_t>{2, 1, 0, 3}));
 }

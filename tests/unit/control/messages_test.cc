@@ -73,7 +73,8 @@ TEST(Messages, TheClusterSurvivesTheWay) {
   EXPECT_EQ(decoded->cluster.ranks_of(1), (std::vector<uint32_t>{2, 1}));
   EXPECT_EQ(decoded->cluster.describe_rank(2), "rank 2 (10.0.0.2, pid 12)");
   EXPECT_EQ(decoded->cluster.describe_server(0), "server 0 (10.0.0.3:1)");
-  EXPECT_EQ(decoded->cluster.describe_server(1), "server 1 (10.0.0.2:2, in the process of rank 2 (10.0.0.2, pid 12))");
+  EXPECT_EQ(decoded->cluster.describe_server(1),
+            "server 1 (10.0.0.2:2, in the process of rank 2 (10.0.0.2, pid 12))");
   EXPECT_EQ(decoded->cluster.describe_rank(77), "rank 77");
   EXPECT_EQ(decoded->cluster.servers[1].weight, 0.25);
 }

@@ -1,6 +1,6 @@
 // Real processes: killed, stopped, with children that hold on to what they inherited.
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -111,7 +111,9 @@ struct Life {
     auto joined = join();
     if (!joined.ok()) return say("failed: " + joined.status().to_string());
     (*joined)->watch(
-        [&](const Loss& loss) { say(concat(loss.left ? "left " : "lost ", loss.index, ": ", loss.text)); },
+        [&](const Loss& loss) {
+          say(concat(loss.left ? "left " : "lost ", loss.index, ": ", loss.text));
+        },
         [&](const std::string& reason) { say("aborted: " + reason); }, [] {});
     say("joined");
     then();

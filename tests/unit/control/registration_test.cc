@@ -54,7 +54,8 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
   for (auto& one : job.colocated()) {
     auto joined = one.get();
     ASSERT_TRUE(joined.ok()) << joined.status().to_string();
-    EXPECT_EQ((*joined)->server_index(), 1 + (*joined)->cluster().servers.at((*joined)->server_index()).node);
+    const uint32_t index = (*joined)->server_index();
+    EXPECT_EQ(index, 1 + (*joined)->cluster().servers.at(index).node);
     members.push_back(std::move(*joined));
   }
   for (const auto& member : members) {
@@ -177,11 +178,12 @@ TEST(Registration, AColocatedServerThatNeverComesIsNamed) {
 TEST(Registration, AColocatedServerThatCannotStartIsToldToEverybody) {
   Job job(2);
   auto second = std::async(std::launch::async, [&] {
-    return Member::join(job.options(), job.worker(1, "b"), [](const Cluster& cluster, uint32_t node) {
+    const auto start = [](const Cluster& cluster, uint32_t node) {
       EXPECT_EQ(cluster.nodes, 2u);
       EXPECT_EQ(node, 1u);
       return Status(Code::kConfiguration, "no port is free");
-    });
+    };
+    return Member::join(job.options(), job.worker(1, "b"), start);
   });
   auto first = job.join(job.worker(0, "a")).get();
   EXPECT_EQ(first.status().code(), Code::kConfiguration);
@@ -218,7 +220,8 @@ TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
   ASSERT_TRUE(server.get().ok());
   auto late = job.join(job.worker(0)).get();
   EXPECT_EQ(late.status().code(), Code::kConfiguration);
-  EXPECT_TRUE(contains(late.status().message(), "rank 0 comes too late")) << late.status().message();
+  EXPECT_TRUE(contains(late.status().message(), "rank 0 comes too late"))
+      << late.status().message();
   auto surplus = job.join(dedicated).get();
   EXPECT_EQ(surplus.status().code(), Code::kConfiguration);
   EXPECT_TRUE(contains(surplus.status().message(), "expects 1 dedicated servers"));
@@ -240,7 +243,7 @@ TEST(Registration, AWrongSecretFailsAtOnceAndIsMentionedToThoseWhoWait) {
   EXPECT_TRUE(contains(refused.status().message(), "HERRING_SECRET_FILE"));
   auto joined = waiting.get();
   EXPECT_EQ(joined.status().code(), Code::kTimeout);
-  EXPECT_TRUE(contains(joined.status().message(), "missing rank 1 of 2; 1 connections were refused"))
+  EXPECT_TRUE(contains(joined.status().message(), "missing rank 1 of 2; 1 connection was refused"))
       << joined.status().message();
 }
 

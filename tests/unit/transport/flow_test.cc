@@ -73,7 +73,8 @@ TEST_P(FlowPieces, FramesArriveWholeAndInOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Buffers, FlowPieces,
-                         ::testing::Combine(::testing::Values(0, 4096), ::testing::Values(1, 3, 60)));
+                         ::testing::Combine(::testing::Values(0, 4096),
+                                            ::testing::Values(1, 3, 60)));
 
 // A header may come byte by byte, together with the end of the frame before, or with the next.
 TEST(Flow, AnyCutOfTheByteStreamGivesTheSameFrames) {

@@ -134,7 +134,8 @@ TEST(Handshake, BytesMayComeOneByOne) {
   Door door;
   Raw raw(door.address());
   const auto client = wire::make_client_hello({}, kGood.job);
-  for (size_t i = 0; i < sizeof(client); ++i) raw.say(reinterpret_cast<const char*>(&client) + i, 1);
+  const auto* bytes = reinterpret_cast<const char*>(&client);
+  for (size_t i = 0; i < sizeof(client); ++i) raw.say(bytes + i, 1);
   wire::ServerHello server;
   ASSERT_TRUE(raw.hear(server));
   ASSERT_TRUE(wire::check_server_hello(client, server, kGood.secret, "x").ok());

@@ -35,7 +35,8 @@ inline std::pair<GuardedFd, GuardedFd> connected_pair(int buffer = 0) {
     setsockopt(client.get(), SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
   }
   EXPECT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
-  GuardedFd server = GuardedFd::open([&] { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC); });
+  GuardedFd server =
+      GuardedFd::open([&] { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC); });
   if (buffer > 0) setsockopt(server.get(), SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
   close(listener);
   EXPECT_TRUE(make_flow_socket(client.get()).ok());
@@ -62,7 +63,8 @@ class Recorder : public FlowHandler {
     size_t at = 0;
     for (int piece = 0; at < payload.size(); ++piece) {
       const size_t rest = payload.size() - at;
-      const size_t n = piece + 1 == pieces ? rest : std::min<size_t>(rest, 1 + at % 7 + piece * 100);
+      const size_t some = 1 + at % 7 + piece * 100;
+      const size_t n = piece + 1 == pieces ? rest : std::min(rest, some);
       if (piece == 1) out.add(nullptr, 0);
       out.add(payload.data() + at, n);
       at += n;

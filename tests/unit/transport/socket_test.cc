@@ -96,7 +96,8 @@ TEST(Socket, AFamilyThatDoesNotFitIsAnErrorAtOnce) {
 }
 
 TEST(Socket, AnUnknownSourceOrHostIsAnErrorAtOnce) {
-  Status status = connect_to({"127.0.0.1", 1}, "192.0.2.1", monotonic_now() + 60 * kSecond).status();
+  const Nanos later = monotonic_now() + 60 * kSecond;
+  Status status = connect_to({"127.0.0.1", 1}, "192.0.2.1", later).status();
   EXPECT_EQ(status.code(), Code::kConfiguration);
   EXPECT_TRUE(contains(status.message(), "192.0.2.1")) << status.message();
   status = interface_address("no-such-interface").status();

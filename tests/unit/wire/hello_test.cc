@@ -37,7 +37,8 @@ TEST(Hello, NoncesAreFresh) {
 TEST(Hello, JobsDiffer) {
   EXPECT_EQ(job_id("a"), job_id("a"));
   EXPECT_NE(job_id("a"), job_id("b"));
-  EXPECT_EQ(check_client_hello(make_client_hello({}, job_id("a")), job_id("b")), Verdict::kWrongJob);
+  const ClientHello message = make_client_hello({}, job_id("a"));
+  EXPECT_EQ(check_client_hello(message, job_id("b")), Verdict::kWrongJob);
 }
 
 TEST(Hello, APrefixIsKnownByItsMagic) {
