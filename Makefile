@@ -29,7 +29,11 @@ run: $(STAMPS)/build $(STAMPS)/examples ## train a small network: 2 nodes of 2 w
 
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
-test: $(STAMPS)/test $(STAMPS)/examples test-core test-python ## run all tests: C++, then Python
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, then Python
+	@status=0; \
+	$(MAKE) --no-print-directory test-core || status=1; \
+	$(MAKE) --no-print-directory test-python || status=1; \
+	exit $$status
 
 test-core: $(STAMPS)/build $(STAMPS)/test-system
 	@cmake --preset default > build/configure.log || { cat build/configure.log; exit 1; }
@@ -40,7 +44,7 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 	       echo "C++ tests: FAILED (all of it: build/ctest.log)"; exit 1; }
 	@sed -nE 's/^100% tests passed.* out of ([0-9]+)$$/C++ tests: \1 passed/p' build/ctest.log
 
-test-python: test-core $(STAMPS)/test $(STAMPS)/examples
+test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
 	@$(BIN)/python -m pytest -q tests/python
 
 lint: $(STAMPS)/lint ## check style: ruff, and the house rules
