@@ -26,7 +26,7 @@ class Peer : public transport::FlowHandler {
   void queue_result(Slot& slot, bool with_payload);
   void send(const wire::FrameHeader& header, std::string payload);
   bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
-  uint64_t retransmits() const { return flow_->path_info().retransmits; }
+  uint32_t poll_losses() { return static_cast<uint32_t>(losses_.poll(flow_->path_info())); }
   const transport::FlowCounters& counters() const { return flow_->counters(); }
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -60,6 +60,7 @@ class Peer : public transport::FlowHandler {
   bool flush_scheduled_ = false;
   size_t outstanding_ = 0;  // segments taken from this flow and not yet answered
   uint32_t last_signals_ = 0;
+  transport::LossCounter losses_;
 };
 
 }  // namespace herring::server

@@ -177,13 +177,11 @@ void Server::set_credit(uint16_t segments) {
   credit_.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
 
-// Every proxy reports retransmissions on its flows; the first also looks for what is overdue.
+// Every proxy reports losses on its flows; the first also looks for what is overdue.
 void Server::watch(Proxy& proxy) {
-  uint64_t total = 0;
-  for (const auto& peer : proxy.peers_) total += peer->retransmits();
-  auto& known = proxy.retransmits_;
-  if (total > known) add_signals(static_cast<uint32_t>(total - known));
-  known = total;
+  for (const auto& peer : proxy.peers_) {
+    if (const uint32_t losses = peer->poll_losses()) add_signals(losses);
+  }
   if (proxy.index() == 0) {
     const Nanos now = monotonic_now();
     dispatch(coordinator_->overdue(now));

@@ -70,7 +70,6 @@ class Proxy {
   std::vector<std::vector<Handover>> outbox_;
   transport::EventLoop::Task outbox_task_;
   bool outbox_scheduled_ = false;
-  uint64_t retransmits_ = 0;  // already reported
 };
 
 class Server {

@@ -38,7 +38,7 @@ class FlowHandler {
   // is touched and says where the payload goes (exactly header.payload bytes). An error closes the
   // flow.
   virtual Status on_header(Flow& flow, const wire::FrameHeader& header, Destinations& out) = 0;
-  // `received` bytes of the current frame's payload are in place (monotonic, also called at its end).
+  // `received` bytes of the current frame's payload are in place (monotonic, also at its end).
   virtual void on_payload(Flow&, const wire::FrameHeader&, size_t /*received*/) {}
   // The whole frame is in place.
   virtual Status on_frame(Flow& flow, const wire::FrameHeader& header) = 0;
@@ -58,7 +58,26 @@ struct FlowCounters {
 // What the path says about itself; fields a backend cannot know stay 0.
 struct PathInfo {
   uint64_t retransmits = 0;     // since the flow began
+  uint64_t spurious = 0;        // of these, the peer had the data already (reported a little later)
   Nanos rtt = 0, min_rtt = 0;
+};
+
+// Counts losses on a path. A busy peer acknowledges late, and a sender then probes with a
+// retransmission that nobody needed; the peer says so a round trip later. So a retransmission counts
+// at the poll after the one that saw it first, unless it was disowned in between.
+class LossCounter {
+ public:
+  // New losses since the last poll.
+  uint64_t poll(const PathInfo& path) {
+    const uint64_t lost = seen_ > path.spurious ? seen_ - path.spurious : 0;
+    seen_ = path.retransmits;
+    const uint64_t fresh = lost > counted_ ? lost - counted_ : 0;
+    counted_ += fresh;
+    return fresh;
+  }
+
+ private:
+  uint64_t seen_ = 0, counted_ = 0;
 };
 
 class Flow {
@@ -76,9 +95,9 @@ class Flow {
   virtual size_t backlog() const = 0;
   // Stops at once. With an error, on_closed(error) follows from the loop; with ok nothing follows.
   virtual void close(Status why) = 0;
-  // Writes what is queued and tells the other side that no more comes; closes, without a report, when
-  // it closes too (bounded by the caller's own deadline). Frames may arrive until then; none can be
-  // sent.
+  // Writes what is queued and tells the other side that no more comes; closes, without a report,
+  // when it closes too (bounded by the caller's own deadline). Frames may arrive until then; none
+  // can be sent.
   virtual void finish() = 0;
   virtual bool closed() const = 0;
 

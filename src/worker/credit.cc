@@ -3,12 +3,14 @@
 namespace herring::worker {
 namespace {
 
-constexpr double kClearGain = 1.05;     // keep the larger window from here on
+constexpr double kClearGain = 1.03;     // keep the larger window from here on, in both pairs
 constexpr int kIntervals = 4;           // a-b-a-b
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
+constexpr uint16_t kTellingSegments = 4;
+constexpr Nanos kBoundedQueueing = 5 * kMillisecond;
 constexpr Nanos kOneEvent = 500 * kMillisecond;
 
 }  // namespace
@@ -32,6 +34,9 @@ void CreditController::begin_interval() {
 
 void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
   if (fixed_ || base_ >= maximum_ || now < next_trial_) return;
+  // A queue that long is full use of the path. (Acknowledgements of a packet or two may wait for the
+  // peer's process, so round trips tell only from a few packets on.)
+  if (base_ >= kTellingSegments && queueing_ > kBoundedQueueing && intervals_ == 0) return;
   if (settle_ > 0) {
     settle_ -= std::min(settle_, bytes);
     return;
@@ -43,24 +48,24 @@ void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
 }
 
 void CreditController::finish_interval(Nanos now) {
-  (trying_ ? larger_bytes_ : base_bytes_) += static_cast<double>(bytes_);
-  (trying_ ? larger_time_ : base_time_) += to_seconds(busy_);
-  ++intervals_;
+  goodput_[intervals_++] = static_cast<double>(bytes_) / to_seconds(busy_);
   if (intervals_ < kIntervals) {
     trying_ = !trying_;
     begin_interval();
     return;
   }
-  const double gain = (larger_bytes_ / larger_time_) / (base_bytes_ / base_time_);
+  // Both pairs must agree: one of them alone may have met a hiccup of the machine.
+  const double first = goodput_[1] / goodput_[0], second = goodput_[3] / goodput_[2];
   trying_ = false;
-  if (gain >= kClearGain) {
+  intervals_ = 0;
+  last_gain_ = std::min(first, second);
+  ++trials_;
+  if (last_gain_ >= kClearGain) {
     base_ = larger();
     pause_ = kFirstPause;
   } else {
     hold(now, 0);
   }
-  intervals_ = 0;
-  base_bytes_ = base_time_ = larger_bytes_ = larger_time_ = 0;
   begin_interval();
 }
 
@@ -77,7 +82,6 @@ void CreditController::on_congestion(Nanos now) {
   if (!trying_) base_ = std::max<uint16_t>(1, base_ / 2);
   trying_ = false;
   intervals_ = 0;
-  base_bytes_ = base_time_ = larger_bytes_ = larger_time_ = 0;
   hold(now, kCongestionPause);
   begin_interval();
 }

@@ -29,11 +29,17 @@ class CreditController {
 
   uint16_t credit() const { return trying_ ? larger() : base_; }
   uint16_t base() const { return base_; }
+  // Of the last finished trial: goodput with the larger window over goodput without.
+  double last_gain() const { return last_gain_; }
+  uint32_t trials() const { return trials_; }
+  Nanos queueing() const { return queueing_; }
 
   // Bytes of results that came in while something was outstanding, and how long it was.
   void on_progress(size_t bytes, Nanos busy, Nanos now);
-  // The job's count of congestion events so far, as one server saw it last.
+  // Something was lost somewhere in the job.
   void on_congestion(Nanos now);
+  // How long packets wait on the way now: mean round trip beyond the shortest seen.
+  void on_queueing(Nanos delay) { queueing_ = delay; }
 
  private:
   uint16_t larger() const {
@@ -51,10 +57,13 @@ class CreditController {
 
   bool trying_ = false;          // the interval runs on the larger window
   int intervals_ = 0;            // finished in this trial
-  double base_bytes_ = 0, base_time_ = 0, larger_bytes_ = 0, larger_time_ = 0;
+  double goodput_[4] = {};       // of them, bytes per second
+  Nanos queueing_ = 0;
   size_t settle_ = 0;            // bytes to pass over after a change
   size_t bytes_ = 0;
   Nanos busy_ = 0;
+  double last_gain_ = 0;
+  uint32_t trials_ = 0;
   Nanos next_trial_ = 0, congested_until_ = 0;
   Nanos pause_;
 };

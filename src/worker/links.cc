@@ -230,9 +230,14 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   const Nanos now = monotonic_now();
   total_outstanding_ -= header.segments;
   if (options_.steers) {
+    const uint32_t trials = controller_.trials();
     controller_.on_progress(header.segments * options_.segment_bytes, now - busy_since_, now);
     busy_since_ = now;
-    if (header.signals > server_signals_[server]) controller_.on_congestion(now);
+    if (controller_.trials() != trials) {
+      log(LogLevel::kDebug, "credit: a trial gained ", controller_.last_gain(), ", now ",
+          controller_.base(), " segments, queueing ", controller_.queueing() / kMicrosecond, " us");
+    }
+    if (header.signals > server_signals_[server]) congested(now);
   } else {
     credit_ = options_.credit_fixed ? options_.credit_initial
                                     : std::clamp<uint16_t>(header.credit, 1, options_.credit_max);
@@ -246,21 +251,33 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   if (server < links_.size()) pump(server);
 }
 
+void Links::congested(Nanos now) {
+  const uint16_t before = controller_.credit();
+  controller_.on_congestion(now);
+  if (controller_.credit() != before) {
+    log(LogLevel::kDebug, "credit: congestion at ", before, " segments, now ", controller_.base());
+  }
+}
+
 void Links::on_closed(transport::Flow& flow, const Status& why) {
   on_closed_(static_cast<LinkFlow*>(flow.user)->server, why);
 }
 
 void Links::poll_paths() {
   uint32_t fresh = 0;
+  Nanos queueing = 0;
+  int flows = 0;
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
-      const uint64_t now = flow->flow->path_info().retransmits;
-      if (now > flow->retransmits) fresh += static_cast<uint32_t>(now - flow->retransmits);
-      flow->retransmits = now;
+      const transport::PathInfo path = flow->flow->path_info();
+      fresh += static_cast<uint32_t>(flow->losses.poll(path));
+      queueing += path.rtt - path.min_rtt;
+      ++flows;
     }
   }
   signals_ += fresh;
-  if (fresh > 0 && options_.steers) controller_.on_congestion(monotonic_now());
+  if (flows > 0) controller_.on_queueing(queueing / flows);
+  if (fresh > 0 && options_.steers) congested(monotonic_now());
 }
 
 const Transfer* Links::find(const Key& key) const {

@@ -69,7 +69,7 @@ class Links : private transport::FlowHandler {
     Transfer* transfer = nullptr;  // of the result frame being received
     uint32_t run = 0;
     plan::Range range;
-    uint64_t retransmits = 0;
+    transport::LossCounter losses;
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -90,6 +90,7 @@ class Links : private transport::FlowHandler {
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   LinkFlow& least_loaded(Link& link);
   void account(size_t sent);
+  void congested(Nanos now);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
   Status on_frame(transport::Flow&, const wire::FrameHeader&) override;

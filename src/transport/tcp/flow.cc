@@ -173,7 +173,8 @@ void TcpFlow::receive() {
       return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
     }
     if (got == 0) {
-      return fail({Code::kPeerLost, concat("connection to ", peer_, " was closed by the other side")});
+      return fail({Code::kPeerLost,
+                   concat("connection to ", peer_, " was closed by the other side")});
     }
     counters_.bytes_received += got;
     size_t left = static_cast<size_t>(got);
@@ -290,6 +291,7 @@ PathInfo TcpFlow::path_info() const {
   PathInfo path;
   if (closed() || getsockopt(number_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return path;
   path.retransmits = info.tcpi_total_retrans;
+  path.spurious = info.tcpi_dsack_dups;
   path.rtt = static_cast<Nanos>(info.tcpi_rtt) * kMicrosecond;
   path.min_rtt = static_cast<Nanos>(info.tcpi_min_rtt) * kMicrosecond;
   return path;
