@@ -324,8 +324,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     fail({Code::kTimeout,
           concat("not everybody has registered at the rendezvous ", address_.to_string(),
-                 " within ", to_seconds(monotonic_now() - started_), " s: missing ", missing, refused,
-                 "; look at the output of the missing processes, or raise "
+                 " within ", to_seconds(monotonic_now() - started_), " s: missing ", missing,
+                 refused, "; look at the output of the missing processes, or raise "
                  "HERRING_CONNECT_TIMEOUT")});
   }
 

@@ -68,7 +68,7 @@ ClientHello make_client_hello(const Hello& hello, const JobId& job) {
 }
 
 bool may_begin_hello(const void* bytes, size_t have) {
-  return std::memcmp(bytes, kMagic, std::min(have, sizeof(kMagic))) == 0;
+  return have == 0 || std::memcmp(bytes, kMagic, std::min(have, sizeof(kMagic))) == 0;
 }
 
 Verdict check_client_hello(const ClientHello& message, const JobId& job) {
