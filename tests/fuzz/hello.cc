@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!may_begin_hello(data, std::min(size, sizeof(client)))) return 0;
   const auto take = [&](auto& message) {
     const size_t n = std::min(size, sizeof(message));
-    std::memcpy(&message, data, n);
+    if (n > 0) std::memcpy(&message, data, n);
     data += n;
     size -= n;
   };
