@@ -1,0 +1,101 @@
+"""Pages that repeat what the code says: each is compared with the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+
+
+def source(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def enumerators(text: str, name: str) -> dict[str, int]:
+    """Names (without k) and values of an enumeration whose first value may be given."""
+    body = re.search(rf"enum class {name}\b[^{{]*\{{(.*?)\}};", text, re.DOTALL)
+    assert body is not None, f"there is no enum {name}"
+    body_text = re.sub(r"//.*", "", body.group(1))
+    values: dict[str, int] = {}
+    following = 0
+    for item in filter(None, (part.strip() for part in body_text.split(","))):
+        label, _, value = (part.strip() for part in item.partition("="))
+        if label == "kLast":
+            continue
+        following = int(value) if value else following
+        values[label.removeprefix("k")] = following
+        following += 1
+    return values
+
+
+def test_settings_page_is_current() -> None:
+    tool = ROOT / "tools" / "make_settings_doc.py"
+    # A variable of this environment, even a wrong one, must not get into the page.
+    environment = {**os.environ, "HERRING_FLOWS": "99999"}
+    done = subprocess.run(
+        [sys.executable, str(tool), "--check"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("src/wire/frame.h", "FrameType"),
+        ("src/wire/hello.h", "Verdict"),
+        ("src/wire/messages.h", "Participants"),
+        ("src/wire/messages.h", "Collective"),
+        ("src/base/dtype.h", "DType"),
+        ("src/base/dtype.h", "ReduceOp"),
+        ("src/base/status.h", "Code"),
+    ],
+)
+def test_protocol_page_numbers_every_value(file: str, name: str) -> None:
+    page = source("docs/protocol.md")
+    table = re.search(rf"<!-- enum {name} -->\n(.*?)(?:\n\n|\Z)", page, re.DOTALL)
+    assert table is not None, f"docs/protocol.md has no table of {name}"
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", table.group(1), re.MULTILINE)
+    assert {label: int(value) for value, label in rows} == enumerators(source(file), name)
+
+
+def test_protocol_page_has_the_version() -> None:
+    version = re.search(r"kProtocolVersion = (\d+);", source("src/wire/hello.h"))
+    assert version is not None
+    assert f"protocol version {version.group(1)}" in source("docs/protocol.md")
+
+
+def test_readme_lists_every_figure() -> None:
+    figures = re.findall(r"^\| `([\w-]+)` \|", source("docs/benchmarks.md"), re.MULTILINE)
+    assert figures
+    for figure in figures:
+        assert f"figures.py {figure}`" in source("README.md"), figure
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert page.is_file()
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}"
