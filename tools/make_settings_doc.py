@@ -35,10 +35,11 @@ ENVIRONMENT_ONLY = (
 SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Who and where",
-        "A launcher sets these for its processes; on separate hosts they are set by hand. They are\n"
-        "read from the environment, because they are needed before the core runs: as options of\n"
-        "`herring.init()` they have no effect. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE` come\n"
-        "together or not at all. Without either, the workers of one host are numbered by rank.",
+        "A launcher sets these for its processes; on separate hosts they are set by hand. They\n"
+        "are read from the environment, because they are needed before the core runs: as options\n"
+        "of `herring.init()` they have no effect. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE`\n"
+        "come together or not at all. Without either, the workers of one host are numbered by\n"
+        "rank. Other launchers' variables count only where `HERRING_RANK` is not set.",
         ENVIRONMENT_ONLY,
     ),
     (
@@ -119,7 +120,7 @@ def settings_read() -> set[str]:
         for source in (ROOT / folder).rglob("*.cc"):
             if source.name != "settings.cc":
                 text = source.read_text(encoding="utf-8")
-                found |= set(re.findall(r'get_\w+\("(\w+)"\)', text))
+                found |= set(re.findall(r'(?:get_\w+|find)\("(\w+)"\)', text))
     return found
 
 
