@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that what the build needs from the system is there. Installs what is missing through
-# apt-get where it may (as root, or with a sudo that asks for no password); elsewhere names it in one
-# line. Usage: tools/bootstrap.sh [build] [test]
+# apt-get where it may (as root, or with a sudo that asks for no password); elsewhere names it in
+# one line. Usage: tools/bootstrap.sh [build] [test]
 set -euo pipefail
 
 missing=()
@@ -49,7 +49,7 @@ if [ "$(id -u)" -ne 0 ]; then
   fi
 fi
 if ! command -v apt-get >/dev/null; then
-  echo "error: missing (Debian's names): ${missing[*]}; install them with this system's packager" >&2
+  echo "error: missing (Debian's names): ${missing[*]}; install them with this system's tool" >&2
   exit 1
 fi
 echo "installing from Debian: ${missing[*]}"
