@@ -1,6 +1,8 @@
 // Registration end to end: who gets which description or which error.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "control/messages.h"
 #include "job.h"
 
@@ -77,6 +79,35 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
     EXPECT_EQ(cluster.describe_rank(1), concat("rank 1 (127.0.0.1, pid ", getpid(), ")"));
   }
   for (auto& member : members) member->goodbye();
+}
+
+TEST(Registration, ManyMembersMeet) {
+  constexpr uint32_t kSize = 40, kHosts = 10, kServers = 4;
+  Job job(kSize, kServers);
+  std::vector<std::future<Job::Joined>> joining;
+  for (uint32_t rank = 0; rank < kSize; ++rank) {
+    joining.push_back(job.join(job.worker(rank, "host " + std::to_string(rank % kHosts))));
+  }
+  for (uint32_t i = 0; i < kServers; ++i) {
+    ServerRegistration server;
+    server.port = static_cast<uint16_t>(7000 + i);
+    joining.push_back(job.join(server));
+  }
+  std::vector<std::unique_ptr<Member>> members;
+  for (auto& one : joining) {
+    auto joined = one.get();
+    ASSERT_TRUE(joined.ok()) << joined.status().to_string();
+    members.push_back(std::move(*joined));
+  }
+  std::set<uint32_t> indices;
+  for (const auto& member : members) {
+    EXPECT_EQ(member->cluster().nodes, kHosts);
+    EXPECT_EQ(member->cluster().servers.size(), kServers + kHosts);
+    EXPECT_EQ(encode(ClusterMessage{false, 0, member->cluster()}),
+              encode(ClusterMessage{false, 0, members[0]->cluster()}));
+  }
+  for (size_t i = kSize; i < members.size(); ++i) indices.insert(members[i]->server_index());
+  EXPECT_EQ(indices, (std::set<uint32_t>{0, 1, 2, 3}));
 }
 
 // Joins all and expects the same error everywhere.
