@@ -46,7 +46,7 @@ class Proxy {
   transport::EventLoop& loop() { return loop_; }
   uint32_t index() const { return index_; }
   void start() {
-    thread_ = std::thread([this] { loop_.run(); });
+    thread_ = std::thread([this] { loop_.run("herring-proxy"); });
   }
   void join() {
     if (thread_.joinable()) {

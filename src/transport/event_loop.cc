@@ -1,5 +1,6 @@
 #include "transport/event_loop.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -129,7 +130,8 @@ void EventLoop::forget(const Task* task) {
   }
 }
 
-void EventLoop::run() {
+void EventLoop::run(const char* thread_name) {
+  if (thread_name != nullptr) pthread_setname_np(pthread_self(), thread_name);
   owner_.store(std::this_thread::get_id());
   constexpr int kBatch = 64;
   epoll_event events[kBatch];

@@ -28,8 +28,9 @@ class EventLoop {
   EventLoop();
   ~EventLoop();
 
-  // Runs until stop(); the calling thread owns the loop from then on.
-  void run();
+  // Runs until stop(); the calling thread owns the loop from then on. The name (at most 15
+  // characters) is what top and gdb show for the thread.
+  void run(const char* thread_name = nullptr);
   void stop();
   // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it.
   void post(Task task);

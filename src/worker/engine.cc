@@ -70,7 +70,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
   loop_.call_after(kTick, [this] { tick(); });
-  thread_ = std::thread([this] { loop_.run(); });
+  thread_ = std::thread([this] { loop_.run("herring-engine"); });
 }
 
 Engine::~Engine() { stop(); }
