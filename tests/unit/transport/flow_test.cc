@@ -198,6 +198,9 @@ TEST(Flow, AFlowThatIsDestroyedAfterCloseReportsNothing) {
 }
 
 enum class Where { kHeader, kFrame, kSent };
+void PrintTo(Where where, std::ostream* out) {
+  *out << (where == Where::kHeader ? "header" : where == Where::kFrame ? "frame" : "sent");
+}
 class FlowEnd : public ::testing::TestWithParam<std::tuple<Where, bool>> {};
 
 TEST_P(FlowEnd, CloseInsideACallbackEndsEverythingThere) {
