@@ -35,6 +35,12 @@ __all__ = [
     "stats",
 ]
 
+# Who a worker is comes from its launcher, so that one script runs under all of them.
+_ENVIRONMENT_ONLY = frozenset(
+    "rank size local_rank local_size servers rendezvous rendezvous_fd secret secret_file host_id job"
+    .split()
+)
+
 _lock = threading.Lock()
 _job: _core.Job | None = None
 _names: defaultdict[str, count] = defaultdict(count)
@@ -80,6 +86,12 @@ def init(**settings: Any) -> None:
     with _lock:
         if _job is not None:
             return
+        misplaced = sorted(_ENVIRONMENT_ONLY.intersection(settings))
+        if misplaced:
+            raise ConfigurationError(
+                f"init() does not take {', '.join(misplaced)}: set the environment variable "
+                f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
+            )
         overrides = {name: str(value) for name, value in settings.items()}
         for text in _core.setting_warnings():
             _core.log_warning(text)

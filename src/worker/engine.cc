@@ -12,8 +12,6 @@ namespace herring::worker {
 namespace {
 
 constexpr Nanos kTick = 50 * kMillisecond;
-// Payloads that ride along with announcements to one server at the same time.
-constexpr size_t kInlineBudget = 1 << 20;
 // What is in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
 
@@ -52,7 +50,6 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
           if (left_.empty()) fail_now({Code::kPeerLost, text});
         });
       });
-  inline_in_flight_.assign(cluster_.servers.size(), 0);
   for (ServerFlow& flow : flows) links_->add_flow(flow.server, std::move(flow.fd), flow.peer);
 
   NodeStage::Options node;
@@ -128,7 +125,6 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   const Request& request = operation->request;
   operation->server_ = static_cast<uint32_t>(fnv1a(request.name) % cluster_.servers.size());
   const size_t bytes = request.bytes();
-  size_t& budget = inline_in_flight_[operation->server_];
 
   wire::Announce announce;
   announce.id = operation->id_;
@@ -143,15 +139,18 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   announce.name = request.name;
   announce.shape = request.shape;
   announce.splits = request.splits;
-  announce.inline_payload = bytes <= options_.small_bytes && budget + bytes <= kInlineBudget;
+  // A gathered result must fit a reply. The choice depends on nothing but the call itself: it decides
+  // in which tree a sum is taken.
+  const bool gathers = request.kind == wire::Collective::kAllgather;
+  announce.inline_payload =
+      bytes <= options_.small_bytes &&
+      (!gathers || bytes * cluster_.size <= wire::kMaxControlPayload / 2);
   std::string payload = encode(announce);
   const bool has_payload = request.kind != wire::Collective::kBarrier &&
                            (request.kind != wire::Collective::kBroadcast ||
                             request.root == options_.rank);
   if (announce.inline_payload && has_payload) {
     payload.append(request.send, bytes);
-    operation->inline_bytes_ = bytes;
-    budget += bytes;
   }
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
@@ -396,7 +395,6 @@ void Engine::finish(Operation& operation, const Status& status) {
   if (found == operations_.end()) return;
   const std::shared_ptr<Operation> keep = found->second;
   operations_.erase(found);
-  inline_in_flight_[keep->server_] -= keep->inline_bytes_;
   if (keep->staging_ != nullptr) {
     heap_.free(keep->staging_);
     node_stage_->release_regions();

@@ -56,7 +56,6 @@ class Operation : public TransferOwner {
   class Engine* engine_ = nullptr;
   uint64_t id_ = 0;
   uint32_t server_ = 0;
-  size_t inline_bytes_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
@@ -66,8 +65,8 @@ struct EngineOptions {
   uint32_t rank = 0;
   LinksOptions links;
   size_t small_bytes = 65536;
+  size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
   double timeout = 1800, warn_after = 60;  // seconds
-  bool shared_memory = true;
 };
 
 class Engine {
@@ -145,7 +144,6 @@ class Engine {
 
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
   std::set<std::shared_ptr<Completion>> waiting_;              // engine thread
-  std::vector<size_t> inline_in_flight_;                       // bytes, by server; engine thread
   std::vector<uint32_t> left_;                                 // in that order; engine thread
   Nanos left_since_ = 0;
   uint64_t next_id_ = 1;

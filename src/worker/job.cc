@@ -16,7 +16,7 @@ using transport::tcp::Address;
 // What all ranks and servers must have alike: rank 0's values travel with the cluster.
 constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
                                    "credit_max",    "small_bytes",  "server_weights",
-                                   "proxies",       "flows"};
+                                   "proxies",       "flows",        "buffer_bytes"};
 
 control::Settings shared_settings(const Settings& settings) {
   control::Settings shared;
@@ -144,6 +144,11 @@ Status Job::connect() {
   registration.local_size = options_.local_size;
   registration.dedicated_servers = options_.dedicated_servers;
   registration.host_id = options_.host_id;
+  if (!settings.get_bool("shm")) {
+    // Without shared memory every worker is a node of its own.
+    registration.host_id += concat("#", options_.rank);
+    registration.local_rank = registration.local_size = -1;
+  }
   registration.bus = encode_bus((*bus)->address());
   registration.settings = shared_settings(settings);
   auto joined = control::Member::join(*member, registration,
@@ -195,6 +200,7 @@ Status Job::connect() {
   engine.links.first_server = static_cast<uint32_t>(
       uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
   engine.small_bytes = plane.small_bytes;
+  engine.buffer_bytes = shared->get_bytes("buffer_bytes");
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
   engine_ = std::make_unique<Engine>(cluster, engine, std::move(*bus), std::move(flows));

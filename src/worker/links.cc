@@ -96,8 +96,9 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
   const size_t window = credit();
-  const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1,
-                                                options_.frame_max / options_.segment_bytes);
+  const size_t most = std::clamp<size_t>(options_.frame_max / options_.segment_bytes, 1,
+                                         transport::Destinations::kMaxPieces);
+  const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1, most);
   const size_t left = run.first + run.count - item.next;
   const size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.

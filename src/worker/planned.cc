@@ -41,7 +41,8 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
   const control::Cluster& cluster = engine.cluster();
   plan::Cluster shape{cluster.nodes, engine.weights()};
   plan::Options plan_options;
-  plan_options.buffer_bytes = options.buffer_bytes;
+  plan_options.buffer_bytes =
+      options.buffer_bytes != 0 ? options.buffer_bytes : engine.options().buffer_bytes;
   plan_options.segment_bytes = engine.options().links.segment_bytes;
   auto plan = plan::make_plan(gradients, shape, plan_options);
   if (!plan.ok()) return plan.status();

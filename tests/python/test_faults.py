@@ -250,3 +250,17 @@ def test_wrong_secret() -> None:
     assert "AuthenticationError" in second.stderr.splitlines()[-1], second.stderr
     _, errors = first.communicate(timeout=60)
     assert "TimeoutError" in errors and "rank 1" in errors.replace("ranks 1", "rank 1"), errors
+
+
+def test_who_a_worker_is_comes_from_the_environment() -> None:
+    ended = run_alone("herring.init(rank=0)")
+    assert "HERRING_RANK" in ended.stderr.splitlines()[-1], ended.stderr
+
+
+def test_without_shared_memory_every_worker_is_a_node() -> None:
+    expect_success(run_job(["-n", "2"], """
+        herring.init()
+        assert (herring.num_nodes(), herring.local_size()) == (2, 1)
+        array = np.full(200_000, herring.rank(), np.float32)
+        assert (herring.allreduce(array, "sum") == 1).all()
+    """, HERRING_SHM="0"))
