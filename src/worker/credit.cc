@@ -9,8 +9,8 @@ constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
-constexpr uint16_t kTellingSegments = 4;
-constexpr Nanos kBoundedQueueing = 5 * kMillisecond;
+constexpr Nanos kBoundedQueueingOfOne = 8 * kMillisecond;
+constexpr Nanos kBoundedQueueing = 4 * kMillisecond;
 constexpr Nanos kOneEvent = 500 * kMillisecond;
 
 }  // namespace
@@ -34,9 +34,10 @@ void CreditController::begin_interval() {
 
 void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
   if (fixed_ || base_ >= maximum_ || now < next_trial_) return;
-  // A queue that long is full use of the path. (Acknowledgements of a packet or two may wait for the
-  // peer's process, so round trips tell only from a few packets on.)
-  if (base_ >= kTellingSegments && queueing_ > kBoundedQueueing && intervals_ == 0) return;
+  // A queue that long is full use of the path already. (The acknowledgement of a single packet may
+  // wait for the peer's process, so its round trip tells less.)
+  const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
+  if (queueing_ > bounded && intervals_ == 0) return;
   if (settle_ > 0) {
     settle_ -= std::min(settle_, bytes);
     return;

@@ -215,7 +215,7 @@ Status Job::connect() {
       [this](const std::string& reason) {
         engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
       },
-      [this] { ended_.store(true); });
+      [] {});
   return {};
 }
 
@@ -251,7 +251,8 @@ Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
       return;
     }
     server_member_ = std::move(*joined);
-    server_member_->watch([](const control::Loss&) {}, [](const std::string&) {}, [] {});
+    server_member_->watch([](const control::Loss&) {}, [](const std::string&) {},
+                          [this] { ended_.store(true); });
   });
   return {};
 }

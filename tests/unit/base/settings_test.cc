@@ -71,7 +71,7 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.get_bytes("segment_bytes"), 8192);
   EXPECT_EQ(settings.get_bytes("buffer_bytes"), 0);
   EXPECT_EQ(settings.get_bytes("credit"), 0);
-  EXPECT_EQ(settings.get_bytes("credit_max"), 8 << 20);
+  EXPECT_EQ(settings.get_bytes("credit_max"), 1 << 20);
   EXPECT_EQ(settings.get_bytes("frame_max"), 256 << 10);
   EXPECT_EQ(settings.get_bytes("small_bytes"), 65536);
   EXPECT_EQ(settings.get_string("simd"), "auto");

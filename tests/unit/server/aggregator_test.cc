@@ -1,0 +1,145 @@
+#include "server/aggregator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "fixture.h"
+
+namespace herring::server {
+namespace {
+
+constexpr size_t kSegment = 1024;
+
+// Plays the workers: pushes segments straight into the lanes, collects the results.
+class AggregatorTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  AggregatorTest()
+      : nodes(GetParam()),
+        cluster(make_cluster(nodes)),
+        aggregator(cluster, kSegment, [this](Slot& slot) {
+          std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
+          ++delivered;
+          for (uint32_t i = 0; i < nodes; ++i) aggregator.result_sent(slot);
+        }) {}
+
+  wire::Open open_message(size_t bytes) {
+    wire::Open open;
+    open.op = ReduceOp::kAverage;
+    open.workers = 1;
+    open.shard_bytes = bytes;
+    open.timeout_ms = 1000;
+    open.warn_ms = 500;
+    open.name = "op";
+    return open;
+  }
+
+  Status push(uint32_t rank, uint32_t first, uint32_t count, const char* data, size_t bytes) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kData;
+    header.first_segment = first;
+    header.segments = static_cast<uint16_t>(count);
+    header.payload = static_cast<uint32_t>(bytes);
+    if (data == nullptr) header.flags = wire::kFlagEmpty;
+    transport::Destinations out;
+    Slot* slots[transport::Destinations::kMaxPieces];
+    HERRING_RETURN_IF_ERROR(aggregator.begin(header, rank, nullptr, out, slots));
+    for (int i = 0; i < out.count; ++i) {
+      std::memcpy(out.pieces[i].iov_base, data, out.pieces[i].iov_len);
+      data += out.pieces[i].iov_len;
+    }
+    for (uint32_t i = 0; i < count; ++i) aggregator.arrived(*slots[i], rank);
+    return {};
+  }
+
+  const uint32_t nodes;
+  control::Cluster cluster;
+  std::vector<char> result;
+  uint32_t delivered = 0;
+  Aggregator aggregator;
+};
+
+TEST_P(AggregatorTest, AnyOrderOfArrivalGivesTheSameBits) {
+  const size_t count = 5 * kSegment / 4 + 7, bytes = count * sizeof(float);
+  const uint32_t segments = 6;
+  std::mt19937 random(nodes);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> inputs(nodes, std::vector<float>(count));
+  for (auto& input : inputs) {
+    for (float& value : input) value = normal(random);
+  }
+  std::vector<const void*> sources;
+  for (const auto& input : inputs) sources.push_back(input.data());
+  std::vector<float> expected(count);
+  reduce::combine(sources.data(), nodes, expected.data(), count,
+                  {DType::kFloat32, DType::kFloat32, ReduceOp::kAverage, 1.0, double(nodes), 1.0});
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    result.assign(bytes, 0);
+    delivered = 0;
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      ASSERT_TRUE(aggregator.open({}, open_message(bytes), rank).ok());
+    }
+    std::vector<std::pair<uint32_t, uint32_t>> order;
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      for (uint32_t s = 0; s < segments; ++s) order.emplace_back(rank, s);
+    }
+    std::shuffle(order.begin(), order.end(), random);
+    for (const auto& [rank, s] : order) {
+      const size_t begin = s * kSegment, n = std::min(kSegment, bytes - begin);
+      const auto* data = reinterpret_cast<const char*>(inputs[rank].data());
+      ASSERT_TRUE(push(rank, s, 1, data + begin, n).ok());
+    }
+    EXPECT_EQ(delivered, segments);
+    EXPECT_EQ(std::memcmp(result.data(), expected.data(), bytes), 0);
+    EXPECT_TRUE(aggregator.idle());
+  }
+}
+
+TEST_P(AggregatorTest, ThoseWithNothingToAddAreNoPartOfTheAverage) {
+  result.assign(kSegment, 0);
+  const std::vector<float> six(kSegment / 4, 6.0f);
+  for (uint32_t rank = 0; rank < nodes; ++rank) {
+    wire::Open open = open_message(kSegment);
+    open.workers = rank == 0 ? 1 : 0;
+    ASSERT_TRUE(aggregator.open({}, std::move(open), rank).ok());
+    ASSERT_TRUE(rank == 0 ? push(0, 0, 1, reinterpret_cast<const char*>(six.data()), kSegment).ok()
+                          : push(rank, 0, 1, nullptr, 0).ok());
+  }
+  EXPECT_EQ(std::memcmp(result.data(), six.data(), kSegment), 0);
+}
+
+TEST_P(AggregatorTest, NothingUnexpectedTouchesMemory) {
+  if (nodes == 1) return;  // a single contribution completes, so nothing can come twice
+  const std::vector<char> data(4 * kSegment);
+  EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment).ok());  // never opened
+  ASSERT_TRUE(aggregator.open({}, open_message(2 * kSegment), 0).ok());
+  EXPECT_FALSE(push(0, 1, 2, data.data(), 2 * kSegment).ok());   // beyond the end
+  EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment - 4).ok());   // too short
+  EXPECT_FALSE(push(0, 0xffffffff, 1, data.data(), kSegment).ok());
+  EXPECT_FALSE(push(1, 0, 1, data.data(), kSegment).ok());       // by one who did not open it
+  EXPECT_TRUE(push(0, 0, 1, data.data(), kSegment).ok());
+  EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment).ok());       // twice
+  EXPECT_EQ(aggregator.open({}, open_message(3 * kSegment), 1).code(), Code::kMismatch);
+}
+
+TEST_P(AggregatorTest, NamesWhoIsMissing) {
+  if (nodes == 1) return;
+  ASSERT_TRUE(aggregator.open({}, open_message(kSegment), 0).ok());
+  const Nanos now = monotonic_now();
+  EXPECT_TRUE(aggregator.overdue(now).empty());
+  auto late = aggregator.overdue(now + 600 * kMillisecond);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_FALSE(late[0].fatal);
+  EXPECT_NE(late[0].text.find("rank 1 ("), std::string::npos) << late[0].text;
+  EXPECT_EQ(late[0].ranks, std::vector<uint32_t>{0});
+  late = aggregator.overdue(now + 2 * kSecond);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_TRUE(late[0].fatal);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, AggregatorTest, testing::Values(1, 2, 3, 8, 9, 17));
+
+}  // namespace
+}  // namespace herring::server

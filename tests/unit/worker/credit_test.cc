@@ -1,0 +1,90 @@
+#include "worker/credit.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace herring::worker {
+namespace {
+
+constexpr size_t kSegment = 8192;
+
+// Feeds the controller as a path would whose goodput depends on the window; bytes per second.
+class Path {
+ public:
+  explicit Path(uint16_t maximum = 128, bool fixed = false)
+      : controller(1, maximum, fixed, kSegment) {
+    controller.set_flows(8);
+  }
+
+  void run(Nanos duration, const std::function<double(uint16_t)>& goodput) {
+    for (const Nanos end = now + duration; now < end;) {
+      const size_t bytes = kSegment;
+      const auto took = static_cast<Nanos>(bytes / goodput(controller.credit()) * 1e9);
+      now += took;
+      controller.on_progress(bytes, took, now);
+    }
+  }
+
+  CreditController controller;
+  Nanos now = 0;
+};
+
+TEST(CreditController, StaysSmallOnALinkThatIsFull) {
+  Path path;
+  path.run(60 * kSecond, [](uint16_t) { return 25e6; });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_GT(path.controller.trials(), 3u);  // it has looked
+}
+
+TEST(CreditController, GrowsWhileMoreMovesMore) {
+  Path path;
+  path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
+  EXPECT_EQ(path.controller.base(), 32);
+}
+
+TEST(CreditController, StopsAtItsMaximum) {
+  Path path(16);
+  path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
+  EXPECT_EQ(path.controller.credit(), 16);
+}
+
+TEST(CreditController, OneNoisyIntervalIsNoEvidence) {
+  Path path;
+  int call = 0;
+  // Every 50th stretch of segments runs at three times the pace, whatever the window.
+  path.run(30 * kSecond, [&](uint16_t) { return ++call % 2000 < 40 ? 75e6 : 25e6; });
+  EXPECT_LE(path.controller.base(), 2);
+}
+
+TEST(CreditController, CongestionHalvesOnceAndHolds) {
+  Path path;
+  const auto rising = [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); };
+  path.run(20 * kSecond, rising);
+  ASSERT_EQ(path.controller.base(), 32);
+  path.run(kSecond, rising);
+  const bool trying = path.controller.credit() != path.controller.base();
+  path.controller.on_congestion(path.now);
+  path.controller.on_congestion(path.now + kMillisecond);  // the same event, seen elsewhere
+  EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
+  path.run(4 * kSecond, rising);
+  EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
+}
+
+TEST(CreditController, DoesNotTryWhereAQueueHasFormed) {
+  Path path;
+  path.controller.on_queueing(20 * kMillisecond);
+  path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
+  EXPECT_EQ(path.controller.trials(), 0u);
+  EXPECT_EQ(path.controller.credit(), 1);
+}
+
+TEST(CreditController, FixedIsFixed) {
+  Path path(128, true);
+  path.run(5 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
+  path.controller.on_congestion(path.now);
+  EXPECT_EQ(path.controller.credit(), 1);
+}
+
+}  // namespace
+}  // namespace herring::worker
