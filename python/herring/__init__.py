@@ -56,7 +56,7 @@ _LAZY = {
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "AuthenticationError",
     "ConfigurationError",
     "HerringError",

@@ -111,8 +111,8 @@ def allreduce(
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
-    Sums are taken in float32 for 16-bit floats, else in the array's own dtype, in one fixed tree: the
-    same inputs give the same bits.
+    Sums are taken in float32 for 16-bit floats, else in the array's own dtype, in one fixed tree:
+    the same inputs give the same bits.
 
     Args:
       array: any shape; float32, float64, float16, bfloat16 (DLPack), int8, int16, int32, int64,
@@ -369,7 +369,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
 
 
 def check_same(what: str, value: Any, *, name: str) -> None:
-    """Raises MismatchError on every rank unless `value` is the same on all (compared by equality)."""
+    """Raises MismatchError on every rank unless `value` is equal on all of them."""
     values = allgather_object(value, name=name)
     if any(one != values[0] for one in values):
         listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))

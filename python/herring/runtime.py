@@ -37,8 +37,19 @@ __all__ = [
 
 # Who a worker is comes from its launcher, so that one script runs under all of them.
 _ENVIRONMENT_ONLY = frozenset(
-    "rank size local_rank local_size servers rendezvous rendezvous_fd secret secret_file host_id job"
-    .split()
+    [
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "servers",
+        "rendezvous",
+        "rendezvous_fd",
+        "secret",
+        "secret_file",
+        "host_id",
+        "job",
+    ]
 )
 
 _lock = threading.Lock()
@@ -152,7 +163,9 @@ def job() -> _core.Job:
     """
     current = _job
     if current is None:
-        where = "in a forked child; only the parent takes part" if _forked else "call herring.init()"
+        where = (
+            "in a forked child; only the parent takes part" if _forked else "call herring.init()"
+        )
         raise ShutdownError(f"herring is not initialized in this process ({where})")
     return current
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from jobs import LAYOUTS, expect_success, run_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -127,7 +128,9 @@ assert planned.contributors == max(1, size - 1)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("script", [REDUCTIONS, OTHERS, ORDER], ids=["reductions", "others", "order"])
+@pytest.mark.parametrize(
+    "script", [REDUCTIONS, OTHERS, ORDER], ids=["reductions", "others", "order"]
+)
 def test_collective(layout: str, script: str) -> None:
     expect_success(run_job(LAYOUTS[layout], script, timeout=100))
 
