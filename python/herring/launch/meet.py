@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import socket
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -269,17 +270,10 @@ def _meet_by_torch(
     place = worker.rendezvous
     name = f"herring/{place.key}/{worker.restart}"
     name += f"/{next(_uses[name])}"
-    store = _torch_store(worker, timeout)
     if worker.rank != 0:
-        try:
-            content = json.loads(store.get(name))
-        except Exception as error:
-            raise TimeoutError(
-                f"rank {worker.rank} of {worker.size} has waited {timeout:g} s for rank 0 to "
-                f"publish {name} in the torch store at {place.address} (MASTER_ADDR, MASTER_PORT): "
-                f"{_first_line(error)}"
-            ) from error
+        content = json.loads(_read_torch_store(worker, name, timeout))
         return Meeting(content["address"], secret or _shared_secret(content))
+    store = _torch_store(worker, timeout)
     host = "127.0.0.1"
     if not worker.single_host:
         host = own_address(place.host, environ.get("HERRING_INTERFACE", ""))
@@ -301,6 +295,25 @@ def _meet_by_torch(
             store.delete_key(name)
 
     return Meeting(address, shared, listener, withdraw)
+
+
+def _read_torch_store(worker: WorkerEnvironment, name: str, timeout: float) -> bytes:
+    """What rank 0 published under `name`."""
+    # Rank 0 may just be ending the store of an earlier job in the same processes, so a connection
+    # that breaks is made again.
+    deadline = time.monotonic() + timeout
+    while True:
+        store = _torch_store(worker, max(deadline - time.monotonic(), 0.01))
+        try:
+            return store.get(name)
+        except Exception as error:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"rank {worker.rank} of {worker.size} has waited {timeout:g} s for rank 0 to "
+                    f"publish {name} in the torch store at {worker.rendezvous.address} "
+                    f"(MASTER_ADDR, MASTER_PORT): {_first_line(error)}"
+                ) from error
+            time.sleep(0.02)
 
 
 def _torch_store(worker: WorkerEnvironment, timeout: float) -> Any:
