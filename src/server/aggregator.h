@@ -116,7 +116,6 @@ class Aggregator {
   Slot* take_slot(Operation& op, uint32_t segment);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
-  void free_lane(char* lane);
   std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
 
   const control::Cluster& cluster_;

@@ -10,7 +10,6 @@ namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
-constexpr uint32_t kMaxSmallResultFactor = 4;
 thread_local Proxy* t_proxy = nullptr;  // whose thread this is
 
 }  // namespace
@@ -50,7 +49,8 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
       std::clamp<size_t>(options.frame_max / options.segment_bytes, 1,
                          transport::Destinations::kMaxPieces));
   max_outstanding_segments_ = 2 * credit_max_;
-  max_announce_payload_ = kMaxSmallResultFactor * options.small_bytes + 16 * cluster.size + 65536;
+  // Beside the payload: name, shape and, for alltoall, a split per rank.
+  max_announce_payload_ = options.small_bytes + 16 * size_t{cluster.size} + 65536;
   first_peer_.assign(cluster_.size, nullptr);
   aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes,
                                              [this](Slot& slot) { deliver(slot); });

@@ -281,11 +281,6 @@ void Links::poll_paths() {
   if (fresh > 0 && options_.steers) congested(monotonic_now());
 }
 
-const Transfer* Links::find(const Key& key) const {
-  const auto found = transfers_.find(key);
-  return found == transfers_.end() ? nullptr : found->second;
-}
-
 std::vector<Links::ServerCounters> Links::counters() const {
   std::vector<ServerCounters> all;
   for (const Link& link : links_) {

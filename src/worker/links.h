@@ -51,9 +51,6 @@ class Links : private transport::FlowHandler {
   // Polls what the paths say about congestion; call it now and then.
   void poll_paths();
   bool busy() const { return !transfers_.empty(); }
-  const Transfer* find(const Key& key) const;
-  // The oldest unfinished transfer of any stream, for messages; null when idle.
-  const Transfer* any_transfer() const { return transfers_.empty() ? nullptr : transfers_.begin()->second; }
   size_t credit_bytes() const { return credit() * options_.segment_bytes; }
   struct ServerCounters {
     uint64_t bytes_sent = 0, bytes_received = 0;

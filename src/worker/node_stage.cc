@@ -321,12 +321,6 @@ void NodeStage::check_deadlines(Nanos now) {
   }
 }
 
-bool NodeStage::waits_for(uint32_t local_rank) const {
-  return std::any_of(tasks_.begin(), tasks_.end(), [&](const auto& one) {
-    return one.second->mine && !one.second->ranks[local_rank].done;
-  });
-}
-
 void NodeStage::clear() {
   tasks_.clear();
   ready_.clear();

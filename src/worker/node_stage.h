@@ -62,8 +62,6 @@ class NodeStage : private TransferOwner {
   void release_regions();
   // Who is missing for how long; fails what is past its deadline.
   void check_deadlines(Nanos now);
-  // Tasks that wait for a local rank; for the error when it leaves.
-  bool waits_for(uint32_t local_rank) const;
   bool busy() const { return !tasks_.empty(); }
   void clear();
 
