@@ -31,8 +31,9 @@ nb::list settings() {
 }
 
 nb::list setting_warnings() {
+  const Settings settings = take(Settings::load());
   nb::list all;
-  for (const std::string& text : take(Settings::load()).warnings()) all.append(text);
+  for (const std::string& text : settings.warnings()) all.append(text);
   return all;
 }
 

@@ -1,6 +1,7 @@
 #include "transport/event_loop.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -132,6 +133,11 @@ void EventLoop::forget(const Task* task) {
 
 void EventLoop::run(const char* thread_name) {
   if (thread_name != nullptr) pthread_setname_np(pthread_self(), thread_name);
+  // A write to a connection that broke must be an error, not a signal.
+  sigset_t broken;
+  sigemptyset(&broken);
+  sigaddset(&broken, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &broken, nullptr);
   owner_.store(std::this_thread::get_id());
   constexpr int kBatch = 64;
   epoll_event events[kBatch];

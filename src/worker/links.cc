@@ -126,15 +126,16 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
                  (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
                  (options_.steers ? wire::kFlagSteers : 0);
   header.signals = signals_;
-  iovec piece{};
-  if (transfer.send != nullptr) {
-    header.payload = static_cast<uint32_t>(bytes);
-    piece = {const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
-  }
   account(count);
   flow.outstanding += count;
   stream.outstanding += count;
-  flow.flow->send(header, &piece, transfer.send != nullptr ? 1 : 0, 0);
+  if (transfer.send == nullptr) {
+    flow.flow->send(header, nullptr, 0, 0);
+  } else {
+    // A result is the sum with what was pushed: until it is here, nothing is changed there.
+    header.payload = static_cast<uint32_t>(bytes);
+    flow.flow->lend(header, {const_cast<char*>(transfer.send) + shard.offset + begin, bytes});
+  }
   item.next += static_cast<uint32_t>(count);
   if (item.next == run.first + run.count) stream.queue.pop();
   return true;

@@ -10,12 +10,16 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/tcp/page_pipe.h"
+
 namespace herring::transport::tcp {
 namespace {
 
 // How much one flow may read before the loop looks at the others.
 constexpr size_t kReceiveBudget = 1 << 20;
 constexpr int kMaxIov = 128;
+// To copy less is cheaper than to hand on pages.
+constexpr size_t kLeastLent = 32 << 10;
 
 }  // namespace
 
@@ -50,6 +54,12 @@ void TcpFlow::send(const wire::FrameHeader& header, const iovec* pieces, int cou
   schedule_flush();
 }
 
+void TcpFlow::lend(const wire::FrameHeader& header, const iovec& piece) {
+  if (closed() || finishing_) return;
+  send(header, &piece, 1, 0);
+  frames_[frames_.size() - 1].lent = piece.iov_len >= kLeastLent;
+}
+
 void TcpFlow::send_owned(wire::FrameHeader header, std::string payload) {
   if (closed() || finishing_) return;
   header.payload = static_cast<uint32_t>(payload.size());
@@ -69,28 +79,8 @@ void TcpFlow::schedule_flush() {
 
 void TcpFlow::flush() {
   while (!closed() && !frames_.empty()) {
-    iovec iov[kMaxIov];
-    int n = 0;
-    size_t skip = written_, total = 0, piece = 0;
-    for (size_t f = 0; f < frames_.size() && n < kMaxIov; ++f) {
-      OutFrame& frame = frames_[f];
-      const auto add = [&](void* data, size_t bytes) {
-        const size_t skipped = std::min(skip, bytes);
-        skip -= skipped;
-        if (bytes == skipped || n == kMaxIov) return;
-        iov[n++] = {static_cast<char*>(data) + skipped, bytes - skipped};
-        total += bytes - skipped;
-      };
-      add(&frame.header, wire::kHeaderBytes);
-      if (!frame.owned.empty()) add(frame.owned.data(), frame.owned.size());
-      for (uint32_t p = 0; p < frame.pieces; ++p, ++piece) {
-        add(pieces_[piece].iov_base, pieces_[piece].iov_len);
-      }
-    }
-    msghdr message{};
-    message.msg_iov = iov;
-    message.msg_iovlen = n;
-    const ssize_t sent = sendmsg(number_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size_t wanted = 0;  // more would have been taken, if the socket had room
+    const ssize_t sent = frames_.front().lent ? write_lent() : write_gathered(&wanted);
     ++counters_.send_calls;
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -100,21 +90,8 @@ void TcpFlow::flush() {
       }
       return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
     }
-    counters_.bytes_sent += sent;
-    backlog_ -= sent;
-    written_ += sent;
-    while (!frames_.empty() && written_ >= frames_.front().bytes) {
-      OutFrame& frame = frames_.front();
-      written_ -= frame.bytes;
-      pieces_.pop(frame.pieces);
-      frame.owned = {};
-      const uint64_t token = frame.token;
-      frames_.pop();
-      ++counters_.frames_sent;
-      if (token != 0) handler_.on_sent(*this, token);
-      if (closed()) return;
-    }
-    if (static_cast<size_t>(sent) < total) {
+    written(static_cast<size_t>(sent));
+    if (!closed() && static_cast<size_t>(sent) < wanted) {
       writable_ = false;  // the socket is full: epoll tells when it is not
       break;
     }
@@ -122,6 +99,62 @@ void TcpFlow::flush() {
   if (closed()) return;
   if (finishing_ && frames_.empty()) half_close();
   update_interest();
+}
+
+// The header of a lent frame is copied, its piece is not.
+ssize_t TcpFlow::write_lent() {
+  thread_local PagePipe pipe;
+  if (written_ < wire::kHeaderBytes) {
+    return ::send(number_, reinterpret_cast<const char*>(&frames_.front().header) + written_,
+                  wire::kHeaderBytes - written_, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
+  }
+  const size_t at = written_ - wire::kHeaderBytes;
+  const iovec& piece = pieces_.front();
+  return pipe.send(number_, static_cast<const char*>(piece.iov_base) + at, piece.iov_len - at,
+                   frames_.size() > 1);
+}
+
+// As many frames as one call takes.
+ssize_t TcpFlow::write_gathered(size_t* wanted) {
+  iovec iov[kMaxIov];
+  int n = 0;
+  size_t skip = written_, piece = 0;
+  for (size_t f = 0; f < frames_.size() && n < kMaxIov && !frames_[f].lent; ++f) {
+    OutFrame& frame = frames_[f];
+    const auto add = [&](void* data, size_t bytes) {
+      const size_t skipped = std::min(skip, bytes);
+      skip -= skipped;
+      if (bytes == skipped || n == kMaxIov) return;
+      iov[n++] = {static_cast<char*>(data) + skipped, bytes - skipped};
+      *wanted += bytes - skipped;
+    };
+    add(&frame.header, wire::kHeaderBytes);
+    if (!frame.owned.empty()) add(frame.owned.data(), frame.owned.size());
+    for (uint32_t p = 0; p < frame.pieces; ++p, ++piece) {
+      add(pieces_[piece].iov_base, pieces_[piece].iov_len);
+    }
+  }
+  msghdr message{};
+  message.msg_iov = iov;
+  message.msg_iovlen = n;
+  return sendmsg(number_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void TcpFlow::written(size_t bytes) {
+  counters_.bytes_sent += bytes;
+  backlog_ -= bytes;
+  written_ += bytes;
+  while (!frames_.empty() && written_ >= frames_.front().bytes) {
+    OutFrame& frame = frames_.front();
+    written_ -= frame.bytes;
+    pieces_.pop(frame.pieces);
+    frame.owned = {};
+    const uint64_t token = frame.token;
+    frames_.pop();
+    ++counters_.frames_sent;
+    if (token != 0) handler_.on_sent(*this, token);
+    if (closed()) return;
+  }
 }
 
 void TcpFlow::update_interest() {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -138,6 +139,61 @@ TEST(Flow, OwnedPayloadsAndEmptyFramesMixWithOthers) {
   EXPECT_EQ(frames[2].header.type, wire::FrameType::kHeartbeat);
   EXPECT_EQ(frames[3].payload, pattern(3, 3));
   EXPECT_EQ(pair.client_handler.tokens, (std::vector<uint64_t>{7}));
+}
+
+// Pages or copies, whole or in parts, aligned or not: the other side sees the same bytes.
+TEST(Flow, LentPiecesArriveWholeAmongOthers) {
+  for (const int buffer : {0, 8192}) {
+    Pair pair(buffer);
+    std::mt19937 random(11);
+    const std::string memory = pattern(3 << 20, 5);
+    std::vector<std::string_view> payloads;
+    for (const size_t bytes : {0, 1, 4096, 32767, 32768, 65536, 131072, 262144, 300001, 1 << 20}) {
+      for (int i = 0; i < 3; ++i) {
+        payloads.push_back(std::string_view(memory).substr(random() % (1 << 20), bytes));
+      }
+    }
+    std::shuffle(payloads.begin(), payloads.end(), random);
+    pair.loop.post([&] {
+      for (uint32_t i = 0; i < payloads.size(); ++i) {
+        const iovec piece{const_cast<char*>(payloads[i].data()), payloads[i].size()};
+        if (i % 4 == 3) {
+          pair.client->send(data_header(piece.iov_len, i), &piece, 1, i);
+        } else {
+          pair.client->lend(data_header(piece.iov_len, i), piece);
+        }
+      }
+    });
+    pair.server_handler.frame_hook = [&](Flow&, const wire::FrameHeader&) {
+      if (pair.server_handler.frames.size() == payloads.size()) pair.loop.stop();
+      return Status();
+    };
+    pair.run();
+    ASSERT_EQ(pair.server_handler.frames.size(), payloads.size());
+    for (uint32_t i = 0; i < payloads.size(); ++i) {
+      EXPECT_EQ(pair.server_handler.frames[i].header.round, i);
+      EXPECT_EQ(pair.server_handler.frames[i].payload, payloads[i]) << "frame " << i;
+    }
+    EXPECT_EQ(pair.client->backlog(), 0u);
+  }
+}
+
+// splice() knows no MSG_NOSIGNAL: without the loop's mask this would end the process.
+TEST(Flow, LendingToAConnectionThatBrokeIsAnError) {
+  Pair pair(8192);
+  const std::string memory = pattern(4 << 20, 5);
+  pair.loop.post([&] {
+    pair.client->lend(data_header(memory.size(), 0),
+                      {const_cast<char*>(memory.data()), memory.size()});
+  });
+  pair.server_handler.header_hook = [&](Flow& flow, const wire::FrameHeader&, Destinations&) {
+    flow.close({});
+    return Status();
+  };
+  pair.client_handler.closed_hook = [&] { pair.loop.stop(); };
+  pair.run();
+  ASSERT_EQ(pair.client_handler.closed.size(), 1u);
+  EXPECT_EQ(pair.client_handler.closed[0].code(), Code::kPeerLost);
 }
 
 TEST(Flow, FramesOfOneIterationLeaveInOneCall) {
