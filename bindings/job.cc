@@ -22,7 +22,8 @@ struct Handle {
   std::string what;
 
   ~Handle() {
-    // Nobody may write into an array that Python has taken back: the engine either finishes or fails.
+    // Nobody may write into an array that Python has taken back: the engine either finishes or
+    // fails.
     if (operation && !operation->completion.done()) {
       nb::gil_scoped_release release;
       while (!operation->completion.wait_for(kSecond)) {
@@ -87,8 +88,8 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   if (request.kind == wire::Collective::kBarrier) {
     request.shape = {0};
   } else {
-    const bool in_place =
-        request.kind == wire::Collective::kAllreduce || request.kind == wire::Collective::kBroadcast;
+    const bool in_place = request.kind == wire::Collective::kAllreduce ||
+                          request.kind == wire::Collective::kBroadcast;
     handle->array = std::make_shared<ArrayView>(array, in_place);
     request.dtype = handle->array->dtype();
     request.shape = handle->array->shape();
@@ -111,7 +112,8 @@ nb::object result_of(Handle& handle) {
   const size_t bytes = handle.operation->result_bytes;
   auto* owner = new Owner{std::move(handle.operation->result)};
   nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(owner->data.get(), {bytes}, capsule));
+  using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+  return nb::cast(Bytes(owner->data.get(), {bytes}, capsule));
 }
 
 nb::object empty(nb::object job_object, size_t bytes) {
@@ -167,7 +169,8 @@ nb::dict stats(Job& job) {
 
 void register_job(nb::module_& module) {
   nb::class_<Handle>(module, "Operation")
-      .def("wait", [](Handle& h, double seconds) { wait(h.operation->completion, seconds, h.what); },
+      .def("wait",
+           [](Handle& h, double seconds) { wait(h.operation->completion, seconds, h.what); },
            nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->completion.done(); })
       .def("result", &result_of)
@@ -194,7 +197,8 @@ void register_job(nb::module_& module) {
       .def_prop_ro("local_size", [](const Job& job) {
         return job.cluster().local_size(job.cluster().workers[job.rank()].node);
       })
-      .def_prop_ro("node_rank", [](const Job& job) { return job.cluster().workers[job.rank()].node; })
+      .def_prop_ro("node_rank",
+                   [](const Job& job) { return job.cluster().workers[job.rank()].node; })
       .def_prop_ro("num_nodes", [](const Job& job) { return job.cluster().nodes; })
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);

@@ -55,7 +55,9 @@ void register_planned(nb::module_& module) {
       }, "index"_a)
       .def_prop_ro("arenas", [](const Planned& p) {
         std::vector<std::pair<std::string, size_t>> all;
-        for (const auto& arena : p.plan().arenas) all.emplace_back(name_of(arena.dtype), arena.bytes);
+        for (const auto& arena : p.plan().arenas) {
+          all.emplace_back(name_of(arena.dtype), arena.bytes);
+        }
         return all;
       })
       .def_prop_ro("placements", [](const Planned& p) {

@@ -57,7 +57,8 @@ bool dtype_of_dlpack(nb::dlpack::dtype type, DType* dtype) {
     return true;
   };
   return is(dtype_code::Float, 32, DType::kFloat32) || is(dtype_code::Float, 64, DType::kFloat64) ||
-         is(dtype_code::Float, 16, DType::kFloat16) || is(dtype_code::Bfloat, 16, DType::kBFloat16) ||
+         is(dtype_code::Float, 16, DType::kFloat16) ||
+         is(dtype_code::Bfloat, 16, DType::kBFloat16) ||
          is(dtype_code::Int, 8, DType::kInt8) || is(dtype_code::Int, 16, DType::kInt16) ||
          is(dtype_code::Int, 32, DType::kInt32) || is(dtype_code::Int, 64, DType::kInt64) ||
          is(dtype_code::UInt, 8, DType::kUInt8) || is(dtype_code::Bool, 8, DType::kBool);
@@ -107,7 +108,9 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
   if (!PyBuffer_IsContiguous(&buffer_, 'C')) {
     fail("the array is not contiguous (C order); pass numpy.ascontiguousarray(array)");
   }
-  if (writable && buffer_.readonly) fail("the array is read-only, and results are written in place");
+  if (writable && buffer_.readonly) {
+    fail("the array is read-only, and results are written in place");
+  }
   data_ = static_cast<char*>(buffer_.buf);
   for (int i = 0; i < buffer_.ndim; ++i) shape_.push_back(buffer_.shape[i]);
 }
@@ -126,8 +129,8 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
   }
   static_cast<void>(writable);
   if (!dtype_of_dlpack(array.dtype(), &dtype_)) {
-    invalid(concat("a DLPack array of code ", int{array.dtype().code}, ", ", int{array.dtype().bits},
-                   " bits is not supported; use one of ", kSupported));
+    invalid(concat("a DLPack array of code ", int{array.dtype().code}, ", ",
+                   int{array.dtype().bits}, " bits is not supported; use one of ", kSupported));
   }
   int64_t expected = 1;
   bool contiguous = true;

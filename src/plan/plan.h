@@ -12,8 +12,10 @@
 
 namespace herring::plan {
 
-inline constexpr size_t kAlignment = 64;              // bytes; every shard boundary but the last end
-inline constexpr size_t kDefaultSegmentBytes = 8192;  // a jumbo frame's payload, header included
+// Bytes; every shard boundary but the last end.
+inline constexpr size_t kAlignment = 64;
+// A jumbo frame's payload, header included.
+inline constexpr size_t kDefaultSegmentBytes = 8192;
 
 // A contiguous range of bytes.
 struct Range {
@@ -31,10 +33,10 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// Splits `bytes` over servers in proportion to `weights` (all equal: an even split). Boundaries fall
-// on multiples of kAlignment; with equal weights the shards differ by at most one kAlignment unit
-// (plus the unaligned rest of the last). Servers that get nothing are left out. Shards are in server
-// order and cover [0, bytes) exactly. weights: at least one, finite, >= 0, not all 0.
+// Splits `bytes` over servers in proportion to `weights` (all equal: an even split). Boundaries
+// fall on multiples of kAlignment; with equal weights the shards differ by at most one kAlignment
+// unit (plus the unaligned rest of the last). Servers that get nothing are left out. Shards are in
+// server order and cover [0, bytes) exactly. weights: at least one, finite, >= 0, not all 0.
 std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights);
 
 // DESIGN, "A gradient's way": the weight of each server for n nodes with k dedicated servers.
@@ -55,9 +57,9 @@ struct SegmentRun {
   bool operator==(const SegmentRun&) const = default;
 };
 
-// What local rank `local_rank` of `local_size` owns in the node stage: the segments of all shards, in
-// order, are split into local_size contiguous parts that differ by at most one segment.
-// Returns the runs in order, none empty; their byte ranges are contiguous in the buffer.
+// What local rank `local_rank` of `local_size` owns in the node stage: the segments of all shards,
+// in order, are split into local_size contiguous parts that differ by at most one segment. Returns
+// the runs in order, none empty; their byte ranges are contiguous in the buffer.
 std::vector<SegmentRun> local_slice(const std::vector<Shard>& shards, size_t segment_bytes,
                                     uint32_t local_rank, uint32_t local_size);
 
@@ -112,8 +114,9 @@ struct Plan {
 };
 
 // Errors (kInvalidArgument, kConfiguration) name the value: no gradients is fine (an empty plan), a
-// gradient of 0 elements is fine (it is in no buffer), segment_bytes must be a multiple of kAlignment
-// in [1 KiB, 1 MiB], buffer_bytes 0 or at least segment_bytes, weights as in shard_layout().
+// gradient of 0 elements is fine (it is in no buffer), segment_bytes must be a multiple of
+// kAlignment in [1 KiB, 1 MiB], buffer_bytes 0 or at least segment_bytes, weights as in
+// shard_layout().
 Result<Plan> make_plan(const std::vector<Gradient>& gradients, const Cluster& cluster,
                        const Options& options);
 

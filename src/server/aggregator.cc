@@ -37,7 +37,8 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   reduce::Stage stage{open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale};
   HERRING_RETURN_IF_ERROR(reduce::check_stage(stage));
   if (open.shard_bytes / segment_bytes_ >= (1u << 26)) {
-    return {Code::kInternal, concat("a shard of ", open.shard_bytes, " bytes is beyond all reason")};
+    return {Code::kInternal,
+            concat("a shard of ", open.shard_bytes, " bytes is beyond all reason")};
   }
   std::lock_guard lock(mutex_);
   std::unique_ptr<Operation>& place = operations_[key];
@@ -228,7 +229,8 @@ void Aggregator::finish(Slot& slot) {
     std::memset(slot.result, 0, slot.bytes);  // nobody had anything to add
     return;
   }
-  const double divisor = open.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
+  const double divisor =
+      open.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
   const reduce::Stage stage{single ? open.dtype : accumulator_of(open.dtype), open.dtype, open.op,
                             single ? open.prescale : 1.0, divisor, open.postscale};
   reduce::combine(sources, n, slot.result, count, stage);

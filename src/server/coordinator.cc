@@ -120,7 +120,8 @@ std::vector<Answer> Coordinator::fail(const Pending& pending, Code code,
     if (!pending.calls[rank].here) continue;
     wire::FrameHeader header;
     header.type = wire::FrameType::kOpError;
-    answers.push_back({rank, header, encode(wire::OpError{pending.calls[rank].message.id, code, text})});
+    const uint64_t id = pending.calls[rank].message.id;
+    answers.push_back({rank, header, encode(wire::OpError{id, code, text})});
   }
   return answers;
 }

@@ -63,8 +63,8 @@ struct PathInfo {
 };
 
 // Counts losses on a path. A busy peer acknowledges late, and a sender then probes with a
-// retransmission that nobody needed; the peer says so a round trip later. So a retransmission counts
-// at the poll after the one that saw it first, unless it was disowned in between.
+// retransmission that nobody needed; the peer says so a round trip later. So a retransmission
+// counts at the poll after the one that saw it first, unless it was disowned in between.
 class LossCounter {
  public:
   // New losses since the last poll.
@@ -89,8 +89,8 @@ class Flow {
   // equal the sum of the pieces.
   virtual void send(const wire::FrameHeader& header, const iovec* pieces, int count,
                     uint64_t token) = 0;
-  // Like send() with one piece and no report, but the piece may be handed on without a copy: it must
-  // stay unchanged until the other side has answered the frame.
+  // Like send() with one piece and no report, but the piece may be handed on without a copy: it
+  // must stay unchanged until the other side has answered the frame.
   virtual void lend(const wire::FrameHeader& header, const iovec& piece) = 0;
   // Queues a small control frame whose payload the flow keeps; header.payload is filled in.
   virtual void send_owned(wire::FrameHeader header, std::string payload) = 0;

@@ -6,7 +6,8 @@
 //   server -> client  Verdict      accepted, or why not
 //
 // Both MACs cover both hellos, so neither can be replayed or cut into another connection; the
-// secret itself never travels. Nothing is allocated and nothing else is read before the proof is verified.
+// secret itself never travels. Nothing is allocated and nothing else is read before the proof is
+// verified.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 // Payloads of the data plane's control frames. Decoders accept nothing that does not parse to its
-// end and check every enumeration and count; what depends on the cluster is checked by the receiver.
+// end and check every enumeration and count; what depends on the cluster is checked by the
+// receiver.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +64,8 @@ struct Announce {
   uint64_t elements() const;
 };
 
-// kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements of
-// each rank; alltoall: rank i's splits for all ranks, row after row), else empty.
+// kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements
+// of each rank; alltoall: rank i's splits for all ranks, row after row), else empty.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;

@@ -25,7 +25,8 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
   begin_interval();
 }
 
-// Results of frames sent under the old credit pass by first, then at least a few windows are counted.
+// Results of frames sent under the old credit pass by first, then at least a few windows are
+// counted.
 void CreditController::begin_interval() {
   settle_ = 2 * flows_ * segment_bytes_ * larger();
   bytes_ = 0;

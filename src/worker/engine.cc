@@ -139,8 +139,8 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   announce.name = request.name;
   announce.shape = request.shape;
   announce.splits = request.splits;
-  // A gathered result must fit a reply. The choice depends on nothing but the call itself: it decides
-  // in which tree a sum is taken.
+  // A gathered result must fit a reply. The choice depends on nothing but the call itself: it
+  // decides in which tree a sum is taken.
   const bool gathers = request.kind == wire::Collective::kAllgather;
   announce.inline_payload =
       bytes <= options_.small_bytes &&
@@ -253,10 +253,10 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     data = operation.staging_;
   }
   // Several buffers, so that one is pushed while the next is still being reduced in the node.
+  const auto servers = static_cast<uint32_t>(cluster_.servers.size());
   const size_t buffer_bytes =
       cluster_.nodes == 1 ? bytes
-                          : plan::choose_buffer_bytes(bytes, cluster_.nodes,
-                                                      static_cast<uint32_t>(cluster_.servers.size()),
+                          : plan::choose_buffer_bytes(bytes, cluster_.nodes, servers,
                                                       options_.links.segment_bytes);
   operation.parts_left_ = (bytes + buffer_bytes - 1) / buffer_bytes;
   const size_t parts = operation.parts_left_;
@@ -286,7 +286,8 @@ void Engine::launch_exchange(Operation& operation, Key key) {
   const Request& request = operation.request;
   const uint32_t size = cluster_.size, rank = options_.rank;
   const size_t item = size_of(request.dtype), bytes = request.bytes();
-  const auto add = [&](uint32_t buffer, size_t block, const char* send, char* receive) -> Transfer& {
+  const auto add = [&](uint32_t buffer, size_t block, const char* send,
+                       char* receive) -> Transfer& {
     Transfer& transfer = operation.transfers_.emplace_back();
     transfer.key = {key.stream, key.round, buffer};
     transfer.open.dtype = DType::kUInt8;  // bytes move unchanged
@@ -313,7 +314,8 @@ void Engine::launch_exchange(Operation& operation, Key key) {
           rank == request.root ? nullptr : request.receive);
       break;
     case wire::Collective::kAllgather: {
-      const size_t total = std::accumulate(operation.counts.begin(), operation.counts.end(), size_t{0});
+      const auto& counts = operation.counts;
+      const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
       char* out = make_result(total * item);
       for (uint32_t r = 0; r < size; ++r) {
         const size_t block = operation.counts[r] * item;

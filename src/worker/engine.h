@@ -81,8 +81,8 @@ class Engine {
          std::vector<ServerFlow> flows);
   ~Engine();
 
-  // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when the
-  // job has failed.
+  // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
+  // the job has failed.
   Result<std::shared_ptr<Operation>> submit(Request request);
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);

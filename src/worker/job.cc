@@ -197,6 +197,9 @@ Status Job::connect() {
   engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
   engine.links.credit_fixed = plane.credit != 0;
   engine.links.steers = options_.rank == 0;
+  for (const control::ServerInfo& server : cluster.servers) {
+    engine.links.weights.push_back(server.weight);
+  }
   engine.links.first_server = static_cast<uint32_t>(
       uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
   engine.small_bytes = plane.small_bytes;

@@ -56,8 +56,8 @@ class Job {
   bool down_ = false;
 };
 
-// `herring server`: serves one job until it ends. Returns why, if not because all workers have left.
-// `interrupted` is polled now and then.
+// `herring server`: serves one job until it ends. Returns why, if not because all workers have
+// left. `interrupted` is polled now and then.
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
                             const Settings& settings, const std::function<bool()>& interrupted);
 

@@ -10,6 +10,9 @@ namespace {
 
 // A window is cut into this many frames, so that some are summed while others are on their way.
 constexpr size_t kFramesPerWindow = 4;
+constexpr double kFramesAhead = 2;
+// Lest a server with next to nothing to do makes all others flood their links.
+constexpr double kLargestShare = 8;
 constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
@@ -38,6 +41,8 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
   flow->flow = std::make_unique<transport::tcp::TcpFlow>(loop_, std::move(fd), self, peer);
   flow->flow->user = flow.get();
   links_[server].flows.push_back(std::move(flow));
+  links_[server].share = share_of(server);
+  balances_ |= links_[server].share > 1;
   size_t flows = 0;
   for (const Link& link : links_) flows += link.flows.size();
   controller_.set_flows(flows);
@@ -72,6 +77,22 @@ void Links::push(Transfer& transfer) {
   for (uint32_t server : touched) pump(server);
 }
 
+// The least loaded server has one share, so that its flows keep to the credit; one with three times
+// the bytes of a buffer has three on the way, or it would end three times as late.
+double Links::share_of(uint32_t server) const {
+  double least = 0;
+  for (const double weight : options_.weights) {
+    if (weight > 0 && (least == 0 || weight < least)) least = weight;
+  }
+  if (least == 0 || server >= options_.weights.size()) return 1;
+  return std::clamp(options_.weights[server] / least, 1.0, kLargestShare);
+}
+
+size_t Links::window(const Link& link) const {
+  const auto segments = static_cast<size_t>(credit() * link.share + 0.5);
+  return std::min<size_t>(segments, options_.credit_max);
+}
+
 Links::LinkFlow& Links::least_loaded(Link& link) {
   LinkFlow* best = link.flows.front().get();
   for (auto& flow : link.flows) {
@@ -80,14 +101,51 @@ Links::LinkFlow& Links::least_loaded(Link& link) {
   return *best;
 }
 
+void Links::pump(uint32_t server) {
+  // What one link sends may set free those that are ahead of it.
+  if (!pump_link(links_[server]) || !balances_) return;
+  for (bool more = true; more;) {
+    more = false;
+    for (Link& link : links_) more |= pump_link(link);
+  }
+}
+
 // Streams take turns in the order of their ids; each may have one frame on its way whatever the
 // others use, so that none can wait for another.
-void Links::pump(uint32_t server) {
-  Link& link = links_[server];
+bool Links::pump_link(Link& link) {
+  bool sent = false;
   for (auto& [id, stream] : link.streams) {
-    while (!stream.queue.empty() && send_next(link, id, stream)) {
-    }
+    while (!stream.queue.empty() && send_next(link, id, stream)) sent = true;
   }
+  return sent;
+}
+
+// Where servers have different loads, the light ones would be done before the heavy ones, and links
+// idle at the end: so no link gets more than a few frames ahead of another. Distances are shares of
+// a transfer. The link that is behind all others is never held, and every worker goes through a
+// stream in the same order: no two can wait for each other.
+bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
+  const auto share_done = [this](const Item& i) {
+    const plan::SegmentRun& run = i.transfer->runs[i.run];
+    const size_t bytes = i.transfer->shards[run.shard].bytes;
+    return static_cast<double>(i.next) / plan::segment_count(bytes, options_.segment_bytes);
+  };
+  const auto segments = plan::segment_count(
+      item.transfer->shards[item.transfer->runs[item.run].shard].bytes, options_.segment_bytes);
+  const double allowed = kFramesAhead * static_cast<double>(count) / segments;
+  const Key& key = item.transfer->key;
+  for (Link& other : links_) {
+    const auto found = other.streams.find(stream_id);
+    if (found == other.streams.end() || found->second.queue.empty()) continue;
+    const Item& behind = found->second.queue.front();
+    const Key& at = behind.transfer->key;
+    const auto rounds = static_cast<int32_t>(key.round - at.round);
+    const bool later = rounds > 0 || (rounds == 0 && key.buffer > at.buffer);
+    const bool earlier = rounds < 0 || (rounds == 0 && key.buffer < at.buffer);
+    if (earlier) continue;
+    if (share_done(item) - share_done(behind) + (later ? 1 : 0) > allowed) return true;
+  }
+  return false;
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
@@ -95,7 +153,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
-  const size_t window = credit();
+  const size_t window = this->window(link);
   const size_t most = std::clamp<size_t>(options_.frame_max / options_.segment_bytes, 1,
                                          transport::Destinations::kMaxPieces);
   const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1, most);
@@ -103,6 +161,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   const size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
   if (flow.outstanding + count > window && stream.outstanding > 0) return false;
+  if (balances_ && ahead(stream_id, item, count)) return false;
 
   const plan::Shard& shard = transfer.shards[run.shard];
   wire::FrameHeader header;

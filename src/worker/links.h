@@ -25,12 +25,14 @@ struct LinksOptions {
   bool credit_fixed = false;
   bool steers = false;          // rank 0: its controller steers the job
   uint32_t first_server = 0;    // where pushing starts; differs from node to node
+  std::vector<double> weights;  // of the servers; empty: all equal
 };
 
 class Links : private transport::FlowHandler {
  public:
   // Control frames (go, reply, error, warning) from a server, with their payload.
-  using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&, std::string_view)>;
+  using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&,
+                                       std::string_view payload)>;
   using OnClosed = std::function<void(uint32_t server, const Status&)>;
 
   Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed);
@@ -78,12 +80,17 @@ class Links : private transport::FlowHandler {
     size_t outstanding = 0;
   };
   struct Link {
+    double share = 1;  // of the credit: a server with more of the bytes has more on its way
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::map<uint32_t, Stream> streams;
   };
 
   uint16_t credit() const { return options_.steers ? controller_.credit() : credit_; }
+  double share_of(uint32_t server) const;
+  size_t window(const Link& link) const;
+  bool ahead(uint32_t stream_id, const Item& item, size_t count);
   void pump(uint32_t server);
+  bool pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   LinkFlow& least_loaded(Link& link);
   void account(size_t sent);
@@ -104,6 +111,7 @@ class Links : private transport::FlowHandler {
   CreditController controller_;
   uint16_t credit_;
   uint32_t signals_ = 0;                   // retransmissions on our own flows
+  bool balances_ = false;                  // servers differ: none gets far ahead of the others
   std::vector<uint32_t> server_signals_;   // as last heard, by server
   size_t total_outstanding_ = 0;
   Nanos busy_since_ = 0;

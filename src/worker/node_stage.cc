@@ -182,8 +182,8 @@ void NodeStage::work() {
   if (!ready_.empty()) schedule_work();
 }
 
-// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a power
-// of two that the server takes back (exact, but for the smallest subnormals).
+// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a
+// power of two that the server takes back (exact, but for the smallest subnormals).
 double NodeStage::wire_scale(const NodeTask& task) const {
   if (options_.nodes == 1 || task.wire != DType::kFloat16 ||
       (task.op != ReduceOp::kSum && task.op != ReduceOp::kAverage)) {
@@ -235,7 +235,8 @@ void NodeStage::share(Entry& e, size_t element, size_t elements) {
   const size_t item = size_of(e.task.dtype);
   const size_t offset = element * item, bytes = elements * item;
   for (uint32_t r = 0; r < local_size_; ++r) {
-    if (r != options_.local_rank) std::memcpy(e.ranks[r].data + offset, e.task.data + offset, bytes);
+    if (r == options_.local_rank) continue;
+    std::memcpy(e.ranks[r].data + offset, e.task.data + offset, bytes);
   }
 }
 

@@ -1,6 +1,6 @@
 // A planned operation: all-reduce of the fusion buffers of one plan, round after round, without a
-// word of negotiation (paper, III-2). Gradients may become ready in any order; buffers are pushed in
-// plan order as they fill.
+// word of negotiation (paper, III-2). Gradients may become ready in any order; buffers are pushed
+// in plan order as they fill.
 #pragma once
 
 #include <cstdint>

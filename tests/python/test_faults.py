@@ -122,6 +122,11 @@ except herring.PeerLostError:
 )
 @pytest.mark.parametrize("victim", [0, 2])
 def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> None:
+    # The promise is 2 s; a machine that is busy with other things gets a second chance.
+    assert any(seconds_until_known(layout, victim) < 2 for _attempt in range(2))
+
+
+def seconds_until_known(layout: list[str], victim: int) -> float:
     # --no-fail-fast would be the launcher's; a grace of several seconds is enough here.
     job = subprocess.run(
         [
@@ -150,8 +155,7 @@ def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> 
     times = [float(t) for t in re.findall(r"learned in ([\d.]+) s", job.stdout)]
     assert len(times) == 2, job.stdout[-4000:]
     assert job.stdout.count("still failed") == 2, job.stdout[-4000:]
-    # The demand is 2 s; a machine that runs ten times slower than usual must not fail the test.
-    assert max(times) < 20
+    return max(times)
 
 
 def test_everybody_learns_of_a_killed_server() -> None:
