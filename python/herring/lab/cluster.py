@@ -10,6 +10,12 @@ network of the machine itself::
 ``eth0`` shapes what a host sends, ``pN`` what the switch sends to host N. The queue of ``pN`` is
 the buffer that an incast overruns.
 
+With ``paths`` there are two such switches, the leaves, which are routers too. Each path is a spine
+between them, a link with a rate of its own; which one a connection takes is a hash of its addresses
+and ports, as in a data centre::
+
+    hosts 0, 2, ... -- leaf 0 ==[tbf]== spine 0, 1, ... ==[tbf]== leaf 1 -- hosts 1, 3, ...
+
 Every cluster holds a lock file in ``/run/herring-lab`` for as long as its process lives. Whoever
 makes a cluster first removes those whose lock is free: a killed run leaves nothing behind for long.
 """
@@ -103,6 +109,8 @@ class Cluster:
       queue_seconds: how long a packet may wait in a full queue: the depth of the queues of hosts
         and switch ports, in seconds at the link's rate. Unused without a rate.
       mtu: bytes.
+      rates: bits per second of single hosts' links, where they differ (one slow card).
+      paths: leaf and spine instead of one switch: the rate of each spine in bits per second.
 
     Raises:
       ClusterError: tools or rights are missing, or the kernel refuses.
@@ -114,9 +122,18 @@ class Cluster:
         rate_bits: float | None = None,
         queue_seconds: float = 0.020,
         mtu: int = MTU,
+        rates: Mapping[int, float] | None = None,
+        paths: Sequence[float] = (),
     ) -> None:
         if not 1 <= hosts <= 250:
             raise ClusterError(f"a cluster has 1 to 250 hosts, not {hosts}")
+        if not 576 <= mtu <= 65535:
+            raise ClusterError(f"an MTU is 576 to 65535 bytes, not {mtu}")
+        if len(paths) > 64:
+            raise ClusterError(f"a leaf has 1 to 64 spines, not {len(paths)}")
+        for host in rates or {}:
+            if not 0 <= host < hosts:
+                raise ClusterError(f"there is no host {host}: they are 0 to {hosts - 1}")
         for tool in ("ip", "tc", "nsenter", "setpriv"):
             if shutil.which(tool) is None:
                 raise ClusterError(f"{tool} is missing (packages iproute2 and util-linux)")
@@ -125,6 +142,8 @@ class Cluster:
         self.size = hosts
         self.rate_bits = rate_bits
         self.queue_seconds = queue_seconds
+        self.paths = tuple(paths)
+        self._rates = dict(rates or {})
         self._jobs: list[Job] = []
         self._closed = False
         remove_stale()
@@ -147,7 +166,19 @@ class Cluster:
 
     def address(self, host: int) -> str:
         """Returns a host's IPv4 address. It means the same host on every host of this cluster."""
-        return f"10.77.0.{host + 1}"
+        return f"10.77.{self._leaf(host)}.{host + 1}"
+
+    def rate(self, host: int) -> float | None:
+        """Returns the rate of a host's link in bits per second; None: no limit."""
+        return self._rates.get(host, self.rate_bits)
+
+    def rate_between(self, sender: int, receiver: int) -> float | None:
+        """Returns the least that one connection gets if it is alone; None: no limit."""
+        rates = [self.rate(sender), self.rate(receiver)]
+        if self._leaf(sender) != self._leaf(receiver):
+            # All hosts of a leaf may have hashed to the same spine.
+            rates += [min(self.paths) / ((self.size + 1) // 2)]
+        return min((rate for rate in rates if rate is not None), default=None)
 
     def host_id(self, host: int) -> str:
         """Returns what ``HERRING_HOST_ID`` is set to on a host."""
@@ -198,7 +229,7 @@ class Cluster:
         show = ["-s", "-j", "link", "show", "eth0"]
         link = json.loads(_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
         show = ["-s", "-j", "qdisc", "show", "dev", f"p{host}"]
-        queues = json.loads(_tool(["tc", "-n", self._switch, *show]))
+        queues = json.loads(_tool(["tc", "-n", self._switch(self._leaf(host)), *show]))
         tcp = _parse_proc_tables(self.run(host, ["cat", "/proc/net/snmp", "/proc/net/netstat"]))
         return HostCounters(
             sent_bytes=link["tx"]["bytes"],
@@ -207,6 +238,15 @@ class Cluster:
             retransmits=tcp.get("RetransSegs", 0),
             timeouts=tcp.get("TCPTimeouts", 0),
         )
+
+    def path_bytes(self, path: int) -> int:
+        """Returns the bytes that a spine has carried, both directions together."""
+        total = 0
+        for device in ("l0", "l1"):
+            show = ["-s", "-j", "link", "show", device]
+            link = json.loads(_tool(["ip", "-n", self._spine(path), *show]))[0]["stats64"]
+            total += link["tx"]["bytes"]
+        return total
 
     def total(self, hosts: Iterable[int] | None = None) -> HostCounters:
         """Returns the sum of the counters of some hosts, by default of all."""
@@ -233,47 +273,93 @@ class Cluster:
             self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
 
-    @property
-    def _switch(self) -> str:
-        return f"{_PREFIX}{self.id}-sw"
+    def _leaf(self, host: int) -> int:
+        return host % 2 if self.paths else 0
+
+    def _switch(self, leaf: int) -> str:
+        return f"{_PREFIX}{self.id}-sw{leaf}"
+
+    def _spine(self, path: int) -> str:
+        return f"{_PREFIX}{self.id}-sp{path}"
 
     @property
     def _lock_path(self) -> pathlib.Path:
         return LOCK_DIRECTORY / self.id
 
     def _build(self, mtu: int) -> None:
-        hosts = range(self.size)
-        _batch(
-            ["ip", "-batch", "-"],
-            [f"netns add {self._switch}", *(f"netns add {self.namespace(h)}" for h in hosts)],
-        )
-        switch = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
+        leaves = (0, 1) if self.paths else (0,)
+        spaces = [self._switch(leaf) for leaf in leaves]
+        spaces += [self._spine(path) for path in range(len(self.paths))]
+        spaces += [self.namespace(host) for host in range(self.size)]
+        _batch(["ip", "-batch", "-"], [f"netns add {name}" for name in spaces])
+        for leaf in leaves:
+            hosts = [host for host in range(self.size) if self._leaf(host) == leaf]
+            self._build_switch(leaf, hosts, mtu)
+        for host in range(self.size):
+            commands = [
+                "link set lo up",
+                f"addr add {self.address(host)}/24 dev eth0",
+                "link set eth0 addrgenmode none up",
+            ]
+            if self.paths:
+                commands.append(f"route add default via 10.77.{self._leaf(host)}.254")
+            _batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
+            self._shape(self.namespace(host), "eth0", self.rate(host))
+            self._shape(self._switch(self._leaf(host)), f"p{host}", self.rate(host))
+        if self.paths:
+            self._build_spines(mtu)
+
+    def _build_switch(self, leaf: int, hosts: Sequence[int], mtu: int) -> None:
+        commands = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
         for host in hosts:
             far = f"eth0 mtu {mtu} netns {self.namespace(host)}"
-            switch += [
+            commands += [
                 f"link add p{host} mtu {mtu} type veth peer name {far}",
                 f"link set p{host} master br0 addrgenmode none up",
             ]
-        _batch(["ip", "-n", self._switch, "-batch", "-"], switch)
-        for host in hosts:
-            _batch(
-                ["ip", "-n", self.namespace(host), "-batch", "-"],
-                [
-                    "link set lo up",
-                    f"addr add {self.address(host)}/24 dev eth0",
-                    "link set eth0 addrgenmode none up",
-                ],
+        if self.paths:
+            commands += [f"link set br0 mtu {mtu}", f"addr add 10.77.{leaf}.254/24 dev br0"]
+        _batch(["ip", "-n", self._switch(leaf), "-batch", "-"], commands)
+
+    def _build_spines(self, mtu: int) -> None:
+        for path, rate in enumerate(self.paths):
+            spine = self._spine(path)
+            self._route_here(spine)
+            for leaf in (0, 1):
+                near, far = f"10.78.{2 * path + leaf}.1", f"10.78.{2 * path + leaf}.2"
+                peer = f"l{leaf} mtu {mtu} netns {spine}"
+                up = [
+                    f"link add s{path} mtu {mtu} type veth peer name {peer}",
+                    f"addr add {near}/30 dev s{path}",
+                    f"link set s{path} addrgenmode none up",
+                ]
+                _batch(["ip", "-n", self._switch(leaf), "-batch", "-"], up)
+                down = [
+                    f"addr add {far}/30 dev l{leaf}",
+                    f"link set l{leaf} addrgenmode none up",
+                    f"route add 10.77.{leaf}.0/24 via {near}",
+                ]
+                _batch(["ip", "-n", spine, "-batch", "-"], down)
+                self._shape(self._switch(leaf), f"s{path}", rate)
+                self._shape(spine, f"l{leaf}", rate)
+        for leaf in (0, 1):
+            self._route_here(self._switch(leaf))
+            hops = " ".join(
+                f"nexthop via 10.78.{2 * path + leaf}.2 dev s{path}"
+                for path in range(len(self.paths))
             )
-        if self.rate_bits is not None:
-            bucket = (
-                f"tbf rate {int(self.rate_bits)}bit burst {BURST} "
-                f"latency {self.queue_seconds * 1e3:g}ms"
-            )
-            ports = [f"qdisc add dev p{host} root {bucket}" for host in hosts]
-            _batch(["tc", "-n", self._switch, "-batch", "-"], ports)
-            for host in hosts:
-                egress = [f"qdisc add dev eth0 root {bucket}"]
-                _batch(["tc", "-n", self.namespace(host), "-batch", "-"], egress)
+            route = ["route", "add", f"10.77.{1 - leaf}.0/24", *hops.split()]
+            _tool(["ip", "-n", self._switch(leaf), *route])
+
+    def _route_here(self, namespace: str) -> None:
+        settings = {"ip_forward": 1, "fib_multipath_hash_policy": 1, "conf/all/rp_filter": 0}
+        script = "; ".join(f"echo {v} > /proc/sys/net/ipv4/{k}" for k, v in settings.items())
+        _tool(["nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", script])
+
+    def _shape(self, namespace: str, device: str, rate: float | None) -> None:
+        if rate is not None:
+            limit = f"tbf rate {int(rate)}bit burst {BURST} latency {self.queue_seconds * 1e3:g}ms"
+            _tool(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *limit.split()])
 
 
 def remove_stale() -> list[str]:

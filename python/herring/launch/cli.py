@@ -161,6 +161,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print JSON instead of a table")
     check.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
+
+    lab = _command(commands, "lab", "emulate a cluster on this machine (needs root)", "", _lab)
+    from herring.lab.cli import HELP, add_commands
+
+    lab.epilog = HELP
+    add_commands(lab)
     return parser
 
 
@@ -235,6 +241,12 @@ def _check(options: argparse.Namespace) -> int:
     from herring.launch.check import check
 
     return check(as_json=options.json, try_run=not options.no_run)
+
+
+def _lab(options: argparse.Namespace) -> int:
+    from herring.lab.cli import handle
+
+    return handle(options)
 
 
 if __name__ == "__main__":

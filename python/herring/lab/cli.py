@@ -1,0 +1,211 @@
+"""``herring lab``: a cluster on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from herring.errors import ConfigurationError
+from herring.lab.check import check_links
+from herring.lab.cluster import MTU, Cluster, ClusterError, remove_stale
+from herring.lab.runner import Plan, run
+from herring.lab.units import parse_rate, parse_seconds, show_rate
+from herring.launch.local import resolve_command
+
+__all__ = ["add_commands", "handle"]
+
+HELP = """\
+examples:
+  herring lab run --workers 8 --servers 8 --rate 200mbit --queue 20ms -- \\
+      python -m herring.bench allreduce --sizes 25M
+      sixteen hosts with links of 200 Mbit/s each way, one worker or server on each
+
+  herring lab run --workers 8 --rate 200mbit -- python -m herring.bench allreduce --peer gloo
+      another library over the same hosts (RANK, WORLD_SIZE, MASTER_ADDR are set for it)
+
+  herring lab run --workers 4 --servers 2 --rate 1gbit --slow 2=100mbit -- python train.py
+      host 2 has a slow card
+
+  herring lab run --workers 4 --servers 4 --rate 200mbit --paths 4x50mbit -- ...
+      two leaves with four spines between them; a connection keeps to one (a hash of its ports)
+
+  herring lab run --workers 2 --no-check -- sh -c 'echo {rank} of {size} at {address}'
+      any command; {rank} {size} {host} {local_rank} {address} {addresses} {master} are replaced
+
+Hosts are network namespaces: root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and util-linux are
+needed. Before the command runs, the links are measured, and a lab that does not deliver its rate
+says so and ends with status 3. Whatever ends the lab, its hosts go with it; what a killed one left
+is removed by the next, or by 'herring lab clean'.
+"""
+
+_EXIT_LINKS = 3
+_ATTEMPTS = 3  # something else may have had the processors
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands and options of ``herring lab`` to its parser."""
+    commands = parser.add_subparsers(dest="lab_command", metavar="COMMAND", required=True)
+    for name, text in (
+        ("run", "run a command per worker on emulated hosts"),
+        ("check", "make the hosts, measure their links, and remove them"),
+    ):
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _add_network(command)
+        if name == "run":
+            _add_run(command)
+    commands.add_parser("clean", help="remove what killed labs have left behind")
+
+
+def _add_network(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--workers", type=int, default=2, metavar="N", help="workers (default 2)")
+    command.add_argument(
+        "--servers", type=int, default=0, metavar="S", help="dedicated servers (default 0)"
+    )
+    command.add_argument(
+        "--per-host", type=int, default=1, metavar="L", help="workers on each host (default 1)"
+    )
+    command.add_argument(
+        "--rate", metavar="RATE", help="of every link in each direction, e.g. 200mbit (no limit)"
+    )
+    command.add_argument(
+        "--queue", default="20ms", metavar="TIME", help="depth of switch queues (default 20ms)"
+    )
+    command.add_argument(
+        "--mtu", type=int, default=MTU, metavar="BYTES", help=f"default {MTU}: jumbo frames"
+    )
+    command.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="HOST=RATE",
+        help="another rate for one host's link; may be repeated",
+    )
+    command.add_argument(
+        "--paths",
+        metavar="RATES",
+        help="leaf and spine: rates of the spines, e.g. 4x50mbit or 50mbit,50mbit,5mbit",
+    )
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.usage = "herring lab run [options] -- COMMAND [ARG ...]"
+    command.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end everything after this time"
+    )
+    command.add_argument("--no-check", action="store_true", help="do not measure the links first")
+    command.add_argument("--no-prefix", action="store_true", help="no rank in front of the lines")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Runs ``herring lab``; returns the exit status.
+
+    Raises:
+      ConfigurationError: an option is wrong, or this machine cannot make a lab; says why.
+    """
+    try:
+        if options.lab_command == "clean":
+            removed = remove_stale()
+            print(f"removed {len(removed)} left by labs that were killed")
+            return 0
+        return _with_cluster(options)
+    except ClusterError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _with_cluster(options: argparse.Namespace) -> int:
+    for name in ("workers", "per_host"):
+        if getattr(options, name) < 1:
+            text = f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1 is needed"
+            raise ConfigurationError(text)
+    if options.servers < 0:
+        raise ConfigurationError(f"--servers {options.servers}: 0 or more are needed")
+    rate = parse_rate(options.rate) if options.rate else None
+    plan = Plan(_command(options), options.workers, options.servers, options.per_host)
+    if options.lab_command == "run":
+        plan = Plan(
+            plan.command,
+            plan.workers,
+            plan.servers,
+            plan.local_size,
+            timeout=options.timeout,
+            labels=not options.no_prefix,
+        )
+    # A terminated lab ends like an interrupted one: its hosts go with it.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with Cluster(
+            plan.hosts,
+            rate,
+            parse_seconds(options.queue),
+            options.mtu,
+            rates=dict(_slow(text) for text in options.slow),
+            paths=_paths(options.paths),
+        ) as cluster:
+            if options.lab_command == "check" or not options.no_check:
+                status = _check(cluster)
+                if status != 0 or options.lab_command == "check":
+                    return status
+            return run(cluster, plan)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    if options.lab_command == "check":
+        return []
+    command: Sequence[str] = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise ConfigurationError(
+            "no command to run: put it behind '--', as in 'herring lab run --workers 4 -- "
+            "python train.py'"
+        )
+    return resolve_command(command)
+
+
+def _check(cluster: Cluster) -> int:
+    if cluster.size < 2:
+        return 0
+    for _attempt in range(_ATTEMPTS):
+        links = check_links(cluster)
+        print(f"herring lab: {links.text()}", file=sys.stderr, flush=True)
+        slow = links.slow()
+        if not slow:
+            break
+    for host in slow:
+        print(
+            f"herring lab: host {host} got {show_rate(links.bits_per_second[host])}, not "
+            f"{show_rate(cluster.rate_between((host - 1) % cluster.size, host) or 0)}: this "
+            "machine cannot carry such a lab now; take a lower --rate or fewer hosts, or "
+            "--no-check",
+            file=sys.stderr,
+        )
+    return _EXIT_LINKS if slow else 0
+
+
+def _slow(text: str) -> tuple[int, float]:
+    host, equals, rate = text.partition("=")
+    if not equals or not host.isdecimal():
+        raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
+    return int(host), parse_rate(rate)
+
+
+def _paths(text: str | None) -> list[float]:
+    rates: list[float] = []
+    for part in text.split(",") if text else ():
+        count, times, rate = part.partition("x")
+        if times and count.isdecimal():
+            rates += [parse_rate(rate)] * int(count)
+        else:
+            rates.append(parse_rate(part))
+    return rates

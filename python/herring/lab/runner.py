@@ -1,0 +1,201 @@
+"""Runs one command per worker on the hosts of a cluster.
+
+Dedicated servers get hosts of their own; what all of them print, and how they end, comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from herring.lab.cluster import Cluster, Job
+from herring.launch.output import Sink, Source, prefix
+
+__all__ = ["Plan", "run"]
+
+_PORT = 29400
+_PEER_PORT = 29500
+_EXIT_TIMEOUT = 124
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run where.
+
+    Attributes:
+      command: for each worker; ``{rank}`` and the like are replaced, see ``substitute``.
+      workers: how many.
+      servers: dedicated ones, each on a host of its own behind the workers' hosts.
+      local_size: workers per host.
+      timeout: seconds until everything is ended; None: no limit.
+      grace: seconds the others get to end after one has failed.
+      labels: put the rank in front of each line.
+    """
+
+    command: Sequence[str]
+    workers: int
+    servers: int = 0
+    local_size: int = 1
+    timeout: float | None = None
+    grace: float = 5.0
+    labels: bool = True
+
+    @property
+    def worker_hosts(self) -> int:
+        """How many hosts hold workers."""
+        return -(-self.workers // self.local_size)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts are needed."""
+        return self.worker_hosts + self.servers
+
+
+def substitute(text: str, values: dict[str, str]) -> str:
+    """Replaces ``{name}`` for the names in ``values``; other braces stay."""
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def run(cluster: Cluster, plan: Plan) -> int:
+    """Runs the plan on a cluster of ``plan.hosts`` hosts to its end.
+
+    Returns:
+      0 if all workers and servers ended with 0, else the status of the first that did not
+      (128 + signal), or 124 after ``plan.timeout``. Nothing runs any more then.
+    """
+    with _secret_file() as secret:
+        runner = _Runner(plan)
+        try:
+            runner.start(cluster, secret)
+            return runner.wait()
+        finally:
+            runner.kill()
+
+
+@contextlib.contextmanager
+def _secret_file() -> Iterator[str]:
+    with tempfile.NamedTemporaryFile("w", prefix="herring-lab-") as file:  # mode 0600
+        file.write(secrets.token_hex(32) + "\n")
+        file.flush()
+        yield file.name
+
+
+class _Runner:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._selector = selectors.DefaultSelector()
+        self._out, self._err = Sink(1, os.isatty(1)), Sink(2, os.isatty(2))
+        self._colour = os.isatty(1) and not os.environ.get("NO_COLOR")
+        self._running: list[Job] = []
+        self._status = 0
+
+    def start(self, cluster: Cluster, secret: str) -> None:
+        plan = self._plan
+        common = {
+            "HERRING_RENDEZVOUS": f"{cluster.address(0)}:{_PORT}",
+            "HERRING_SECRET_FILE": secret,
+            "HERRING_SIZE": str(plan.workers),
+            "HERRING_SERVERS": str(plan.servers),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # What torch.distributed and others ask for.
+            "MASTER_ADDR": cluster.address(0),
+            "MASTER_PORT": str(_PEER_PORT),
+            "WORLD_SIZE": str(plan.workers),
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        server = [sys.executable, "-m", "herring.launch.cli", "server"]
+        for index in range(plan.servers):
+            self._spawn(cluster, plan.worker_hosts + index, server, common, f"server {index}")
+        for rank in range(plan.workers):
+            host, local_rank = divmod(rank, plan.local_size)
+            local_size = min(plan.local_size, plan.workers - host * plan.local_size)
+            values = {
+                "rank": str(rank),
+                "size": str(plan.workers),
+                "host": str(host),
+                "local_rank": str(local_rank),
+                "address": cluster.address(host),
+                "master": cluster.address(0),
+                "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
+            }
+            own = {
+                "HERRING_RANK": str(rank),
+                "HERRING_LOCAL_RANK": str(local_rank),
+                "HERRING_LOCAL_SIZE": str(local_size),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(local_size),
+            }
+            argv = [substitute(word, values) for word in plan.command]
+            self._spawn(cluster, host, argv, {**common, **own}, str(rank), rank)
+
+    def _spawn(
+        self,
+        cluster: Cluster,
+        host: int,
+        argv: Sequence[str],
+        env: dict[str, str],
+        label: str,
+        index: int = 0,
+    ) -> None:
+        name = label if label.startswith("server") else f"rank {label}"
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        job = cluster.popen(host, argv, env, name=name, **pipes)
+        self._running.append(job)
+        mark = prefix(label, index, self._colour) if self._plan.labels else b""
+        for pipe, sink in ((job.process.stdout, self._out), (job.process.stderr, self._err)):
+            self._selector.register(pipe, selectors.EVENT_READ, Source(sink, mark))
+
+    def wait(self) -> int:
+        plan = self._plan
+        start = time.monotonic()
+        end_at = None if plan.timeout is None else start + plan.timeout
+        while self._running or self._selector.get_map():
+            self._read()
+            for job in [job for job in self._running if job.process.poll() is not None]:
+                self._running.remove(job)
+                code = job.process.returncode
+                if code != 0 and self._status == 0:
+                    self._status = code if code > 0 else 128 - code
+                    how = f"status {code}" if code > 0 else signal.Signals(-code).name
+                    self._say(f"{job.name} (host {job.host}) ended with {how}")
+                    grace = time.monotonic() + plan.grace
+                    end_at = grace if end_at is None else min(end_at, grace)
+            if end_at is not None and time.monotonic() > end_at:
+                if self._status == 0:
+                    names = ", ".join(job.name for job in self._running)
+                    self._say(f"not done after {plan.timeout:g} s: {names}")
+                    self._status = _EXIT_TIMEOUT
+                return self._status
+        return self._status
+
+    def _read(self) -> None:
+        for key, _ in self._selector.select(0.05):
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                key.data.feed(data)
+            else:
+                key.data.finish()
+                self._selector.unregister(key.fileobj)
+
+    def _say(self, text: str) -> None:
+        self._err.write(f"herring lab: {text}\n".encode(), None)
+
+    def kill(self) -> None:
+        for job in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.wait()
+        self._selector.close()
