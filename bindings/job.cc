@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "collective/schedule.h"
 
 namespace herring::bindings {
 namespace {
@@ -64,7 +65,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,
                                const std::string& name, const std::string& op, int root,
                                double prescale, double postscale, std::vector<uint64_t> splits,
-                               double timeout) {
+                               double timeout, const std::string& algorithm) {
   worker::Request request;
   request.kind = parse_kind(kind);
   request.name = name;
@@ -73,6 +74,11 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
                                           " characters; 1 to 512 are allowed")});
   }
   request.op = take(parse_reduce_op(op));
+  request.algorithm = take(collective::parse_algorithm(algorithm));
+  if (request.algorithm != wire::Algorithm::kHerring &&
+      request.kind != wire::Collective::kAllreduce) {
+    raise({Code::kInvalidArgument, concat(kind, " has no algorithm to choose")});
+  }
   request.prescale = prescale;
   request.postscale = postscale;
   request.splits = std::move(splits);
@@ -142,7 +148,7 @@ nb::dict stats(Job& job) {
     nb::gil_scoped_release release;
     counters = job.engine().counters();
   }
-  uint64_t sent = 0, received = 0;
+  uint64_t sent = counters.workers.bytes_sent, received = counters.workers.bytes_received;
   nb::list servers;
   for (size_t i = 0; i < counters.servers.size(); ++i) {
     const auto& one = counters.servers[i];
@@ -160,6 +166,10 @@ nb::dict stats(Job& job) {
   all["bytes_sent"] = sent;
   all["bytes_received"] = received;
   all["servers"] = servers;
+  nb::dict workers;
+  workers["bytes_sent"] = counters.workers.bytes_sent;
+  workers["bytes_received"] = counters.workers.bytes_received;
+  all["workers"] = workers;
   all["credit_bytes"] = counters.credit_bytes;
   all["wakeups"] = counters.wakeups;
   return all;
@@ -184,7 +194,7 @@ void register_job(nb::module_& module) {
                   "settings"_a)
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
-           "timeout"_a = 0.0)
+           "timeout"_a = 0.0, "algorithm"_a = "herring")
       .def("stats", &stats)
       .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Job::shutdown, nb::call_guard<nb::gil_scoped_release>())

@@ -86,6 +86,7 @@ def allreduce_async(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    algorithm: str = "herring",
 ) -> Handle:
     """Starts an all-reduce in place; see `allreduce`."""
     operation = job().submit(
@@ -96,6 +97,7 @@ def allreduce_async(
         prescale=prescale,
         postscale=postscale,
         timeout=_seconds(timeout),
+        algorithm=algorithm,
     )
     return Handle(operation, array)
 
@@ -108,6 +110,7 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    algorithm: str = "herring",
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
@@ -122,19 +125,31 @@ def allreduce(
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
       timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      algorithm: "herring" goes through the servers. "server" (rank 0 is the only one), "tree"
+        (binomial), "ring" and "butterfly" (recursive halving and doubling) go by messages between
+        the workers, over TCP also inside a node; see docs/algorithms.md for when to use which. They
+        give the same bits on all ranks and every time, but each algorithm and number of ranks its
+        own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
+        there. Equal on all ranks.
 
     Returns:
       `array`.
 
     Raises:
-      InvalidArgumentError: dtype or op not supported, not contiguous, read-only, not in host
-        memory, or an operation of this name is in flight.
+      InvalidArgumentError: dtype, op or algorithm not supported, not contiguous, read-only, not in
+        host memory, or an operation of this name is in flight.
       MismatchError: ranks disagree; the message lists which rank had what.
       PeerLostError: a worker or server died or left.
       TimeoutError: the deadline passed; the message names the missing ranks.
     """
     return allreduce_async(
-        array, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+        array,
+        op,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=timeout,
+        algorithm=algorithm,
     ).wait()
 
 

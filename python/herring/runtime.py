@@ -225,9 +225,10 @@ def stats() -> dict[str, Any]:
     """Counters of this worker since `init`.
 
     Returns:
-      ``bytes_sent`` and ``bytes_received`` on the wire between this worker and all servers,
-      headers included; ``servers``: a list with name, dedicated, weight, bytes_sent and
-      bytes_received per server (as this worker sees it); ``credit_bytes``: what a flow may have
+      ``bytes_sent`` and ``bytes_received`` on the wire between this worker and all others, headers
+      included; ``servers``: a list with name, dedicated, weight, bytes_sent and bytes_received per
+      server (as this worker sees it); ``workers``: bytes_sent and bytes_received of algorithms that
+      go by messages between workers; ``credit_bytes``: what a flow may have
       outstanding now; ``wakeups`` of the engine.
     """
     return job().stats()

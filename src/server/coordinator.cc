@@ -27,6 +27,7 @@ bool ragged(Collective kind) {
 
 bool agree(const Announce& a, const Announce& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root ||
+      a.algorithm != b.algorithm ||
       a.prescale != b.prescale || a.postscale != b.postscale ||
       a.shape.size() != b.shape.size()) {
     return false;
@@ -41,6 +42,9 @@ std::string describe(const Announce& a) {
   std::string text = concat(wire::name_of(a.kind), " of ", name_of(a.dtype), " [", shape, "]");
   if (a.kind == Collective::kAllreduce || a.kind == Collective::kReduceScatter) {
     text += concat(", op ", name_of(a.op));
+    if (a.algorithm != wire::Algorithm::kHerring) {
+      text += concat(", algorithm ", wire::name_of(a.algorithm));
+    }
     if (a.prescale != 1.0) text += concat(", prescale ", a.prescale);
     if (a.postscale != 1.0) text += concat(", postscale ", a.postscale);
   }

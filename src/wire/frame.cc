@@ -6,7 +6,8 @@ const char* name_of(FrameType type) {
   constexpr const char* kNames[] = {"invalid", "open",      "data",    "result",
                                     "announce", "go",       "reply",   "op-error",
                                     "warning", "register",  "cluster", "ready",
-                                    "heartbeat", "goodbye", "peer-lost", "abort"};
+                                    "heartbeat", "goodbye", "peer-lost", "abort",
+                                    "grant",     "block"};
   const auto index = static_cast<uint8_t>(type);
   return index <= static_cast<uint8_t>(FrameType::kLast) ? kNames[index] : "unknown";
 }

@@ -24,7 +24,10 @@ enum class FrameType : uint8_t {
   kGoodbye,
   kPeerLost,
   kAbort,
-  kLast = kAbort,
+  // Worker <-> worker: all-reduce by messages (collective/).
+  kGrant,        // how many frames of a message the sender may send
+  kBlock,        // one frame of a message
+  kLast = kBlock,
 };
 
 const char* name_of(FrameType type);

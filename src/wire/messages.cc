@@ -40,6 +40,11 @@ const char* name_of(Collective kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+const char* name_of(Algorithm algorithm) {
+  constexpr const char* kNames[] = {"herring", "server", "tree", "ring", "butterfly"};
+  return kNames[static_cast<int>(algorithm)];
+}
+
 uint64_t Announce::elements() const {
   uint64_t n = 1;
   for (uint64_t d : shape) {
@@ -80,7 +85,8 @@ Result<Open> decode_open(std::string_view text) {
 
 std::string encode(const Announce& a) {
   ByteWriter out;
-  out.put(a.id).put(a.kind).put(a.dtype).put(a.op).put(static_cast<uint8_t>(a.inline_payload));
+  out.put(a.id).put(a.kind).put(a.dtype).put(a.op).put(a.algorithm);
+  out.put(static_cast<uint8_t>(a.inline_payload));
   out.put(a.root).put(a.prescale).put(a.postscale).put(a.timeout_ms).put(a.warn_ms);
   out.text(a.name);
   put_list(out, a.shape);
@@ -94,10 +100,16 @@ Result<Announce> decode_announce(std::string_view text) {
   a.id = in.get<uint64_t>();
   uint8_t inline_payload = 0;
   if (!get_enum(in, a.kind, kNumCollectives) || !get_enum(in, a.dtype, kNumDTypes) ||
-      !get_enum(in, a.op, kNumReduceOps) || !get_enum(in, inline_payload, 2)) {
+      !get_enum(in, a.op, kNumReduceOps) || !get_enum(in, a.algorithm, kNumAlgorithms) ||
+      !get_enum(in, inline_payload, 2)) {
     return malformed("announce");
   }
   a.inline_payload = inline_payload != 0;
+  // Only an all-reduce may be done without the servers, and then nothing rides along.
+  if (a.algorithm != Algorithm::kHerring &&
+      (a.kind != Collective::kAllreduce || a.inline_payload)) {
+    return malformed("announce");
+  }
   a.root = in.get<uint32_t>();
   a.prescale = in.get<double>();
   a.postscale = in.get<double>();

@@ -46,12 +46,24 @@ enum class Collective : uint8_t {
 inline constexpr int kNumCollectives = 6;
 const char* name_of(Collective kind);
 
+// How an all-reduce is done: by servers, or by messages between workers (collective/schedule.h).
+enum class Algorithm : uint8_t {
+  kHerring = 0,
+  kServer,
+  kTree,
+  kRing,
+  kButterfly,
+};
+inline constexpr int kNumAlgorithms = 5;
+const char* name_of(Algorithm algorithm);  // "herring", ...
+
 // kAnnounce: a named operation as one rank calls it.
 struct Announce {
   uint64_t id = 0;  // the sender's own, echoed in every answer
   Collective kind = Collective::kAllreduce;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
+  Algorithm algorithm = Algorithm::kHerring;  // of an allreduce
   bool inline_payload = false;  // the payload rides along
   uint32_t root = 0;
   double prescale = 1.0, postscale = 1.0;

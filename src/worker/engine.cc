@@ -1,16 +1,20 @@
 #include "worker/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <future>
 #include <numeric>
 
 #include "base/log.h"
 #include "plan/split.h"
+#include "reduce/reduce.h"
 
 namespace herring::worker {
 namespace {
 
+// "[an IPv6 address]:port" has less.
+constexpr size_t kMaxAddress = 64;
 constexpr Nanos kTick = 50 * kMillisecond;
 // What is in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
@@ -66,6 +70,8 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
   node_stage_ = std::make_unique<NodeStage>(loop_, *bus_, heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
+  executor_ = std::make_unique<collective::Executor>(
+      loop_, cluster_, options_.mesh, [this](const Status& status) { fail_now(status); });
   loop_.call_after(kTick, [this] { tick(); });
   thread_ = std::thread([this] { loop_.run("herring-engine"); });
 }
@@ -131,6 +137,7 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   announce.kind = request.kind;
   announce.dtype = request.dtype;
   announce.op = request.op;
+  announce.algorithm = request.algorithm;
   announce.root = request.root;
   announce.prescale = request.prescale;
   announce.postscale = request.postscale;
@@ -143,7 +150,7 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   // decides in which tree a sum is taken.
   const bool gathers = request.kind == wire::Collective::kAllgather;
   announce.inline_payload =
-      bytes <= options_.small_bytes &&
+      bytes <= options_.small_bytes && request.algorithm == wire::Algorithm::kHerring &&
       (!gathers || bytes * cluster_.size <= wire::kMaxControlPayload / 2);
   std::string payload = encode(announce);
   const bool has_payload = request.kind != wire::Collective::kBarrier &&
@@ -215,7 +222,9 @@ void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire:
   operation.counts = std::move(go.counts);
   operation.dims = std::move(go.dims);
   const Key key{header.stream, header.round, 0};
-  if (operation.request.kind == wire::Collective::kAllreduce) {
+  if (operation.request.algorithm != wire::Algorithm::kHerring) {
+    launch_schedule(operation, key);
+  } else if (operation.request.kind == wire::Collective::kAllreduce) {
     launch_allreduce(operation, key);
   } else {
     launch_exchange(operation, key);
@@ -384,6 +393,61 @@ void Engine::launch_exchange(Operation& operation, Key key) {
   part_done(operation);
 }
 
+// All ranks have agreed to do this without the servers.
+void Engine::launch_schedule(Operation& operation, Key key) {
+  const Request& request = operation.request;
+  const Status possible = reduce::check_stage({request.dtype, request.dtype, request.op,
+                                               request.prescale, 1.0, request.postscale});
+  if (!possible.ok()) return finish(operation, possible);
+  if (!std::exchange(meeting_, true)) meet_workers();
+  collective::Task task;
+  task.stream = key.stream;
+  task.ticket = key.round;
+  task.name = request.name;
+  task.algorithm = request.algorithm;
+  task.data = request.receive;
+  task.count = request.bytes() / size_of(request.dtype);
+  task.dtype = request.dtype;
+  task.op = request.op;
+  task.prescale = request.prescale;
+  task.postscale = request.postscale;
+  const collective::Executor::Limits limits{timeout_ms(request.timeout) * kMillisecond,
+                                            warn_ms() * kMillisecond};
+  executor_->start(std::move(task), limits, [this, &operation] { finish(operation, {}); });
+}
+
+// Every rank tells every other where it listens, once. A rank that cannot listen says nothing.
+void Engine::meet_workers() {
+  auto place = std::make_shared<std::array<char, kMaxAddress>>();
+  auto own = executor_->listen();
+  if (!own.ok() || own->size() > kMaxAddress) {
+    log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
+  } else {
+    std::copy(own->begin(), own->end(), place->begin());
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->engine_ = this;
+  operation->request.kind = wire::Collective::kAllgather;
+  operation->request.name = "herring.workers' addresses";
+  operation->request.shape = {kMaxAddress};
+  operation->request.send = place->data();
+  operation->then_ = [this, place, gathered = operation.get()](const Status& status) {
+    if (!status.ok()) return fail_now(status);
+    std::vector<std::string> addresses;
+    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+      const char* text = gathered->result.get() + rank * kMaxAddress;
+      addresses.emplace_back(text, strnlen(text, kMaxAddress));
+      if (addresses.back().empty()) {
+        return fail_now({Code::kConfiguration,
+                         concat(cluster_.describe_rank(rank),
+                                " cannot listen for other workers; its log says why")});
+      }
+    }
+    if (Status met = executor_->meet(addresses); !met.ok()) fail_now(met);
+  };
+  start(operation);
+}
+
 void Engine::part_done(Operation& operation) {
   if (--operation.parts_left_ > 0) return;
   if (operation.staging_ != nullptr) {
@@ -406,6 +470,7 @@ void Engine::finish(Operation& operation, const Status& status) {
     names_.erase(keep->request.name);
   }
   keep->completion.set(status);
+  if (keep->then_) keep->then_(status);
 }
 
 void Engine::fail(const Status& status) {
@@ -420,6 +485,7 @@ void Engine::fail_now(const Status& status) {
   }
   // First nothing may touch callers' memory any more, then they are told.
   if (status.code() != Code::kShutdown) links_->clear();
+  executor_->clear();
   node_stage_->clear();
   while (!operations_.empty()) finish(*operations_.begin()->second, status);
   for (const auto& waiting : std::exchange(waiting_, {})) waiting->set(status);
@@ -436,6 +502,7 @@ void Engine::tick() {
   const Nanos now = monotonic_now();
   links_->poll_paths();
   node_stage_->check_deadlines(now);
+  executor_->check_deadlines(now);
   node_stage_->release_regions();
   // Announced operations are failed by their owner; what is pushed without a word is failed here.
   if (!left_.empty() && now - left_since_ > kLeftGrace && (links_->busy() || node_stage_->busy())) {
@@ -453,7 +520,11 @@ Engine::Counters Engine::counters() {
     if (stopped_) return {};
   }
   loop_.post([&] {
-    answer.set_value({links_->counters(), links_->credit_bytes(), loop_.wakeups()});
+    const transport::FlowCounters workers = executor_->counters();
+    answer.set_value({links_->counters(),
+                      {workers.bytes_sent, workers.bytes_received},
+                      links_->credit_bytes(),
+                      loop_.wakeups()});
   });
   return result.get();
 }

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "collective/executor.h"
 #include "control/cluster.h"
 #include "node/local_bus.h"
 #include "node/shared_memory.h"
@@ -30,6 +31,7 @@ struct Request {
   std::string name;
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
+  wire::Algorithm algorithm = wire::Algorithm::kHerring;  // allreduce
   uint32_t root = 0;
   double prescale = 1.0, postscale = 1.0;
   std::vector<uint64_t> shape;
@@ -59,11 +61,13 @@ class Operation : public TransferOwner {
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
+  std::function<void(const Status&)> then_;  // instead of a caller who waits
 };
 
 struct EngineOptions {
   uint32_t rank = 0;
   LinksOptions links;
+  collective::MeshOptions mesh;            // between workers
   size_t small_bytes = 65536;
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
   double timeout = 1800, warn_after = 60;  // seconds
@@ -111,6 +115,7 @@ class Engine {
 
   struct Counters {
     std::vector<Links::ServerCounters> servers;
+    Links::ServerCounters workers;  // exchanged with other workers, not through servers
     size_t credit_bytes = 0;
     uint64_t wakeups = 0;
   };
@@ -125,6 +130,8 @@ class Engine {
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);
   void launch_allreduce(Operation& operation, Key key);
   void launch_exchange(Operation& operation, Key key);
+  void launch_schedule(Operation& operation, Key key);
+  void meet_workers();
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
   void fail_now(const Status& status);
@@ -140,6 +147,8 @@ class Engine {
   std::unique_ptr<LocalBus> bus_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<NodeStage> node_stage_;
+  std::unique_ptr<collective::Executor> executor_;
+  bool meeting_ = false;                   // the workers' addresses are known, or asked for
   std::thread thread_;
 
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread

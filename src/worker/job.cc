@@ -177,6 +177,7 @@ Status Job::connect() {
 
   const auto flows_per_server = static_cast<uint32_t>(shared->get_int("flows"));
   std::vector<Engine::ServerFlow> flows;
+  std::string own_host = member->source;  // else the address from which servers are reached
   for (const control::ServerInfo& server : cluster.servers) {
     auto address = transport::tcp::parse_address(server.address, "a server's address");
     if (!address.ok()) return address.status();
@@ -185,6 +186,11 @@ Status Job::connect() {
       auto fd = transport::tcp::connect_and_prove(*address, member->source, hello,
                                                   member->credentials, deadline);
       if (!fd.ok()) return fd.status();
+      if (own_host.empty()) {
+        auto local = transport::tcp::local_address(fd->get());
+        if (!local.ok()) return local.status();
+        own_host = local->host;
+      }
       flows.push_back({server.index, std::move(*fd), server.address});
     }
   }
@@ -202,6 +208,12 @@ Status Job::connect() {
   }
   engine.links.first_server = static_cast<uint32_t>(
       uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
+  engine.mesh.rank = options_.rank;
+  engine.mesh.size = options_.size;
+  engine.mesh.epoch = cluster.epoch;
+  engine.mesh.host = own_host;
+  engine.mesh.source = member->source;
+  engine.mesh.credentials = member->credentials;
   engine.small_bytes = plane.small_bytes;
   engine.buffer_bytes = shared->get_bytes("buffer_bytes");
   engine.timeout = settings.get_seconds("timeout");

@@ -57,6 +57,7 @@ def test_settings_page_is_current() -> None:
         ("src/wire/hello.h", "Verdict"),
         ("src/wire/messages.h", "Participants"),
         ("src/wire/messages.h", "Collective"),
+        ("src/wire/messages.h", "Algorithm"),
         ("src/base/dtype.h", "DType"),
         ("src/base/dtype.h", "ReduceOp"),
         ("src/base/status.h", "Code"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from herring import models
 from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, open_communicator
 from herring.bench.measure import Request, measure
@@ -47,6 +48,8 @@ examples:
   herring run -n 4 --nodes 2 --servers 2 -- python -m herring.bench allreduce --check
   # the same loop over Gloo, for comparison
   herring run -n 4 -- python -m herring.bench allreduce --peer gloo --op sum
+  # a ring between the workers, beside what the servers do
+  herring run -n 4 --nodes 4 -- python -m herring.bench allreduce --algorithm ring
   # keep the numbers
   herring run -n 2 -- python -m herring.bench allreduce --sizes 1M,100M --json allreduce.json
 """
@@ -60,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parse(argv)
     try:
-        communicator = open_communicator(options.peer, options.array)
+        communicator = open_communicator(options.peer, options.array, options.algorithm)
         status = _run(communicator, options)
         # Only at a good end: to leave is collective, and after an error others may be gone.
         communicator.close()
@@ -172,7 +175,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="herring",
         help="measure torch.distributed's gloo instead, with the same loop (needs torch)",
     )
-    planned.set_defaults(array="herring", peer="herring")
+    allreduce.add_argument(
+        "--algorithm",
+        choices=models.ALGORITHMS,
+        default="herring",
+        help="how Herring does it: through servers, or between the workers (default: herring)",
+    )
+    planned.set_defaults(array="herring", peer="herring", algorithm="herring")
     planned.add_argument(
         "--gradients",
         type=_whole(1),
@@ -181,6 +190,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="into how many uneven gradients the bytes are divided (default: 50)",
     )
     options = parser.parse_args(argv)
+    if options.peer != "herring" and options.algorithm != "herring":
+        allreduce.error(f"--algorithm is Herring's; {options.peer} chooses its own")
     chosen = planned if options.operation == "planned" else allreduce
     try:
         options.sizes = sizes.parse_sizes(options.sizes)

@@ -70,16 +70,18 @@ class HerringCommunicator:
     Args:
       shared: operate on ``herring.empty`` memory, which local ranks share, rather than on an
         array that numpy allocated.
+      algorithm: of an all-reduce; see ``herring.allreduce``.
     """
 
     name = "herring"
 
-    def __init__(self, shared: bool = True) -> None:
+    def __init__(self, shared: bool = True, algorithm: str = "herring") -> None:
         import herring
 
         herring.init()
         self._herring = herring
         self._shared = shared
+        self._algorithm = algorithm
         self.rank: int = herring.rank()
         self.size: int = herring.size()
         self.local_size: int = herring.local_size()
@@ -103,10 +105,10 @@ class HerringCommunicator:
             operand = torch.from_numpy(elements).view(torch.bfloat16)
         # A name belongs to one kind of operation for as long as the job lives.
         name = f"bench.allreduce.{op}.{dtype}.{count}"
-        allreduce = self._herring.allreduce
+        allreduce, algorithm = self._herring.allreduce, self._algorithm
 
         def run() -> None:
-            allreduce(operand, op, name=name)
+            allreduce(operand, op, name=name, algorithm=algorithm)
 
         return Prepared(run, [elements])
 
@@ -143,6 +145,7 @@ class HerringCommunicator:
         stats = self._herring.stats()
         return {
             "array": "herring" if self._shared else "numpy",
+            "algorithm": self._algorithm,
             "servers": stats.get("servers", []),
             "credit_bytes": stats.get("credit_bytes"),
         }
@@ -235,8 +238,8 @@ def gloo_rendezvous(environ: os._Environ[str] | dict[str, str]) -> tuple[int, in
     )
 
 
-def open_communicator(peer: str, array: str) -> Communicator:
+def open_communicator(peer: str, array: str, algorithm: str = "herring") -> Communicator:
     """Starts ``peer`` (herring or gloo) and returns it."""
     if peer == "gloo":
         return GlooCommunicator()
-    return HerringCommunicator(shared=array == "herring")
+    return HerringCommunicator(shared=array == "herring", algorithm=algorithm)

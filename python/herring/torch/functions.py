@@ -56,6 +56,7 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    algorithm: str = "herring",
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks, in place.
 
@@ -67,6 +68,7 @@ def allreduce(
       prescale: factor applied to this rank's contribution.
       postscale: factor applied to the result.
       timeout: seconds; None is the default deadline of the job.
+      algorithm: "herring", "server", "tree", "ring" or "butterfly"; see `herring.allreduce`.
 
     Returns:
       `tensor`.
@@ -77,7 +79,13 @@ def allreduce(
       PeerLostError, TimeoutError: a rank is gone, or has not called in time.
     """
     return allreduce_async(
-        tensor, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+        tensor,
+        op,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=timeout,
+        algorithm=algorithm,
     ).wait()
 
 
@@ -89,6 +97,7 @@ def allreduce_async(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    algorithm: str = "herring",
 ) -> Handle:
     """Starts an all-reduce in place. Leave the tensor alone until `Handle.wait` has returned.
 
@@ -97,7 +106,13 @@ def allreduce_async(
     dense = require_dense(tensor, "allreduce")
     host = on_host(dense, "allreduce")
     inner = herring.allreduce_async(
-        host, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+        host,
+        op,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=timeout,
+        algorithm=algorithm,
     )
     return Handle(inner, tensor, None if host is dense else host)
 

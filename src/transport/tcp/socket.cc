@@ -63,8 +63,8 @@ Address from_sockaddr(const sockaddr_storage& from, socklen_t length) {
   return {host, static_cast<uint16_t>(std::stoi(port))};
 }
 
-// One attempt; kTimeout when the time is up, kPeerLost when it may be worth trying again.
-Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, Nanos deadline) {
+// A socket on its way to an address; kPeerLost when it may be worth trying again.
+Result<GuardedFd> start_connecting(const addrinfo& info, const std::string& source) {
   GuardedFd fd = GuardedFd::open([&] {
     return socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol);
   });
@@ -85,6 +85,14 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   if (connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0 && errno != EINPROGRESS) {
     return Status(Code::kPeerLost, strerror(errno));
   }
+  return fd;
+}
+
+// One attempt; kTimeout when the time is up, kPeerLost when it may be worth trying again.
+Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, Nanos deadline) {
+  auto started = start_connecting(info, source);
+  if (!started.ok()) return started.status();
+  GuardedFd fd = std::move(*started);
   pollfd waiting{fd.get(), POLLOUT, 0};
   for (;;) {
     const Nanos left = deadline - monotonic_now();
@@ -233,6 +241,12 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
   return Status(Code::kTimeout, concat("no connection to ", address.to_string(), " in ",
                                        to_seconds(monotonic_now() - start), " s (last error: ",
                                        last, ")"));
+}
+
+Result<GuardedFd> begin_connecting(const Address& address, const std::string& source) {
+  auto info = resolve(address, false);
+  if (!info.ok()) return info.status();
+  return start_connecting(**info, source);
 }
 
 Result<std::string> interface_address(const std::string& name) {

@@ -31,6 +31,9 @@ Result<Address> peer_address(int fd);
 // choose). `source`: local address to use, or empty. The socket is non-blocking with TCP_NODELAY.
 Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline);
 
+// A non-blocking socket on its way to a literal address; writable once it is there, or has failed.
+Result<GuardedFd> begin_connecting(const Address& address, const std::string& source);
+
 Status make_flow_socket(int fd);  // non-blocking, TCP_NODELAY, keep-alive
 
 // The address of a named interface ("eth0"), or the text itself when it is an address.

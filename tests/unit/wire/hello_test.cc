@@ -115,7 +115,7 @@ TEST(Hello, EveryRefusalHasItsCodeAndNamesTheAddress) {
 
 TEST(Hello, WrongVersionsAreSeenBeforeTheJob) {
   ClientHello message = make_client_hello({}, job_id("a"));
-  message.version = 2;
+  message.version = kProtocolVersion + 1;
   EXPECT_EQ(check_client_hello(message, job_id("b")), Verdict::kWrongVersion);
   message.magic[7] = 0;
   EXPECT_EQ(check_client_hello(message, job_id("b")), Verdict::kWrongMagic);

@@ -1,0 +1,84 @@
+// All all-reduces of a worker that go by messages between workers: their runs, the mesh that
+// carries them, deadlines. Loop thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "collective/mesh.h"
+#include "collective/run.h"
+#include "control/cluster.h"
+
+namespace herring::collective {
+
+class Executor : private transport::FlowHandler {
+ public:
+  // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job.
+  using OnFailure = std::function<void(const Status&)>;
+
+  Executor(transport::EventLoop& loop, const control::Cluster& cluster, MeshOptions options,
+           OnFailure on_failure);
+  ~Executor() override;
+
+  // Where the others reach this worker.
+  Result<std::string> listen() { return mesh_.listen(); }
+  // Addresses by rank; tasks that were started before wait for them.
+  Status meet(const std::vector<std::string>& addresses);
+
+  struct Limits {
+    Nanos timeout = 0, warn = 0;
+  };
+  // Reduces in place. `on_done` is called once, unless the job fails before.
+  void start(Task task, Limits limits, std::function<void()> on_done);
+  // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
+  void clear();
+  // Call it now and then.
+  void check_deadlines(Nanos now);
+
+  transport::FlowCounters counters() const { return mesh_.counters(); }
+
+ private:
+  using Key = std::pair<uint32_t, uint32_t>;  // stream, ticket
+  class Active;
+  // The other end of a flow.
+  struct Peer {
+    std::unique_ptr<char[]> scratch;          // frames that are added to something
+    Active* arriving = nullptr;               // whose frame is being received
+    struct Sent {
+      Key key;
+      uint32_t step;
+      size_t bytes;
+    };
+    std::deque<Sent> on_the_way;              // frames handed to the flow
+  };
+
+  void begin(Active& active);
+  void settle(Key key);
+  Status on_grant(uint32_t from, const wire::FrameHeader& header);
+  void lost(uint32_t rank, const Status& why);
+
+  Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
+  void on_payload(transport::Flow&, const wire::FrameHeader&, size_t received) override;
+  Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
+  void on_sent(transport::Flow&, uint64_t token) override;
+  void on_closed(transport::Flow&, const Status& why) override;
+
+  transport::EventLoop& loop_;
+  const control::Cluster& cluster_;
+  const uint32_t rank_;
+  const OnFailure on_failure_;
+  Mesh mesh_;
+  std::map<Key, std::unique_ptr<Active>> active_;
+  std::map<uint32_t, Peer> peers_;
+  // Grants that came before the task they are for: by task, sender and message, frames.
+  std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
+  size_t early_count_ = 0;
+};
+
+}  // namespace herring::collective

@@ -1,0 +1,63 @@
+// Connections between workers, for algorithms that do without servers: made when a schedule first
+// needs them, over TCP and with the hello that every connection of a job begins with. Of two ranks
+// the lower connects. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/connector.h"
+#include "transport/tcp/flow.h"
+#include "transport/tcp/handshake.h"
+
+namespace herring::collective {
+
+struct MeshOptions {
+  uint32_t rank = 0, size = 1, epoch = 0;
+  std::string host;    // where this worker listens: its own address in this job, no wider
+  std::string source;  // the address to connect from; empty: the system's choice
+  transport::tcp::Credentials credentials;
+};
+
+class Mesh {
+ public:
+  // `user_index` of a flow is the rank at its other end.
+  using OnFlow = std::function<void(uint32_t rank)>;
+  using OnFailed = std::function<void(uint32_t rank, const Status&)>;
+
+  Mesh(transport::EventLoop& loop, MeshOptions options, transport::FlowHandler& handler,
+       OnFlow on_flow, OnFailed on_failed);
+
+  // Begins to listen; the address is for the others.
+  Result<std::string> listen();
+  // By rank. Nobody is connected to before.
+  Status meet(const std::vector<std::string>& addresses);
+  bool met() const { return !addresses_.empty(); }
+
+  // Sees to it that there is, or will be, a flow to this rank.
+  void want(uint32_t rank);
+  // Null while there is none.
+  transport::Flow* flow(uint32_t rank);
+  // Closes everything, without a report.
+  void clear();
+
+  transport::FlowCounters counters() const;
+
+ private:
+  void adopt(uint32_t rank, GuardedFd fd, const std::string& peer);
+
+  transport::EventLoop& loop_;
+  const MeshOptions options_;
+  transport::FlowHandler& handler_;
+  const OnFlow on_flow_;
+  const OnFailed on_failed_;
+  std::unique_ptr<transport::tcp::Acceptor> acceptor_;
+  std::vector<transport::tcp::Address> addresses_;
+  std::map<uint32_t, std::unique_ptr<transport::tcp::Connector>> connecting_;
+  std::map<uint32_t, std::unique_ptr<transport::tcp::TcpFlow>> flows_;
+};
+
+}  // namespace herring::collective

@@ -1,0 +1,258 @@
+#include "collective/run.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace herring::collective {
+namespace {
+
+// Less is not worth a call while more is on its way.
+constexpr size_t kReducePiece = 16 << 10;
+
+uint32_t frames_of(size_t bytes) {
+  return static_cast<uint32_t>((bytes + kFrameBytes - 1) / kFrameBytes);
+}
+
+size_t bytes_of_frame(const Range& range, uint32_t frame) {
+  return std::min(kFrameBytes, range.bytes - frame * kFrameBytes);
+}
+
+// Whole frames of a range of which the first `clear` bytes are usable.
+uint32_t whole_frames(const Range& range, size_t clear) {
+  return clear == range.bytes ? frames_of(clear) : static_cast<uint32_t>(clear / kFrameBytes);
+}
+
+// Cuts [range.offset, end) where it meets what is still to come of `other`, whose first `done`
+// bytes are dealt with.
+void limit(size_t& end, const Range& range, const Range& other, size_t done) {
+  const size_t open = other.offset + done;
+  if (done == other.bytes || open >= end || other.end() <= range.offset) return;
+  end = std::max(range.offset, open);
+}
+
+}  // namespace
+
+Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
+    : task_(std::move(task)),
+      size_(size),
+      wire_(wire),
+      schedule_(make_schedule(task_.algorithm, rank, size, task_.count, size_of(task_.dtype))),
+      progress_(schedule_.size()) {
+  for (uint32_t i = 0; i < schedule_.size(); ++i) {
+    if (const uint32_t to = schedule_[i].to; to != kNobody) {
+      progress_[i].send_message = static_cast<uint32_t>(lanes_[to].sends.size());
+      lanes_[to].sends.push_back(i);
+    }
+    if (const uint32_t from = schedule_[i].from; from != kNobody) {
+      progress_[i].receive_message = static_cast<uint32_t>(lanes_[from].receives.size());
+      lanes_[from].receives.push_back(i);
+    }
+  }
+}
+
+void Run::start() {
+  const bool alone = size_ == 1;
+  if (task_.count > 0 && (alone || task_.prescale != 1.0)) {
+    const void* const source = task_.data;
+    reduce::combine(&source, 1, task_.data, task_.count,
+                    {task_.dtype, task_.dtype, task_.op, task_.prescale, 1.0,
+                     alone ? task_.postscale : 1.0});
+  }
+  advance();
+}
+
+uint32_t Run::window_end() const {
+  return static_cast<uint32_t>(std::min<size_t>(schedule_.size(), first_ + kLookAhead + 1));
+}
+
+// How many bytes of `range`, from its beginning, no earlier step still has to receive (or send).
+size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
+  size_t end = range.end();
+  for (uint32_t i = first_; i < step; ++i) {
+    limit(end, range, schedule_[i].receive, progress_[i].received);
+    if (also_sends) limit(end, range, schedule_[i].send, progress_[i].sent_bytes);
+  }
+  return end - range.offset;
+}
+
+void Run::advance() {
+  while (first_ < schedule_.size() && progress_[first_].done(schedule_[first_])) ++first_;
+  advance_grants();
+  advance_sends();
+}
+
+// Whether ranks other than this step's still have much of what they were granted to send.
+bool Run::others_are_sending(uint32_t step) const {
+  size_t outstanding = 0;
+  for (uint32_t i = first_; i < step; ++i) {
+    const Step& earlier = schedule_[i];
+    if (earlier.from == kNobody || earlier.from == schedule_[step].from) continue;
+    const Progress& progress = progress_[i];
+    const size_t granted = std::min(progress.granted * kFrameBytes, earlier.receive.bytes);
+    outstanding += granted - progress.received;
+    const Lane& lane = lanes_.at(earlier.from);
+    if (lane.receives[std::min(lane.next_receive, lane.receives.size() - 1)] == i) {
+      outstanding -= lane.arrived;
+    }
+  }
+  return outstanding > kOverlapBytes;
+}
+
+void Run::advance_grants() {
+  for (uint32_t i = first_; i < window_end(); ++i) {
+    const Step& step = schedule_[i];
+    Progress& progress = progress_[i];
+    if (step.from == kNobody || progress.granted == frames_of(step.receive.bytes)) continue;
+    const uint32_t frames =
+        whole_frames(step.receive, clear_bytes(i, step.receive, true));
+    if (frames <= progress.granted || !wire_.ready_for_grant(step.from)) continue;
+    if (others_are_sending(i)) continue;
+    progress.granted = frames;
+    wire_.grant(step.from, progress.receive_message, frames);
+  }
+}
+
+void Run::advance_sends() {
+  size_t waiting = 0;  // could leave at once, for earlier steps
+  for (uint32_t i = first_; i < window_end(); ++i) {
+    const Step& step = schedule_[i];
+    Progress& progress = progress_[i];
+    const uint32_t all = frames_of(step.send.bytes);
+    if (step.to == kNobody || progress.queued == all) continue;
+    Lane& lane = lanes_[step.to];
+    // Messages between two ranks keep their order.
+    if (lane.sends[lane.next_send] != i) continue;
+    const uint32_t ready = std::min(
+        progress.granted_to_us, whole_frames(step.send, clear_bytes(i, step.send, false)));
+    if (waiting > kOverlapBytes) break;
+    waiting += std::min(ready * kFrameBytes, step.send.bytes) - progress.sent_bytes;
+    while (progress.queued < ready && wire_.ready_for_block(step.to)) {
+      const uint32_t frame = progress.queued++;
+      wire_.block(step.to, progress.send_message, frame,
+                  task_.data + step.send.offset + frame * kFrameBytes,
+                  bytes_of_frame(step.send, frame), i);
+    }
+    if (progress.queued == all) ++lane.next_send;
+  }
+}
+
+Status Run::on_grant(uint32_t from, uint32_t message, uint32_t frames) {
+  const auto found = lanes_.find(from);
+  if (found == lanes_.end() || message >= found->second.sends.size()) {
+    return {Code::kInternal, concat("rank ", from, " grants message ", message, " of '",
+                                    task_.name, "', which does not exist")};
+  }
+  const uint32_t step = found->second.sends[message];
+  Progress& progress = progress_[step];
+  if (frames <= progress.granted_to_us || frames > frames_of(schedule_[step].send.bytes)) {
+    return {Code::kInternal, concat("rank ", from, " grants ", frames, " frames of message ",
+                                    message, " of '", task_.name, "', which has ",
+                                    frames_of(schedule_[step].send.bytes), ", after ",
+                                    progress.granted_to_us)};
+  }
+  progress.granted_to_us = frames;
+  return {};
+}
+
+Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t bytes, char* scratch,
+                     transport::Destinations& out) {
+  const auto refuse = [&](const char* what) {
+    return Status(Code::kInternal, concat("rank ", from, " sent frame ", frame, " of message ",
+                                          message, " of '", task_.name, "', ", bytes, " bytes: ",
+                                          what));
+  };
+  const auto found = lanes_.find(from);
+  if (found == lanes_.end()) return refuse("nothing is expected from it");
+  Lane& lane = found->second;
+  if (message != lane.next_receive || message >= lane.receives.size()) {
+    return refuse("that is not the next message");
+  }
+  const uint32_t index = lane.receives[message];
+  const Step& step = schedule_[index];
+  const Progress& progress = progress_[index];
+  if (frame >= progress.granted) return refuse("it was not granted");
+  if (size_t{frame} * kFrameBytes != progress.received) return refuse("that is not the next frame");
+  if (bytes != bytes_of_frame(step.receive, frame)) return refuse("the length is wrong");
+  lane.frame_bytes = bytes;
+  lane.arrived = lane.reduced = 0;
+  out.add(step.combine == Combine::kCopy ? task_.data + step.receive.offset + progress.received
+                                         : scratch,
+          bytes);
+  return {};
+}
+
+void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
+  Lane& lane = lanes_[from];
+  const uint32_t index = lane.receives[lane.next_receive];
+  const Step& step = schedule_[index];
+  Progress& progress = progress_[index];
+  const bool whole = have == lane.frame_bytes;
+  if (step.combine != Combine::kCopy) {
+    const size_t item = size_of(task_.dtype);
+    const size_t usable = have / item * item - lane.reduced;
+    if (usable >= kReducePiece || whole) {
+      reduce_piece(step, progress.received + lane.reduced, scratch + lane.reduced, usable);
+      lane.reduced += usable;
+    }
+  }
+  if (whole) {
+    progress.received += have;
+    if (progress.received == step.receive.bytes) ++lane.next_receive;
+  }
+  lane.arrived = whole ? 0 : have;
+  // On the way through a frame only grants may become possible, and only near a message's end.
+  if (whole || step.receive.bytes - progress.received - have <= kOverlapBytes) advance();
+}
+
+void Run::reduce_piece(const Step& step, size_t offset, const char* from, size_t bytes) const {
+  char* const to = task_.data + step.receive.offset + offset;
+  const void* const sources[] = {to, from};
+  const bool last = step.combine == Combine::kFinish;
+  const double divisor = last && task_.op == ReduceOp::kAverage ? size_ : 1.0;
+  reduce::combine(sources, 2, to, bytes / size_of(task_.dtype),
+                  {task_.dtype, task_.dtype, task_.op, 1.0, divisor, last ? task_.postscale : 1.0});
+}
+
+void Run::sent(uint32_t step, size_t bytes) {
+  progress_[step].sent_bytes += bytes;
+  advance();
+}
+
+std::vector<uint32_t> Run::peers() const {
+  std::vector<uint32_t> peers;
+  for (const auto& [peer, lane] : lanes_) peers.push_back(peer);
+  return peers;
+}
+
+bool Run::needs(uint32_t peer) const {
+  for (uint32_t i = first_; i < schedule_.size(); ++i) {
+    const Step& step = schedule_[i];
+    if ((step.from == peer && progress_[i].received < step.receive.bytes) ||
+        (step.to == peer && progress_[i].sent_bytes < step.send.bytes)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<uint32_t> Run::missing() const {
+  std::vector<uint32_t> ranks;
+  const auto add = [&](uint32_t rank) {
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+  };
+  for (uint32_t i = first_; i < window_end(); ++i) {
+    if (progress_[i].received < progress_[i].granted * kFrameBytes &&
+        progress_[i].received < schedule_[i].receive.bytes) {
+      add(schedule_[i].from);
+    }
+  }
+  for (uint32_t i = first_; ranks.empty() && i < window_end(); ++i) {
+    if (progress_[i].sent_bytes < schedule_[i].send.bytes) add(schedule_[i].to);
+  }
+  for (uint32_t i = first_; ranks.empty() && i < window_end(); ++i) {
+    if (schedule_[i].from != kNobody) add(schedule_[i].from);
+  }
+  return ranks;
+}
+
+}  // namespace herring::collective

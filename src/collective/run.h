@@ -1,0 +1,115 @@
+// One all-reduce that follows a schedule, as a state machine: which frames this rank may send,
+// which frames others may send to it, and what becomes of those that arrive. No sockets, no clock:
+// tests drive several of them against each other.
+//
+// A message (one half of a step) travels in frames of kFrameBytes; the last is shorter. The
+// receiver grants as many frames of a message as it has a place for: where nothing is still to be
+// sent, and nothing of an earlier message is still to arrive. It looks kLookAhead steps ahead, so
+// that a grant is there before the sender needs it. The sender sends what is granted and whose
+// bytes are ready: a frame of a block leaves as soon as that frame of the step before has been
+// added to it. Two ranks that send to one at the same time would fill the queue before it: the
+// second is granted nothing before the first has but kOverlapBytes left. Nor does a rank send to
+// two at the same time: the earlier step would end later, and with it everybody who waits for it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "collective/schedule.h"
+#include "reduce/reduce.h"
+#include "transport/transport.h"
+
+namespace herring::collective {
+
+inline constexpr size_t kFrameBytes = 256 << 10;
+inline constexpr uint32_t kLookAhead = 2;
+inline constexpr size_t kOverlapBytes = 64 << 10;
+
+// What a rank is asked to do, the same on all ranks but for the place of the array.
+struct Task {
+  uint32_t stream = 0, ticket = 0;  // who it is, on every rank
+  std::string name;                 // for messages
+  Algorithm algorithm = Algorithm::kRing;
+  char* data = nullptr;             // in place
+  uint64_t count = 0;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0, postscale = 1.0;
+};
+
+class Run {
+ public:
+  // What a run says to others; frames of one message arrive in the order in which they are sent.
+  class Wire {
+   public:
+    virtual ~Wire() = default;
+    // Whether `to` can be reached, and has not much waiting already.
+    virtual bool ready_for_grant(uint32_t to) = 0;
+    virtual bool ready_for_block(uint32_t to) = 0;
+    // The first `frames` frames of the message may be sent.
+    virtual void grant(uint32_t to, uint32_t message, uint32_t frames) = 0;
+    // The bytes stay where they are until sent(to, step, bytes) is called.
+    virtual void block(uint32_t to, uint32_t message, uint32_t frame, const char* data,
+                       size_t bytes, uint32_t step) = 0;
+  };
+
+  Run(Task task, uint32_t rank, uint32_t size, Wire& wire);
+
+  // Scales this rank's contribution and sends what can be sent.
+  void start();
+  // Sends what has become possible; after every report below it is called from inside.
+  void advance();
+  bool done() const { return first_ == schedule_.size(); }
+
+  // Reports of the wire. An error: the other side breaks the rules.
+  Status on_grant(uint32_t from, uint32_t message, uint32_t frames);
+  // Says where the frame's bytes go: into the array, or (reduce) into `scratch` of kFrameBytes.
+  Status on_block(uint32_t from, uint32_t message, uint32_t frame, size_t bytes, char* scratch,
+                  transport::Destinations& out);
+  // `have` bytes of that frame have arrived; with the last one the frame is over.
+  void on_bytes(uint32_t from, const char* scratch, size_t have);
+  void sent(uint32_t step, size_t bytes);
+
+  const Task& task() const { return task_; }
+  std::vector<uint32_t> peers() const;
+  bool needs(uint32_t peer) const;  // something is still to be sent or received
+  // Whom this rank waits for now: who should send, else who should grant.
+  std::vector<uint32_t> missing() const;
+
+ private:
+  struct Progress {
+    uint32_t send_message = 0, receive_message = 0;  // their numbers between the two ranks
+    uint32_t granted_to_us = 0, granted = 0;         // frames
+    uint32_t queued = 0;                             // frames handed to the wire
+    size_t sent_bytes = 0, received = 0;             // of whole frames only
+    bool done(const Step& step) const {
+      return sent_bytes == step.send.bytes && received == step.receive.bytes;
+    }
+  };
+  // All messages to and from one other rank, as indices of steps.
+  struct Lane {
+    std::vector<uint32_t> sends, receives;
+    size_t next_send = 0, next_receive = 0;  // the first that is not queued, not received whole
+    size_t frame_bytes = 0;                  // of the frame that is arriving
+    size_t arrived = 0, reduced = 0;         // of these
+  };
+
+  uint32_t window_end() const;
+  size_t clear_bytes(uint32_t step, Range range, bool also_sends) const;
+  bool others_are_sending(uint32_t step) const;
+  void advance_grants();
+  void advance_sends();
+  void reduce_piece(const Step& step, size_t offset, const char* from, size_t bytes) const;
+
+  const Task task_;
+  const uint32_t size_;
+  Wire& wire_;
+  const Schedule schedule_;
+  std::vector<Progress> progress_;  // by step
+  std::map<uint32_t, Lane> lanes_;
+  uint32_t first_ = 0;  // step that is not complete
+};
+
+}  // namespace herring::collective

@@ -1,0 +1,64 @@
+// All-reduce algorithms as data: what one rank sends, receives and adds, step by step. Pure: the
+// tests, the cost models' check and the execution read the same schedules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "wire/messages.h"
+
+namespace herring::collective {
+
+using wire::Algorithm;
+
+// Bytes of the array.
+struct Range {
+  size_t offset = 0, bytes = 0;
+  size_t end() const { return offset + bytes; }
+  bool operator==(const Range&) const = default;
+};
+
+// What becomes of received bytes.
+enum class Combine : uint8_t {
+  kCopy,    // they are results: they replace what is there
+  kReduce,  // they are contributions: combined with what is there
+  kFinish,  // the same, and it is the last time: divide and scale
+};
+
+inline constexpr uint32_t kNobody = ~0u;
+
+// Both halves of a step go on at the same time; their ranges have no byte in common. A half without
+// bytes has no peer either.
+struct Step {
+  uint32_t to = kNobody;
+  Range send;
+  uint32_t from = kNobody;
+  Range receive;
+  Combine combine = Combine::kCopy;
+};
+
+using Schedule = std::vector<Step>;
+
+// The steps of `rank` among `size` ranks, for `count` elements of `item` bytes. What a rank sends
+// to another is what the other receives from it, message by message in this order. Every element
+// is finished on exactly one rank, so that all ranks end with the same bits. Algorithm::kHerring
+// has no schedule: empty.
+//
+//   server     rank 0 receives from every other rank in turn, then sends to each
+//   tree       binomial: a rank receives from rank + 1, + 2, + 4 ... and sends to rank - its lowest
+//              set bit; results take the same way back
+//   ring       2 (size - 1) steps: each sends one of `size` blocks to rank + 1 and receives another
+//              from rank - 1, first to add, then to copy
+//   butterfly  recursive halving, then recursive doubling, over the largest power of two of ranks.
+//              Each rank too many, 0, 2, 4 ..., adds its array to its right neighbour's at first
+//              and gets the result from it at the end
+Schedule make_schedule(Algorithm algorithm, uint32_t rank, uint32_t size, uint64_t count,
+                       size_t item);
+
+// Names as Python uses them: "herring", "server", "tree", "ring", "butterfly".
+Result<Algorithm> parse_algorithm(const std::string& name);
+
+}  // namespace herring::collective

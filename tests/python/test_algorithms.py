@@ -1,0 +1,217 @@
+"""All-reduce by messages between workers: every algorithm against NumPy, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from herring import models
+from jobs import LAYOUTS, PREAMBLE, expect_success, run_job
+
+pytestmark = pytest.mark.timeout(120)
+
+REDUCTIONS = """
+herring.init()
+rank, size = herring.rank(), herring.size()
+FLOATS = ["float32", "float64", "float16"]
+DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
+# Fewer elements than ranks, odd tails, and blocks of several frames.
+for algorithm in ("server", "tree", "ring", "butterfly"):
+    for count in (0, 1, 3, 1009, 300_007):
+        base = np.arange(count) % 5 + 1
+        ranks = [base + r for r in range(size)]
+        for dtype in DTYPES:
+            stack = np.stack([(one % 2 if dtype == "bool" else one).astype(dtype) for one in ranks])
+            wide = stack.astype(np.float64)
+            for op in ("sum", "min", "max", "product", "average"):
+                if op == "average" and dtype not in FLOATS:
+                    continue
+                expected = {
+                    "sum": lambda: wide.sum(0),
+                    "min": lambda: wide.min(0),
+                    "max": lambda: wide.max(0),
+                    "product": lambda: wide.prod(0),
+                    "average": lambda: wide.sum(0).astype(np.float32) / np.float32(size)
+                    if dtype != "float64" else wide.sum(0) / size,
+                }[op]()
+                if dtype == "bool":
+                    expected = expected > 0
+                elif np.dtype(dtype).kind in "iu":
+                    expected = expected.astype(np.int64)  # wraps below
+                elif dtype == "float16" and op == "product":
+                    continue  # beyond 2048 each step rounds
+                array = stack[rank].copy()
+                assert herring.allreduce(array, op, algorithm=algorithm) is array
+                assert np.array_equal(array, expected.astype(dtype)), (
+                    algorithm, dtype, op, count, array[:4])
+    scaled = np.full(100_000, 1.0 + rank, np.float32)
+    herring.allreduce(scaled, "sum", prescale=0.5, postscale=4.0, algorithm=algorithm)
+    assert (scaled == 2.0 * size * (size + 1) / 2).all(), scaled[:3]
+    shared = herring.empty((7, 30_000))
+    shared[:] = rank
+    herring.allreduce(shared, "max", algorithm=algorithm)
+    assert (shared == size - 1).all()
+    # The same bits on every rank, and again.
+    digests = []
+    for attempt in range(2):
+        array = np.random.default_rng(rank).standard_normal(200_003).astype(np.float32)
+        array *= 10.0 ** np.random.default_rng(rank + 50).integers(-6, 6, len(array))
+        herring.allreduce(array, algorithm=algorithm)
+        digests += herring.allgather_object(hashlib.sha256(array.tobytes()).hexdigest())
+    assert len(set(digests)) == 1, (algorithm, digests)
+"""
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "two"])
+def test_every_algorithm(layout: str) -> None:
+    options = {**LAYOUTS, "two": ["-n", "2", "--nodes", "2", "--servers", "1"]}[layout]
+    expect_success(run_job(options, REDUCTIONS, timeout=100))
+
+
+BESIDE = """
+# Many at a time, of every algorithm, in another order on each rank; beside operations of servers.
+import random
+herring.init()
+rank, size = herring.rank(), herring.size()
+algorithms = ("herring", "server", "tree", "ring", "butterfly")
+for attempt in range(3):
+    names = [f"{attempt}.{i}" for i in range(30)]
+    random.Random(rank + 100 * attempt).shuffle(names)
+    handles = []
+    for name in names:
+        number = int(name.split(".")[1])
+        array = np.full((5, 3_000, 400_000)[number % 3], rank, np.int64)
+        handles.append(herring.allreduce_async(
+            array, "sum", name=name, algorithm=algorithms[number % 5]))
+    random.Random(rank + 7).shuffle(handles)
+    for handle in handles:
+        assert (handle.wait(60) == size * (size - 1) // 2).all()
+counters = herring.stats()["workers"]
+assert counters["bytes_sent"] > 0 and counters["bytes_received"] > 0
+"""
+
+
+@pytest.mark.parametrize("layout", ["one-node", "colocated-servers", "uneven-nodes"])
+def test_many_at_a_time(layout: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], BESIDE, timeout=100))
+
+
+MISTAKES = """
+herring.init()
+rank, size = herring.rank(), herring.size()
+def raises(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__} for {text}")
+ones = np.ones(1000, np.float32)
+raises(herring.InvalidArgumentError, "'herring', 'server', 'tree', 'ring', 'butterfly'",
+       herring.allreduce, ones, algorithm="rings")
+raises(herring.InvalidArgumentError, "'average' of dtype int32",
+       herring.allreduce, np.zeros(3, np.int32), algorithm="ring")
+raises(herring.MismatchError, "rank 1: allreduce of float32 [1000], op sum, algorithm ring",
+       herring.allreduce, ones, "sum", name="a", algorithm="ring" if rank == 1 else "tree")
+raises(herring.MismatchError, "rank 2: allreduce of float32 [1000], op sum, algorithm ring",
+       herring.allreduce, ones, "sum", name="b", algorithm="ring" if rank == 2 else "herring")
+raises(herring.MismatchError, "rank 0: allreduce of float64", herring.allreduce,
+       ones.astype(np.float64) if rank == 0 else ones, name="c", algorithm="ring")
+raises(herring.MismatchError, "rank 0: allreduce of float32 [1001]", herring.allreduce,
+       np.ones(1001 if rank == 0 else 1000, np.float32), name="d", algorithm="butterfly")
+raises(herring.MismatchError, "op max", herring.allreduce, ones, "max" if rank else "sum",
+       name="e", algorithm="server")
+# One rank never calls: the others are told who, and go on.
+if rank != 2:
+    raises(herring.TimeoutError, "rank 2 (", herring.allreduce, ones, name="lonely", timeout=0.3,
+           algorithm="ring")
+herring.barrier()
+herring.allreduce(ones, "sum", algorithm="ring")
+assert (ones == size).all()
+"""
+
+
+def test_mistakes_name_what_is_wrong_and_the_job_goes_on() -> None:
+    expect_success(run_job(["-n", "3", "--nodes", "3", "--servers", "1"], MISTAKES))
+
+
+# The victim kills itself in the middle of traffic; everybody else must learn within 2 s.
+VICTIM = """
+import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+herring.init()
+rank, victim = herring.rank(), int(os.environ["VICTIM"])
+algorithm = os.environ["ALGORITHM"]
+large = np.zeros(5_000_000, np.float32)
+herring.allreduce(large, name="warm", algorithm=algorithm)
+herring.barrier()  # the victim may be done with it before the others
+if rank == victim:
+    handle = herring.allreduce_async(large, name="last", algorithm=algorithm)
+    os.kill(os.getpid(), signal.SIGKILL)
+start = time.monotonic()
+try:
+    herring.allreduce(large, name="last", algorithm=algorithm)
+    while True:
+        herring.allreduce(large, "sum", algorithm=algorithm)
+except herring.PeerLostError as error:
+    took = time.monotonic() - start
+    assert f"rank {victim}" in str(error), error
+    print(f"survivor {rank} learned in {took:.2f} s", flush=True)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["server", "tree", "ring", "butterfly"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_everybody_learns_of_a_killed_worker(algorithm: str, victim: int) -> None:
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "4", "--nodes", "4"]
+    command += ["--servers", "1", "--timeout", "60", "--grace", "8", "--"]
+    job = subprocess.run(
+        [*command, sys.executable, "-c", PREAMBLE + VICTIM],
+        env={**os.environ, "VICTIM": str(victim), "ALGORITHM": algorithm},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=80,
+        check=False,
+    )
+    times = [float(t) for t in re.findall(r"learned in ([\d.]+) s", job.stdout)]
+    assert len(times) == 3, job.stdout[-4000:]
+    assert max(times) < 3.0, times
+
+
+LEAVING = """
+# Who has done its part may leave while others still receive.
+herring.init()
+rank, size = herring.rank(), herring.size()
+for algorithm in ("tree", "server"):
+    array = np.full(2_000_000, rank, np.float32)
+    herring.allreduce(array, "sum", algorithm=algorithm)
+    assert (array == size * (size - 1) / 2).all()
+herring.shutdown()
+"""
+
+
+def test_leaving_after_the_last_operation() -> None:
+    expect_success(run_job(["-n", "5", "--nodes", "5", "--servers", "1"], LEAVING))
+
+
+def test_wire_bytes_are_those_of_the_model(tmp_path: Path) -> None:
+    for algorithm in ("server", "tree", "ring", "butterfly"):
+        path = tmp_path / f"{algorithm}.json"
+        command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "4", "--nodes", "4"]
+        command += ["--servers", "1", "--", sys.executable, "-m", "herring.bench", "allreduce"]
+        command += ["--sizes", "4M", "--iterations", "2", "--warmup", "1", "--check"]
+        command += ["--algorithm", algorithm, "--json", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (entry,) = json.loads(path.read_text())["results"]
+        assert entry["wrong"] == 0
+        sent = 4 * entry["wire_bytes_per_worker"]
+        total = models.wire(algorithm, 4, entry["bytes"]).total_bytes
+        assert total <= sent <= total * 1.01, (algorithm, sent, total)

@@ -1,0 +1,270 @@
+#include "collective/run.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+
+namespace herring::collective {
+namespace {
+
+using transport::Destinations;
+
+// Several runs in one process. Every pair of ranks has an ordered line in each direction; which
+// line moves next, and by how much, is drawn by lot.
+class Cluster {
+ public:
+  Cluster(const Task& task, std::vector<char*> arrays, unsigned seed) : lot_(seed) {
+    const auto size = static_cast<uint32_t>(arrays.size());
+    for (uint32_t rank = 0; rank < size; ++rank) {
+      Task own = task;
+      own.data = arrays[rank];
+      wires_.push_back(std::make_unique<Port>(*this, rank));
+      runs_.push_back(std::make_unique<Run>(own, rank, size, *wires_[rank]));
+    }
+    lines_.resize(size * size);
+  }
+
+  Run& run(uint32_t rank) { return *runs_[rank]; }
+
+  // False: somebody is stuck.
+  bool play() {
+    // In any order, and what the first say is only heard when all have begun.
+    std::vector<uint32_t> order(runs_.size());
+    for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), lot_);
+    for (const uint32_t rank : order) runs_[rank]->start();
+    for (;;) {
+      std::vector<size_t> busy;
+      for (size_t i = 0; i < lines_.size(); ++i) {
+        if (!lines_[i].empty()) busy.push_back(i);
+      }
+      if (busy.empty()) break;
+      move(busy[lot_() % busy.size()]);
+    }
+    bool done = true;
+    for (const auto& run : runs_) done &= run->done();
+    return done;
+  }
+
+ private:
+  struct Letter {
+    bool grant;
+    uint32_t message, frame;
+    std::string bytes;  // taken when the frame leaves: what changes later is too late
+    const char* data;
+    size_t length;
+    uint32_t step;
+    size_t arrived = 0;
+  };
+
+  class Port : public Run::Wire {
+   public:
+    Port(Cluster& cluster, uint32_t rank) : cluster_(cluster), rank_(rank) {}
+    bool ready_for_grant(uint32_t) override { return true; }
+    bool ready_for_block(uint32_t to) override {
+      return std::count_if(line(to).begin(), line(to).end(),
+                           [](const Letter& letter) { return !letter.grant; }) < 2;
+    }
+    void grant(uint32_t to, uint32_t message, uint32_t frames) override {
+      line(to).push_back({true, message, frames, {}, nullptr, 0, 0});
+    }
+    void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
+               uint32_t step) override {
+      line(to).push_back({false, message, frame, {}, data, bytes, step});
+    }
+
+   private:
+    std::deque<Letter>& line(uint32_t to) {
+      return cluster_.lines_[rank_ * cluster_.runs_.size() + to];
+    }
+    Cluster& cluster_;
+    const uint32_t rank_;
+  };
+
+  void move(size_t index) {
+    const auto from = static_cast<uint32_t>(index / runs_.size());
+    const auto to = static_cast<uint32_t>(index % runs_.size());
+    Letter& letter = lines_[index].front();
+    Run& run = *runs_[to];
+    if (letter.grant) {
+      const Letter one = letter;
+      lines_[index].pop_front();
+      ASSERT_TRUE(run.on_grant(from, one.message, one.frame).ok());
+      run.advance();
+      return;
+    }
+    if (letter.bytes.empty()) letter.bytes.assign(letter.data, letter.length);
+    if (letter.arrived == 0) {
+      Destinations out;
+      const Status status = run.on_block(from, letter.message, letter.frame, letter.length,
+                                         scratch(to, from), out);
+      ASSERT_TRUE(status.ok()) << status.message();
+      places_[index] = static_cast<char*>(out.pieces[0].iov_base);
+    }
+    const size_t left = letter.length - letter.arrived;
+    const size_t some = lot_() % 2 ? left : std::min<size_t>(left, 1 + lot_() % 50'000);
+    std::memcpy(places_[index] + letter.arrived, letter.bytes.data() + letter.arrived, some);
+    letter.arrived += some;
+    const size_t arrived = letter.arrived;
+    const bool whole = arrived == letter.length;
+    const uint32_t step = letter.step;
+    const size_t length = letter.length;
+    if (whole) lines_[index].pop_front();
+    run.on_bytes(from, scratch(to, from), arrived);
+    if (whole) runs_[from]->sent(step, length);
+  }
+
+  // One for each pair, as each flow has one.
+  char* scratch(uint32_t to, uint32_t from) {
+    auto& buffer = scratch_[to * runs_.size() + from];
+    if (buffer.empty()) buffer.resize(kFrameBytes);
+    return buffer.data();
+  }
+
+  std::mt19937 lot_;
+  std::vector<std::unique_ptr<Port>> wires_;
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::map<size_t, std::vector<char>> scratch_;
+  std::map<size_t, char*> places_;  // of the frame that is arriving
+  std::vector<std::deque<Letter>> lines_;
+};
+
+constexpr Algorithm kAll[] = {Algorithm::kServer, Algorithm::kTree, Algorithm::kRing,
+                              Algorithm::kButterfly};
+
+TEST(Run, SumsWhateverArrivesFirst) {
+  for (const Algorithm algorithm : kAll) {
+    for (uint32_t size = 1; size <= 9; ++size) {
+      for (const uint64_t count : {0u, 1u, 3u, 8u, 1000u, 100'003u, 400'001u}) {
+        SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count));
+        std::vector<std::vector<int32_t>> arrays(size);
+        std::vector<int32_t> expected(count);
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          for (uint64_t i = 0; i < count; ++i) {
+            arrays[rank].push_back(static_cast<int32_t>(rank * 31 + i % 1009));
+            expected[i] += arrays[rank][i];
+          }
+        }
+        std::vector<char*> places;
+        for (auto& array : arrays) places.push_back(reinterpret_cast<char*>(array.data()));
+        Task task;
+        task.name = "x";
+        task.algorithm = algorithm;
+        task.count = count;
+        task.dtype = DType::kInt32;
+        Cluster cluster(task, places, static_cast<unsigned>(size * 1000 + count));
+        ASSERT_TRUE(cluster.play());
+        for (uint32_t rank = 0; rank < size; ++rank) ASSERT_EQ(arrays[rank], expected) << rank;
+      }
+    }
+  }
+}
+
+// Bits of sums that depend on the order of addition: equal on all ranks, and equal every time.
+TEST(Run, FloatSumsHaveTheSameBitsWhateverArrivesFirst) {
+  constexpr uint64_t kCount = 200'001;
+  for (const Algorithm algorithm : kAll) {
+    for (const uint32_t size : {3u, 8u}) {
+      std::vector<float> first;
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        std::vector<std::vector<float>> arrays(size);
+        std::mt19937 values(7);
+        for (auto& array : arrays) {
+          for (uint64_t i = 0; i < kCount; ++i) {
+            array.push_back(std::ldexp(static_cast<float>(values()), int(values() % 60) - 60));
+          }
+        }
+        std::vector<char*> places;
+        for (auto& array : arrays) places.push_back(reinterpret_cast<char*>(array.data()));
+        Task task;
+        task.algorithm = algorithm;
+        task.count = kCount;
+        task.op = ReduceOp::kAverage;
+        Cluster cluster(task, places, seed);
+        ASSERT_TRUE(cluster.play());
+        if (seed == 0) first = arrays[0];
+        for (const auto& array : arrays) {
+          ASSERT_EQ(std::memcmp(array.data(), first.data(), kCount * sizeof(float)), 0)
+              << wire::name_of(algorithm) << ", " << size << " ranks";
+        }
+      }
+    }
+  }
+}
+
+TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
+  for (const Algorithm algorithm : kAll) {
+    for (uint32_t size = 1; size <= 6; ++size) {
+      std::vector<std::vector<float>> arrays(size, std::vector<float>(11, 2.0f));
+      std::vector<char*> places;
+      for (auto& array : arrays) places.push_back(reinterpret_cast<char*>(array.data()));
+      Task task;
+      task.algorithm = algorithm;
+      task.count = 11;
+      task.op = ReduceOp::kAverage;
+      task.prescale = 0.5;
+      task.postscale = 8.0;
+      Cluster cluster(task, places, 1);
+      ASSERT_TRUE(cluster.play());
+      for (const auto& array : arrays) EXPECT_EQ(array, std::vector<float>(11, 8.0f));
+    }
+  }
+}
+
+class Silent : public Run::Wire {
+ public:
+  bool ready_for_grant(uint32_t) override { return true; }
+  bool ready_for_block(uint32_t) override { return true; }
+  void grant(uint32_t, uint32_t, uint32_t) override { ++grants; }
+  void block(uint32_t, uint32_t, uint32_t, const char*, size_t, uint32_t) override { ++blocks; }
+  int grants = 0, blocks = 0;
+};
+
+TEST(Run, RefusesWhatWasNotAgreed) {
+  std::vector<float> array(300'000);  // three blocks of two frames
+  std::vector<char> scratch(kFrameBytes);
+  Task task;
+  task.name = "x";
+  task.data = reinterpret_cast<char*>(array.data());
+  task.count = array.size();
+  Silent wire;
+  collective::Run run(task, 1, 3, wire);  // a test has a Run of its own
+  run.start();
+  EXPECT_EQ(wire.grants, 2) << "the third block has its place where the first is still to be sent";
+  EXPECT_EQ(wire.blocks, 0);
+  Destinations out;
+  const auto block = [&](uint32_t from, uint32_t message, uint32_t frame, size_t bytes) {
+    return run.on_block(from, message, frame, bytes, scratch.data(), out);
+  };
+  EXPECT_FALSE(block(2, 0, 0, kFrameBytes).ok()) << "the ring has another direction";
+  EXPECT_FALSE(block(7, 0, 0, kFrameBytes).ok());
+  EXPECT_FALSE(block(0, 1, 0, kFrameBytes).ok()) << "not the next message";
+  EXPECT_FALSE(block(0, 9, 0, kFrameBytes).ok());
+  EXPECT_FALSE(block(0, 0, 1, kFrameBytes).ok()) << "not the next frame";
+  EXPECT_FALSE(block(0, 0, 0, kFrameBytes - 4).ok());
+  EXPECT_FALSE(block(0, 0, 9, kFrameBytes).ok());
+  EXPECT_EQ(out.count, 0);
+  EXPECT_TRUE(block(0, 0, 0, kFrameBytes).ok());
+  EXPECT_EQ(out.pieces[0].iov_base, scratch.data());
+  EXPECT_FALSE(run.on_grant(0, 0, 1).ok()) << "nothing is sent there";
+  EXPECT_FALSE(run.on_grant(2, 4, 1).ok());
+  EXPECT_FALSE(run.on_grant(2, 0, 3).ok());
+  EXPECT_FALSE(run.on_grant(2, 0, 0).ok());
+  EXPECT_TRUE(run.on_grant(2, 0, 1).ok());
+  EXPECT_FALSE(run.on_grant(2, 0, 1).ok()) << "twice";
+  run.advance();
+  EXPECT_EQ(wire.blocks, 1);
+  EXPECT_EQ(run.missing(), std::vector<uint32_t>{0});
+  EXPECT_TRUE(run.needs(0));
+  EXPECT_TRUE(run.needs(2));
+  EXPECT_FALSE(run.needs(1));
+}
+
+}  // namespace
+}  // namespace herring::collective
