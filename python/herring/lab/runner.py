@@ -39,6 +39,7 @@ class Plan:
       timeout: seconds until everything is ended; None: no limit.
       grace: seconds the others get to end after one has failed.
       labels: put the rank in front of each line.
+      server_settings: environment of the servers, names and values.
     """
 
     command: Sequence[str]
@@ -48,6 +49,7 @@ class Plan:
     timeout: float | None = None
     grace: float = 5.0
     labels: bool = True
+    server_settings: Sequence[tuple[str, str]] = ()
 
     @property
     def worker_hosts(self) -> int:
@@ -67,15 +69,20 @@ def substitute(text: str, values: dict[str, str]) -> str:
     return text
 
 
-def run(cluster: Cluster, plan: Plan) -> int:
+def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
     """Runs the plan on a cluster of ``plan.hosts`` hosts to its end.
+
+    Args:
+      cluster: where.
+      plan: what.
+      output: descriptor for all that is printed; by default this process's own two.
 
     Returns:
       0 if all workers and servers ended with 0, else the status of the first that did not
       (128 + signal), or 124 after ``plan.timeout``. Nothing runs any more then.
     """
     with _secret_file() as secret:
-        runner = _Runner(plan)
+        runner = _Runner(plan, output)
         try:
             runner.start(cluster, secret)
             return runner.wait()
@@ -92,11 +99,12 @@ def _secret_file() -> Iterator[str]:
 
 
 class _Runner:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, output: int | None) -> None:
         self._plan = plan
         self._selector = selectors.DefaultSelector()
-        self._out, self._err = Sink(1, os.isatty(1)), Sink(2, os.isatty(2))
-        self._colour = os.isatty(1) and not os.environ.get("NO_COLOR")
+        out, err = (1, 2) if output is None else (output, output)
+        self._out, self._err = Sink(out, os.isatty(out)), Sink(err, os.isatty(err))
+        self._colour = os.isatty(out) and not os.environ.get("NO_COLOR")
         self._running: list[Job] = []
         self._status = 0
 
@@ -117,7 +125,8 @@ class _Runner:
         }
         server = [sys.executable, "-m", "herring.launch.cli", "server"]
         for index in range(plan.servers):
-            self._spawn(cluster, plan.worker_hosts + index, server, common, f"server {index}")
+            env = {**common, **dict(plan.server_settings)}
+            self._spawn(cluster, plan.worker_hosts + index, server, env, f"server {index}")
         for rank in range(plan.workers):
             host, local_rank = divmod(rank, plan.local_size)
             local_size = min(plan.local_size, plan.workers - host * plan.local_size)

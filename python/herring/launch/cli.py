@@ -167,6 +167,12 @@ def _parser() -> argparse.ArgumentParser:
 
     lab.epilog = HELP
     add_commands(lab)
+    study = _command(commands, "study", "measure algorithms and peers in the lab", "", _study)
+    from herring.study.cli import HELP as STUDY_HELP
+    from herring.study.cli import add_options
+
+    study.epilog = STUDY_HELP
+    add_options(study)
     return parser
 
 
@@ -245,6 +251,12 @@ def _check(options: argparse.Namespace) -> int:
 
 def _lab(options: argparse.Namespace) -> int:
     from herring.lab.cli import handle
+
+    return handle(options)
+
+
+def _study(options: argparse.Namespace) -> int:
+    from herring.study.cli import handle
 
     return handle(options)
 

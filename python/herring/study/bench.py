@@ -1,0 +1,140 @@
+"""One point of a study: a benchmark on emulated hosts, and a ping-pong between two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from herring.lab.cluster import Cluster, ClusterError
+from herring.lab.runner import Plan, run
+
+__all__ = ["Network", "Point", "measure", "ping_pong"]
+
+_PING_PONG = """
+import socket, sys, time
+own, peer, sizes = sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3].split(",")]
+def whole(connection, view):
+    while view:
+        view = view[connection.recv_into(view):]
+if not peer:
+    listener = socket.create_server((own, 29380)); print("ready", flush=True)
+    connection, _ = listener.accept()
+else:
+    connection = socket.create_connection((peer, 29380), 10)
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for size in sizes:
+    data, times = bytearray(size), []
+    for turn in range(4 if size >= 1 << 20 else 12):
+        start = time.monotonic()
+        if peer:
+            connection.sendall(data); whole(connection, memoryview(data))
+        else:
+            whole(connection, memoryview(data)); connection.sendall(data)
+        times.append(time.monotonic() - start)
+    if peer:
+        print(size, sorted(times)[len(times) // 2] / 2, flush=True)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What the hosts are joined by; see `herring.lab.Cluster`.
+
+    Attributes:
+      rate_bits: of every link, bits per second and direction.
+      queue_seconds: depth of the switch's queues.
+      paths: rates of the spines, none for one switch.
+    """
+
+    rate_bits: float = 200e6
+    queue_seconds: float = 0.020
+    paths: tuple[float, ...] = ()
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second and direction of a link."""
+        return self.rate_bits / 8
+
+    def cluster(self, hosts: int) -> Cluster:
+        """Makes so many hosts."""
+        return Cluster(hosts, self.rate_bits, self.queue_seconds, paths=self.paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One measurement.
+
+    Attributes:
+      workers: hosts with a worker each.
+      servers: hosts with a dedicated server each.
+      size: bytes of the array.
+      library: ``herring`` or ``gloo``.
+      algorithm: of Herring's all-reduce.
+      dtype: of the array.
+      settings: environment variables of Herring that are not at their default.
+    """
+
+    workers: int
+    servers: int
+    size: int
+    library: str = "herring"
+    algorithm: str = "herring"
+    dtype: str = "float32"
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def measure(network: Network, point: Point, iterations: int, warmup: int = 2) -> dict[str, Any]:
+    """Measures a point; returns the benchmark's result (``p50_seconds`` and others).
+
+    ``drops`` and ``retransmits`` of the whole network are added.
+
+    Raises:
+      ClusterError: the job failed; the message ends with what it printed last.
+    """
+    with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
+        result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")
+        command = [sys.executable, "-m", "herring.bench", "allreduce"]
+        command += ["--sizes", str(point.size), "--dtype", point.dtype, "--op", "sum"]
+        command += ["--iterations", str(iterations), "--warmup", str(warmup), "--check"]
+        command += ["--json", str(result)]
+        if point.library != "herring":
+            command += ["--peer", point.library]
+        elif point.algorithm != "herring":
+            command += ["--algorithm", point.algorithm]
+        settings = ["env", *(f"{name}={value}" for name, value in point.settings.items())]
+        plan = Plan(
+            [*settings, *command],
+            point.workers,
+            point.servers,
+            timeout=600,
+            server_settings=tuple(point.settings.items()),
+        )
+        with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
+            status = run(cluster, plan, output.fileno())
+            counters = cluster.total()
+        if status != 0:
+            raise ClusterError(f"{point} ended with {status}: {log.read_text()[-1500:]}")
+        found = json.loads(result.read_text())["results"][0]
+    if found["wrong"]:
+        raise ClusterError(f"{point}: {found['wrong']} wrong elements")
+    return {**found, "drops": counters.switch_drops, "retransmits": counters.retransmits}
+
+
+def ping_pong(network: Network, sizes: Sequence[int]) -> list[tuple[int, float]]:
+    """Returns (bytes, seconds one way) for messages between two hosts over one TCP connection."""
+    with network.cluster(2) as cluster:
+        listing = ",".join(map(str, sizes))
+        base = [sys.executable, "-S", "-c", _PING_PONG]
+        pipe = {"stdout": subprocess.PIPE, "text": True}
+        job = cluster.popen(1, [*base, cluster.address(1), "", listing], **pipe)
+        if job.process.stdout.readline() != "ready\n":
+            raise ClusterError("the other side of the ping-pong did not start")
+        output = cluster.run(0, [*base, cluster.address(0), cluster.address(1), listing])
+        job.process.wait(30)
+    return [(int(size), float(time)) for size, time in map(str.split, output.splitlines())]

@@ -1,0 +1,119 @@
+"""``herring study``: measures, and writes tables, JSON and plots to a folder."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import time
+
+from herring.errors import ConfigurationError
+from herring.lab.cluster import ClusterError
+from herring.lab.units import parse_rate, parse_seconds
+from herring.study.bench import Network
+from herring.study.experiments import EXPERIMENTS, Scale, Table, costs
+from herring.study.report import markdown, write
+
+__all__ = ["add_options", "handle"]
+
+HELP = """\
+examples:
+  herring study line-rate allreduce --out study
+      fits latency and rate of a link; times every algorithm and Gloo at 2 to 16 hosts
+
+  herring study --quick --out /tmp/study
+      a look at everything in two minutes: the machinery, no figures to keep
+
+  herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
+      --node-price 31.2 --server-price 4.9
+      what dedicated servers cost and buy, from the models; nothing is measured
+
+Measuring needs root, as 'herring lab' does, and torch for Gloo; plots need matplotlib.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``herring study`` to its parser."""
+    names = [*EXPERIMENTS, "cost"]
+    parser.add_argument(
+        "experiments",
+        nargs="*",
+        choices=[*names, []],
+        metavar="EXPERIMENT",
+        help=f"{', '.join(names)} (default: all that are measured)",
+    )
+    parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
+    parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
+    parser.add_argument(
+        "--hosts", default="2,4,8,16", metavar="LIST", help="numbers of workers (2,4,8,16)"
+    )
+    parser.add_argument(
+        "--size", type=float, metavar="BYTES", help="of the array (default 0.25 s of a link)"
+    )
+    parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
+    parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
+    parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
+    cost = parser.add_argument_group("cost")
+    cost.add_argument("--nodes", type=int, default=64, metavar="N", help="worker nodes (64)")
+    cost.add_argument("--compute", type=float, default=0.2, metavar="SECONDS", help="a step (0.2)")
+    cost.add_argument("--node-price", type=float, default=31.2, metavar="P", help="per hour (31.2)")
+    cost.add_argument("--server-price", type=float, default=4.9, metavar="P", help="per hour (4.9)")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Runs ``herring study``; returns the exit status.
+
+    Raises:
+      ConfigurationError: an option is wrong, or this machine cannot measure; says why.
+    """
+    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
+    hosts = _hosts(options.hosts)
+    size = int(options.size or network.bandwidth / 4)
+    if size < 4 or options.iterations < 1:
+        raise ConfigurationError("--size is at least 4 bytes, --iterations at least 1")
+    iterations = options.iterations
+    if options.quick:
+        hosts, size, iterations = [2, 3], int(network.bandwidth / 50), 2
+    scale = Scale(hosts, size // 4 * 4, network, iterations, _Progress())
+    folder = pathlib.Path(options.out)
+    for name in options.experiments or EXPERIMENTS:
+        start = time.monotonic()
+        try:
+            table = _cost(options, network) if name == "cost" else EXPERIMENTS[name](scale)
+        except ClusterError as error:
+            raise ConfigurationError(f"{name}: {error}") from None
+        files = ", ".join(str(path) for path in write(table, folder))
+        print(markdown(table))
+        print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
+    return 0
+
+
+class _Progress:
+    """Says what is measured and how long the rest may take."""
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        now = time.monotonic()
+        if done == 0:
+            self._start = now
+        left = ""
+        if done > 0:
+            left = f", about {(now - self._start) / done * (total - done):.0f} s left"
+        print(f"[{done + 1}/{total}] {what}{left}", file=sys.stderr, flush=True)
+
+
+def _hosts(text: str) -> list[int]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not numbers or min(numbers) < 2 or max(numbers) > 100:
+        raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
+    return numbers
+
+
+def _cost(options: argparse.Namespace, network: Network) -> Table:
+    return costs(
+        options.nodes,
+        options.size or 1e8,
+        network.bandwidth,
+        options.compute,
+        options.node_price,
+        options.server_price,
+    )

@@ -1,0 +1,248 @@
+"""What the study measures: each experiment gives a table, and says how to draw it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from herring import models
+from herring.study.bench import Network, Point, measure, ping_pong
+
+__all__ = ["EXPERIMENTS", "Chart", "Scale", "Table", "costs", "fit_line"]
+
+_BURST = 256e3
+_ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+      hosts: numbers of workers.
+      size: bytes of the array.
+      network: the links.
+      iterations: timed ones per point.
+      report: told about each point before it is measured, as (done, all, what).
+    """
+
+    hosts: Sequence[int]
+    size: int
+    network: Network
+    iterations: int
+    report: Callable[[int, int, str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """How a table is drawn: ``y`` columns over the ``x`` column, a curve per value of ``by``."""
+
+    x: str
+    y: Sequence[str]
+    by: str | None = None
+    log: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of equal keys, in the order they are shown.
+
+    Attributes:
+      name: of the files.
+      title: a line for people, with what was kept fixed.
+      rows: numbers, or text.
+      chart: how to draw it; None: not at all.
+      notes: what a reader must know.
+    """
+
+    name: str
+    title: str
+    rows: list[dict[str, Any]]
+    chart: Chart | None = None
+    notes: Sequence[str] = ()
+
+
+def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple[float, float]:
+    """Fits time = alpha + beta * bytes to (bytes, seconds).
+
+    Args:
+      points: at least one above `burst`.
+      burst: bytes that a token bucket lets through at once; shorter messages do not show the rate.
+
+    Returns:
+      alpha in seconds: the time of the shortest message; beta in seconds per byte: least squares
+      of the relative error over the messages above the burst.
+    """
+    alpha = min(points)[1]
+    above = [(size, seconds) for size, seconds in points if size > burst]
+    upper = sum(size / seconds * (seconds - alpha) / seconds for size, seconds in above)
+    return alpha, upper / sum((size / seconds) ** 2 for size, seconds in above)
+
+
+def line_rate(scale: Scale) -> Table:
+    """Latency and bandwidth over message size between two hosts."""
+    sizes = [1, *(4**i for i in range(4, 13))]
+    scale.report(0, 1, "ping-pong between two hosts")
+    found = ping_pong(scale.network, sizes)
+    alpha, beta = fit_line(found, _BURST)
+    rows = [
+        {
+            "bytes": size,
+            "seconds": seconds,
+            "model_seconds": alpha + beta * size,
+            "bytes_per_second": size / seconds,
+        }
+        for size, seconds in found
+    ]
+    notes = [
+        f"fitted: alpha {alpha * 1e6:.1f} us, 1/beta {1e-6 / beta:.2f} MB/s, of a link of "
+        f"{scale.network.bandwidth / 1e6:.2f} MB/s",
+        "shorter messages pass the token buckets at once (a burst of 64 kB at each): their times "
+        "show the latency, those above 256 kB the rate",
+    ]
+    chart = Chart("bytes", ["seconds", "model_seconds"], log=True)
+    return Table("line-rate", "One message between two hosts", rows, chart, notes)
+
+
+def allreduce(scale: Scale) -> Table:
+    """Every algorithm, and Gloo, over the number of hosts, beside its model."""
+    kinds = [("herring", name) for name in _ALGORITHMS] + [("gloo", "ring")]
+    bandwidth = scale.network.bandwidth
+    rows, best = [], {}
+    for index, (hosts, (library, algorithm)) in enumerate(
+        (hosts, kind) for hosts in scale.hosts for kind in kinds
+    ):
+        label = algorithm if library == "herring" else f"{library} {algorithm}"
+        scale.report(index, len(scale.hosts) * len(kinds), f"{label}, {hosts} hosts")
+        servers = hosts if label == "herring" else 1 if library == "herring" else 0
+        point = Point(hosts, servers, scale.size, library, algorithm)
+        result = measure(scale.network, point, scale.iterations)
+        model = models.time(algorithm, hosts, scale.size, bandwidth)
+        if label == "herring":
+            best[hosts] = result["p50_seconds"]
+        rows.append(
+            {
+                "algorithm": label,
+                "hosts": hosts,
+                "seconds": result["p50_seconds"],
+                "model_seconds": model,
+                "measured_by_model": result["p50_seconds"] / model,
+                "herring_is_faster_by": result["p50_seconds"] / best[hosts],
+                "retransmits": result["retransmits"],
+            }
+        )
+    title = f"All-reduce of {scale.size / 1e6:g} MB, as many servers as workers for Herring"
+    notes = [
+        "tree and server forward parts while the rest arrives and may be faster than their models, "
+        "which go level by level",
+        "the servers of the other algorithms only coordinate; MPI is not measured here",
+    ]
+    chart = Chart("hosts", ["seconds", "model_seconds"], by="algorithm")
+    return Table("allreduce", title, rows, chart, notes)
+
+
+def ablations(scale: Scale) -> Table:
+    """One choice of Herring's at a time against what it replaces."""
+    hosts = max(scale.hosts)
+    network, size = scale.network, scale.size
+    quarter = network.rate_bits / 4
+    spine = Network(network.rate_bits, network.queue_seconds, (quarter,) * 3 + (quarter / 10,))
+
+    def point(settings: dict[str, str] | None = None, dtype: str = "float32") -> Point:
+        item = 2 if dtype == "bfloat16" else 4
+        return Point(hosts, hosts, size * item // 4, dtype=dtype, settings=settings or {})
+
+    variants = [
+        ("credit", "steered", network, point()),
+        ("credit", "unbounded", network, point({"HERRING_CREDIT": "16MiB"})),
+        ("proxies", "1", network, point()),
+        ("proxies", "4", network, point({"HERRING_PROXIES": "4"})),
+        ("segment", "2 KiB", network, point({"HERRING_SEGMENT_BYTES": "2048"})),
+        ("segment", "8 KiB", network, point()),
+        ("segment", "32 KiB", network, point({"HERRING_SEGMENT_BYTES": "32768"})),
+        ("wire dtype", "float32", network, point()),
+        ("wire dtype", "bfloat16", network, point(dtype="bfloat16")),
+        ("flows, one of 4 paths slow", "1", spine, point()),
+        ("flows, one of 4 paths slow", "4", spine, point({"HERRING_FLOWS": "4"})),
+    ]
+    rows = []
+    known: dict[str, dict[str, Any]] = {}
+    for index, (what, variant, links, where) in enumerate(variants):
+        scale.report(index, len(variants), f"{what}: {variant}")
+        key = f"{links}{where}"
+        if key not in known:
+            known[key] = measure(links, where, scale.iterations)
+        result = known[key]
+        rows.append(
+            {
+                "choice": what,
+                "variant": variant,
+                "seconds": result["p50_seconds"],
+                "slowest_seconds": result["max_seconds"],
+                "by_line_rate": result["p50_seconds"] * network.bandwidth / size,
+                "drops": result["drops"],
+                "retransmits": result["retransmits"],
+            }
+        )
+    title = f"{hosts} workers and as many servers, {size / 1e6:g} MB of float32"
+    notes = [
+        "two processors carry all hosts: several proxies can hardly gain here",
+        "steered credit begins anew in every run, and its trials are part of the times",
+    ]
+    return Table("ablations", title, rows, notes=notes)
+
+
+EXPERIMENTS: dict[str, Callable[[Scale], Table]] = {
+    "line-rate": line_rate,
+    "allreduce": allreduce,
+    "ablations": ablations,
+}
+
+
+def costs(
+    nodes: int,
+    size: float,
+    bandwidth: float,
+    compute_seconds: float,
+    node_price: float,
+    server_price: float,
+) -> Table:
+    """What k dedicated servers cost, and what they buy (paper, section IV.E), from the models.
+
+    Args:
+      nodes: worker nodes.
+      size: bytes of gradients per step.
+      bandwidth: bytes per second and direction of a link.
+      compute_seconds: of a step; communication overlaps with it, and what is longer counts.
+      node_price: of a worker node per hour.
+      server_price: of a server per hour.
+
+    Returns:
+      A row per k, from none to as many servers as nodes.
+    """
+    rows: list[dict[str, Any]] = []
+    steps = min(nodes, 8)
+    for k in sorted({round(nodes * part / steps) for part in range(steps + 1)}):
+        communication = models.colocated_time(nodes, k, size, bandwidth)
+        step = max(compute_seconds, communication)
+        price = (nodes * node_price + k * server_price) * step / 3600
+        first = rows[0] if rows else {"step_seconds": step, "price_per_1000_steps": 1000 * price}
+        rows.append(
+            {
+                "servers": k,
+                "communication_seconds": communication,
+                "step_seconds": step,
+                "faster_by": first["step_seconds"] / step,
+                "price_per_1000_steps": 1000 * price,
+                "price_by_none": 1000 * price / first["price_per_1000_steps"],
+            }
+        )
+    title = f"{nodes} nodes, {size / 1e6:g} MB per step, {compute_seconds:g} s of computing"
+    if math.isclose(rows[0]["step_seconds"], rows[-1]["step_seconds"]):
+        notes = ["computing hides all communication: servers buy nothing"]
+    else:
+        notes = []
+    chart = Chart("servers", ["faster_by", "price_by_none"])
+    return Table("cost", title, rows, chart, notes)

@@ -1,0 +1,91 @@
+"""The study: fits, tables and files; and that every experiment runs, on few hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from herring.study.experiments import Chart, Table, costs, fit_line
+from herring.study.report import markdown, write
+
+ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
+
+
+def study(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "herring.launch.cli", "study", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_a_line_is_found_again() -> None:
+    points = [(size, 20e-6 + size * 40e-9) for size in (0, 1000, 10**6, 10**7)]
+    alpha, beta = fit_line(points)
+    assert alpha == pytest.approx(20e-6)
+    assert beta == pytest.approx(40e-9)
+
+
+def test_messages_within_the_burst_do_not_bend_the_line() -> None:
+    points = [(1, 20e-6), (60_000, 21e-6), (10**6, 20e-6 + 0.04), (10**7, 20e-6 + 0.4)]
+    assert fit_line(points, burst=64e3)[1] == pytest.approx(40e-9)
+
+
+def test_servers_are_bought_by_time_and_paid_per_hour() -> None:
+    table = costs(8, 1e9, 1e9, 0.5, 10.0, 1.0)
+    first, last = table.rows[0], table.rows[-1]
+    assert first["servers"] == 0
+    assert first["step_seconds"] == pytest.approx(1.75)
+    assert last["servers"] == 8
+    assert last["faster_by"] == pytest.approx(1.75)
+    assert last["price_by_none"] == pytest.approx(88 / 80 / 1.75)
+    hidden = costs(8, 1e6, 1e9, 0.5, 10.0, 1.0)
+    assert hidden.rows[-1]["faster_by"] == 1
+    assert "buy nothing" in hidden.notes[0]
+
+
+def test_files(tmp_path: pathlib.Path) -> None:
+    rows = [{"kind": k, "hosts": h, "seconds": 0.5 * h} for k in ("a", "b") for h in (2, 4)]
+    table = Table("name", "A title", rows, Chart("hosts", ["seconds"], by="kind"), ["a note"])
+    text = markdown(table)
+    assert "| kind | hosts | seconds |" in text
+    assert "| b | 4 | 2 |" in text
+    assert text.endswith("- a note\n")
+    files = write(table, tmp_path / "new")
+    assert json.loads(files[1].read_text())["rows"] == rows
+    if len(files) == 3:
+        assert files[2].read_bytes().startswith(b"\x89PNG")
+    else:
+        with pytest.raises(ImportError):
+            import matplotlib  # noqa: F401
+
+
+@pytest.mark.parametrize("option", [["--hosts", "1,2"], ["--rate", "much"], ["--size", "1"]])
+def test_wrong_options_are_named(option: list[str]) -> None:
+    done = study("line-rate", *option)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
+@pytest.mark.timeout(300)
+def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    done = study("--quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads((tmp_path / "allreduce.json").read_text())["rows"]
+    names = {"herring", "ring", "butterfly", "tree", "server", "gloo ring"}
+    assert {(row["algorithm"], row["hosts"]) for row in rows} == {
+        (name, hosts) for name in names for hosts in (2, 3)
+    }
+    assert all(row["seconds"] > 0 for row in rows)
+    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 11
+    assert "about" in done.stderr
