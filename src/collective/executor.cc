@@ -159,7 +159,8 @@ void Executor::check_deadlines(Nanos now) {
     if (overdue) {
       return on_failure_({Code::kTimeout,
                           concat(active->describe(), " waited ", to_seconds(age), " s for ",
-                                 missing, "; raise HERRING_TIMEOUT if it is only slow")});
+                                 missing, ", or for whom that one waits; raise HERRING_TIMEOUT if "
+                                          "it is only slow")});
     }
     active->warned = true;
     log(LogLevel::kWarning, active->describe(), " has waited ", age / kSecond, " s for ", missing);

@@ -185,6 +185,33 @@ def test_everybody_learns_of_a_killed_worker(algorithm: str, victim: int) -> Non
     assert max(times) < 3.0, times
 
 
+# A rank stands still in the middle of an operation that all have begun, unnoticed by heartbeats.
+STANDING = """
+herring.init()
+large = np.zeros(20_000_000, np.float32)
+herring.allreduce(large[:1000], "sum", algorithm="ring")
+herring.barrier()
+handle = herring.allreduce_async(large, "sum", name="x", algorithm="ring", timeout=2)
+if herring.rank() == 2:
+    time.sleep(0.03)
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    handle.wait()
+except herring.TimeoutError as error:
+    print(f"told: {error}", flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_deadline_names_whom_it_waits_for() -> None:
+    layout = ["-n", "4", "--nodes", "4", "--servers", "1"]
+    job = run_job(layout, STANDING, timeout=8, HERRING_HEARTBEAT_TIMEOUT="100")
+    pattern = r"told: allreduce 'x' \(ring, 20000000 float32\) waited [\d.]+ s for (.*)"
+    told = re.findall(pattern, job.stdout)
+    assert told, job.stdout[-4000:]
+    assert any(text.startswith("rank 2 (") for text in told), told
+
+
 LEAVING = """
 # Who has done its part may leave while others still receive.
 herring.init()

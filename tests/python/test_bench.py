@@ -283,6 +283,8 @@ def test_table_is_aligned():
         (["--dtype", "int32"], "int32 has no average"),
         (["--iterations", "0"], "0 is below 1"),
         (["--dtype", "complex64"], "invalid choice"),
+        (["--algorithm", "rings"], "invalid choice"),
+        (["--algorithm", "ring", "--peer", "gloo"], "gloo chooses its own"),
     ],
 )
 def test_bad_options_are_named(arguments, message, capsys):
@@ -342,7 +344,7 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     fake.rank = lambda: 0
     fake.size = fake.local_size = fake.num_nodes = lambda: 1
     fake.empty = lambda shape, dtype: np.zeros(shape, dtype)
-    fake.allreduce = lambda array, op, *, name: names.append(name)
+    fake.allreduce = lambda array, op, *, name, algorithm: names.append(name)
     fake.allgather = lambda array: array
     fake.stats = lambda: {"bytes_sent": 1, "bytes_received": 2, "credit_bytes": 3, "servers": []}
     planned = types.ModuleType("herring.planned")
@@ -360,7 +362,7 @@ def test_arrays_of_any_memory(monkeypatch):
     fake.init = lambda: None
     fake.rank = lambda: 0
     fake.size = fake.local_size = fake.num_nodes = lambda: 1
-    fake.allreduce = lambda array, op, *, name: None
+    fake.allreduce = lambda array, op, *, name, algorithm: None
     monkeypatch.setitem(sys.modules, "herring", fake)
     prepared = HerringCommunicator(shared=False).allreduce(8, "int16", "sum")
     assert prepared.parts[0].dtype == np.int16
