@@ -7,9 +7,9 @@
 namespace herring::collective {
 namespace {
 
-// What may wait in a flow: enough for the next frame to be there when one is out, little enough for
-// a grant behind it not to be late.
-constexpr size_t kBacklog = kFrameBytes;
+// What may wait in a flow before the next frame: enough for the system to have bytes meanwhile,
+// little enough for a grant behind it not to be late.
+constexpr size_t kBacklog = 64 << 10;
 // A run has a few grants on its way at a time; nobody has this many runs.
 constexpr size_t kMaxEarly = 1 << 16;
 // How long the rendezvous may take to say who has died.

@@ -95,7 +95,7 @@ bool Run::others_are_sending(uint32_t step) const {
       outstanding -= lane.arrived;
     }
   }
-  return outstanding > kOverlapBytes;
+  return outstanding > kReceiveOverlap;
 }
 
 void Run::advance_grants() {
@@ -124,7 +124,7 @@ void Run::advance_sends() {
     if (lane.sends[lane.next_send] != i) continue;
     const uint32_t ready = std::min(
         progress.granted_to_us, whole_frames(step.send, clear_bytes(i, step.send, false)));
-    if (waiting > kOverlapBytes) break;
+    if (waiting > kSendOverlap) break;
     waiting += std::min(ready * kFrameBytes, step.send.bytes) - progress.sent_bytes;
     while (progress.queued < ready && wire_.ready_for_block(step.to)) {
       const uint32_t frame = progress.queued++;
@@ -201,7 +201,7 @@ void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
   }
   lane.arrived = whole ? 0 : have;
   // On the way through a frame only grants may become possible, and only near a message's end.
-  if (whole || step.receive.bytes - progress.received - have <= kOverlapBytes) advance();
+  if (whole || step.receive.bytes - progress.received - have <= kReceiveOverlap) advance();
 }
 
 void Run::reduce_piece(const Step& step, size_t offset, const char* from, size_t bytes) const {

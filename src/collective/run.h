@@ -8,7 +8,7 @@
 // that a grant is there before the sender needs it. The sender sends what is granted and whose
 // bytes are ready: a frame of a block leaves as soon as that frame of the step before has been
 // added to it. Two ranks that send to one at the same time would fill the queue before it: the
-// second is granted nothing before the first has but kOverlapBytes left. Nor does a rank send to
+// second is granted nothing before the first has but kReceiveOverlap left. Nor does a rank send to
 // two at the same time: the earlier step would end later, and with it everybody who waits for it.
 #pragma once
 
@@ -23,9 +23,11 @@
 
 namespace herring::collective {
 
-inline constexpr size_t kFrameBytes = 256 << 10;
+inline constexpr size_t kFrameBytes = 128 << 10;
 inline constexpr uint32_t kLookAhead = 2;
-inline constexpr size_t kOverlapBytes = 64 << 10;
+// A grant waits behind what its sender has queued, so it leaves that much before it is needed.
+inline constexpr size_t kReceiveOverlap = 320 << 10;
+inline constexpr size_t kSendOverlap = 64 << 10;
 
 // What a rank is asked to do, the same on all ranks but for the place of the array.
 struct Task {

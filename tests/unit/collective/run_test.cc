@@ -227,7 +227,7 @@ class Silent : public Run::Wire {
 };
 
 TEST(Run, RefusesWhatWasNotAgreed) {
-  std::vector<float> array(300'000);  // three blocks of two frames
+  std::vector<float> array(150'000);  // three blocks of two frames
   std::vector<char> scratch(kFrameBytes);
   Task task;
   task.name = "x";
