@@ -205,8 +205,16 @@ def test_much_output_arrives_whole() -> None:
     assert done.stdout.count("\n") >= 100_001
 
 
-def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """Runs the launcher on a pseudo-terminal; its exit status and all it showed."""
+def on_a_terminal(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    answers: list[tuple[bytes, Path]] | None = None,
+) -> tuple[int, bytes]:
+    """Runs the launcher on a pseudo-terminal; its exit status and all it showed.
+
+    Once it shows the first of `answers`, a line goes to the FIFO beside it, and so on.
+    """
+    answers = list(answers or [])
     outer, inner = pty.openpty()
     process = subprocess.Popen(
         [*HERRING, "run", *arguments],
@@ -225,6 +233,8 @@ def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> tuple[i
             except OSError:
                 break
             shown += data
+            if answers and answers[0][0] in shown:
+                answers.pop(0)[1].write_text("go on\n")
         return process.wait(LIMIT), shown
     finally:
         process.kill()
@@ -245,14 +255,18 @@ def test_a_terminal_shows_colours_and_lets_rank_0_have_one() -> None:
 
 
 def test_a_progress_bar_of_rank_0_survives_lines_of_others(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    # Rank 1 speaks while the bar stands at 10 %, and rank 0 goes on once it has.
+    # Rank 1 speaks while the bar stands at 10 %, and rank 0 goes on once that is to be seen.
+    bar, line = tmp_path / "0", tmp_path / "1"
+    os.mkfifo(bar)
+    os.mkfifo(line)
     script = (
-        'if [ $HERRING_RANK = 0 ]; then printf "\\r10%%"; : > $0/fifo; read x < $0/fifo;'
-        ' printf "\\r\\033[2K99%%\\n"; else read x < $0/fifo; echo other; echo > $0/fifo; fi'
+        'if [ $HERRING_RANK = 0 ]; then printf "\\r10%%"; read x < $0/0;'
+        ' printf "\\r\\033[2K99%%\\n"; else read x < $0/1; echo other; fi'
     )
     status, shown = on_a_terminal(
-        "-n", "2", "--timeout", "50", *shell(script), str(tmp_path), env={"NO_COLOR": "1"}
+        *("-n", "2", "--timeout", "50", *shell(script), str(tmp_path)),
+        env={"NO_COLOR": "1"},
+        answers=[(b"10%", line), (b"[1] other", bar)],
     )
     assert status == 0, shown
     assert shown.startswith(b"\r[0] 10%")
