@@ -56,6 +56,10 @@ void install_handlers() {
   (void)installed;
 }
 
+// Before there are threads: a fork() while another thread is about to install them would leave the
+// child with a mutex that nobody lets go.
+[[gnu::constructor]] void install_when_loaded() { install_handlers(); }
+
 }  // namespace
 
 ForkSection::ForkSection() {
