@@ -11,8 +11,10 @@ namespace herring::server {
 
 class LanePool {
  public:
-  // A stride that is no power of two keeps equal offsets of many lanes out of one cache set.
-  explicit LanePool(size_t lane_bytes) : lane_bytes_((lane_bytes + 63) / 64 * 64 + 64) {}
+  // Lanes of whole pages begin at one, so that lending them touches as few as there can be. Shorter
+  // ones have a stride that is no power of two: equal offsets of many stay out of one cache set.
+  explicit LanePool(size_t lane_bytes)
+      : lane_bytes_(lane_bytes % kPage == 0 ? lane_bytes : (lane_bytes + 63) / 64 * 64 + 64) {}
 
   char* take() {
     if (free_.empty()) grow();
@@ -24,13 +26,13 @@ class LanePool {
   size_t allocated() const { return slabs_.size() * kLanesPerSlab; }
 
  private:
-  static constexpr size_t kLanesPerSlab = 32;
+  static constexpr size_t kLanesPerSlab = 32, kPage = 4096;
   struct Free {
     void operator()(char* p) const { std::free(p); }
   };
 
   void grow() {
-    auto* slab = static_cast<char*>(std::aligned_alloc(4096, lane_bytes_ * kLanesPerSlab));
+    auto* slab = static_cast<char*>(std::aligned_alloc(kPage, lane_bytes_ * kLanesPerSlab));
     slabs_.emplace_back(slab);
     free_.reserve(allocated());
     for (size_t i = kLanesPerSlab; i-- > 0;) free_.push_back(slab + i * lane_bytes_);

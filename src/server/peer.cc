@@ -30,6 +30,7 @@ Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
       if (outstanding_ + header.segments > server_.max_outstanding_segments() + kSlackSegments) {
         return {Code::kInternal, concat("rank ", rank_, " exceeds its credit")};
       }
+      HERRING_RETURN_IF_ERROR(taken(header.taken));
       HERRING_RETURN_IF_ERROR(server_.aggregator().begin(header, rank_, this, out, slots_));
       segments_complete_ = 0;
       segments_total_ = header.segments;
@@ -50,6 +51,9 @@ Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
       control_.resize(header.payload);
       out.add(control_.data(), control_.size());
       return {};
+    case wire::FrameType::kTaken:
+      if (header.payload > 0) break;
+      return taken(header.taken);
     default: break;
   }
   return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame of ",
@@ -74,6 +78,7 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
     case wire::FrameType::kData:
       complete_segments(segments_total_);
       return {};
+    case wire::FrameType::kTaken: return {};
     case wire::FrameType::kOpen: {
       auto open = wire::decode_open(control_);
       if (!open.ok()) return open.status();
@@ -108,6 +113,7 @@ void Peer::flush_results() {
     header.workers = static_cast<uint16_t>(op.workers);
     header.signals = server_.signals();
     iovec pieces[transport::Destinations::kMaxPieces];
+    Slot* frame[transport::Destinations::kMaxPieces];
     int n = 0;
     while (!results_.empty() && header.segments < server_.max_frame_segments()) {
       const Result& next = results_.front();
@@ -120,18 +126,38 @@ void Peer::flush_results() {
         pieces[n++] = {next.slot->result, next.slot->bytes};
         header.payload += next.slot->bytes;
       }
-      in_flight_.push(next.slot);
+      frame[header.segments - 1] = next.slot;
       results_.pop();
     }
     outstanding_ -= header.segments;
-    flow_->send(header, pieces, n, header.segments);
+    const bool lend = header.payload >= transport::Flow::kLeastLent;
+    Ring<Slot*>& kept = lend ? lent_ : in_flight_;
+    for (int i = 0; i < header.segments; ++i) kept.push(frame[i]);
+    if (lend) {
+      header.flags |= wire::kFlagLent;
+      flow_->lend(header, pieces, n);
+    } else {
+      flow_->send(header, pieces, n, header.segments);
+    }
   }
 }
 
-void Peer::on_sent(transport::Flow&, uint64_t segments) {
-  for (uint64_t i = 0; i < segments; ++i) {
-    Slot* slot = in_flight_.front();
-    in_flight_.pop();
+void Peer::on_sent(transport::Flow&, uint64_t segments) { release(in_flight_, segments); }
+
+Status Peer::taken(uint16_t taken) {
+  const auto count = static_cast<uint16_t>(taken - std::exchange(taken_, taken));
+  if (count > lent_.size()) {
+    return {Code::kInternal, concat("rank ", rank_, " took ", count, " segments where ",
+                                    lent_.size(), " were lent")};
+  }
+  release(lent_, count);
+  return {};
+}
+
+void Peer::release(Ring<Slot*>& slots, size_t count) {
+  for (; count > 0; --count) {
+    Slot* slot = slots.front();
+    slots.pop();
     server_.aggregator().result_sent(*slot);
   }
 }

@@ -42,6 +42,8 @@ class Peer : public transport::FlowHandler {
   };
 
   void complete_segments(size_t up_to);
+  Status taken(uint16_t taken);
+  void release(Ring<Slot*>& slots, size_t count);
   void flush_results();
 
   Server& server_;
@@ -56,6 +58,8 @@ class Peer : public transport::FlowHandler {
 
   Ring<Result> results_;    // combined, not yet handed to the flow
   Ring<Slot*> in_flight_;   // handed to the flow, not yet sent
+  Ring<Slot*> lent_;        // handed to the flow, not yet read by the worker
+  uint16_t taken_ = 0;      // segments of lent results that the worker has read, modulo 2^16
   transport::EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
   size_t outstanding_ = 0;  // segments taken from this flow and not yet answered

@@ -82,6 +82,9 @@ class LossCounter {
 
 class Flow {
  public:
+  // To copy less is cheaper than to hand on pages.
+  static constexpr size_t kLeastLent = 32 << 10;
+
   virtual ~Flow() = default;
 
   // Queues a frame; it is written at the end of the loop's iteration. The pieces are not copied:
@@ -89,9 +92,9 @@ class Flow {
   // equal the sum of the pieces.
   virtual void send(const wire::FrameHeader& header, const iovec* pieces, int count,
                     uint64_t token) = 0;
-  // Like send() with one piece and no report, but the piece may be handed on without a copy: it
-  // must stay unchanged until the other side has answered the frame.
-  virtual void lend(const wire::FrameHeader& header, const iovec& piece) = 0;
+  // Like send() without a report, but the pieces may be handed on without a copy: they must stay
+  // unchanged until the other side is known to have read them.
+  virtual void lend(const wire::FrameHeader& header, const iovec* pieces, int count) = 0;
   // Queues a small control frame whose payload the flow keeps; header.payload is filled in.
   virtual void send_owned(wire::FrameHeader header, std::string payload) = 0;
   // Bytes queued here and not yet handed on.

@@ -27,7 +27,9 @@ enum class FrameType : uint8_t {
   // Worker <-> worker: all-reduce by messages (collective/).
   kGrant,        // how many frames of a message the sender may send
   kBlock,        // one frame of a message
-  kLast = kBlock,
+  // Worker -> server again.
+  kTaken,        // lent results were read; what follows on this flow does not say so soon
+  kLast = kTaken,
 };
 
 const char* name_of(FrameType type);
@@ -42,7 +44,10 @@ struct FrameHeader {
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
-  uint16_t workers = 0;        // kResult: workers whose contributions are in it
+  union {
+    uint16_t workers = 0;      // kResult: workers whose contributions are in it
+    uint16_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
+  };                           // modulo 2^16
   uint32_t signals = 0;        // congestion events so far
 };
 static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
@@ -56,6 +61,8 @@ inline constexpr uint8_t kFlagEmpty = 1;
 inline constexpr uint8_t kFlagWant = 2;
 // kData: the credit field steers (it comes from the job's credit controller).
 inline constexpr uint8_t kFlagSteers = 4;
+// kResult: the payload is lent; the server keeps it until the worker has taken it.
+inline constexpr uint8_t kFlagLent = 8;
 
 // Control payloads (all but kData, kResult, kAnnounce, kReply) stay below this.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;

@@ -10,6 +10,8 @@ namespace {
 
 // A window is cut into this many frames, so that some are summed while others are on their way.
 constexpr size_t kFramesPerWindow = 4;
+// Where servers differ, no link gets further ahead of another than this: one frame that is being
+// answered and one that is on its way.
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
@@ -111,7 +113,8 @@ void Links::pump(uint32_t server) {
 }
 
 // Streams take turns in the order of their ids; each may have one frame on its way whatever the
-// others use, so that none can wait for another.
+// others use, so that none can wait for another. (Where servers differ ahead() may hold even that
+// one, but never on the link that is behind.)
 bool Links::pump_link(Link& link) {
   bool sent = false;
   for (auto& [id, stream] : link.streams) {
@@ -125,14 +128,11 @@ bool Links::pump_link(Link& link) {
 // a transfer. The link that is behind all others is never held, and every worker goes through a
 // stream in the same order: no two can wait for each other.
 bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
-  const auto share_done = [this](const Item& i) {
-    const plan::SegmentRun& run = i.transfer->runs[i.run];
-    const size_t bytes = i.transfer->shards[run.shard].bytes;
-    return static_cast<double>(i.next) / plan::segment_count(bytes, options_.segment_bytes);
+  const auto share = [this](const Item& of, double segments) {
+    const plan::Shard& shard = of.transfer->shards[of.transfer->runs[of.run].shard];
+    return segments / plan::segment_count(shard.bytes, options_.segment_bytes);
   };
-  const auto segments = plan::segment_count(
-      item.transfer->shards[item.transfer->runs[item.run].shard].bytes, options_.segment_bytes);
-  const double allowed = kFramesAhead * static_cast<double>(count) / segments;
+  const double allowed = share(item, kFramesAhead * static_cast<double>(count));
   const Key& key = item.transfer->key;
   for (Link& other : links_) {
     const auto found = other.streams.find(stream_id);
@@ -143,7 +143,8 @@ bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
     const bool later = rounds > 0 || (rounds == 0 && key.buffer > at.buffer);
     const bool earlier = rounds < 0 || (rounds == 0 && key.buffer < at.buffer);
     if (earlier) continue;
-    if (share_done(item) - share_done(behind) + (later ? 1 : 0) > allowed) return true;
+    const double distance = share(item, item.next) - share(behind, behind.next) + (later ? 1 : 0);
+    if (distance > allowed) return true;
   }
   return false;
 }
@@ -185,6 +186,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
                  (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
                  (options_.steers ? wire::kFlagSteers : 0);
   header.signals = signals_;
+  header.taken = flow.taken_told = flow.taken;
   account(count);
   flow.outstanding += count;
   stream.outstanding += count;
@@ -193,7 +195,8 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   } else {
     // A result is the sum with what was pushed: until it is here, nothing is changed there.
     header.payload = static_cast<uint32_t>(bytes);
-    flow.flow->lend(header, {const_cast<char*>(transfer.send) + shard.offset + begin, bytes});
+    const iovec piece{const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
+    flow.flow->lend(header, &piece, 1);
   }
   item.next += static_cast<uint32_t>(count);
   if (item.next == run.first + run.count) stream.queue.pop();
@@ -203,6 +206,15 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
 void Links::account(size_t sent) {
   if (total_outstanding_ == 0) busy_since_ = monotonic_now();
   total_outstanding_ += sent;
+}
+
+// What is pushed says what was taken; when nothing is left to push, a frame of its own does.
+void Links::give_back(LinkFlow& flow) {
+  if (flow.taken == flow.taken_told || flow.outstanding > 0) return;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kTaken;
+  header.taken = flow.taken_told = flow.taken;
+  flow.flow->send_owned(header, {});
 }
 
 void Links::send_control(uint32_t server, const wire::FrameHeader& header, std::string payload) {
@@ -286,6 +298,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
   flow.outstanding -= header.segments;
+  if (header.flags & wire::kFlagLent) flow.taken += header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
   const Nanos now = monotonic_now();
@@ -310,6 +323,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   if (transfer.receive != nullptr) transfer.owner->on_result(transfer, flow.range);
   if (done) transfer.owner->on_transfer_done(transfer);  // may push more, or destroy it
   if (server < links_.size()) pump(server);
+  give_back(flow);
 }
 
 void Links::congested(Nanos now) {

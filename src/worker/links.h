@@ -64,6 +64,8 @@ class Links : private transport::FlowHandler {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
     size_t outstanding = 0;      // segments sent and not yet answered
+    // Segments of lent results that were read, and as the server knows it; modulo 2^16.
+    uint16_t taken = 0, taken_told = 0;
     std::string control;         // payload of a control frame being received
     Transfer* transfer = nullptr;  // of the result frame being received
     uint32_t run = 0;
@@ -94,6 +96,7 @@ class Links : private transport::FlowHandler {
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   LinkFlow& least_loaded(Link& link);
   void account(size_t sent);
+  void give_back(LinkFlow& flow);
   void congested(Nanos now);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;

@@ -18,8 +18,6 @@ namespace {
 // How much one flow may read before the loop looks at the others.
 constexpr size_t kReceiveBudget = 1 << 20;
 constexpr int kMaxIov = 128;
-// To copy less is cheaper than to hand on pages.
-constexpr size_t kLeastLent = 32 << 10;
 
 }  // namespace
 
@@ -54,10 +52,10 @@ void TcpFlow::send(const wire::FrameHeader& header, const iovec* pieces, int cou
   schedule_flush();
 }
 
-void TcpFlow::lend(const wire::FrameHeader& header, const iovec& piece) {
+void TcpFlow::lend(const wire::FrameHeader& header, const iovec* pieces, int count) {
   if (closed() || finishing_) return;
-  send(header, &piece, 1, 0);
-  frames_[frames_.size() - 1].lent = piece.iov_len >= kLeastLent;
+  send(header, pieces, count, 0);
+  frames_[frames_.size() - 1].lent = header.payload >= kLeastLent;
 }
 
 void TcpFlow::send_owned(wire::FrameHeader header, std::string payload) {
@@ -101,17 +99,23 @@ void TcpFlow::flush() {
   update_interest();
 }
 
-// The header of a lent frame is copied, its piece is not.
+// The header of a lent frame is copied, its pieces are not.
 ssize_t TcpFlow::write_lent() {
   thread_local PagePipe pipe;
   if (written_ < wire::kHeaderBytes) {
     return ::send(number_, reinterpret_cast<const char*>(&frames_.front().header) + written_,
                   wire::kHeaderBytes - written_, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
   }
-  const size_t at = written_ - wire::kHeaderBytes;
-  const iovec& piece = pieces_.front();
-  return pipe.send(number_, static_cast<const char*>(piece.iov_base) + at, piece.iov_len - at,
-                   frames_.size() > 1);
+  iovec iov[Destinations::kMaxPieces];
+  int n = 0;
+  size_t skip = written_ - wire::kHeaderBytes;
+  for (uint32_t p = 0; p < frames_.front().pieces; ++p) {
+    const size_t skipped = std::min(skip, pieces_[p].iov_len);
+    skip -= skipped;
+    if (skipped == pieces_[p].iov_len) continue;
+    iov[n++] = {static_cast<char*>(pieces_[p].iov_base) + skipped, pieces_[p].iov_len - skipped};
+  }
+  return pipe.send(number_, iov, n, frames_.size() > 1);
 }
 
 // As many frames as one call takes.

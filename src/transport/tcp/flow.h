@@ -19,7 +19,7 @@ class TcpFlow final : public Flow, private EventHandler {
 
   void send(const wire::FrameHeader& header, const iovec* pieces, int count,
             uint64_t token) override;
-  void lend(const wire::FrameHeader& header, const iovec& piece) override;
+  void lend(const wire::FrameHeader& header, const iovec* pieces, int count) override;
   void send_owned(wire::FrameHeader header, std::string payload) override;
   size_t backlog() const override { return backlog_; }
   void close(Status why) override;
@@ -36,7 +36,7 @@ class TcpFlow final : public Flow, private EventHandler {
     uint32_t pieces = 0;  // of pieces_, behind those of earlier frames
     uint64_t token = 0;
     size_t bytes = 0;     // header and payload
-    bool lent = false;    // the one piece goes out without a copy
+    bool lent = false;    // the pieces go out without a copy
   };
 
   void on_events(uint32_t events) override;

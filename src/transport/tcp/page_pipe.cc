@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,17 +25,22 @@ bool PagePipe::ready() {
   return true;
 }
 
-ssize_t PagePipe::send(int socket, const char* data, size_t bytes, bool more) {
-  iovec piece{const_cast<char*>(data), bytes};
-  const ssize_t lent = ready() ? vmsplice(in_.get(), &piece, 1, SPLICE_F_NONBLOCK) : -1;
+ssize_t PagePipe::send(int socket, iovec* pieces, int count, bool more) {
+  size_t bytes = 0;
+  for (int i = 0; i < count; ++i) bytes += pieces[i].iov_len;
+  const ssize_t lent = ready() ? vmsplice(in_.get(), pieces, count, SPLICE_F_NONBLOCK) : -1;
   if (lent <= 0) {  // no pipe, or memory whose pages cannot be lent
-    return ::send(socket, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
   }
   const bool follows = more || static_cast<size_t>(lent) < bytes;
-  const ssize_t sent = splice(out_.get(), nullptr, socket, nullptr, static_cast<size_t>(lent),
+  ssize_t sent = splice(out_.get(), nullptr, socket, nullptr, static_cast<size_t>(lent),
                               SPLICE_F_NONBLOCK | (follows ? SPLICE_F_MORE : 0));
   if (sent < lent) {  // the socket is full or gone: what it did not take goes with the pipe
-    const int error = errno;
+    const int error = sent < 0 ? errno : EAGAIN;
+    if (sent == 0) sent = -1;
     out_.reset();
     in_.reset();
     errno = error;

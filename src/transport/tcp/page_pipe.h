@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <cstddef>
 
@@ -15,10 +16,10 @@ namespace herring::transport::tcp {
 // must be blocked: splice() has no MSG_NOSIGNAL.
 class PagePipe {
  public:
-  // Like send(): how much of [data, data + bytes) went out, or -1 with errno. The memory must stay
+  // Like sendmsg(): how much of the pieces went out, or -1 with errno. The memory must stay
   // unchanged until the other side is known to have read it. Copies where pages cannot be lent.
   // `more`: something follows at once.
-  ssize_t send(int socket, const char* data, size_t bytes, bool more);
+  ssize_t send(int socket, iovec* pieces, int count, bool more);
 
  private:
   bool ready();

@@ -160,7 +160,13 @@ TEST(Flow, LentPiecesArriveWholeAmongOthers) {
         if (i % 4 == 3) {
           pair.client->send(data_header(piece.iov_len, i), &piece, 1, i);
         } else {
-          pair.client->lend(data_header(piece.iov_len, i), piece);
+          // Several pieces, wherever they lie.
+          const size_t third = piece.iov_len / 3;
+          const iovec parts[] = {{piece.iov_base, third},
+                                 {static_cast<char*>(piece.iov_base) + third, third},
+                                 {static_cast<char*>(piece.iov_base) + 2 * third,
+                                  piece.iov_len - 2 * third}};
+          pair.client->lend(data_header(piece.iov_len, i), parts, 3);
         }
       }
     });
@@ -183,8 +189,8 @@ TEST(Flow, LendingToAConnectionThatBrokeIsAnError) {
   Pair pair(8192);
   const std::string memory = pattern(4 << 20, 5);
   pair.loop.post([&] {
-    pair.client->lend(data_header(memory.size(), 0),
-                      {const_cast<char*>(memory.data()), memory.size()});
+    const iovec piece{const_cast<char*>(memory.data()), memory.size()};
+    pair.client->lend(data_header(memory.size(), 0), &piece, 1);
   });
   pair.server_handler.header_hook = [&](Flow& flow, const wire::FrameHeader&, Destinations&) {
     flow.close({});

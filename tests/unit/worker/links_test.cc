@@ -29,6 +29,13 @@ class Server : public transport::FlowHandler {
     return {};
   }
   Status on_frame(Flow&, const wire::FrameHeader& header) override {
+    if (header.type == wire::FrameType::kTaken) ++taken_frames;
+    if (header.type == wire::FrameType::kTaken || header.type == wire::FrameType::kData) {
+      // Not more than was lent, and never less than before.
+      const auto fresh = static_cast<uint16_t>(header.taken - static_cast<uint16_t>(taken));
+      EXPECT_LE(taken + fresh, lent);
+      taken += fresh;
+    }
     if (header.type != wire::FrameType::kData) return {};
     most_waiting = std::max<size_t>(most_waiting, waiting.size() + 1);
     waiting.emplace_back(header, payload);
@@ -42,8 +49,9 @@ class Server : public transport::FlowHandler {
     for (auto& [pushed, bytes] : std::exchange(waiting, {})) {
       wire::FrameHeader header = pushed;
       header.type = wire::FrameType::kResult;
-      header.flags = 0;
+      header.flags = lending ? wire::kFlagLent : 0;
       header.workers = 1;
+      if (lending) lent += header.segments;
       flow->send_owned(header, std::move(bytes));
     }
   }
@@ -54,6 +62,9 @@ class Server : public transport::FlowHandler {
   size_t most_waiting = 0;  // frames: the credit that was used
   uint32_t segments = 0;
   bool answering = false;
+  bool lending = false;
+  size_t lent = 0, taken = 0;  // segments
+  int taken_frames = 0;
 };
 
 class LinksTest : public ::testing::Test, public TransferOwner {
@@ -84,17 +95,21 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     transfer.owner = this;
   }
   void on_transfer_done(Transfer&) override {
+    if (on_done) return on_done();
     done = true;
     loop.stop();
   }
-  // Runs `then` once nothing moves any more.
-  void when_quiet(std::function<void()> then) {
-    const uint32_t before = servers[0]->segments + servers[1]->segments;
-    loop.call_after(50 * kMillisecond, [this, before, then] {
-      const uint32_t now = servers[0]->segments + servers[1]->segments;
-      if (now != before || now == 0) return when_quiet(then);
-      then();
-    });
+  void when_all_is_taken() {
+    if (servers[0]->taken == servers[0]->lent) return loop.stop();
+    loop.post([this] { when_all_is_taken(); });
+  }
+  // Runs `then` once nothing moves any more: all runs in this thread, so what is under way shows
+  // within a few turns of the loop.
+  void when_quiet(std::function<void()> then, uint32_t before = 0, int turns = 0) {
+    const uint32_t now = servers[0]->segments + servers[1]->segments;
+    turns = now == before && now > 0 ? turns + 1 : 0;
+    if (turns == 1000) return then();
+    loop.post([this, then, now, turns] { when_quiet(then, now, turns); });
   }
 
   EventLoop loop;
@@ -103,6 +118,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::string data, expected;
   Transfer transfer;
   bool done = false;
+  std::function<void()> on_done;
 };
 
 TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
@@ -126,6 +142,29 @@ TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
   EXPECT_TRUE(done);
   EXPECT_EQ(servers[0]->segments, 72u);
   EXPECT_EQ(servers[1]->segments, 24u);
+  EXPECT_EQ(data, expected);
+}
+
+// The server may use the memory of lent results again only when it is told so: on the way by what
+// is pushed next, in the end by a frame of its own.
+TEST_F(LinksTest, AllThatWasLentIsGivenBack) {
+  make({1});
+  Server& server = *servers[0];
+  server.answering = server.lending = true;
+  int rounds = 0;
+  on_done = [&] {
+    // More than 2^16 segments in all: the count wraps.
+    if (++rounds < 700) {
+      ++transfer.key.round;
+      return links->push(transfer);
+    }
+    when_all_is_taken();
+  };
+  loop.post([&] { links->push(transfer); });
+  loop.run();
+  EXPECT_EQ(server.lent, 700u * 96);
+  EXPECT_EQ(server.taken, server.lent);
+  EXPECT_EQ(server.taken_frames, 1);
   EXPECT_EQ(data, expected);
 }
 
