@@ -3,8 +3,8 @@
 namespace herring::worker {
 namespace {
 
-constexpr double kClearGain = 1.03;     // keep the larger window from here on, in both pairs
-constexpr int kIntervals = 4;           // a-b-a-b
+constexpr double kClearGain = 1.03;   // enough if each of two pairs of intervals shows it
+constexpr double kSmallGain = 1.015;  // enough in the median of all pairs
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
@@ -50,19 +50,30 @@ void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
 }
 
 void CreditController::finish_interval(Nanos now) {
-  goodput_[intervals_++] = static_cast<double>(bytes_) / to_seconds(busy_);
-  if (intervals_ < kIntervals) {
-    trying_ = !trying_;
-    begin_interval();
-    return;
+  const double before = goodput_;
+  goodput_ = static_cast<double>(bytes_) / to_seconds(busy_);
+  if (trying_) gains_[intervals_ / 2] = goodput_ / before;
+  ++intervals_;
+  trying_ = !trying_;
+  // One pair alone may have met a hiccup of the machine, so both of the first must be clear; to
+  // tell a small gain from noise takes all.
+  if (intervals_ == 4) {
+    last_gain_ = std::min(gains_[0], gains_[1]);
+    if (last_gain_ >= kClearGain) return finish_trial(now, true);
+    if (gains_[0] * gains_[1] < 1) return finish_trial(now, false);
+  } else if (intervals_ == 2 * gains_.size()) {
+    std::sort(gains_.begin(), gains_.end());
+    last_gain_ = gains_[gains_.size() / 2];
+    return finish_trial(now, last_gain_ >= kSmallGain);
   }
-  // Both pairs must agree: one of them alone may have met a hiccup of the machine.
-  const double first = goodput_[1] / goodput_[0], second = goodput_[3] / goodput_[2];
+  begin_interval();
+}
+
+void CreditController::finish_trial(Nanos now, bool keep) {
   trying_ = false;
   intervals_ = 0;
-  last_gain_ = std::min(first, second);
   ++trials_;
-  if (last_gain_ >= kClearGain) {
+  if (keep) {
     base_ = larger();
     pause_ = kFirstPause;
   } else {

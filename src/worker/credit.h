@@ -3,8 +3,8 @@
 // A window that is too large makes many senders overrun one switch port, and one lost tail costs a
 // retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
 // it is, so the controller starts at one segment and tries twice as much, in turn with what it has
-// (a-b-a-b), and keeps the larger window only if it moved clearly more bytes per second. On a link
-// that is already full, twice the window moves nothing more, so it stays small. Any sign of
+// (a-b-a-b), and keeps the larger window only if it moved more bytes per second: clearly so in both
+// pairs, or, where two pairs leave a doubt, in the median of five. On a link that is already full, twice the window moves nothing more, so it stays small. Any sign of
 // congestion (a retransmission anywhere in the job) halves it at once and makes the next trial
 // wait.
 //
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "base/clock.h"
@@ -48,6 +49,7 @@ class CreditController {
   }
   void begin_interval();
   void finish_interval(Nanos now);
+  void finish_trial(Nanos now, bool keep);
   void hold(Nanos now, Nanos least);
 
   uint16_t base_;
@@ -57,8 +59,9 @@ class CreditController {
   size_t flows_ = 1;
 
   bool trying_ = false;          // the interval runs on the larger window
-  int intervals_ = 0;            // finished in this trial
-  double goodput_[4] = {};       // of them, bytes per second
+  size_t intervals_ = 0;            // finished in this trial
+  double goodput_ = 0;           // of the last one, bytes per second
+  std::array<double, 5> gains_ = {};  // of the pairs of this trial
   Nanos queueing_ = 0;
   size_t settle_ = 0;            // bytes to pass over after a change
   size_t bytes_ = 0;

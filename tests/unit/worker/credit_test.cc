@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <random>
 
 namespace herring::worker {
 namespace {
@@ -41,6 +43,26 @@ TEST(CreditController, GrowsWhileMoreMovesMore) {
   Path path;
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
   EXPECT_EQ(path.controller.base(), 32);
+}
+
+// Where processors are the limit, each doubling saves a little, and other work makes noise.
+TEST(CreditController, FindsASmallGainAmidNoise) {
+  Path path(64);
+  std::mt19937 random(3);
+  std::normal_distribution<double> noise(1, 0.3);  // of a segment: one in a hundred of an interval
+  path.run(30 * kSecond, [&](uint16_t credit) {
+    return 1e9 * std::pow(1.025, std::log2(credit)) * std::max(0.2, noise(random));
+  });
+  EXPECT_EQ(path.controller.base(), 64);
+}
+
+TEST(CreditController, NoiseIsNoGain) {
+  Path path;
+  std::mt19937 random(3);
+  std::normal_distribution<double> noise(1, 0.1);
+  path.run(60 * kSecond, [&](uint16_t) { return 25e6 * std::max(0.2, noise(random)); });
+  EXPECT_LE(path.controller.base(), 2);
+  EXPECT_GT(path.controller.trials(), 3u);
 }
 
 TEST(CreditController, StopsAtItsMaximum) {
