@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -19,17 +20,65 @@ PREAMBLE = """
 import hashlib, os, signal, sys, time
 import numpy as np
 import herring
+
+def raises(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__} for {text}")
+"""
+
+# Every dtype and operator against NumPy; options go to the all-reduce.
+REDUCTIONS = """
+FLOATS = ["float32", "float64", "float16"]
+DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
+
+def combined(stack, op):
+    dtype, wide = stack.dtype, stack.astype(np.float64)
+    if op == "average":
+        exact = wide if dtype == np.float64 else wide.sum(0, keepdims=True).astype(np.float32)
+        return (exact.sum(0) / exact.dtype.type(len(stack))).astype(dtype)
+    found = {"sum": wide.sum, "min": wide.min, "max": wide.max, "product": wide.prod}[op](0)
+    if dtype == bool:
+        return found > 0
+    return (found.astype(np.int64) if dtype.kind in "iu" else found).astype(dtype)  # wraps
+
+def check_reductions(counts, **options):
+    rank, size = herring.rank(), herring.size()
+    for count in counts:
+        base = np.arange(count) % 5 + 1
+        for dtype in DTYPES:
+            stack = np.stack([base + r for r in range(size)])
+            stack = (stack % 2 if dtype == "bool" else stack).astype(dtype)
+            for op in ("sum", "min", "max", "product", "average"):
+                if op == "average" and dtype not in FLOATS:
+                    continue
+                if dtype == "float16" and op == "product" and "algorithm" in options:
+                    continue  # beyond 2048 each of its steps rounds
+                array = stack[rank].copy()
+                assert herring.allreduce(array, op, **options) is array
+                assert np.array_equal(array, combined(stack, op)), (
+                    options, dtype, op, count, array[:4])
+    scaled = np.full(100_000, 1.0 + rank, np.float32)
+    herring.allreduce(scaled, "sum", prescale=0.5, postscale=4.0, **options)
+    assert (scaled == 2.0 * size * (size + 1) / 2).all(), scaled[:3]
+    shared = herring.empty((7, 30_000))
+    shared[:] = rank
+    herring.allreduce(shared, "max", **options)
+    assert (shared == size - 1).all()
 """
 
 
 def run_job(
-    layout: list[str], script: str, timeout: float = 60, **environment: str
+    layout: list[str], script: str, timeout: float = 60, grace: float = 1, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs `script` on every rank of a job laid out by `herring run` options."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", *layout),
-            *("--timeout", str(timeout), "--grace", "1", "--"),
+            *("--timeout", str(timeout), "--grace", str(grace), "--"),
             *(sys.executable, "-c", PREAMBLE + textwrap.dedent(script)),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -46,3 +95,24 @@ def expect_success(job: subprocess.CompletedProcess[str]) -> str:
     """The job's output, after it has ended well."""
     assert job.returncode == 0, job.stdout[-6000:]
     return job.stdout
+
+
+def seconds_until_known(
+    layout: list[str], script: str, victim: int, survivors: int, **environment: str
+) -> tuple[float, str]:
+    """How long the slowest survivor of a killed worker needed to learn of it, and the output.
+
+    Args:
+      layout: of the job, as options of `herring run`.
+      script: run on every rank; rank `VICTIM` kills itself, the others print "learned in T s".
+      victim: the rank that dies.
+      survivors: how many must learn of it.
+      environment: more variables for the script.
+    """
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    job = run_job(
+        layout, deaf + textwrap.dedent(script), grace=8, VICTIM=str(victim), **environment
+    )
+    times = [float(t) for t in re.findall(r"learned in ([\d.]+) s", job.stdout)]
+    assert len(times) == survivors, job.stdout[-4000:]
+    return max(times), job.stdout

@@ -4,47 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jobs import LAYOUTS, expect_success, run_job
+from jobs import LAYOUTS, REDUCTIONS, expect_success, run_job
 
 pytestmark = pytest.mark.timeout(120)
 
-REDUCTIONS = """
+SERVERS = """
 herring.init()
-rank, size = herring.rank(), herring.size()
-FLOATS = ["float32", "float64", "float16"]
-DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
 # On both sides of what rides along with an announcement, and with odd tails.
-for count in (0, 1, 3, 1000, 40_001, 300_007):
-    base = np.arange(count) % 5 + 1
-    ranks = [base + r for r in range(size)]
-    for dtype in DTYPES:
-        stack = np.stack([(one % 2 if dtype == "bool" else one).astype(dtype) for one in ranks])
-        wide = stack.astype(np.float64)
-        for op in ("sum", "min", "max", "product", "average"):
-            if op == "average" and dtype not in FLOATS:
-                continue
-            expected = {
-                "sum": lambda: wide.sum(0),
-                "min": lambda: wide.min(0),
-                "max": lambda: wide.max(0),
-                "product": lambda: wide.prod(0),
-                "average": lambda: wide.sum(0).astype(np.float32) / np.float32(size)
-                if dtype != "float64" else wide.sum(0) / size,
-            }[op]()
-            if dtype == "bool":
-                expected = expected > 0
-            elif np.dtype(dtype).kind in "iu":
-                expected = expected.astype(np.int64)  # wraps below
-            array = stack[rank].copy()
-            assert herring.allreduce(array, op) is array
-            assert np.array_equal(array, expected.astype(dtype)), (dtype, op, count, array[:4])
-scaled = np.full(100_000, 1.0 + rank, np.float32)
-herring.allreduce(scaled, "sum", prescale=0.5, postscale=4.0)
-assert (scaled == 2.0 * size * (size + 1) / 2).all(), scaled[:3]
-shared = herring.empty((7, 30_000))
-shared[:] = rank
-herring.allreduce(shared, "max")
-assert (shared == size - 1).all()
+check_reductions((0, 1, 3, 1000, 40_001, 300_007))
 """
 
 OTHERS = """
@@ -129,7 +96,7 @@ assert planned.contributors == max(1, size - 1)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "script", [REDUCTIONS, OTHERS, ORDER], ids=["reductions", "others", "order"]
+    "script", [REDUCTIONS + SERVERS, OTHERS, ORDER], ids=["reductions", "others", "order"]
 )
 def test_collective(layout: str, script: str) -> None:
     expect_success(run_job(LAYOUTS[layout], script, timeout=100))
