@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/interrupt.h"
 #include "base/status.h"
 #include "worker/completion.h"
 
@@ -55,6 +56,22 @@ class ArrayView {
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` are for the error of a deadline
 // (0: wait for ever).
 void wait(worker::Completion& completion, double seconds, const std::string& what);
+
+// Calls `start` with the GIL released; Ctrl-C ends its waits, and raises.
+template <typename Start>
+auto without_gil(Start&& start) {
+  bool raised = false;
+  auto result = [&] {
+    nb::gil_scoped_release release;
+    Interruptible scope([&raised] {
+      nb::gil_scoped_acquire acquire;
+      return raised = PyErr_CheckSignals() != 0;
+    });
+    return start();
+  }();
+  if (raised) throw nb::python_error();
+  return result;
+}
 
 void register_job(nb::module_& module);
 void register_planned(nb::module_& module);

@@ -56,10 +56,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   options.host_id = host_id;
   options.secret = std::string(secret.c_str(), secret.size());
   options.settings = take(Settings::load(settings));
-  nb::gil_scoped_release release;
-  auto job = Job::start(std::move(options));
-  nb::gil_scoped_acquire acquire;
-  return take(std::move(job));
+  return take(without_gil([&] { return Job::start(std::move(options)); }));
 }
 
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,

@@ -52,17 +52,7 @@ void run_server(nb::dict options) {
     }
   }
   const Settings settings = take(Settings::load(overrides));
-  bool interrupted = false;
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = worker::run_dedicated_server(rendezvous, secret, settings, [&] {
-      nb::gil_scoped_acquire acquire;
-      return interrupted = interrupted || PyErr_CheckSignals() != 0;
-    });
-  }
-  if (interrupted) throw nb::python_error();
-  check(status);
+  check(without_gil([&] { return worker::run_dedicated_server(rendezvous, secret, settings); }));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "control/channel.h"
 #include "control/messages.h"
 #include "transport/loop_thread.h"
@@ -141,10 +142,15 @@ class Member::Impl final : public Channel::Owner {
   };
 
   Phase wait_for_news(Phase seen, Nanos deadline) {
-    std::unique_lock lock(mutex_);
-    const Nanos left = std::max<Nanos>(deadline - monotonic_now(), 0);
-    changed_.wait_for(lock, std::chrono::nanoseconds(left), [&] { return phase_ != seen; });
-    return phase_;
+    while (!interrupted()) {
+      std::unique_lock lock(mutex_);
+      const Nanos left = std::min(deadline - monotonic_now(), kInterruptInterval);
+      if (left > 0) {
+        changed_.wait_for(lock, std::chrono::nanoseconds(left), [&] { return phase_ != seen; });
+      }
+      if (left <= 0 || phase_ != seen) return phase_;
+    }
+    return seen;
   }
 
   void set_phase(Phase phase) {  // mutex_ is held

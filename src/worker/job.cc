@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/bytes.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "reduce/reduce.h"
 #include "transport/tcp/handshake.h"
@@ -294,7 +295,7 @@ void Job::shutdown() {
 }
 
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings, const std::function<bool()>& interrupted) {
+                            const Settings& settings) {
   apply_process_settings(settings);
   set_log_identity("server");
   auto member = member_options(rendezvous, secret, settings);

@@ -57,8 +57,8 @@ class Job {
 };
 
 // `herring server`: serves one job until it ends. Returns why, if not because all workers have
-// left. `interrupted` is polled now and then.
+// left, or with ok when this thread is interrupted (base/interrupt.h).
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings, const std::function<bool()>& interrupted);
+                            const Settings& settings);
 
 }  // namespace herring::worker

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -195,7 +199,6 @@ def test_garbage_on_every_port_harms_nobody() -> None:
 
 
 def run_alone(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
 
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
     return subprocess.run(
@@ -260,7 +263,6 @@ def run_alone(script: str, **environment: str) -> subprocess.CompletedProcess[st
     ],
 )
 def test_wrong_environment(environment: dict[str, str], error: str, text: str) -> None:
-    import socket
 
     with (
         socket.create_server(("127.0.0.1", 0)) as busy,
@@ -277,9 +279,6 @@ def test_wrong_environment(environment: dict[str, str], error: str, text: str) -
 
 
 def test_wrong_secret() -> None:
-    import os
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
@@ -307,6 +306,50 @@ def test_wrong_secret() -> None:
     assert "AuthenticationError" in second.stderr.splitlines()[-1], second.stderr
     _, errors = first.communicate(timeout=60)
     assert "TimeoutError" in errors and "rank 1" in errors.replace("ranks 1", "rank 1"), errors
+
+
+@pytest.mark.parametrize("waits_for", ["the others", "the rendezvous", "a server's peers"])
+def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        environment = {
+            **keep,
+            "HERRING_SIZE": "2",
+            "HERRING_SERVERS": "1",
+            "HERRING_RANK": "0" if waits_for == "the others" else "1",
+            "HERRING_RENDEZVOUS": f"127.0.0.1:{port}",
+            "HERRING_SECRET": "ab" * 32,
+        }
+        script = ["-c", PREAMBLE + "herring.init()"]
+        if waits_for == "a server's peers":
+            script = ["-m", "herring.launch.cli", "server"]
+        if waits_for == "the others":  # it listens there itself
+            listener.close()
+        process = subprocess.Popen(
+            [sys.executable, *script], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            if waits_for == "the others":
+                end = time.monotonic() + 30
+                while True:
+                    try:
+                        socket.create_connection(("127.0.0.1", port), 30).close()
+                        break
+                    except ConnectionRefusedError:
+                        assert time.monotonic() < end
+                        time.sleep(0.05)
+            else:
+                listener.settimeout(30)
+                _connection, _ = listener.accept()  # and not a word
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    if waits_for == "a server's peers":
+        assert process.returncode == 128 + signal.SIGINT, errors
+    else:
+        assert errors.splitlines()[-1] == "KeyboardInterrupt", errors
 
 
 def test_who_a_worker_is_comes_from_the_environment() -> None:

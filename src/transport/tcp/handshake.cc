@@ -1,6 +1,5 @@
 #include "transport/tcp/handshake.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,23 +8,21 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 
 namespace herring::transport::tcp {
 namespace {
 
+constexpr Nanos kPause = 50 * kMillisecond;
+
 Status wait_for(int fd, short events, Nanos deadline, const std::string& address) {
-  for (;;) {
-    const Nanos left = deadline - monotonic_now();
-    if (left <= 0) {
-      return {Code::kTimeout,
-              concat(address, " accepted a connection but did not complete the hello")};
-    }
-    pollfd waiting{fd, events, 0};
-    const int n = poll(&waiting, 1, static_cast<int>(left / kMillisecond) + 1);
-    if (n > 0) return {};
-    if (n < 0 && errno != EINTR) return {Code::kInternal, strerror(errno)};
-  }
+  pollfd waiting{fd, events, 0};
+  const int n = poll_until(&waiting, 1, deadline);
+  if (n > 0) return {};
+  if (n < 0) return {Code::kInternal, strerror(errno)};
+  return {Code::kTimeout,
+          concat(address, " accepted a connection but did not complete the hello")};
 }
 
 Status send_all(int fd, const void* data, size_t bytes, Nanos deadline,
@@ -87,10 +84,11 @@ Result<GuardedFd> connect_and_prove(const Address& address, const std::string& s
     if (!fd.ok()) return fd.status();
     auto proven = prove(std::move(*fd), name, hello, credentials, deadline);
     // A listener that ends, or is too busy, while we connect is worth another try.
-    if (proven.ok() || proven.status().code() != Code::kPeerLost || monotonic_now() >= deadline) {
+    if (proven.ok() || proven.status().code() != Code::kPeerLost || monotonic_now() >= deadline ||
+        interrupted()) {
       return proven;
     }
-    poll(nullptr, 0, 50);
+    poll_until(nullptr, 0, std::min(deadline, monotonic_now() + kPause));
   }
 }
 

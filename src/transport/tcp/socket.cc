@@ -6,7 +6,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +15,8 @@
 #include <cstring>
 #include <memory>
 #include <set>
+
+#include "base/interrupt.h"
 
 namespace herring::transport::tcp {
 namespace {
@@ -94,13 +95,9 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   if (!started.ok()) return started.status();
   GuardedFd fd = std::move(*started);
   pollfd waiting{fd.get(), POLLOUT, 0};
-  for (;;) {
-    const Nanos left = deadline - monotonic_now();
-    if (left <= 0) return Status(Code::kTimeout, "no answer");
-    const int n = poll(&waiting, 1, static_cast<int>(left / kMillisecond) + 1);
-    if (n > 0) break;
-    if (n < 0 && errno != EINTR) return Status(Code::kInternal, strerror(errno));
-  }
+  const int n = poll_until(&waiting, 1, deadline);
+  if (n == 0) return Status(Code::kTimeout, "no answer");
+  if (n < 0) return Status(Code::kInternal, strerror(errno));
   int error = 0;
   socklen_t length = sizeof(error);
   getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -233,11 +230,9 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
                     concat("local address ", source, " cannot reach ", address.to_string(),
                            ": one is IPv4, the other IPv6"));
     }
-    const Nanos left = deadline - monotonic_now();
-    if (left <= 0) break;
-    poll(nullptr, 0, static_cast<int>(std::min(pause, left) / kMillisecond) + 1);
+    poll_until(nullptr, 0, std::min(deadline, monotonic_now() + pause));
     pause = std::min<Nanos>(pause * 2, 200 * kMillisecond);
-  } while (monotonic_now() < deadline);
+  } while (monotonic_now() < deadline && !interrupted());
   return Status(Code::kTimeout, concat("no connection to ", address.to_string(), " in ",
                                        to_seconds(monotonic_now() - start), " s (last error: ",
                                        last, ")"));
