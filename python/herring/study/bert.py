@@ -37,8 +37,9 @@ __all__ = [
 
 #: The forward pass as a part of a step; the backward pass has twice as many multiplications.
 FORWARD_PART = 1 / 3
-#: Part of a step within which gradients appear at once, at the latest of their moments.
-TOGETHER = 1 / 200
+#: Part of a step within which gradients appear at once, at the latest of their moments. The last
+#: gradient, a tenth of all bytes, comes 1/333 of a step after the one before: it stays alone.
+TOGETHER = 1 / 400
 #: Fusion buffers that Herring's plan makes of the whole model (`choose_buffer_bytes`).
 FUSION_BUFFERS = 32
 #: Buckets of 25 MiB, as torch's DistributedDataParallel makes them, in the 672 MB of the model in
