@@ -88,4 +88,5 @@ def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
     }
     assert all(row["seconds"] > 0 for row in rows)
     assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 11
+    assert len(json.loads((tmp_path / "training.json").read_text())["rows"]) == 6
     assert "about" in done.stderr

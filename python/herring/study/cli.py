@@ -13,13 +13,19 @@ from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
 from herring.study.experiments import EXPERIMENTS, Scale, Table, costs
 from herring.study.report import markdown, write
+from herring.study.training import cost_check, training
 
 __all__ = ["add_options", "handle"]
+
+_MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
 
 HELP = """\
 examples:
   herring study line-rate allreduce --out study
       fits latency and rate of a link; times every algorithm and Gloo at 2 to 16 hosts
+
+  herring study training --rate 50mbit --queue 40ms --hosts 2,4,8,16
+      steps with the gradients of BERT-large and slept computing: scaling efficiency
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
@@ -34,7 +40,7 @@ Measuring needs root, as 'herring lab' does, and torch for Gloo; plots need matp
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring study`` to its parser."""
-    names = [*EXPERIMENTS, "cost"]
+    names = [*_MEASURED, "cost"]
     parser.add_argument(
         "experiments",
         nargs="*",
@@ -53,9 +59,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
-    cost = parser.add_argument_group("cost")
+    cost = parser.add_argument_group("cost and training")
     cost.add_argument("--nodes", type=int, default=64, metavar="N", help="worker nodes (64)")
-    cost.add_argument("--compute", type=float, default=0.2, metavar="SECONDS", help="a step (0.2)")
+    cost.add_argument(
+        "--compute", type=float, metavar="SECONDS", help="of a step (0.2; training: 4)"
+    )
     cost.add_argument("--node-price", type=float, default=31.2, metavar="P", help="per hour (31.2)")
     cost.add_argument("--server-price", type=float, default=4.9, metavar="P", help="per hour (4.9)")
 
@@ -74,12 +82,22 @@ def handle(options: argparse.Namespace) -> int:
     iterations = options.iterations
     if options.quick:
         hosts, size, iterations = [2, 3], int(network.bandwidth / 50), 2
-    scale = Scale(hosts, size // 4 * 4, network, iterations, _Progress())
+    scale = Scale(
+        hosts,
+        size // 4 * 4,
+        network,
+        iterations,
+        _Progress(),
+        options.compute if options.compute is not None else 0.2 if options.quick else 4.0,
+        options.node_price,
+        options.server_price,
+        options.quick,
+    )
     folder = pathlib.Path(options.out)
-    for name in options.experiments or EXPERIMENTS:
+    for name in options.experiments or _MEASURED:
         start = time.monotonic()
         try:
-            table = _cost(options, network) if name == "cost" else EXPERIMENTS[name](scale)
+            table = _cost(options, network) if name == "cost" else _MEASURED[name](scale)
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
         files = ", ".join(str(path) for path in write(table, folder))
@@ -113,7 +131,7 @@ def _cost(options: argparse.Namespace, network: Network) -> Table:
         options.nodes,
         options.size or 1e8,
         network.bandwidth,
-        options.compute,
+        options.compute if options.compute is not None else 0.2,
         options.node_price,
         options.server_price,
     )

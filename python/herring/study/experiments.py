@@ -26,6 +26,9 @@ class Scale:
       network: the links.
       iterations: timed ones per point.
       report: told about each point before it is measured, as (done, all, what).
+      compute_seconds: of a training step.
+      node_price, server_price: per hour.
+      quick: a look at the machinery.
     """
 
     hosts: Sequence[int]
@@ -33,6 +36,10 @@ class Scale:
     network: Network
     iterations: int
     report: Callable[[int, int, str], None]
+    compute_seconds: float = 4.0
+    node_price: float = 31.2
+    server_price: float = 4.9
+    quick: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
