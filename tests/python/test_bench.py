@@ -273,6 +273,13 @@ def test_table_is_aligned():
     assert len(report.row(results[0])) == len(lines[-2])
 
 
+def test_header_counts_servers():
+    communicators, _ = measure_in_threads(measure.Request(400))
+    servers = [{"name": f"s{i}", "dedicated": i < 1, "weight": 0.3} for i in range(3)]
+    text = report.header(communicators[0], "allreduce", {"servers": servers, "array": "numpy"})
+    assert "# servers: 3 (1 dedicated)\n# array: numpy\n" in text
+
+
 # --- the command line ----------------------------------------------------------------------------
 
 

@@ -75,6 +75,12 @@ def test_wrong_options_are_named(option: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_unknown_experiment_is_named() -> None:
+    done = study("all-reduce")
+    assert done.returncode == 2
+    assert "'all-reduce' is none of line-rate, allreduce" in done.stderr
+
+
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
 @pytest.mark.timeout(300)
 def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:

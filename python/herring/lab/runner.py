@@ -8,22 +8,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from herring.lab.cluster import Cluster, Job
+from herring.lab.environment import (
+    SERVER_COMMAND,
+    Meeting,
+    server_environment,
+    worker_environment,
+    write_secret,
+)
 from herring.launch.output import Sink, Source, prefix
 
 __all__ = ["Plan", "run"]
 
 _PORT = 29400
-_PEER_PORT = 29500
 _EXIT_TIMEOUT = 124
 
 
@@ -39,7 +43,7 @@ class Plan:
       timeout: seconds until everything is ended; None: no limit.
       grace: seconds the others get to end after one has failed.
       labels: put the rank in front of each line.
-      server_settings: environment of the servers, names and values.
+      settings: more environment variables for workers and servers.
     """
 
     command: Sequence[str]
@@ -49,7 +53,7 @@ class Plan:
     timeout: float | None = None
     grace: float = 5.0
     labels: bool = True
-    server_settings: Sequence[tuple[str, str]] = ()
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def worker_hosts(self) -> int:
@@ -81,21 +85,13 @@ def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
       0 if all workers and servers ended with 0, else the status of the first that did not
       (128 + signal), or 124 after ``plan.timeout``. Nothing runs any more then.
     """
-    with _secret_file() as secret:
+    with tempfile.TemporaryDirectory(prefix="herring-lab-") as directory:
         runner = _Runner(plan, output)
         try:
-            runner.start(cluster, secret)
+            runner.start(cluster, write_secret(directory))
             return runner.wait()
         finally:
             runner.kill()
-
-
-@contextlib.contextmanager
-def _secret_file() -> Iterator[str]:
-    with tempfile.NamedTemporaryFile("w", prefix="herring-lab-") as file:  # mode 0600
-        file.write(secrets.token_hex(32) + "\n")
-        file.flush()
-        yield file.name
 
 
 class _Runner:
@@ -110,23 +106,17 @@ class _Runner:
 
     def start(self, cluster: Cluster, secret: str) -> None:
         plan = self._plan
-        common = {
-            "HERRING_RENDEZVOUS": f"{cluster.address(0)}:{_PORT}",
-            "HERRING_SECRET_FILE": secret,
-            "HERRING_SIZE": str(plan.workers),
-            "HERRING_SERVERS": str(plan.servers),
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            # What torch.distributed and others ask for.
-            "MASTER_ADDR": cluster.address(0),
-            "MASTER_PORT": str(_PEER_PORT),
-            "WORLD_SIZE": str(plan.workers),
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }
-        server = [sys.executable, "-m", "herring.launch.cli", "server"]
+        meeting = Meeting(
+            cluster.address(0),
+            _PORT,
+            secret,
+            plan.workers,
+            plan.servers,
+            settings=plan.settings,
+        )
         for index in range(plan.servers):
-            env = {**common, **dict(plan.server_settings)}
-            self._spawn(cluster, plan.worker_hosts + index, server, env, f"server {index}")
+            host, env = plan.worker_hosts + index, server_environment(meeting)
+            self._spawn(cluster, host, SERVER_COMMAND, env, f"server {index}")
         for rank in range(plan.workers):
             host, local_rank = divmod(rank, plan.local_size)
             local_size = min(plan.local_size, plan.workers - host * plan.local_size)
@@ -139,16 +129,9 @@ class _Runner:
                 "master": cluster.address(0),
                 "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
             }
-            own = {
-                "HERRING_RANK": str(rank),
-                "HERRING_LOCAL_RANK": str(local_rank),
-                "HERRING_LOCAL_SIZE": str(local_size),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(local_size),
-            }
+            env = worker_environment(meeting, rank, local_rank, local_size)
             argv = [substitute(word, values) for word in plan.command]
-            self._spawn(cluster, host, argv, {**common, **own}, str(rank), rank)
+            self._spawn(cluster, host, argv, env, str(rank), rank)
 
     def _spawn(
         self,

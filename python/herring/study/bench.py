@@ -107,14 +107,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
             command += ["--peer", point.library]
         elif point.algorithm != "herring":
             command += ["--algorithm", point.algorithm]
-        settings = ["env", *(f"{name}={value}" for name, value in point.settings.items())]
-        plan = Plan(
-            [*settings, *command],
-            point.workers,
-            point.servers,
-            timeout=600,
-            server_settings=tuple(point.settings.items()),
-        )
+        plan = Plan(command, point.workers, point.servers, timeout=600, settings=point.settings)
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
             status = run(cluster, plan, output.fileno())
             counters = cluster.total()
