@@ -17,7 +17,8 @@ import pytest
 pattern = pytest.importorskip("herring.bench.pattern")
 
 from herring.bench import cli, measure, report, sizes  # noqa: E402
-from herring.bench.communicator import HerringCommunicator, Prepared, gloo_rendezvous  # noqa: E402
+from herring.bench.communicator import HerringCommunicator, Prepared  # noqa: E402
+from herring.bench.peers import torch_rendezvous  # noqa: E402
 from herring.errors import ConfigurationError, InvalidArgumentError  # noqa: E402
 
 COMBINATIONS = [
@@ -291,7 +292,9 @@ def test_header_counts_servers():
         (["--iterations", "0"], "0 is below 1"),
         (["--dtype", "complex64"], "invalid choice"),
         (["--algorithm", "rings"], "invalid choice"),
-        (["--algorithm", "ring", "--peer", "gloo"], "gloo chooses its own"),
+        (["--algorithm", "ring", "--peer", "mpich"], "mpich has butterfly, doubling"),
+        (["--algorithm", "doubling"], "herring has herring, server, tree, ring, butterfly"),
+        (["--algorithm", "ring", "--peer", "gloo"], "gloo has none to choose: it chooses its own"),
     ],
 )
 def test_bad_options_are_named(arguments, message, capsys):
@@ -303,11 +306,11 @@ def test_bad_options_are_named(arguments, message, capsys):
 
 def test_gloo_meets_one_port_above():
     environ = {"HERRING_RANK": "1", "HERRING_SIZE": "4", "HERRING_RENDEZVOUS": "10.0.0.1:29400"}
-    assert gloo_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
+    assert torch_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    assert gloo_rendezvous(environ) == (0, 2, "env://")
+    assert torch_rendezvous(environ) == (0, 2, "env://")
     with pytest.raises(ConfigurationError, match="HERRING_RENDEZVOUS"):
-        gloo_rendezvous({})
+        torch_rendezvous({})
 
 
 class FakeReduction:

@@ -23,12 +23,14 @@ from herring.lab.environment import (
     worker_environment,
     write_secret,
 )
+from herring.lab.mpi import Rank, launch
 from herring.launch.output import Sink, Source, prefix
 
 __all__ = ["Plan", "run"]
 
 _PORT = 29400
 _EXIT_TIMEOUT = 124
+_LAUNCHER = "mpiexec"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Plan:
       grace: seconds the others get to end after one has failed.
       labels: put the rank in front of each line.
       settings: more environment variables for workers and servers.
+      mpi: ``mpich`` or ``openmpi``: its launcher starts the workers; empty: the lab does.
     """
 
     command: Sequence[str]
@@ -54,6 +57,7 @@ class Plan:
     grace: float = 5.0
     labels: bool = True
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mpi: str = ""
 
     @property
     def worker_hosts(self) -> int:
@@ -88,7 +92,7 @@ def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="herring-lab-") as directory:
         runner = _Runner(plan, output)
         try:
-            runner.start(cluster, write_secret(directory))
+            runner.start(cluster, directory)
             return runner.wait()
         finally:
             runner.kill()
@@ -104,49 +108,63 @@ class _Runner:
         self._running: list[Job] = []
         self._status = 0
 
-    def start(self, cluster: Cluster, secret: str) -> None:
+    def start(self, cluster: Cluster, directory: str) -> None:
         plan = self._plan
         meeting = Meeting(
             cluster.address(0),
             _PORT,
-            secret,
+            write_secret(directory),
             plan.workers,
             plan.servers,
             settings=plan.settings,
         )
+        common = server_environment(meeting)
+        ranks = [self._rank(cluster, meeting, rank) for rank in range(plan.workers)]
+        job = launch(plan.mpi, cluster, ranks, directory, plan.labels) if plan.mpi else None
         for index in range(plan.servers):
-            host, env = plan.worker_hosts + index, server_environment(meeting)
-            self._spawn(cluster, host, SERVER_COMMAND, env, f"server {index}")
-        for rank in range(plan.workers):
-            host, local_rank = divmod(rank, plan.local_size)
-            local_size = min(plan.local_size, plan.workers - host * plan.local_size)
-            values = {
-                "rank": str(rank),
-                "size": str(plan.workers),
-                "host": str(host),
-                "local_rank": str(local_rank),
-                "address": cluster.address(host),
-                "master": cluster.address(0),
-                "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
-            }
-            env = worker_environment(meeting, rank, local_rank, local_size)
-            argv = [substitute(word, values) for word in plan.command]
-            self._spawn(cluster, host, argv, env, str(rank), rank)
+            host = plan.worker_hosts + index
+            self._spawn(cluster, host, SERVER_COMMAND, common, f"server {index}")
+        if job is not None:
+            argv, env = job
+            self._spawn(cluster, 0, argv, env, _LAUNCHER)
+            return
+        for index, rank in enumerate(ranks):
+            self._spawn(cluster, rank.host, rank.argv, rank.environment, str(index), index)
+
+    def _rank(self, cluster: Cluster, meeting: Meeting, rank: int) -> Rank:
+        plan = self._plan
+        host, local_rank = divmod(rank, plan.local_size)
+        local_size = min(plan.local_size, plan.workers - host * plan.local_size)
+        values = {
+            "rank": str(rank),
+            "size": str(plan.workers),
+            "host": str(host),
+            "local_rank": str(local_rank),
+            "address": cluster.address(host),
+            "master": cluster.address(0),
+            "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
+        }
+        env = worker_environment(meeting, rank, local_rank, local_size)
+        # A launcher hands its own variables, those of host 0, to all.
+        env["HERRING_HOST_ID"] = cluster.host_id(host)
+        return Rank(host, [substitute(word, values) for word in plan.command], env)
 
     def _spawn(
         self,
         cluster: Cluster,
         host: int,
         argv: Sequence[str],
-        env: dict[str, str],
+        env: Mapping[str, str],
         label: str,
         index: int = 0,
     ) -> None:
-        name = label if label.startswith("server") else f"rank {label}"
+        name = f"rank {label}" if label.isdecimal() else label
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         job = cluster.popen(host, argv, env, name=name, **pipes)
         self._running.append(job)
-        mark = prefix(label, index, self._colour) if self._plan.labels else b""
+        # An MPI's launcher labels what its ranks say itself.
+        labelled = self._plan.labels and label != _LAUNCHER
+        mark = prefix(label, index, self._colour) if labelled else b""
         for pipe, sink in ((job.process.stdout, self._out), (job.process.stderr, self._err)):
             self._selector.register(pipe, selectors.EVENT_READ, Source(sink, mark))
 
