@@ -261,6 +261,32 @@ def test_planned_divides_the_bytes_and_checks_every_gradient():
     assert measure.Request(8, operation="planned").gradient_counts() == [1, 1]
 
 
+def test_known_contents_go_where_the_operation_works():
+    # As with a GPU: the operation sees its own copy only.
+    moves = []
+
+    class Elsewhere(ThreadCommunicator):
+        def allreduce(self, count, dtype, op):
+            host, device = np.zeros(count, np.float32), np.zeros(count, np.float32)
+
+            def move(target, source):
+                moves.append("load" if target is device else "store")
+                target[:] = source
+
+            return Prepared(
+                lambda: moves.append("run"),
+                [host],
+                load=lambda: move(device, host),
+                store=lambda: move(host, device),
+            )
+
+    # One rank's sum is what it put in.
+    request = measure.Request(400, op="sum", warmup=1, iterations=2, check=True)
+    result = measure.measure(Elsewhere(World(1), 0), request)
+    assert result.wrong == 0
+    assert moves == ["load", "run", "store", "run", "load", "run", "store"]
+
+
 def test_percentile_never_flatters():
     assert measure.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert measure.percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
@@ -343,7 +369,12 @@ class FakeReduction:
         self.memory = None
 
 
-@pytest.mark.parametrize("operation", ["allreduce", "planned"])
+class Done:
+    def wait(self):
+        pass
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "planned", "variables"])
 def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys):
     names = []
     fake = types.ModuleType("herring")
@@ -355,6 +386,7 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     fake.size = fake.local_size = fake.num_nodes = lambda: 1
     fake.empty = lambda shape, dtype: np.zeros(shape, dtype)
     fake.allreduce = lambda array, op, *, name, algorithm: names.append(name)
+    fake.allreduce_async = lambda array, op, *, name: names.append(name) or Done()
     fake.allgather = lambda array: array
     fake.stats = lambda: {"bytes_sent": 1, "bytes_received": 2, "credit_bytes": 3, "servers": []}
     planned = types.ModuleType("herring.planned")
@@ -364,7 +396,7 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     assert cli.main([operation, "--sizes", "400", "--check", "--iterations", "2"]) == 0
     assert "# wrong elements: 0 OK" in capsys.readouterr().out
     assert names[-1] == "shutdown"
-    assert len(set(names[:-1])) == (1 if operation == "allreduce" else 0)
+    assert len(set(names[:-1])) == {"allreduce": 1, "planned": 0, "variables": 50}[operation]
 
 
 def test_arrays_of_any_memory(monkeypatch):

@@ -42,6 +42,12 @@ order, fusion buffers are pushed as they fill, and the round ends when the last 
 Times, statistics and table are those of the allreduce benchmark.
 """
 
+_VARIABLES = """\
+Times all-reduces of gradients as operations of their own: all are started, then all waited for. A
+gradient of up to HERRING_SMALL_BYTES stays whole on one server, as a classic parameter server has
+it; larger ones are divided over all servers. To compare with planned, which takes the same sizes.
+"""
+
 _EPILOG = """\
 examples:
   # does it add up, and how fast is it, over two emulated nodes with two servers?
@@ -169,8 +175,23 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=_PLANNED,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    variables = commands.add_parser(
+        "variables",
+        help="average gradients one by one, an operation for each",
+        description=_VARIABLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _add_common(allreduce)
-    _add_common(planned)
+    for command in (planned, variables):
+        _add_common(command)
+        command.set_defaults(array="herring", peer="herring", algorithm=None)
+        command.add_argument(
+            "--gradients",
+            type=_whole(1),
+            default=50,
+            metavar="N",
+            help="into how many uneven gradients the bytes are divided (default: 50)",
+        )
     allreduce.add_argument(
         "--array",
         choices=("herring", "numpy"),
@@ -192,20 +213,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of Herring: herring (through servers; the default) or between the workers: server, "
         "tree, ring, butterfly. Of a peer: by default its own choice, else one that it has",
     )
-    planned.set_defaults(array="herring", peer="herring", algorithm=None)
-    planned.add_argument(
-        "--gradients",
-        type=_whole(1),
-        default=50,
-        metavar="N",
-        help="into how many uneven gradients the bytes are divided (default: 50)",
-    )
     options = parser.parse_args(argv)
     known = models.ALGORITHMS if options.peer == "herring" else peers.ALGORITHMS[options.peer]
     if options.algorithm is not None and options.algorithm not in known:
         has = ", ".join(known) or "none to choose: it chooses its own"
         allreduce.error(f"--algorithm {options.algorithm}: {options.peer} has {has}")
-    chosen = planned if options.operation == "planned" else allreduce
+    chosen = commands.choices[options.operation]
     try:
         options.sizes = sizes.parse_sizes(options.sizes)
     except ValueError as error:

@@ -53,6 +53,9 @@ class Communicator(Protocol):
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
         """Returns the reduction of gradients of ``counts`` elements, as training does it."""
 
+    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        """Returns the same reduction as operations of their own, one per gradient."""
+
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the 1-D float64 arrays of all ranks, stacked: shape (size, n)."""
 
@@ -134,6 +137,26 @@ class HerringCommunicator:
             reduction.wait()
 
         return Prepared(run, parts, reduction.close)
+
+    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        storage = pattern.storage_dtype(dtype)
+        parts = [self._herring.empty((count,), dtype=storage.name) for count in counts]
+        for part in parts:
+            part.fill(0)
+        names = [f"bench.variable.{op}.{dtype}.{sum(counts)}.{i}" for i in range(len(counts))]
+        operands = parts
+        if dtype == "bfloat16":
+            import torch
+
+            operands = [torch.from_numpy(part).view(torch.bfloat16) for part in parts]
+        start = self._herring.allreduce_async
+
+        def run() -> None:
+            handles = [start(part, op, name=name) for part, name in zip(operands, names)]
+            for handle in handles:
+                handle.wait()
+
+        return Prepared(run, parts)
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         gathered = self._herring.allgather(np.ascontiguousarray(numbers, dtype=np.float64))

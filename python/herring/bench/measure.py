@@ -27,8 +27,9 @@ class Request:
       iterations: timed iterations of a batch.
       batches: how often warm-up and timed iterations are repeated.
       check: compare the results with what they must be.
-      operation: ``allreduce``, or ``planned``: gradients through a plan, as in training.
-      gradients: into how many gradients ``planned`` divides the bytes.
+      operation: ``allreduce``; ``planned``: gradients through a plan, as in training;
+        ``variables``: an operation per gradient.
+      gradients: into how many gradients the last two divide the bytes.
     """
 
     size_bytes: int
@@ -132,6 +133,8 @@ def measure(
     """
     if request.operation == "planned":
         prepared = communicator.planned(request.gradient_counts(), request.dtype, request.op)
+    elif request.operation == "variables":
+        prepared = communicator.variables(request.gradient_counts(), request.dtype, request.op)
     else:
         prepared = communicator.allreduce(request.count, request.dtype, request.op)
     operation = prepared.run

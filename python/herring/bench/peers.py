@@ -149,6 +149,8 @@ class TorchCommunicator:
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
         raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
 
+    variables = planned
+
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
         own = own.to(self._device)
@@ -242,6 +244,8 @@ class MpiCommunicator:
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
         raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         own = np.ascontiguousarray(numbers, dtype=np.float64)

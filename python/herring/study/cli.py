@@ -7,11 +7,12 @@ import pathlib
 import sys
 import time
 
+from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
-from herring.study.experiments import EXPERIMENTS, Scale, Table, costs
+from herring.study.experiments import DEFAULT_PEERS, EXPERIMENTS, Peer, Scale, Table, costs
 from herring.study.report import markdown, write
 
 __all__ = ["add_options", "handle"]
@@ -19,7 +20,8 @@ __all__ = ["add_options", "handle"]
 HELP = """\
 examples:
   herring study line-rate allreduce --out study
-      fits latency and rate of a link; times every algorithm and Gloo at 2 to 16 hosts
+      fits latency and rate of a link; times every algorithm, Gloo, MPICH
+      and Open MPI at 2 to 16 hosts
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
@@ -28,7 +30,8 @@ examples:
       --node-price 31.2 --server-price 4.9
       what dedicated servers cost and buy, from the models; nothing is measured
 
-Measuring needs root, as 'herring lab' does, and torch for Gloo; plots need matplotlib.
+Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch
+(Gloo, NCCL) or mpi4py and an MPI with its launcher; what is not installed is skipped.
 """
 
 
@@ -53,6 +56,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
+    parser.add_argument(
+        "--peers",
+        default=",".join(DEFAULT_PEERS),
+        metavar="LIST",
+        help="of allreduce: libraries beside Herring, each with an algorithm of its own choice or "
+        f"the one behind a colon ({','.join(DEFAULT_PEERS)}); those not installed are skipped",
+    )
     cost = parser.add_argument_group("cost")
     cost.add_argument("--nodes", type=int, default=64, metavar="N", help="worker nodes (64)")
     cost.add_argument("--compute", type=float, default=0.2, metavar="SECONDS", help="a step (0.2)")
@@ -74,9 +84,15 @@ def handle(options: argparse.Namespace) -> int:
     iterations = options.iterations
     if options.quick:
         hosts, size, iterations = [2, 3], int(network.bandwidth / 50), 2
-    scale = Scale(hosts, size // 4 * 4, network, iterations, _Progress())
+    names = options.experiments or list(EXPERIMENTS)
+    peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
+    if options.quick:
+        peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr, flush=True)
+    scale = Scale(hosts, size // 4 * 4, network, iterations, _Progress(), peers, skipped)
     folder = pathlib.Path(options.out)
-    for name in options.experiments or EXPERIMENTS:
+    for name in names:
         start = time.monotonic()
         try:
             table = _cost(options, network) if name == "cost" else EXPERIMENTS[name](scale)
@@ -114,6 +130,24 @@ def _hosts(text: str) -> list[int]:
     if not numbers or min(numbers) < 2 or max(numbers) > 100:
         raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
     return numbers
+
+
+def _peers(text: str) -> tuple[list[Peer], list[str]]:
+    """Returns the peers that are installed, and a line for each that is not."""
+    found, skipped = [], {}
+    for part in filter(None, text.split(",")):
+        library, _, algorithm = part.strip().partition(":")
+        if library not in PEERS:
+            raise ConfigurationError(f"--peers {library!r}: there are {', '.join(PEERS)}")
+        if algorithm and algorithm not in ALGORITHMS[library]:
+            has = ", ".join(ALGORITHMS[library]) or "none to choose"
+            raise ConfigurationError(f"--peers {part!r}: {library} has {has}")
+        reason = missing(library)
+        if reason:
+            skipped[library] = f"{library}: {reason}"
+        else:
+            found.append(Peer(library, algorithm or None))
+    return found, list(skipped.values())
 
 
 def _cost(options: argparse.Namespace, network: Network) -> Table:
