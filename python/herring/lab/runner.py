@@ -147,6 +147,7 @@ class _Runner:
         env = worker_environment(meeting, rank, local_rank, local_size)
         # A launcher hands its own variables, those of host 0, to all.
         env["HERRING_HOST_ID"] = cluster.host_id(host)
+        env["NCCL_HOSTID"] = cluster.host_id(host)  # or it would take all hosts for one
         return Rank(host, [substitute(word, values) for word in plan.command], env)
 
     def _spawn(

@@ -18,6 +18,8 @@ from herring.lab.runner import Plan, run
 __all__ = ["Network", "Point", "measure", "ping_pong"]
 
 _TIMEOUT = 600.0  # seconds that a point may take
+# GPUs of one machine could reach each other without the links.
+_NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 _PING_PONG = """
 import socket, sys, time
@@ -121,7 +123,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
             point.workers,
             point.servers,
             timeout=_TIMEOUT,
-            settings=point.settings,
+            settings={**(_NCCL if point.library == "nccl" else {}), **point.settings},
             mpi=point.library if point.library in MPIS else "",
         )
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
