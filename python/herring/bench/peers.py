@@ -189,6 +189,11 @@ class MpiCommunicator:
         if algorithm is not None:
             os.environ.update(_mpi_settings(name, ALGORITHMS[name][algorithm]))
         try:
+            import mpi4py
+
+            # MPICH 4.0 over UCX often hangs in MPI_Finalize: ranks that are done stop answering
+            # those that still close their connections. A rank that just exits ends well.
+            self._finalizes = mpi4py.rc.finalize = name != "mpich"
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise ConfigurationError(
@@ -261,7 +266,8 @@ class MpiCommunicator:
 
     def close(self) -> None:
         self._world.Barrier()
-        self._mpi.Finalize()
+        if self._finalizes:
+            self._mpi.Finalize()
 
 
 def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
