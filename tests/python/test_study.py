@@ -161,5 +161,5 @@ def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
         (name, hosts) for name in names for hosts in (2, 3)
     }
     assert all(row["seconds"] > 0 for row in rows)
-    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 17
+    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 18
     assert "about" in done.stderr
