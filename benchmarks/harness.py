@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import queue
-import secrets
 import shutil
 import signal
 import socket
@@ -20,6 +19,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from herring.lab import Cluster, Job
+from herring.lab.environment import (
+    SERVER_COMMAND,
+    Meeting,
+    server_environment,
+    worker_environment,
+    write_secret,
+)
 
 _MOST_TAILS = 6  # logs shown when a job fails
 
@@ -112,27 +118,25 @@ class BenchJob:
         self._workers: list[Job] = []
         self._servers: list[Job] = []
         self.name = peer
-        secret = self._directory / "secret"
-        secret.touch(mode=0o600)
-        secret.write_text(secrets.token_hex(32) + "\n")
-        rendezvous = f"{hosts.address(layout.nodes[0])}:{_next_port(isinstance(hosts, Cluster))}"
-        common = {
-            "HERRING_SECRET_FILE": str(secret),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            "GLOO_SOCKET_IFNAME": "eth0" if isinstance(hosts, Cluster) else "lo",
-        }
+        private = isinstance(hosts, Cluster)
+        meeting = Meeting(
+            hosts.address(layout.nodes[0]),
+            _next_port(private),
+            write_secret(self._directory),
+            layout.size,
+            len(layout.servers),
+            interface="eth0" if private else "lo",
+        )
         try:
             if peer == "herring":
                 for index, host in enumerate(layout.servers):
                     name = f"server {index}"
-                    argv = [*_herring_command(), "server", "--rendezvous", rendezvous]
                     with self._log(name).open("wb") as log:
                         self._servers.append(
                             hosts.popen(
                                 host,
-                                argv,
-                                common,
+                                SERVER_COMMAND,
+                                server_environment(meeting),
                                 name=name,
                                 stdin=subprocess.DEVNULL,
                                 stdout=log,
@@ -145,15 +149,8 @@ class BenchJob:
             command += ["--json", str(self._result), *arguments]
             for rank in range(layout.size):
                 name = f"rank {rank}"
-                env = {
-                    **common,
-                    "HERRING_RENDEZVOUS": rendezvous,
-                    "HERRING_RANK": str(rank),
-                    "HERRING_SIZE": str(layout.size),
-                    "HERRING_LOCAL_RANK": str(rank % layout.local_size),
-                    "HERRING_LOCAL_SIZE": str(layout.local_size),
-                    "HERRING_SERVERS": str(len(layout.servers)),
-                }
+                local = (rank % layout.local_size, layout.local_size)
+                env = worker_environment(meeting, rank, *local)
                 with self._log(name).open("wb") as log:
                     self._workers.append(
                         hosts.popen(
@@ -274,14 +271,6 @@ def run_pairs(first: BenchJob, second: BenchJob) -> None:
             if more[index]:
                 more[index] = jobs[index].run_batch()
         turn += 1
-
-
-def _herring_command() -> list[str]:
-    beside = pathlib.Path(sys.executable).with_name("herring")
-    if beside.exists():
-        return [str(beside)]
-    # Not installed: the package is on PYTHONPATH.
-    return [sys.executable, "-c", "import herring.launch.cli as c, sys; sys.exit(c.main())"]
 
 
 _port = 29400

@@ -77,8 +77,9 @@ constexpr SettingSpec kSpecs[] = {
      0, false, 1, kSimdLevels},
     {"shm", kBool, "true", "Whether the workers of a node meet in shared memory"},
     {"server_weights", kString, "",
-     "Comma-separated share of each server, dedicated ones first; empty: all links equally busy", 0,
-     65536},
+     "Comma-separated share of each server, dedicated ones first, by address; empty: all links "
+     "equally busy",
+     0, 65536},
 };
 
 std::optional<size_t> index_of(std::string_view name) {

@@ -176,6 +176,31 @@ std::vector<uint32_t> colocated_nodes(uint32_t nodes, uint32_t dedicated_servers
   return all;
 }
 
+bool address_before(std::string_view a, std::string_view b) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  // A run of digits without its leading zeros: a longer one is the larger number.
+  const auto number = [&](std::string_view& text) {
+    while (text.size() > 1 && text[0] == '0' && digit(text[1])) text.remove_prefix(1);
+    size_t length = 0;
+    while (length < text.size() && digit(text[length])) ++length;
+    const std::string_view run = text.substr(0, length);
+    text.remove_prefix(length);
+    return run;
+  };
+  while (!a.empty() && !b.empty()) {
+    if (digit(a[0]) && digit(b[0])) {
+      const std::string_view left = number(a), right = number(b);
+      if (left.size() != right.size()) return left.size() < right.size();
+      if (left != right) return left < right;
+    } else {
+      if (a[0] != b[0]) return a[0] < b[0];
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  return a.empty() && !b.empty();
+}
+
 Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,
                                            uint32_t dedicated_servers) {
   const auto given = settings.find("server_weights");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "control/cluster.h"
@@ -38,6 +39,10 @@ Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers);
 
 // The nodes whose local rank 0 starts a colocated server.
 std::vector<uint32_t> colocated_nodes(uint32_t nodes, uint32_t dedicated_servers);
+
+// Whether an address comes before another: runs of digits count by their value, so that 10.0.0.9 is
+// before 10.0.0.16.
+bool address_before(std::string_view a, std::string_view b);
 
 // Weight per server: the setting "server_weights" (comma-separated) or the plan's.
 Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,

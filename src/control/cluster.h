@@ -32,7 +32,7 @@ struct Cluster {
   uint32_t size = 0;
   uint32_t nodes = 0;
   std::vector<WorkerInfo> workers;  // by rank
-  // By index: dedicated ones in order of registration, then colocated ones by node.
+  // By index: dedicated ones in order of their addresses, then colocated ones by node.
   std::vector<ServerInfo> servers;
   Settings settings;  // rank 0's; everybody adopts them
 

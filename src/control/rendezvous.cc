@@ -266,6 +266,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (!assembled.ok()) return fail(assembled.status());
     cluster_ = std::move(*assembled);
     cluster_.epoch = 1;
+    number_servers();
     auto weights = choose_weights(cluster_.settings, cluster_.nodes, options_.dedicated_servers);
     if (!weights.ok()) return fail(weights.status());
     weights_ = std::move(*weights);
@@ -279,6 +280,21 @@ class Rendezvous::Impl final : public Channel::Owner {
       const ClusterMessage message{starts, peer->index, cluster_};
       peer->channel->send(FrameType::kCluster, encode(message));
     }
+  }
+
+  // Dedicated servers count by their addresses, whoever came first: weights mean the same machines
+  // in every run.
+  void number_servers() {
+    std::vector<std::pair<std::string, Peer*>> found;
+    for (const auto& peer : peers_) {
+      if (peer->kind != Kind::kServer || peer->gone || !peer->server.dedicated) continue;
+      const Address address{peer->server.host, peer->server.port};
+      found.emplace_back(address.to_string(), peer.get());
+    }
+    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+      return address_before(a.first, b.first);
+    });
+    for (uint32_t i = 0; i < found.size(); ++i) found[i].second->index = i;
   }
 
   void complete() {

@@ -17,7 +17,8 @@ import pytest
 pattern = pytest.importorskip("herring.bench.pattern")
 
 from herring.bench import cli, measure, report, sizes  # noqa: E402
-from herring.bench.communicator import HerringCommunicator, Prepared, gloo_rendezvous  # noqa: E402
+from herring.bench.communicator import HerringCommunicator, Prepared  # noqa: E402
+from herring.bench.peers import torch_rendezvous  # noqa: E402
 from herring.errors import ConfigurationError, InvalidArgumentError  # noqa: E402
 
 COMBINATIONS = [
@@ -260,6 +261,32 @@ def test_planned_divides_the_bytes_and_checks_every_gradient():
     assert measure.Request(8, operation="planned").gradient_counts() == [1, 1]
 
 
+def test_known_contents_go_where_the_operation_works():
+    # As with a GPU: the operation sees its own copy only.
+    moves = []
+
+    class Elsewhere(ThreadCommunicator):
+        def allreduce(self, count, dtype, op):
+            host, device = np.zeros(count, np.float32), np.zeros(count, np.float32)
+
+            def move(target, source):
+                moves.append("load" if target is device else "store")
+                target[:] = source
+
+            return Prepared(
+                lambda: moves.append("run"),
+                [host],
+                load=lambda: move(device, host),
+                store=lambda: move(host, device),
+            )
+
+    # One rank's sum is what it put in.
+    request = measure.Request(400, op="sum", warmup=1, iterations=2, check=True)
+    result = measure.measure(Elsewhere(World(1), 0), request)
+    assert result.wrong == 0
+    assert moves == ["load", "run", "store", "run", "load", "run", "store"]
+
+
 def test_percentile_never_flatters():
     assert measure.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert measure.percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
@@ -273,6 +300,13 @@ def test_table_is_aligned():
     assert len(report.row(results[0])) == len(lines[-2])
 
 
+def test_header_counts_servers():
+    communicators, _ = measure_in_threads(measure.Request(400))
+    servers = [{"name": f"s{i}", "dedicated": i < 1, "weight": 0.3} for i in range(3)]
+    text = report.header(communicators[0], "allreduce", {"servers": servers, "array": "numpy"})
+    assert "# servers: 3 (1 dedicated)\n# array: numpy\n" in text
+
+
 # --- the command line ----------------------------------------------------------------------------
 
 
@@ -284,7 +318,9 @@ def test_table_is_aligned():
         (["--iterations", "0"], "0 is below 1"),
         (["--dtype", "complex64"], "invalid choice"),
         (["--algorithm", "rings"], "invalid choice"),
-        (["--algorithm", "ring", "--peer", "gloo"], "gloo chooses its own"),
+        (["--algorithm", "ring", "--peer", "mpich"], "mpich has butterfly, doubling"),
+        (["--algorithm", "doubling"], "herring has herring, server, tree, ring, butterfly"),
+        (["--algorithm", "ring", "--peer", "gloo"], "gloo has none to choose: it chooses its own"),
     ],
 )
 def test_bad_options_are_named(arguments, message, capsys):
@@ -296,11 +332,11 @@ def test_bad_options_are_named(arguments, message, capsys):
 
 def test_gloo_meets_one_port_above():
     environ = {"HERRING_RANK": "1", "HERRING_SIZE": "4", "HERRING_RENDEZVOUS": "10.0.0.1:29400"}
-    assert gloo_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
+    assert torch_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    assert gloo_rendezvous(environ) == (0, 2, "env://")
+    assert torch_rendezvous(environ) == (0, 2, "env://")
     with pytest.raises(ConfigurationError, match="HERRING_RENDEZVOUS"):
-        gloo_rendezvous({})
+        torch_rendezvous({})
 
 
 class FakeReduction:
@@ -333,7 +369,12 @@ class FakeReduction:
         self.memory = None
 
 
-@pytest.mark.parametrize("operation", ["allreduce", "planned"])
+class Done:
+    def wait(self):
+        pass
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "planned", "variables"])
 def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys):
     names = []
     fake = types.ModuleType("herring")
@@ -345,6 +386,7 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     fake.size = fake.local_size = fake.num_nodes = lambda: 1
     fake.empty = lambda shape, dtype: np.zeros(shape, dtype)
     fake.allreduce = lambda array, op, *, name, algorithm: names.append(name)
+    fake.allreduce_async = lambda array, op, *, name: names.append(name) or Done()
     fake.allgather = lambda array: array
     fake.stats = lambda: {"bytes_sent": 1, "bytes_received": 2, "credit_bytes": 3, "servers": []}
     planned = types.ModuleType("herring.planned")
@@ -354,7 +396,7 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     assert cli.main([operation, "--sizes", "400", "--check", "--iterations", "2"]) == 0
     assert "# wrong elements: 0 OK" in capsys.readouterr().out
     assert names[-1] == "shutdown"
-    assert len(set(names[:-1])) == (1 if operation == "allreduce" else 0)
+    assert len(set(names[:-1])) == {"allreduce": 1, "planned": 0, "variables": 50}[operation]
 
 
 def test_arrays_of_any_memory(monkeypatch):

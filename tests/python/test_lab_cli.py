@@ -15,8 +15,10 @@ import pytest
 
 from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster, ClusterError
+from herring.lab.environment import Meeting, server_environment, worker_environment, write_secret
 from herring.lab.runner import substitute
 from herring.lab.units import parse_rate, parse_seconds, show_rate
+from herring.launch.detect import detect
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
@@ -61,6 +63,24 @@ def test_only_known_names_are_replaced() -> None:
     assert substitute('{rank}/{size} {"a": {rank}} {other}', {"rank": "3", "size": "4"}) == (
         '3/4 {"a": 3} {other}'
     )
+
+
+def test_workers_are_told_their_place_and_all_are_told_the_settings(tmp_path) -> None:
+    secret = write_secret(tmp_path)
+    assert pathlib.Path(secret).stat().st_mode & 0o777 == 0o600
+    assert len(bytes.fromhex(pathlib.Path(secret).read_text())) == 32
+    meeting = Meeting("10.0.0.1", 29400, secret, 6, 2, settings={"HERRING_FLOWS": "4"})
+    server = server_environment(meeting)
+    worker = worker_environment(meeting, 5, 1, 2)
+    assert server["HERRING_RENDEZVOUS"] == "10.0.0.1:29400"
+    assert server["HERRING_FLOWS"] == "4"
+    assert "HERRING_RANK" not in server
+    assert {**worker, **server} == worker
+    found = detect(worker)
+    assert (found.rank, found.size, found.servers) == (5, 6, 2)
+    assert (found.local_rank, found.local_size) == (1, 2)
+    assert (worker["RANK"], worker["WORLD_SIZE"], worker["MASTER_ADDR"]) == ("5", "6", "10.0.0.1")
+    assert worker["MASTER_PORT"] not in ("29400", "29401")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,20 @@ import sys
 
 import pytest
 
-from herring.study.experiments import Chart, Table, costs, fit_line
+from herring import models
+from herring.bench import peers
+from herring.errors import ConfigurationError
+from herring.study import cli
+from herring.study.bench import Network
+from herring.study.experiments import (
+    DEFAULT_PEERS,
+    Chart,
+    Peer,
+    Table,
+    _variants,
+    costs,
+    fit_line,
+)
 from herring.study.report import markdown, write
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
@@ -68,25 +81,86 @@ def test_files(tmp_path: pathlib.Path) -> None:
             import matplotlib  # noqa: F401
 
 
-@pytest.mark.parametrize("option", [["--hosts", "1,2"], ["--rate", "much"], ["--size", "1"]])
+def test_rows_may_lack_a_model(tmp_path: pathlib.Path) -> None:
+    rows = [{"hosts": h, "seconds": 1.0 * h, "model_seconds": h if h < 4 else None} for h in (2, 4)]
+    table = Table("name", "A title", rows, Chart("hosts", ["seconds", "model_seconds"]))
+    assert "| 4 | 4 | - |" in markdown(table)
+    assert json.loads(write(table, tmp_path)[1].read_text())["rows"][1]["model_seconds"] is None
+
+
+def test_peers_that_are_missing_are_skipped_with_a_line(monkeypatch) -> None:
+    monkeypatch.setattr(cli, "missing", lambda name: "install it" if name == "mpich" else "")
+    found, skipped = cli._peers("gloo,mpich,mpich:butterfly,openmpi:ring")
+    assert found == [Peer("gloo"), Peer("openmpi", "ring")]
+    assert skipped == ["mpich: install it"]
+    assert cli._peers("") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("gloo,nc", "'nc': there are gloo"), ("mpich:ring", "mpich has butterfly, doubling")],
+)
+def test_unknown_peers_are_named(text, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        cli._peers(text)
+
+
+def test_peers_have_the_models_of_what_they_do() -> None:
+    assert Peer("gloo").model == "ring"
+    assert Peer("mpich").model == "butterfly"
+    assert Peer("openmpi", "doubling").model is None
+    for text in DEFAULT_PEERS:
+        library, _, algorithm = text.partition(":")
+        assert library in peers.PEERS
+        assert not algorithm or algorithm in peers.ALGORITHMS[library]
+        assert Peer(library, algorithm or None).model in models.ALGORITHMS
+
+
+def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
+    variants = {(what, name): (net, at) for what, name, net, at in _variants(8, 1000, Network(8e6))}
+    spine, flows = variants["paths, one slow", "4 flows"]
+    whole, _ = variants["paths, equal, as much in all", "4 flows"]
+    assert flows.settings == {"HERRING_FLOWS": "4"}
+    assert max(spine.paths) == 8e6
+    assert sum(spine.paths) == pytest.approx(sum(whole.paths)) == pytest.approx(3.1 * 8e6)
+    slow, shares = variants["slow card", "shares by rate"]
+    assert slow.rates == {15: 4e6}
+    assert shares.settings["HERRING_SERVER_WEIGHTS"] == "1,1,1,1,1,1,1,0.5"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--hosts", "1,2"], ["--rate", "much"], ["--size", "1"], ["allreduce", "--peers", "x"]],
+)
 def test_wrong_options_are_named(option: list[str]) -> None:
     done = study("line-rate", *option)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
+def test_an_unknown_experiment_is_named() -> None:
+    done = study("all-reduce")
+    assert done.returncode == 2
+    assert "'all-reduce' is none of line-rate, allreduce" in done.stderr
+
+
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
 @pytest.mark.timeout(300)
 def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
-    done = study("--quick", "--out", str(tmp_path))
+    # As where no MPI is installed: skipped with a line. That it runs, test_lab_mpi tests.
+    done = study("--quick", "--out", str(tmp_path), "--peers", "gloo,nccl")
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads((tmp_path / "allreduce.json").read_text())["rows"]
-    names = {"herring", "ring", "butterfly", "tree", "server", "gloo ring"}
+    names = {"herring", "ring", "butterfly", "tree", "server", "gloo"}
+    if peers.missing("nccl"):
+        assert f"skipped: nccl: {peers.missing('nccl')}" in done.stderr
+    else:
+        names.add("nccl")
     assert {(row["algorithm"], row["hosts"]) for row in rows} == {
         (name, hosts) for name in names for hosts in (2, 3)
     }
     assert all(row["seconds"] > 0 for row in rows)
-    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 11
+    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 18
     assert len(json.loads((tmp_path / "training.json").read_text())["rows"]) == 6
     assert "about" in done.stderr

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring import models
-from herring.bench import pattern, report, sizes
-from herring.bench.communicator import Communicator, open_communicator
+from herring.bench import pattern, peers, report, sizes
+from herring.bench.communicator import Communicator, HerringCommunicator
 from herring.bench.measure import Request, measure
 from herring.errors import HerringError
 
@@ -42,6 +42,12 @@ order, fusion buffers are pushed as they fill, and the round ends when the last 
 Times, statistics and table are those of the allreduce benchmark.
 """
 
+_VARIABLES = """\
+Times all-reduces of gradients as operations of their own: all are started, then all waited for. A
+gradient of up to HERRING_SMALL_BYTES stays whole on one server, as a classic parameter server has
+it; larger ones are divided over all servers. To compare with planned, which takes the same sizes.
+"""
+
 _EPILOG = """\
 examples:
   # does it add up, and how fast is it, over two emulated nodes with two servers?
@@ -50,6 +56,8 @@ examples:
   herring run -n 4 -- python -m herring.bench allreduce --peer gloo --op sum
   # a ring between the workers, beside what the servers do
   herring run -n 4 --nodes 4 -- python -m herring.bench allreduce --algorithm ring
+  # MPI, with its own launcher and an algorithm of its own
+  mpiexec -n 4 python -m herring.bench allreduce --peer openmpi --algorithm ring --op sum
   # keep the numbers
   herring run -n 2 -- python -m herring.bench allreduce --sizes 1M,100M --json allreduce.json
 """
@@ -63,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parse(argv)
     try:
-        communicator = open_communicator(options.peer, options.array, options.algorithm)
+        communicator = _open(options)
         status = _run(communicator, options)
         # Only at a good end: to leave is collective, and after an error others may be gone.
         communicator.close()
@@ -71,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"herring.bench: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 3
     return status
+
+
+def _open(options: argparse.Namespace) -> Communicator:
+    if options.peer != "herring":
+        return peers.open_peer(options.peer, options.algorithm)
+    return HerringCommunicator(options.array == "herring", options.algorithm or "herring")
 
 
 def _run(communicator: Communicator, options: argparse.Namespace) -> int:
@@ -161,8 +175,23 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=_PLANNED,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    variables = commands.add_parser(
+        "variables",
+        help="average gradients one by one, an operation for each",
+        description=_VARIABLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _add_common(allreduce)
-    _add_common(planned)
+    for command in (planned, variables):
+        _add_common(command)
+        command.set_defaults(array="herring", peer="herring", algorithm=None)
+        command.add_argument(
+            "--gradients",
+            type=_whole(1),
+            default=50,
+            metavar="N",
+            help="into how many uneven gradients the bytes are divided (default: 50)",
+        )
     allreduce.add_argument(
         "--array",
         choices=("herring", "numpy"),
@@ -171,28 +200,25 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     allreduce.add_argument(
         "--peer",
-        choices=("herring", "gloo"),
+        choices=("herring", *peers.PEERS),
         default="herring",
-        help="measure torch.distributed's gloo instead, with the same loop (needs torch)",
+        help="measure another library with the same loop: gloo and nccl need torch, mpich and "
+        "openmpi need mpi4py and their launcher",
     )
     allreduce.add_argument(
         "--algorithm",
-        choices=models.ALGORITHMS,
-        default="herring",
-        help="how Herring does it: through servers, or between the workers (default: herring)",
-    )
-    planned.set_defaults(array="herring", peer="herring", algorithm="herring")
-    planned.add_argument(
-        "--gradients",
-        type=_whole(1),
-        default=50,
-        metavar="N",
-        help="into how many uneven gradients the bytes are divided (default: 50)",
+        choices=sorted(
+            {*models.ALGORITHMS, *(a for p in peers.PEERS for a in peers.ALGORITHMS[p])}
+        ),
+        help="of Herring: herring (through servers; the default) or between the workers: server, "
+        "tree, ring, butterfly. Of a peer: by default its own choice, else one that it has",
     )
     options = parser.parse_args(argv)
-    if options.peer != "herring" and options.algorithm != "herring":
-        allreduce.error(f"--algorithm is Herring's; {options.peer} chooses its own")
-    chosen = planned if options.operation == "planned" else allreduce
+    known = models.ALGORITHMS if options.peer == "herring" else peers.ALGORITHMS[options.peer]
+    if options.algorithm is not None and options.algorithm not in known:
+        has = ", ".join(known) or "none to choose: it chooses its own"
+        allreduce.error(f"--algorithm {options.algorithm}: {options.peer} has {has}")
+    chosen = commands.choices[options.operation]
     try:
         options.sizes = sizes.parse_sizes(options.sizes)
     except ValueError as error:

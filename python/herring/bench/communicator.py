@@ -1,21 +1,19 @@
 """What the benchmark asks of a library: a barrier, one operation, and a way to gather numbers.
 
-Herring and its peer Gloo (through ``torch.distributed``) sit behind the same few methods, so that
-one loop with one clock measures both.
+Herring and its peers (``herring.bench.peers``) sit behind the same few methods, so that one loop
+with one clock measures them all.
 """
 
 # ruff: noqa: D102 - the methods are described at Communicator
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from herring.bench import pattern
-from herring.errors import ConfigurationError, InvalidArgumentError
 
 
 @dataclasses.dataclass
@@ -26,11 +24,15 @@ class Prepared:
       run: reduces the contents of ``parts`` over all ranks, in place. Collective.
       parts: the memory it works on: 1-D numpy arrays of ``pattern.storage_dtype``.
       close: frees what ``run`` needs; ``parts`` are gone then.
+      load: copies ``parts`` to where ``run`` works, if that is elsewhere (a GPU's memory).
+      store: copies the result back into ``parts``.
     """
 
     run: Callable[[], None]
     parts: list[np.ndarray]
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], Any] = lambda: None
+    load: Callable[[], Any] = lambda: None
+    store: Callable[[], Any] = lambda: None
 
 
 class Communicator(Protocol):
@@ -50,6 +52,9 @@ class Communicator(Protocol):
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
         """Returns the reduction of gradients of ``counts`` elements, as training does it."""
+
+    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        """Returns the same reduction as operations of their own, one per gradient."""
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the 1-D float64 arrays of all ranks, stacked: shape (size, n)."""
@@ -133,6 +138,26 @@ class HerringCommunicator:
 
         return Prepared(run, parts, reduction.close)
 
+    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        storage = pattern.storage_dtype(dtype)
+        parts = [self._herring.empty((count,), dtype=storage.name) for count in counts]
+        for part in parts:
+            part.fill(0)
+        names = [f"bench.variable.{op}.{dtype}.{sum(counts)}.{i}" for i in range(len(counts))]
+        operands = parts
+        if dtype == "bfloat16":
+            import torch
+
+            operands = [torch.from_numpy(part).view(torch.bfloat16) for part in parts]
+        start = self._herring.allreduce_async
+
+        def run() -> None:
+            handles = [start(part, op, name=name) for part, name in zip(operands, names)]
+            for handle in handles:
+                handle.wait()
+
+        return Prepared(run, parts)
+
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         gathered = self._herring.allgather(np.ascontiguousarray(numbers, dtype=np.float64))
         return np.asarray(gathered).reshape(self.size, -1)
@@ -152,94 +177,3 @@ class HerringCommunicator:
 
     def close(self) -> None:
         self._herring.shutdown()
-
-
-class GlooCommunicator:
-    """Gloo's ring through ``torch.distributed``, on the ranks of the same environment.
-
-    It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` chooses the
-    interface, as always. Gloo has no average: it sums, then divides, as its users do.
-    """
-
-    name = "gloo"
-
-    def __init__(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        torch.set_num_threads(1)
-        rank, size, method = gloo_rendezvous(os.environ)
-        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
-        self._torch = torch
-        self._dist = dist
-        self.rank = rank
-        self.size = size
-        self.local_size = int(os.environ.get("HERRING_LOCAL_SIZE", "1"))
-        self.num_nodes = max(1, size // self.local_size)
-
-    def barrier(self) -> None:
-        self._dist.barrier()
-
-    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
-        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
-        tensor = self._torch.from_numpy(elements).view(getattr(self._torch, dtype))
-        reduce_op = self._dist.ReduceOp
-        kind = {
-            "sum": reduce_op.SUM,
-            "average": reduce_op.SUM,
-            "min": reduce_op.MIN,
-            "max": reduce_op.MAX,
-            "product": reduce_op.PRODUCT,
-        }[op]
-        allreduce, size = self._dist.all_reduce, self.size
-
-        def run() -> None:
-            allreduce(tensor, op=kind)
-            if op == "average":
-                tensor.div_(size)
-
-        return Prepared(run, [elements])
-
-    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        raise InvalidArgumentError("gloo has no planned operation: compare with allreduce")
-
-    def gather(self, numbers: np.ndarray) -> np.ndarray:
-        own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
-        parts = [self._torch.empty_like(own) for _ in range(self.size)]
-        self._dist.all_gather(parts, own)
-        return np.stack([part.numpy() for part in parts])
-
-    def counters(self) -> tuple[int, int] | None:
-        return None
-
-    def describe(self) -> dict[str, Any]:
-        return {"torch": self._torch.__version__}
-
-    def close(self) -> None:
-        self._dist.barrier()
-        self._dist.destroy_process_group()
-
-
-def gloo_rendezvous(environ: os._Environ[str] | dict[str, str]) -> tuple[int, int, str]:
-    """Returns rank, size and torch's ``init_method`` for Gloo in this environment.
-
-    Raises:
-      ConfigurationError: the environment says neither what Herring nor what torchrun needs.
-    """
-    if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
-        host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
-        method = f"tcp://{host}:{int(port) + 1}"
-        return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
-    if "RANK" in environ and "MASTER_ADDR" in environ:
-        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
-    raise ConfigurationError(
-        "--peer gloo needs HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run sets"
-        " them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-    )
-
-
-def open_communicator(peer: str, array: str, algorithm: str = "herring") -> Communicator:
-    """Starts ``peer`` (herring or gloo) and returns it."""
-    if peer == "gloo":
-        return GlooCommunicator()
-    return HerringCommunicator(shared=array == "herring", algorithm=algorithm)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from herring.bench import pattern
-from herring.bench.communicator import Communicator
+from herring.bench.communicator import Communicator, Prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Request:
       iterations: timed iterations of a batch.
       batches: how often warm-up and timed iterations are repeated.
       check: compare the results with what they must be.
-      operation: ``allreduce``, or ``planned``: gradients through a plan, as in training.
-      gradients: into how many gradients ``planned`` divides the bytes.
+      operation: ``allreduce``; ``planned``: gradients through a plan, as in training;
+        ``variables``: an operation per gradient.
+      gradients: into how many gradients the last two divide the bytes.
     """
 
     size_bytes: int
@@ -132,10 +133,12 @@ def measure(
     """
     if request.operation == "planned":
         prepared = communicator.planned(request.gradient_counts(), request.dtype, request.op)
+    elif request.operation == "variables":
+        prepared = communicator.variables(request.gradient_counts(), request.dtype, request.op)
     else:
         prepared = communicator.allreduce(request.count, request.dtype, request.op)
     operation = prepared.run
-    known = Known(communicator, request, prepared.parts) if request.check else None
+    known = Known(communicator, request, prepared) if request.check else None
     last_iteration = request.batches * request.iterations - 1
     times: list[float] = []
     sent = received = 0
@@ -189,24 +192,24 @@ def measure(
 class Known:
     """Fills an operation's memory with known contents and counts what comes out wrong."""
 
-    def __init__(
-        self, communicator: Communicator, request: Request, parts: list[np.ndarray]
-    ) -> None:
+    def __init__(self, communicator: Communicator, request: Request, prepared: Prepared) -> None:
         self._pattern = pattern.Pattern(request.dtype, request.op, communicator.size)
         self._rank = communicator.rank
-        self._parts = parts
+        self._prepared = prepared
         self.wrong = 0
 
     def fill(self) -> None:
         """Writes this rank's contribution."""
         first = 0
-        for part in self._parts:
+        for part in self._prepared.parts:
             self._pattern.fill(part, self._rank, first)
             first += part.size
+        self._prepared.load()
 
     def check(self) -> None:
         """Adds this rank's wrong elements to ``wrong``."""
         first = 0
-        for part in self._parts:
+        self._prepared.store()
+        for part in self._prepared.parts:
             self.wrong += self._pattern.count_wrong(part, first)
             first += part.size

@@ -43,7 +43,7 @@ def header(communicator: Communicator, operation: str, details: dict[str, Any]) 
         f"# {communicator.name} {operation}: {communicator.size} workers,"
         f" {communicator.num_nodes} nodes"
     ]
-    lines += [f"# {key}: {value}" for key, value in details.items()]
+    lines += [f"# {key}: {_detail(key, value)}" for key, value in details.items()]
     lines.append(
         "# times of the slowest rank; algbw = size / p50; wire = bytes sent per iteration;"
     )
@@ -51,6 +51,14 @@ def header(communicator: Communicator, operation: str, details: dict[str, Any]) 
     for cells in ([name for name, _ in _COLUMNS], _UNITS):
         lines.append("#" + _line(cells)[1:])
     return "\n".join(lines)
+
+
+def _detail(key: str, value: Any) -> str:
+    if key != "servers":
+        return str(value)
+    # All that a server says of itself is in the JSON file; here it would fill the screen.
+    dedicated = sum(bool(server["dedicated"]) for server in value)
+    return f"{len(value)} ({dedicated} dedicated)"
 
 
 def row(measurement: Measurement) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from herring.errors import ConfigurationError
 from herring.lab.check import check_links
 from herring.lab.cluster import MTU, Cluster, ClusterError, remove_stale
+from herring.lab.mpi import MPIS, require
 from herring.lab.runner import Plan, run
 from herring.lab.units import parse_rate, parse_seconds, show_rate
 from herring.launch.local import resolve_command
@@ -24,6 +25,9 @@ examples:
 
   herring lab run --workers 8 --rate 200mbit -- python -m herring.bench allreduce --peer gloo
       another library over the same hosts (RANK, WORLD_SIZE, MASTER_ADDR are set for it)
+
+  herring lab run --workers 8 --rate 200mbit --mpi openmpi -- python my_mpi4py_program.py
+      an MPI job: its own launcher starts the ranks on the hosts
 
   herring lab run --workers 4 --servers 2 --rate 1gbit --slow 2=100mbit -- python train.py
       host 2 has a slow card
@@ -100,6 +104,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="end everything after this time"
     )
+    command.add_argument(
+        "--mpi", choices=MPIS, default="", help="let the launcher of this MPI start the workers"
+    )
     command.add_argument("--no-check", action="store_true", help="do not measure the links first")
     command.add_argument("--no-prefix", action="store_true", help="no rank in front of the lines")
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
@@ -138,7 +145,10 @@ def _with_cluster(options: argparse.Namespace) -> int:
             plan.local_size,
             timeout=options.timeout,
             labels=not options.no_prefix,
+            mpi=options.mpi,
         )
+        if options.mpi:
+            require(options.mpi)
     # A terminated lab ends like an interrupted one: its hosts go with it.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

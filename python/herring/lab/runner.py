@@ -8,23 +8,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from herring.lab.cluster import Cluster, Job
+from herring.lab.environment import (
+    SERVER_COMMAND,
+    Meeting,
+    server_environment,
+    worker_environment,
+    write_secret,
+)
+from herring.lab.mpi import Rank, launch
 from herring.launch.output import Sink, Source, prefix
 
 __all__ = ["Plan", "run"]
 
 _PORT = 29400
-_PEER_PORT = 29500
 _EXIT_TIMEOUT = 124
+_LAUNCHER = "mpiexec"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Plan:
       timeout: seconds until everything is ended; None: no limit.
       grace: seconds the others get to end after one has failed.
       labels: put the rank in front of each line.
-      server_settings: environment of the servers, names and values.
+      settings: more environment variables for workers and servers.
+      mpi: ``mpich`` or ``openmpi``: its launcher starts the workers; empty: the lab does.
     """
 
     command: Sequence[str]
@@ -49,7 +56,8 @@ class Plan:
     timeout: float | None = None
     grace: float = 5.0
     labels: bool = True
-    server_settings: Sequence[tuple[str, str]] = ()
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mpi: str = ""
 
     @property
     def worker_hosts(self) -> int:
@@ -81,21 +89,13 @@ def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
       0 if all workers and servers ended with 0, else the status of the first that did not
       (128 + signal), or 124 after ``plan.timeout``. Nothing runs any more then.
     """
-    with _secret_file() as secret:
+    with tempfile.TemporaryDirectory(prefix="herring-lab-") as directory:
         runner = _Runner(plan, output)
         try:
-            runner.start(cluster, secret)
+            runner.start(cluster, directory)
             return runner.wait()
         finally:
             runner.kill()
-
-
-@contextlib.contextmanager
-def _secret_file() -> Iterator[str]:
-    with tempfile.NamedTemporaryFile("w", prefix="herring-lab-") as file:  # mode 0600
-        file.write(secrets.token_hex(32) + "\n")
-        file.flush()
-        yield file.name
 
 
 class _Runner:
@@ -108,62 +108,64 @@ class _Runner:
         self._running: list[Job] = []
         self._status = 0
 
-    def start(self, cluster: Cluster, secret: str) -> None:
+    def start(self, cluster: Cluster, directory: str) -> None:
         plan = self._plan
-        common = {
-            "HERRING_RENDEZVOUS": f"{cluster.address(0)}:{_PORT}",
-            "HERRING_SECRET_FILE": secret,
-            "HERRING_SIZE": str(plan.workers),
-            "HERRING_SERVERS": str(plan.servers),
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            # What torch.distributed and others ask for.
-            "MASTER_ADDR": cluster.address(0),
-            "MASTER_PORT": str(_PEER_PORT),
-            "WORLD_SIZE": str(plan.workers),
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }
-        server = [sys.executable, "-m", "herring.launch.cli", "server"]
+        meeting = Meeting(
+            cluster.address(0),
+            _PORT,
+            write_secret(directory),
+            plan.workers,
+            plan.servers,
+            settings=plan.settings,
+        )
+        common = server_environment(meeting)
+        ranks = [self._rank(cluster, meeting, rank) for rank in range(plan.workers)]
+        job = launch(plan.mpi, cluster, ranks, directory, plan.labels) if plan.mpi else None
         for index in range(plan.servers):
-            env = {**common, **dict(plan.server_settings)}
-            self._spawn(cluster, plan.worker_hosts + index, server, env, f"server {index}")
-        for rank in range(plan.workers):
-            host, local_rank = divmod(rank, plan.local_size)
-            local_size = min(plan.local_size, plan.workers - host * plan.local_size)
-            values = {
-                "rank": str(rank),
-                "size": str(plan.workers),
-                "host": str(host),
-                "local_rank": str(local_rank),
-                "address": cluster.address(host),
-                "master": cluster.address(0),
-                "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
-            }
-            own = {
-                "HERRING_RANK": str(rank),
-                "HERRING_LOCAL_RANK": str(local_rank),
-                "HERRING_LOCAL_SIZE": str(local_size),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(local_size),
-            }
-            argv = [substitute(word, values) for word in plan.command]
-            self._spawn(cluster, host, argv, {**common, **own}, str(rank), rank)
+            host = plan.worker_hosts + index
+            self._spawn(cluster, host, SERVER_COMMAND, common, f"server {index}")
+        if job is not None:
+            argv, env = job
+            self._spawn(cluster, 0, argv, env, _LAUNCHER)
+            return
+        for index, rank in enumerate(ranks):
+            self._spawn(cluster, rank.host, rank.argv, rank.environment, str(index), index)
+
+    def _rank(self, cluster: Cluster, meeting: Meeting, rank: int) -> Rank:
+        plan = self._plan
+        host, local_rank = divmod(rank, plan.local_size)
+        local_size = min(plan.local_size, plan.workers - host * plan.local_size)
+        values = {
+            "rank": str(rank),
+            "size": str(plan.workers),
+            "host": str(host),
+            "local_rank": str(local_rank),
+            "address": cluster.address(host),
+            "master": cluster.address(0),
+            "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
+        }
+        env = worker_environment(meeting, rank, local_rank, local_size)
+        # A launcher hands its own variables, those of host 0, to all.
+        env["HERRING_HOST_ID"] = cluster.host_id(host)
+        env["NCCL_HOSTID"] = cluster.host_id(host)  # or it would take all hosts for one
+        return Rank(host, [substitute(word, values) for word in plan.command], env)
 
     def _spawn(
         self,
         cluster: Cluster,
         host: int,
         argv: Sequence[str],
-        env: dict[str, str],
+        env: Mapping[str, str],
         label: str,
         index: int = 0,
     ) -> None:
-        name = label if label.startswith("server") else f"rank {label}"
+        name = f"rank {label}" if label.isdecimal() else label
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         job = cluster.popen(host, argv, env, name=name, **pipes)
         self._running.append(job)
-        mark = prefix(label, index, self._colour) if self._plan.labels else b""
+        # An MPI's launcher labels what its ranks say itself.
+        labelled = self._plan.labels and label != _LAUNCHER
+        mark = prefix(label, index, self._colour) if labelled else b""
         for pipe, sink in ((job.process.stdout, self._out), (job.process.stderr, self._err)):
             self._selector.register(pipe, selectors.EVENT_READ, Source(sink, mark))
 

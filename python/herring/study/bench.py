@@ -12,9 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from herring.lab.cluster import Cluster, ClusterError
+from herring.lab.mpi import MPIS
 from herring.lab.runner import Plan, run
 
 __all__ = ["Network", "Point", "measure", "ping_pong"]
+
+_TIMEOUT = 600.0  # seconds that a point may take
+# GPUs of one machine could reach each other without the links.
+_NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 _PING_PONG = """
 import socket, sys, time
@@ -50,11 +55,13 @@ class Network:
       rate_bits: of every link, bits per second and direction.
       queue_seconds: depth of the switch's queues.
       paths: rates of the spines, none for one switch.
+      rates: of single hosts' links, where they differ; workers' hosts come first.
     """
 
     rate_bits: float = 200e6
     queue_seconds: float = 0.020
     paths: tuple[float, ...] = ()
+    rates: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     @property
     def bandwidth(self) -> float:
@@ -63,7 +70,9 @@ class Network:
 
     def cluster(self, hosts: int) -> Cluster:
         """Makes so many hosts."""
-        return Cluster(hosts, self.rate_bits, self.queue_seconds, paths=self.paths)
+        return Cluster(
+            hosts, self.rate_bits, self.queue_seconds, rates=self.rates, paths=self.paths
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +83,9 @@ class Point:
       workers: hosts with a worker each.
       servers: hosts with a dedicated server each.
       size: bytes of the array.
-      library: ``herring`` or ``gloo``.
-      algorithm: of Herring's all-reduce.
+      library: ``herring``, or one of ``herring.bench.peers.PEERS``.
+      algorithm: of the library's all-reduce; None: its own choice.
+      operation: of the benchmark; Herring has ``planned`` and ``variables`` besides.
       dtype: of the array.
       settings: environment variables of Herring that are not at their default.
     """
@@ -84,7 +94,8 @@ class Point:
     servers: int
     size: int
     library: str = "herring"
-    algorithm: str = "herring"
+    algorithm: str | None = None
+    operation: str = "allreduce"
     dtype: str = "float32"
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -92,38 +103,45 @@ class Point:
 def measure(network: Network, point: Point, iterations: int, warmup: int = 2) -> dict[str, Any]:
     """Measures a point; returns the benchmark's result (``p50_seconds`` and others).
 
-    ``drops`` and ``retransmits`` of the whole network are added.
+    ``drops`` and ``retransmits`` of the whole network are added, and ``server_bytes``: the most
+    that a dedicated server's link carried in a direction, headers included, per iteration.
 
     Raises:
       ClusterError: the job failed; the message ends with what it printed last.
     """
     with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
         result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")
-        command = [sys.executable, "-m", "herring.bench", "allreduce"]
+        command = [sys.executable, "-m", "herring.bench", point.operation]
         command += ["--sizes", str(point.size), "--dtype", point.dtype, "--op", "sum"]
         command += ["--iterations", str(iterations), "--warmup", str(warmup), "--check"]
         command += ["--json", str(result)]
-        if point.library != "herring":
+        if point.operation == "allreduce":
             command += ["--peer", point.library]
-        elif point.algorithm != "herring":
-            command += ["--algorithm", point.algorithm]
-        settings = ["env", *(f"{name}={value}" for name, value in point.settings.items())]
+            command += ["--algorithm", point.algorithm] if point.algorithm else []
         plan = Plan(
-            [*settings, *command],
+            command,
             point.workers,
             point.servers,
-            timeout=600,
-            server_settings=tuple(point.settings.items()),
+            timeout=_TIMEOUT,
+            settings={**(_NCCL if point.library == "nccl" else {}), **point.settings},
+            mpi=point.library if point.library in MPIS else "",
         )
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
             status = run(cluster, plan, output.fileno())
             counters = cluster.total()
+            servers = [cluster.counters(host) for host in range(plan.worker_hosts, plan.hosts)]
         if status != 0:
             raise ClusterError(f"{point} ended with {status}: {log.read_text()[-1500:]}")
         found = json.loads(result.read_text())["results"][0]
     if found["wrong"]:
         raise ClusterError(f"{point}: {found['wrong']} wrong elements")
-    return {**found, "drops": counters.switch_drops, "retransmits": counters.retransmits}
+    busiest = max((max(one.sent_bytes, one.received_bytes) for one in servers), default=0)
+    return {
+        **found,
+        "drops": counters.switch_drops,
+        "retransmits": counters.retransmits,
+        "server_bytes": busiest / (warmup + iterations),
+    }
 
 
 def ping_pong(network: Network, sizes: Sequence[int]) -> list[tuple[int, float]]:

@@ -7,11 +7,12 @@ import pathlib
 import sys
 import time
 
+from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
-from herring.study.experiments import EXPERIMENTS, Scale, Table, costs
+from herring.study.experiments import DEFAULT_PEERS, EXPERIMENTS, Peer, Scale, Table, costs
 from herring.study.report import markdown, write
 from herring.study.training import cost_check, training
 
@@ -22,7 +23,8 @@ _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
 HELP = """\
 examples:
   herring study line-rate allreduce --out study
-      fits latency and rate of a link; times every algorithm and Gloo at 2 to 16 hosts
+      fits latency and rate of a link; times every algorithm, Gloo, MPICH
+      and Open MPI at 2 to 16 hosts
 
   herring study training --rate 50mbit --queue 40ms --hosts 2,4,8,16
       steps with the gradients of BERT-large and slept computing: scaling efficiency
@@ -34,7 +36,8 @@ examples:
       --node-price 31.2 --server-price 4.9
       what dedicated servers cost and buy, from the models; nothing is measured
 
-Measuring needs root, as 'herring lab' does, and torch for Gloo; plots need matplotlib.
+Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch
+(Gloo, NCCL) or mpi4py and an MPI with its launcher; what is not installed is skipped.
 """
 
 
@@ -44,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiments",
         nargs="*",
-        choices=[*names, []],
+        type=_experiment,
         metavar="EXPERIMENT",
         help=f"{', '.join(names)} (default: all that are measured)",
     )
@@ -59,6 +62,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
+    parser.add_argument(
+        "--peers",
+        default=",".join(DEFAULT_PEERS),
+        metavar="LIST",
+        help="of allreduce: libraries beside Herring, each with an algorithm of its own choice or "
+        f"the one behind a colon ({','.join(DEFAULT_PEERS)}); those not installed are skipped",
+    )
     cost = parser.add_argument_group("cost and training")
     cost.add_argument("--nodes", type=int, default=64, metavar="N", help="worker nodes (64)")
     cost.add_argument(
@@ -82,19 +92,28 @@ def handle(options: argparse.Namespace) -> int:
     iterations = options.iterations
     if options.quick:
         hosts, size, iterations = [2, 3], int(network.bandwidth / 50), 2
+    names = options.experiments or list(_MEASURED)
+    peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
+    if options.quick:
+        peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr, flush=True)
+    compute = options.compute
     scale = Scale(
         hosts,
         size // 4 * 4,
         network,
         iterations,
         _Progress(),
-        options.compute if options.compute is not None else 0.2 if options.quick else 4.0,
-        options.node_price,
-        options.server_price,
-        options.quick,
+        peers,
+        skipped,
+        quick=options.quick,
+        compute_seconds=compute if compute is not None else 0.2 if options.quick else 4.0,
+        node_price=options.node_price,
+        server_price=options.server_price,
     )
     folder = pathlib.Path(options.out)
-    for name in options.experiments or _MEASURED:
+    for name in names:
         start = time.monotonic()
         try:
             table = _cost(options, network) if name == "cost" else _MEASURED[name](scale)
@@ -104,6 +123,14 @@ def handle(options: argparse.Namespace) -> int:
         print(markdown(table))
         print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
     return 0
+
+
+def _experiment(text: str) -> str:
+    # Not by argparse's choices: Python 3.11 holds the empty list of no arguments against them.
+    names = [*_MEASURED, "cost"]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+    return text
 
 
 class _Progress:
@@ -124,6 +151,24 @@ def _hosts(text: str) -> list[int]:
     if not numbers or min(numbers) < 2 or max(numbers) > 100:
         raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
     return numbers
+
+
+def _peers(text: str) -> tuple[list[Peer], list[str]]:
+    """Returns the peers that are installed, and a line for each that is not."""
+    found, skipped = [], {}
+    for part in filter(None, text.split(",")):
+        library, _, algorithm = part.strip().partition(":")
+        if library not in PEERS:
+            raise ConfigurationError(f"--peers {library!r}: there are {', '.join(PEERS)}")
+        if algorithm and algorithm not in ALGORITHMS[library]:
+            has = ", ".join(ALGORITHMS[library]) or "none to choose"
+            raise ConfigurationError(f"--peers {part!r}: {library} has {has}")
+        reason = missing(library)
+        if reason:
+            skipped[library] = f"{library}: {reason}"
+        else:
+            found.append(Peer(library, algorithm or None))
+    return found, list(skipped.values())
 
 
 def _cost(options: argparse.Namespace, network: Network) -> Table:

@@ -10,10 +10,42 @@ from typing import Any
 from herring import models
 from herring.study.bench import Network, Point, measure, ping_pong
 
-__all__ = ["EXPERIMENTS", "Chart", "Scale", "Table", "costs", "fit_line"]
+__all__ = ["DEFAULT_PEERS", "EXPERIMENTS", "Chart", "Peer", "Scale", "Table", "costs", "fit_line"]
 
 _BURST = 256e3
 _ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
+#: What Herring is compared with: the peers' own choice, and what they can be told to do.
+DEFAULT_PEERS = (
+    *("gloo", "mpich", "mpich:butterfly"),
+    *("openmpi", "openmpi:ring", "openmpi:butterfly"),
+    "nccl",
+)
+# Whose model fits what a peer chooses for large arrays.
+_CHOICES = {"gloo": "ring", "mpich": "butterfly", "openmpi": "butterfly", "nccl": "ring"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A library to compare with.
+
+    Attributes:
+      library: one of ``herring.bench.peers.PEERS``.
+      algorithm: one that it can be told to use; None: its own choice.
+    """
+
+    library: str
+    algorithm: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What to call it in tables."""
+        return f"{self.library} {self.algorithm or ''}".strip()
+
+    @property
+    def model(self) -> str | None:
+        """The algorithm of `herring.models` that it follows, if any."""
+        algorithm = self.algorithm or _CHOICES[self.library]
+        return algorithm if algorithm in models.ALGORITHMS else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +58,11 @@ class Scale:
       network: the links.
       iterations: timed ones per point.
       report: told about each point before it is measured, as (done, all, what).
+      peers: libraries to compare with, all installed.
+      skipped: a line about each that is not.
+      quick: a look at the machinery.
       compute_seconds: of a training step.
       node_price, server_price: per hour.
-      quick: a look at the machinery.
     """
 
     hosts: Sequence[int]
@@ -36,10 +70,12 @@ class Scale:
     network: Network
     iterations: int
     report: Callable[[int, int, str], None]
+    peers: Sequence[Peer] = ()
+    skipped: Sequence[str] = ()
+    quick: bool = False
     compute_seconds: float = 4.0
     node_price: float = 31.2
     server_price: float = 4.9
-    quick: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,29 +150,30 @@ def line_rate(scale: Scale) -> Table:
 
 
 def allreduce(scale: Scale) -> Table:
-    """Every algorithm, and Gloo, over the number of hosts, beside its model."""
-    kinds = [("herring", name) for name in _ALGORITHMS] + [("gloo", "ring")]
+    """Every algorithm, and the peers, over the number of hosts, beside their models."""
+    kinds = [*(Peer("herring", name) for name in _ALGORITHMS), *scale.peers]
     bandwidth = scale.network.bandwidth
     rows, best = [], {}
-    for index, (hosts, (library, algorithm)) in enumerate(
-        (hosts, kind) for hosts in scale.hosts for kind in kinds
-    ):
-        label = algorithm if library == "herring" else f"{library} {algorithm}"
+    for index, (hosts, kind) in enumerate((hosts, kind) for hosts in scale.hosts for kind in kinds):
+        own = kind.library == "herring"
+        label = str(kind.algorithm) if own else kind.label
         scale.report(index, len(scale.hosts) * len(kinds), f"{label}, {hosts} hosts")
-        servers = hosts if label == "herring" else 1 if library == "herring" else 0
-        point = Point(hosts, servers, scale.size, library, algorithm)
+        servers = hosts if label == "herring" else 1 if own else 0
+        point = Point(hosts, servers, scale.size, kind.library, kind.algorithm)
         result = measure(scale.network, point, scale.iterations)
-        model = models.time(algorithm, hosts, scale.size, bandwidth)
+        model = models.time(kind.model, hosts, scale.size, bandwidth) if kind.model else None
+        median = result["p50_seconds"]
         if label == "herring":
-            best[hosts] = result["p50_seconds"]
+            best[hosts] = median
         rows.append(
             {
                 "algorithm": label,
                 "hosts": hosts,
-                "seconds": result["p50_seconds"],
+                "seconds": median,
+                "slowest_seconds": result["max_seconds"],
                 "model_seconds": model,
-                "measured_by_model": result["p50_seconds"] / model,
-                "herring_is_faster_by": result["p50_seconds"] / best[hosts],
+                "measured_by_model": median / model if model else None,
+                "herring_is_faster_by": median / best[hosts],
                 "retransmits": result["retransmits"],
             }
         )
@@ -144,7 +181,10 @@ def allreduce(scale: Scale) -> Table:
     notes = [
         "tree and server forward parts while the rest arrives and may be faster than their models, "
         "which go level by level",
-        "the servers of the other algorithms only coordinate; MPI is not measured here",
+        "the servers of the other algorithms only coordinate",
+        "a peer without the name of an algorithm chooses by itself: its model is that of what it "
+        "chooses for large arrays (a ring; MPICH and Open MPI 4.1 a butterfly)",
+        *(f"skipped: {line}" for line in scale.skipped),
     ]
     chart = Chart("hosts", ["seconds", "model_seconds"], by="algorithm")
     return Table("allreduce", title, rows, chart, notes)
@@ -154,26 +194,7 @@ def ablations(scale: Scale) -> Table:
     """One choice of Herring's at a time against what it replaces."""
     hosts = max(scale.hosts)
     network, size = scale.network, scale.size
-    quarter = network.rate_bits / 4
-    spine = Network(network.rate_bits, network.queue_seconds, (quarter,) * 3 + (quarter / 10,))
-
-    def point(settings: dict[str, str] | None = None, dtype: str = "float32") -> Point:
-        item = 2 if dtype == "bfloat16" else 4
-        return Point(hosts, hosts, size * item // 4, dtype=dtype, settings=settings or {})
-
-    variants = [
-        ("credit", "steered", network, point()),
-        ("credit", "unbounded", network, point({"HERRING_CREDIT": "16MiB"})),
-        ("proxies", "1", network, point()),
-        ("proxies", "4", network, point({"HERRING_PROXIES": "4"})),
-        ("segment", "2 KiB", network, point({"HERRING_SEGMENT_BYTES": "2048"})),
-        ("segment", "8 KiB", network, point()),
-        ("segment", "32 KiB", network, point({"HERRING_SEGMENT_BYTES": "32768"})),
-        ("wire dtype", "float32", network, point()),
-        ("wire dtype", "bfloat16", network, point(dtype="bfloat16")),
-        ("flows, one of 4 paths slow", "1", spine, point()),
-        ("flows, one of 4 paths slow", "4", spine, point({"HERRING_FLOWS": "4"})),
-    ]
+    variants = _variants(hosts, size, network)
     rows = []
     known: dict[str, dict[str, Any]] = {}
     for index, (what, variant, links, where) in enumerate(variants):
@@ -189,6 +210,7 @@ def ablations(scale: Scale) -> Table:
                 "seconds": result["p50_seconds"],
                 "slowest_seconds": result["max_seconds"],
                 "by_line_rate": result["p50_seconds"] * network.bandwidth / size,
+                "server_megabytes": result["server_bytes"] / 1e6,
                 "drops": result["drops"],
                 "retransmits": result["retransmits"],
             }
@@ -197,8 +219,57 @@ def ablations(scale: Scale) -> Table:
     notes = [
         "two processors carry all hosts: several proxies can hardly gain here",
         "steered credit begins anew in every run, and its trials are part of the times",
+        "server megabytes: the most that one server's link carried in a direction, per iteration",
+        f"gradients: {size / 1e6:g} MB in 50 uneven ones, as in training; whole: each is an "
+        "operation of its own, which stays whole on the server that owns its name",
+        "paths: what crosses between the leaves just fits through four of them; with one at a "
+        f"tenth of its rate, {1 / _LEFT:.3f} of the line rate's time is what the rest allows",
+        f"slow card: one server's link has half the rate; {2 * hosts / (2 * hosts - 1):.3f} is the "
+        "least that any shares allow",
     ]
     return Table("ablations", title, rows, notes=notes)
+
+
+_PATHS = 4
+_SLOW_PATH = 0.1
+_LEFT = (_PATHS - 1 + _SLOW_PATH) / _PATHS  # of the capacity of all paths
+
+
+def _variants(hosts: int, size: int, network: Network) -> list[tuple[str, str, Network, Point]]:
+    """What is compared: choice, variant, and the point that shows it."""
+
+    def point(dtype: str = "float32", operation: str = "allreduce", **settings: str) -> Point:
+        total = size // 2 if dtype == "bfloat16" else size
+        named = {f"HERRING_{name.upper()}": value for name, value in settings.items()}
+        return Point(hosts, hosts, total, operation=operation, dtype=dtype, settings=named)
+
+    # Workers and servers stand on both leaves: half of what hosts of a leaf send goes across.
+    path = network.rate_bits * hosts / 2 / _PATHS
+    faulty = (path,) * (_PATHS - 1) + (path * _SLOW_PATH,)
+    spine = dataclasses.replace(network, paths=faulty)
+    whole = dataclasses.replace(network, paths=(path * _LEFT,) * _PATHS)
+    slow = dataclasses.replace(network, rates={2 * hosts - 1: network.rate_bits / 2})
+    weights = ",".join(["1"] * (hosts - 1) + ["0.5"])
+    return [
+        ("credit", "steered", network, point()),
+        ("credit", "unbounded", network, point(credit="16MiB")),
+        ("proxies", "1", network, point()),
+        ("proxies", "4", network, point(proxies="4")),
+        ("segment", "2 KiB", network, point(segment_bytes="2048")),
+        ("segment", "8 KiB", network, point()),
+        ("segment", "32 KiB", network, point(segment_bytes="32768")),
+        ("wire dtype", "float32", network, point()),
+        ("wire dtype", "bfloat16", network, point("bfloat16")),
+        ("gradients", "fusion buffers", network, point(operation="planned")),
+        ("gradients", "whole", network, point(operation="variables", small_bytes="64MiB")),
+        ("slow card", "equal shares", slow, point()),
+        ("slow card", "shares by rate", slow, point(server_weights=weights)),
+        ("paths, one slow", "1 flow", spine, point()),
+        ("paths, one slow", "4 flows", spine, point(flows="4")),
+        ("paths, one slow", "8 flows", spine, point(flows="8")),
+        ("paths, equal, as much in all", "4 flows", whole, point(flows="4")),
+        ("paths, equal, as much in all", "8 flows", whole, point(flows="8")),
+    ]
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Table]] = {

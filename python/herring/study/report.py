@@ -38,6 +38,8 @@ def write(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _show(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -56,9 +58,10 @@ def _draw(table: Table, chart: Chart, path: pathlib.Path) -> bool:
         for column in chart.y:
             # What a model says is dashed, in the colour of what was measured.
             model = column.startswith("model")
+            points = [(row[chart.x], row[column]) for row in rows if row[column] is not None]
             axes.plot(
-                [row[chart.x] for row in rows],
-                [row[column] for row in rows],
+                [x for x, _ in points],
+                [y for _, y in points],
                 "--" if model else "o-",
                 color=f"C{colour if chart.by else chart.y.index(column)}",
                 alpha=0.6 if model else 1.0,

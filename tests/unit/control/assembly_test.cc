@@ -133,5 +133,16 @@ TEST(Assembly, WeightsComeFromThePlanOrTheSetting) {
   }
 }
 
+TEST(Assembly, AddressesAreOrderedAsPeopleCount) {
+  const std::vector<std::string> ordered = {"9.0.0.100:1",  "10.0.0.9:7000", "10.0.0.9:29400",
+                                            "10.0.0.10:80", "10.0.0.010:81", "[fe80::1]:1",
+                                            "host2:1",      "host10:1",      "host10:1a"};
+  for (size_t i = 0; i < ordered.size(); ++i) {
+    for (size_t j = 0; j < ordered.size(); ++j) {
+      EXPECT_EQ(address_before(ordered[i], ordered[j]), i < j) << ordered[i] << " " << ordered[j];
+    }
+  }
+}
+
 }  // namespace
 }  // namespace herring::control

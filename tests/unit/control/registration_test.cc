@@ -81,6 +81,33 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
   for (auto& member : members) member->goodbye();
 }
 
+TEST(Registration, DedicatedServersCountByAddress) {
+  Job job(1, 3);
+  std::vector<std::future<Job::Joined>> joining;
+  // Not in order: which is first must not depend on who comes first.
+  for (const char* host : {"10.0.0.16", "10.0.0.9", "9.0.0.100"}) {
+    ServerRegistration server;
+    server.port = 7000;
+    server.host = host;
+    joining.push_back(job.join(server));
+  }
+  joining.push_back(job.join(job.worker(0)));
+  std::vector<std::unique_ptr<Member>> members;
+  for (auto& one : joining) {
+    auto joined = one.get();
+    ASSERT_TRUE(joined.ok()) << joined.status().to_string();
+    members.push_back(std::move(*joined));
+  }
+  EXPECT_EQ(members[0]->server_index(), 2u);
+  EXPECT_EQ(members[1]->server_index(), 1u);
+  EXPECT_EQ(members[2]->server_index(), 0u);
+  const Cluster& cluster = members[3]->cluster();
+  EXPECT_EQ(cluster.servers[0].address, "9.0.0.100:7000");
+  EXPECT_EQ(cluster.servers[1].address, "10.0.0.9:7000");
+  EXPECT_EQ(cluster.servers[2].address, "10.0.0.16:7000");
+  for (auto& member : members) member->goodbye();
+}
+
 TEST(Registration, ManyMembersMeet) {
   constexpr uint32_t kSize = 40, kHosts = 10, kServers = 4;
   Job job(kSize, kServers);

@@ -1,0 +1,308 @@
+"""Libraries to compare with: torch.distributed's Gloo and NCCL, and MPI through mpi4py.
+
+Each looks like Herring to the benchmark (``Communicator``): one loop with one clock measures all.
+"""
+
+# ruff: noqa: D102 - the methods are described at Communicator
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from herring.bench import pattern
+from herring.bench.communicator import Communicator, Prepared
+from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.lab import mpi
+
+__all__ = [
+    "ALGORITHMS",
+    "PEERS",
+    "MpiCommunicator",
+    "TorchCommunicator",
+    "missing",
+    "open_peer",
+    "torch_rendezvous",
+]
+
+#: Algorithms of an all-reduce that can be asked of a peer, and what the peer calls them. Each also
+#: has one of its own choice, by size and number of ranks.
+ALGORITHMS: Mapping[str, Mapping[str, str]] = {
+    "gloo": {},
+    "nccl": {"ring": "Ring", "tree": "Tree"},
+    "mpich": {"butterfly": "reduce_scatter_allgather", "doubling": "recursive_doubling"},
+    "openmpi": {
+        "linear": "1",
+        "tree": "2",  # reduce, then broadcast
+        "doubling": "3",
+        "ring": "4",
+        "segmented-ring": "5",
+        "butterfly": "6",  # Rabenseifner's
+    },
+}
+
+#: Values of ``--peer`` beside herring.
+PEERS = tuple(ALGORITHMS)
+
+_TORCH = "torch is not installed (pip install 'herring-dl[torch]')"
+
+
+def missing(peer: str) -> str:
+    """Says why a peer cannot be measured on this machine, and what to install; empty: it can.
+
+    Starts no job and loads nothing into this process.
+    """
+    if peer in mpi.MPIS:
+        return mpi.missing(peer)
+    if importlib.util.find_spec("torch") is None:
+        return _TORCH
+    if peer == "nccl" and not _has_gpu():
+        return "NCCL needs GPUs, and nvidia-smi lists none here"
+    return ""
+
+
+def open_peer(peer: str, algorithm: str | None = None) -> Communicator:
+    """Starts one of `PEERS` on the ranks of this job.
+
+    Args:
+      peer: which.
+      algorithm: a key of ``ALGORITHMS[peer]``; None: the peer's own choice.
+
+    Raises:
+      ConfigurationError: it is not installed, or the environment does not say who is who.
+    """
+    if peer in mpi.MPIS:
+        return MpiCommunicator(peer, algorithm)
+    return TorchCommunicator(peer, algorithm)
+
+
+class TorchCommunicator:
+    """Gloo or NCCL through ``torch.distributed``, on the ranks of the same environment.
+
+    It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` and
+    ``NCCL_SOCKET_IFNAME`` choose the interface, as always. Gloo has no average: it sums, then
+    divides, as its users do. NCCL works on arrays in the memory of GPU ``LOCAL_RANK``.
+    """
+
+    def __init__(self, backend: str = "gloo", algorithm: str | None = None) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigurationError(_TORCH)
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        rank, size, method = torch_rendezvous(os.environ)
+        self.name = backend
+        self.rank = rank
+        self.size = size
+        self.local_size = int(os.environ.get("HERRING_LOCAL_SIZE", "1"))
+        self.num_nodes = max(1, size // self.local_size)
+        self._torch = torch
+        self._dist = dist
+        self._device = torch.device("cpu")
+        self._algorithm = algorithm
+        if backend == "nccl":
+            if not torch.cuda.is_available():
+                raise ConfigurationError("--peer nccl needs GPUs, and torch sees none here")
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            self._device = torch.device("cuda", local % torch.cuda.device_count())
+            torch.cuda.set_device(self._device)
+            if algorithm is not None:
+                os.environ["NCCL_ALGO"] = ALGORITHMS["nccl"][algorithm]
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+        self._wait()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        host = self._torch.from_numpy(elements).view(getattr(self._torch, dtype))
+        tensor = host.to(self._device)  # the same memory on CPUs
+        reduce_op = self._dist.ReduceOp
+        kind = {
+            "sum": reduce_op.SUM,
+            "average": reduce_op.SUM,
+            "min": reduce_op.MIN,
+            "max": reduce_op.MAX,
+            "product": reduce_op.PRODUCT,
+        }[op]
+        allreduce, size = self._dist.all_reduce, self.size
+
+        def run() -> None:
+            allreduce(tensor, op=kind)
+            if op == "average":
+                tensor.div_(size)
+            self._wait()
+
+        if self._device.type == "cpu":
+            return Prepared(run, [elements])
+        return Prepared(
+            run, [elements], load=lambda: tensor.copy_(host), store=lambda: host.copy_(tensor)
+        )
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
+        own = own.to(self._device)
+        parts = [self._torch.empty_like(own) for _ in range(self.size)]
+        self._dist.all_gather(parts, own)
+        return np.stack([part.cpu().numpy() for part in parts])
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "torch": self._torch.__version__,
+            "algorithm": self._algorithm or f"{self.name}'s choice",
+            "device": str(self._device),
+        }
+
+    def close(self) -> None:
+        self._dist.barrier()
+        self._dist.destroy_process_group()
+
+    def _wait(self) -> None:
+        if self._device.type != "cpu":
+            self._torch.cuda.synchronize()
+
+
+class MpiCommunicator:
+    """MPICH or Open MPI through mpi4py, on the ranks that their launcher has started.
+
+    A program uses one MPI. Which one, mpi4py's wheel is told here (``MPI4PY_MPIABI``); an mpi4py
+    that was built against one MPI works with that one alone.
+    """
+
+    def __init__(self, name: str, algorithm: str | None = None) -> None:
+        os.environ["MPI4PY_MPIABI"] = name
+        if algorithm is not None:
+            os.environ.update(_mpi_settings(name, ALGORITHMS[name][algorithm]))
+        try:
+            import mpi4py
+
+            # MPICH 4.0 over UCX often hangs in MPI_Finalize: ranks that are done stop answering
+            # those that still close their connections. A rank that just exits ends well.
+            self._finalizes = mpi4py.rc.finalize = name != "mpich"
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"--peer {name}: {str(error).splitlines()[0]}: pip install 'herring-dl[mpi]' and "
+                "the MPI itself; 'herring lab run --mpi' and 'herring study' find Debian's MPICH, "
+                "elsewhere build mpi4py against it"
+            ) from error
+        library = MPI.Get_library_version().replace("\0", "").splitlines()[0]
+        found = {"MPICH": "mpich", "Open MPI": "openmpi"}.get(MPI.get_vendor()[0], "another MPI")
+        if found != name:
+            raise ConfigurationError(f"--peer {name}: mpi4py is built for {found} here: {library}")
+        self._mpi = MPI
+        self._world = MPI.COMM_WORLD
+        self._algorithm = algorithm
+        self._library = " ".join(library.split())
+        self.name = name
+        self.rank: int = self._world.rank
+        self.size: int = self._world.size
+        node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_size: int = node.size
+        self.num_nodes: int = self._world.allreduce(int(node.rank == 0))
+        node.Free()
+        started = int(os.environ.get("HERRING_SIZE", self.size))
+        if started != self.size:
+            raise ConfigurationError(
+                f"--peer {name}: the job has {started} workers, but MPI knows {self.size}: start "
+                f"it with the launcher of {name} ('herring lab run --mpi {name}' does)"
+            )
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        if dtype in ("float16", "bfloat16"):
+            raise InvalidArgumentError(f"{self.name} does not reduce {dtype}: MPI has no such type")
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        MPI, truth = self._mpi, dtype == "bool"  # noqa: N806 - as mpi4py calls it
+        kind = {
+            "sum": MPI.LOR if truth else MPI.SUM,
+            "average": MPI.SUM,
+            "min": MPI.LAND if truth else MPI.MIN,
+            "max": MPI.LOR if truth else MPI.MAX,
+            "product": MPI.LAND if truth else MPI.PROD,
+        }[op]
+        allreduce, in_place, size = self._world.Allreduce, MPI.IN_PLACE, self.size
+
+        def run() -> None:
+            allreduce(in_place, elements, kind)
+            if op == "average":
+                np.divide(elements, size, out=elements)
+
+        return Prepared(run, [elements])
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = np.ascontiguousarray(numbers, dtype=np.float64)
+        rows = np.empty((self.size, own.size))
+        self._world.Allgather(own, rows)
+        return rows
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {"mpi": self._library, "algorithm": self._algorithm or f"{self.name}'s choice"}
+
+    def close(self) -> None:
+        self._world.Barrier()
+        if self._finalizes:
+            self._mpi.Finalize()
+
+
+def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
+    """Returns rank, size and torch's ``init_method`` in this environment.
+
+    Raises:
+      ConfigurationError: the environment says neither what Herring nor what torchrun needs.
+    """
+    if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
+        host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
+        method = f"tcp://{host}:{int(port) + 1}"
+        return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
+    if "RANK" in environ and "MASTER_ADDR" in environ:
+        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
+    raise ConfigurationError(
+        "--peer gloo and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run"
+        " sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _mpi_settings(name: str, value: str) -> dict[str, str]:
+    if name == "mpich":
+        return {"MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": value}
+    return {
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": value,
+    }
+
+
+def _has_gpu() -> bool:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return listed.returncode == 0 and b"GPU" in listed.stdout
