@@ -15,6 +15,9 @@ constexpr size_t kFramesPerWindow = 4;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
+// A path is slow whose round trip is so many times, and so much, longer than the fastest one's.
+constexpr Nanos kSlowPath = 4, kSlowPathLeast = 10 * kMillisecond;
+constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
@@ -96,11 +99,32 @@ size_t Links::window(const Link& link) const {
 }
 
 Links::LinkFlow& Links::least_loaded(Link& link) {
-  LinkFlow* best = link.flows.front().get();
+  if (link.flows.size() == 1) return *link.flows.front();
+  const Nanos now = monotonic_now();
+  LinkFlow* best = nullptr;
   for (auto& flow : link.flows) {
-    if (flow->outstanding < best->outstanding) best = flow.get();
+    if (flow->avoided_until > now) continue;
+    if (best == nullptr || flow->outstanding < best->outstanding) best = flow.get();
   }
-  return *best;
+  return best != nullptr ? *best : *link.flows.front();
+}
+
+// Of several paths to a server one may be congested or broken: what is sent there comes so late that
+// all would be sooner without it. Such a flow rests, and is tried again now and then.
+void Links::judge_paths(Link& link, Nanos now) {
+  Nanos fastest = 0;
+  for (const auto& flow : link.flows) {
+    if (flow->rtt > 0 && (fastest == 0 || flow->rtt < fastest)) fastest = flow->rtt;
+  }
+  for (auto& flow : link.flows) {
+    if (flow->rtt <= std::max(kSlowPath * fastest, fastest + kSlowPathLeast)) {
+      if (flow->rtt > 0) flow->next_rest = kFirstRest;
+      continue;
+    }
+    flow->avoided_until = now + flow->next_rest;
+    flow->next_rest = std::min(2 * flow->next_rest, kLongestRest);
+    flow->rtt = 0;  // until it has carried something again
+  }
 }
 
 void Links::pump(uint32_t server) {
@@ -161,7 +185,10 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   const size_t left = run.first + run.count - item.next;
   const size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
-  if (flow.outstanding + count > window && stream.outstanding > 0) return false;
+  // Several flows share twice the window of one, lest they overrun what a single one does not.
+  const bool fits = flow.outstanding + count <= window &&
+                    (link.flows.size() == 1 || link.outstanding + count <= 2 * window);
+  if (!fits && stream.outstanding > 0) return false;
   if (balances_ && ahead(stream_id, item, count)) return false;
 
   const plan::Shard& shard = transfer.shards[run.shard];
@@ -189,6 +216,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   header.taken = flow.taken_told = flow.taken;
   account(count);
   flow.outstanding += count;
+  link.outstanding += count;
   stream.outstanding += count;
   if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
@@ -298,7 +326,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
   flow.outstanding -= header.segments;
+  flow.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
+  links_[server].outstanding -= header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
   const Nanos now = monotonic_now();
@@ -346,9 +376,12 @@ void Links::poll_paths() {
     for (auto& flow : link.flows) {
       const transport::PathInfo path = flow->flow->path_info();
       fresh += static_cast<uint32_t>(flow->losses.poll(path));
+      if (flow->carried) flow->rtt = path.rtt;
+      flow->carried = false;
       queueing += path.rtt - path.min_rtt;
       ++flows;
     }
+    if (link.flows.size() > 1) judge_paths(link, monotonic_now());
   }
   signals_ += fresh;
   if (flows > 0) controller_.on_queueing(queueing / flows);

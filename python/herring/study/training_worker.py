@@ -191,9 +191,9 @@ class _Ddp:
     def __init__(self, model: BertLarge) -> None:
         import torch.distributed as dist
 
-        from herring.bench.communicator import gloo_rendezvous
+        from herring.bench.peers import torch_rendezvous
 
-        rank, size, method = gloo_rendezvous(os.environ)
+        rank, size, method = torch_rendezvous(os.environ)
         dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
         self._dist = dist
         self.rank, self.size = rank, size
