@@ -15,8 +15,8 @@ constexpr size_t kFramesPerWindow = 4;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
-// A path is slow whose round trip is so many times, and so much, longer than the fastest one's.
-constexpr Nanos kSlowPath = 4, kSlowPathLeast = 10 * kMillisecond;
+// A path is slow whose round trip takes so many times as long as the fastest one's.
+constexpr Nanos kSlowPath = 2;
 constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 constexpr uint32_t kMaxReply = 64u << 20;
 
@@ -98,32 +98,35 @@ size_t Links::window(const Link& link) const {
   return std::min<size_t>(segments, options_.credit_max);
 }
 
-Links::LinkFlow& Links::least_loaded(Link& link) {
-  if (link.flows.size() == 1) return *link.flows.front();
-  const Nanos now = monotonic_now();
-  LinkFlow* best = nullptr;
+// The flow on which a frame would be answered soonest: of several paths to a server one may be
+// congested or broken, and what is sent there holds up everybody's sum. If that flow is full, the
+// others would still be slower.
+Links::LinkFlow& Links::soonest(Link& link) {
+  LinkFlow* best = link.flows.front().get();
   for (auto& flow : link.flows) {
-    if (flow->avoided_until > now) continue;
-    if (best == nullptr || flow->outstanding < best->outstanding) best = flow.get();
+    const auto answered_in = [](const LinkFlow& f) {
+      return static_cast<Nanos>(f.outstanding + 1) * std::max<Nanos>(f.rtt, 1);
+    };
+    if (answered_in(*flow) < answered_in(*best)) best = flow.get();
   }
-  return best != nullptr ? *best : *link.flows.front();
+  return *best;
 }
 
-// Of several paths to a server one may be congested or broken: what is sent there comes so late that
-// all would be sooner without it. Such a flow rests, and is tried again now and then.
+// What a slow path was like is forgotten after a while, so that it is tried again.
 void Links::judge_paths(Link& link, Nanos now) {
   Nanos fastest = 0;
   for (const auto& flow : link.flows) {
     if (flow->rtt > 0 && (fastest == 0 || flow->rtt < fastest)) fastest = flow->rtt;
   }
   for (auto& flow : link.flows) {
-    if (flow->rtt <= std::max(kSlowPath * fastest, fastest + kSlowPathLeast)) {
-      if (flow->rtt > 0) flow->next_rest = kFirstRest;
-      continue;
+    if (flow->rtt <= kSlowPath * fastest) {
+      flow->rest = kFirstRest;
+      flow->rests_until = now + flow->rest;
+    } else if (now >= flow->rests_until) {
+      flow->rtt = fastest;
+      flow->rest = std::min(2 * flow->rest, kLongestRest);
+      flow->rests_until = now + flow->rest;
     }
-    flow->avoided_until = now + flow->next_rest;
-    flow->next_rest = std::min(2 * flow->next_rest, kLongestRest);
-    flow->rtt = 0;  // until it has carried something again
   }
 }
 
@@ -174,7 +177,7 @@ bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
-  LinkFlow& flow = least_loaded(link);
+  LinkFlow& flow = soonest(link);
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
@@ -185,10 +188,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   const size_t left = run.first + run.count - item.next;
   const size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
-  // Several flows share twice the window of one, lest they overrun what a single one does not.
-  const bool fits = flow.outstanding + count <= window &&
-                    (link.flows.size() == 1 || link.outstanding + count <= 2 * window);
-  if (!fits && stream.outstanding > 0) return false;
+  if (flow.outstanding + count > window && stream.outstanding > 0) return false;
   if (balances_ && ahead(stream_id, item, count)) return false;
 
   const plan::Shard& shard = transfer.shards[run.shard];
@@ -216,7 +216,6 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   header.taken = flow.taken_told = flow.taken;
   account(count);
   flow.outstanding += count;
-  link.outstanding += count;
   stream.outstanding += count;
   if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
@@ -328,7 +327,6 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   flow.outstanding -= header.segments;
   flow.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  links_[server].outstanding -= header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
   const Nanos now = monotonic_now();

@@ -71,10 +71,10 @@ class Links : private transport::FlowHandler {
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
-    // Whether its path is much slower than those of the link's other flows; see judge_paths().
+    // How slow its path is, beside those of the link's other flows.
     bool carried = false;        // a result since the last poll: the round trip is fresh
     Nanos rtt = 0;               // as last polled; 0: not known
-    Nanos avoided_until = 0, next_rest = kSecond;
+    Nanos rest = 0, rests_until = 0;
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -87,7 +87,6 @@ class Links : private transport::FlowHandler {
   };
   struct Link {
     double share = 1;  // of the credit: a server with more of the bytes has more on its way
-    size_t outstanding = 0;  // segments, of all flows
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::map<uint32_t, Stream> streams;
   };
@@ -99,8 +98,8 @@ class Links : private transport::FlowHandler {
   void pump(uint32_t server);
   bool pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
-  LinkFlow& least_loaded(Link& link);
-  void judge_paths(Link& link, Nanos now);
+  static LinkFlow& soonest(Link& link);
+  static void judge_paths(Link& link, Nanos now);
   void account(size_t sent);
   void give_back(LinkFlow& flow);
   void congested(Nanos now);
