@@ -57,6 +57,7 @@ class ArrayView {
 void wait(worker::Completion& completion, double seconds, const std::string& what);
 
 void register_job(nb::module_& module);
+void register_partial(nb::module_& module);
 void register_planned(nb::module_& module);
 void register_tools(nb::module_& module);
 

@@ -22,14 +22,21 @@ Ledger::Block Ledger::take_block() {
   return block;
 }
 
-void Ledger::add(Cell& cell, const void* data) {
-  if (!cell.data) cell.data = take_block();
-  if (cell.upto == 0) {
-    std::memcpy(cell.data.get(), data, bytes_);
-    return;
-  }
-  const void* sources[] = {cell.data.get(), data};
-  reduce::combine(sources, 2, cell.data.get(), elements_, {dtype_, dtype_, ReduceOp::kSum});
+// Adds the second cell to the first. Contributions are summed one after the other, in the order in
+// which they were produced, whenever they were announced: so the bits of a result depend on the
+// list of contributors alone.
+void Ledger::fold() {
+  char* sum = cells_[0].data.get();
+  const void* sources[] = {sum, cells_[1].data.get()};
+  reduce::combine(sources, 2, sum, elements_, {dtype_, dtype_, ReduceOp::kSum});
+  cells_[0].upto = cells_[1].upto;
+  free_.push_back(std::move(cells_[1].data));
+  cells_.erase(cells_.begin() + 1);
+}
+
+Join Ledger::announce() {
+  for (Cell& cell : cells_) cell.announced = true;
+  return {rank_, cells_.empty() ? produced_ : cells_.back().upto, base_, last_};
 }
 
 Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool last) {
@@ -42,13 +49,12 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
   owed_ = waits;
   last_ = last;
   base_ = waits ? taken_ + 1 : taken_;
-  if (!pushes_) return std::optional(join_of(produced_));
-  Cell& cell = first_.upto == 0 ? first_ : second_;
-  add(cell, data);
-  cell.upto = produced_;
-  if (&cell == &second_ && !((waits || last) && ready_ == taken_)) return std::optional<Join>();
-  cell.announced = true;
-  return std::optional(join_of(produced_));
+  if (!pushes_) return std::optional(announce());
+  cells_.push_back({take_block(), produced_});
+  std::memcpy(cells_.back().data.get(), data, bytes_);
+  const bool blocked = (waits || last) && ready_ == taken_;
+  if (cells_.size() > 1 && !blocked) return std::optional<Join>();
+  return std::optional(announce());
 }
 
 Status Ledger::closed(uint32_t round, uint64_t upto, const char** push) {
@@ -66,20 +72,14 @@ Status Ledger::closed(uint32_t round, uint64_t upto, const char** push) {
     }
     return {};
   }
-  if (upto != 0 && second_.announced && upto == second_.upto) merge();
   if (upto == 0) return {};
-  if (upto != first_.upto || !first_.announced) {
-    return {Code::kInternal, concat("round ", round, " counts contribution ", upto,
-                                    ", announced was ", first_.upto)};
+  while (cells_.size() > 1 && cells_[0].upto < upto && cells_[1].announced) fold();
+  if (cells_.empty() || cells_.front().upto != upto || !cells_.front().announced) {
+    return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
+                                    produced_, " produced, ", counted_, " counted before")};
   }
-  *push = first_.data.get();
+  *push = cells_.front().data.get();
   return {};
-}
-
-void Ledger::merge() {
-  add(first_, second_.data.get());
-  first_.upto = std::exchange(second_.upto, 0);
-  second_.announced = false;
 }
 
 char* Ledger::result() {
@@ -90,19 +90,14 @@ char* Ledger::result() {
 std::optional<Join> Ledger::completed() {
   result();  // one with nothing in it has its place, too
   ++ready_;
-  if (closing_ == 0) {
-    // The owner knows of both before it closes the next round: from now on they go together.
-    if (second_.announced) merge();
-    return {};
-  }
+  if (closing_ == 0) return {};
   counted_ = std::exchange(closing_, 0);
   if (!pushes_) return {};
-  first_.upto = 0;
-  first_.announced = false;
-  if (second_.upto == 0) return {};
-  std::swap(first_, second_);
-  if (std::exchange(first_.announced, true)) return {};
-  return join_of(first_.upto);
+  free_.push_back(std::move(cells_.front().data));
+  cells_.pop_front();
+  if (cells_.empty() || cells_.front().announced) return {};
+  while (cells_.size() > 1) fold();
+  return announce();
 }
 
 void Ledger::take() {

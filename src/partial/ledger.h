@@ -2,9 +2,10 @@
 // produced, announced, pushed and at last counted, and results that wait to be taken, in order.
 // Pure bookkeeping over memory; the caller guards it with a lock.
 //
-// Where contributions are pushed after a round has closed, two cells of memory suffice: the *first*
-// holds what is announced; what is produced meanwhile goes to the *second*, which is announced on
-// top only by a worker that has no result to take (and so produces no third before it has one).
+// Where contributions are pushed after a round has closed, each has a cell of memory. What is
+// produced while an announcement is outstanding is announced when that has been counted, or at once
+// by a worker that has no result to take, and so produces nothing more before it has one. So there
+// are two cells, seldom more.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +49,8 @@ class Ledger {
   uint64_t produced() const { return produced_; }
   uint64_t counted() const { return counted_; }
   uint32_t taken() const { return taken_; }
+  // Its last contribution is counted.
+  bool finished() const { return last_ && counted_ == produced_; }
   size_t bytes() const { return bytes_; }
   // Blocks of memory set aside so far, of bytes() each.
   size_t blocks() const { return blocks_; }
@@ -56,20 +59,19 @@ class Ledger {
   using Block = std::unique_ptr<char[]>;
   struct Cell {
     Block data;
-    uint64_t upto = 0;      // 0: empty
+    uint64_t upto = 0;
     bool announced = false;
   };
 
   Block take_block();
-  void add(Cell& cell, const void* data);
-  void merge();
-  Join join_of(uint64_t upto) const { return {rank_, upto, base_, last_}; }
+  void fold();
+  Join announce();
 
   const uint32_t rank_;
   const DType dtype_;
   const size_t elements_, bytes_;
   const bool pushes_;
-  Cell first_, second_;
+  std::deque<Cell> cells_;               // not counted yet, in order
   uint64_t produced_ = 0, counted_ = 0;
   uint64_t closing_ = 0;                 // how much of this worker the closed round has
   uint32_t closed_ = 0, ready_ = 0, taken_ = 0;  // rounds

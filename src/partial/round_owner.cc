@@ -7,8 +7,8 @@ namespace herring::partial {
 Status check(const Quorum& quorum) {
   if (quorum.quorum < 1 || quorum.quorum > quorum.workers) {
     return {Code::kInvalidArgument,
-            concat("the quorum is ", quorum.quorum, "; it must be from 1 to the number of workers, ",
-                   quorum.workers)};
+            concat("the quorum is ", quorum.quorum,
+                   "; it must be from 1 to the number of workers, ", quorum.workers)};
   }
   if (quorum.grace < 0) {
     return {Code::kInvalidArgument, concat("the grace is ", to_seconds(quorum.grace),

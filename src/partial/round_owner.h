@@ -2,8 +2,8 @@
 // closes a round when its quorum is met, and commits it. Pure bookkeeping, no I/O; times are given.
 //
 // Words. A worker produces contributions, numbered from 1. A *join* says: "all I have produced up
-// to `upto` is ready; I go on once I have the results of the rounds before `base`". So `base` is the
-// version of the weights that its next contribution will be computed on. A join is *active* in
+// to `upto` is ready; I go on once I have the results of the rounds before `base`". So `base` is
+// the version of the weights that its next contribution will be computed on. A join is *active* in
 // round r when base is r + 1: the worker waits for this very result. Only active joins count
 // towards the quorum. Any other is *passive*: its worker found a result and went on computing; what
 // it announced enters the next round that closes, but closes none.

@@ -27,7 +27,13 @@ enum class FrameType : uint8_t {
   // Worker <-> worker: all-reduce by messages (collective/).
   kGrant,        // how many frames of a message the sender may send
   kBlock,        // one frame of a message
-  kLast = kBlock,
+  // Data plane: partial all-reduce (wire/partial.h).
+  kEnlist,       // worker -> every server: takes part in a series of rounds
+  kJoin,         // worker -> owner: contributions are ready; small ones ride along
+  kRound,        // owner -> worker: a round has closed; a small result rides along
+  kReceived,     // worker -> owner: it has the result of a round
+  kCommit,       // owner -> worker: the round counts
+  kLast = kCommit,
 };
 
 const char* name_of(FrameType type);
@@ -42,7 +48,8 @@ struct FrameHeader {
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
-  uint16_t workers = 0;        // kResult: workers whose contributions are in it
+  uint16_t workers = 0;        // kResult: workers whose contributions are in it (rounds of a
+                               // partial all-reduce: contributors whose bytes are in it)
   uint32_t signals = 0;        // congestion events so far
 };
 static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
@@ -56,6 +63,9 @@ inline constexpr uint8_t kFlagEmpty = 1;
 inline constexpr uint8_t kFlagWant = 2;
 // kData: the credit field steers (it comes from the job's credit controller).
 inline constexpr uint8_t kFlagSteers = 4;
+
+// Streams from here on are those of partial all-reduces, numbered by their owners.
+inline constexpr uint32_t kPartialStreams = 1u << 31;
 
 // Control payloads (all but kData, kResult, kAnnounce, kReply) stay below this.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;

@@ -50,6 +50,7 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
 
 void Links::push(Transfer& transfer) {
   transfer.segments_left = 0;
+  transfer.fewest_workers = UINT16_MAX;
   transfer.opened.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -218,6 +219,8 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
     case wire::FrameType::kReply:
     case wire::FrameType::kOpError:
     case wire::FrameType::kWarning:
+    case wire::FrameType::kRound:
+    case wire::FrameType::kCommit:
       if (header.payload > kMaxReply) break;
       link_flow.control.resize(header.payload);
       out.add(link_flow.control.data(), link_flow.control.size());
@@ -288,6 +291,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   flow.outstanding -= header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
+  transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = monotonic_now();
   total_outstanding_ -= header.segments;
   if (options_.steers) {

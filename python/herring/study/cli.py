@@ -12,6 +12,7 @@ from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
 from herring.study.experiments import EXPERIMENTS, Scale, Table, costs
+from herring.study.partial import partial_study
 from herring.study.report import markdown, write
 
 __all__ = ["add_options", "handle"]
@@ -34,7 +35,7 @@ Measuring needs root, as 'herring lab' does, and torch for Gloo; plots need matp
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring study`` to its parser."""
-    names = [*EXPERIMENTS, "cost"]
+    names = [*EXPERIMENTS, "cost", "partial"]
     parser.add_argument(
         "experiments",
         nargs="*",
@@ -79,11 +80,14 @@ def handle(options: argparse.Namespace) -> int:
     for name in options.experiments or EXPERIMENTS:
         start = time.monotonic()
         try:
-            table = _cost(options, network) if name == "cost" else EXPERIMENTS[name](scale)
+            if name == "partial":
+                tables = partial_study(options.quick, scale.report)
+            else:
+                tables = [_cost(options, network) if name == "cost" else EXPERIMENTS[name](scale)]
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
-        files = ", ".join(str(path) for path in write(table, folder))
-        print(markdown(table))
+        files = ", ".join(str(path) for table in tables for path in write(table, folder))
+        print("\n".join(map(markdown, tables)))
         print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
     return 0
 

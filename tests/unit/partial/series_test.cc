@@ -262,8 +262,8 @@ class Series {
     Worker& worker = *workers_[rank];
     std::memcpy(worker.ledger.result(), sum.data(), kElements * sizeof(int64_t));
     const auto join = worker.ledger.completed();
-    // Cells for two contributions, and as many results as may be missed (one while it is taken).
-    EXPECT_LE(worker.ledger.blocks(), 2u + std::max(p_.staleness, 1u) + 1u);
+    // Cells for contributions, as many results as may be missed, and one that is being taken.
+    EXPECT_LE(worker.ledger.blocks(), 3u + 2 * std::max(p_.staleness, 1u));
     if (join) announce(rank, *join, {});
     look(rank);
   }
