@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -45,28 +46,14 @@ void check_fits(const Partial& partial, const ArrayView& array) {
                 name_of(array.dtype()), "; give another array another name")});
 }
 
-nb::dict describe(const worker::RoundInfo& info) {
-  nb::list contributors;
-  for (const partial::Contributor& one : info.contributors) {
-    contributors.append(nb::make_tuple(one.rank, one.upto, one.staleness, one.active,
-                                       to_seconds(one.waited)));
-  }
-  nb::list lost;
-  for (const partial::Lost& one : info.lost) {
-    lost.append(nb::make_tuple(one.rank, one.counted, one.announced));
-  }
-  nb::dict all;
-  all["round"] = info.round;
-  all["divisor"] = info.divisor;
-  all["attempts"] = info.attempts;
-  all["last"] = info.last;
-  all["contributors"] = contributors;
-  all["lost"] = lost;
-  all["age"] = to_seconds(monotonic_now() - info.completed_at);
-  return all;
-}
+// Nothing is converted here: what is known about a round is looked at later, if at all, and many
+// workers of one machine come back from a round at once.
+struct Taken {
+  worker::RoundInfo info;
+  double queued = 0;  // seconds that the result lay here
+};
 
-nb::dict take_result(Partial& partial, nb::object object, double seconds) {
+Taken take_result(Partial& partial, nb::object object, double seconds) {
   const ArrayView array(object, true);
   check_fits(partial, array);
   const Nanos deadline = seconds > 0 ? monotonic_now() + from_seconds(seconds) : 0;
@@ -90,13 +77,58 @@ nb::dict take_result(Partial& partial, nb::object object, double seconds) {
     nb::gil_scoped_release release;
     return partial.take(array.data());
   }();
-  return describe(take(std::move(info)));
+  Taken taken{take(std::move(info))};
+  taken.queued = to_seconds(monotonic_now() - taken.info.completed_at);
+  return taken;
 }
 
 }  // namespace
 
 void register_partial(nb::module_& module) {
   using namespace nb::literals;
+  using partial::Contributor;
+  nb::class_<Contributor>(module, "Contributor",
+                          "A worker in a round's result: its rank; upto, the number of its newest "
+                          "contribution in it (all since its last one are); staleness, the rounds "
+                          "from the result that the oldest of them was computed on to this one; "
+                          "active, it waited for this round and counts towards the quorum; waited, "
+                          "seconds since it contributed, less than 0 if it was late by so much for "
+                          "the round that it missed.")
+      .def_ro("rank", &Contributor::rank)
+      .def_ro("upto", &Contributor::upto)
+      .def_ro("staleness", &Contributor::staleness)
+      .def_ro("active", &Contributor::active)
+      .def_prop_ro("waited", [](const Contributor& one) { return to_seconds(one.waited); });
+
+  nb::class_<Taken>(module, "RoundInfo",
+                    "What is known about a round, the same on every rank: its number from 0; the "
+                    "contributors by rank; active, how many of them count towards the quorum; the "
+                    "divisor; attempts, more than 1 when contributors died; last, whether workers "
+                    "left the series with it; lost, a list of (rank, contributions counted, "
+                    "contributions announced) of workers that are gone. Of this rank: queued, "
+                    "the seconds that the result lay here.")
+      .def_prop_ro("round", [](const Taken& t) { return t.info.round; })
+      .def_prop_ro("divisor", [](const Taken& t) { return t.info.divisor; })
+      .def_prop_ro("attempts", [](const Taken& t) { return t.info.attempts; })
+      .def_prop_ro("last", [](const Taken& t) { return t.info.last; })
+      .def_prop_ro("contributors", [](const Taken& t) { return t.info.contributors; })
+      .def_prop_ro("active", [](const Taken& t) {
+        return std::count_if(t.info.contributors.begin(), t.info.contributors.end(),
+                             [](const Contributor& one) { return one.active; });
+      })
+      .def_prop_ro("lost", [](const Taken& t) {
+        nb::list lost;
+        for (const partial::Lost& one : t.info.lost) {
+          lost.append(nb::make_tuple(one.rank, one.counted, one.announced));
+        }
+        return lost;
+      })
+      .def_ro("queued", &Taken::queued)
+      .def("__repr__", [](const Taken& t) {
+        return concat("RoundInfo(round=", t.info.round, ", contributors=",
+                      t.info.contributors.size(), ", last=", t.info.last ? "True" : "False", ")");
+      });
+
   nb::class_<Partial>(module, "Partial")
       .def_static("create", &make, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
                   "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a,

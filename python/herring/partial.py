@@ -20,7 +20,6 @@ from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.runtime import forget_job, job, next_name
 
 __all__ = [
-    "Contributor",
     "PartialReduction",
     "Quorum",
     "RoundInfo",
@@ -85,50 +84,7 @@ def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Contributor:
-    """A worker in a round's result.
-
-    Attributes:
-      rank: whose contributions.
-      upto: number of its newest contribution in the result, from 1; all since its last one are.
-      staleness: rounds between the result that the oldest of them was computed on and this round.
-      active: it was waiting for this round, and counts towards the quorum.
-      waited: seconds since it contributed; less than 0: it was late by so much for the round that
-        it missed.
-    """
-
-    rank: int
-    upto: int
-    staleness: int
-    active: bool
-    waited: float
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundInfo:
-    """What is known about a round, the same on every rank.
-
-    Attributes:
-      round: its number in the series, from 0.
-      contributors: by rank.
-      divisor: what the sum was divided by.
-      attempts: more than 1 when contributors died.
-      last: the full round with which workers leave the series.
-      lost: (rank, contributions counted, contributions announced) of workers that are gone.
-    """
-
-    round: int
-    contributors: tuple[Contributor, ...]
-    divisor: int
-    attempts: int
-    last: bool
-    lost: tuple[tuple[int, int, int], ...]
-
-    @property
-    def active(self) -> int:
-        """Contributors that count towards the quorum."""
-        return sum(one.active for one in self.contributors)
+RoundInfo = _core.RoundInfo
 
 
 class PartialReduction:
@@ -229,12 +185,8 @@ class PartialReduction:
           TimeoutError: the round did not end in time.
           PeerLostError: a process without which the job cannot go on is gone.
         """
-        raw = self._partial.take(array, 0.0 if timeout is None else timeout)
-        age = raw.pop("age")
-        raw["contributors"] = tuple(Contributor(*one) for one in raw["contributors"])
-        raw["lost"] = tuple(raw["lost"])
-        info = RoundInfo(**raw)
-        self.statistics.add(info, age)
+        info = self._partial.take(array, 0.0 if timeout is None else timeout)
+        self.statistics.add(info)
         return info
 
     def allreduce(self, array: Any, timeout: float | None = None) -> RoundInfo:
@@ -266,27 +218,55 @@ class PartialReduction:
 
 
 class RoundStatistics:
-    """Who was in which round, who was late and by how much."""
+    """Who was in which round, who was late and by how much.
+
+    Attributes:
+      rounds: (contributors, active ones) of each round.
+      staleness: how many contributors were how many rounds late.
+      late: by rank, the seconds by which it missed rounds.
+      waited: by rank, the seconds between contributing and the end of the round.
+      queued: seconds that results lay here before they were taken.
+      lost: (rank, contributions counted, contributions announced) of workers that are gone.
+    """
+
+    _BATCH = 256
 
     def __init__(self) -> None:
-        self.rounds: list[tuple[int, int]] = []  # contributors, active ones
-        self.staleness: Counter[int] = Counter()
-        self.late: dict[int, list[float]] = {}  # by rank, seconds
-        self.waited: dict[int, list[float]] = {}
-        self.queued: list[float] = []  # seconds that results lay here before they were taken
-        self.lost: tuple[tuple[int, int, int], ...] = ()
+        self._rounds: list[tuple[int, int]] = []
+        self._staleness: Counter[int] = Counter()
+        self._late: dict[int, list[float]] = {}
+        self._waited: dict[int, list[float]] = {}
+        self._queued: list[float] = []
+        self._lost: list[tuple[int, int, int]] = []
+        self._fresh: list[RoundInfo] = []
 
-    def add(self, info: RoundInfo, age: float) -> None:
-        """Takes note of a round."""
-        self.rounds.append((len(info.contributors), info.active))
-        self.queued.append(age)
-        self.lost = info.lost
-        for one in info.contributors:
-            self.staleness[one.staleness] += 1
-            if one.waited < 0:
-                self.late.setdefault(one.rank, []).append(-one.waited)
-            else:
-                self.waited.setdefault(one.rank, []).append(one.waited)
+    def add(self, info: RoundInfo) -> None:
+        """Takes note of a round; it is looked at later, as steps are short."""
+        self._fresh.append(info)
+        if len(self._fresh) >= self._BATCH:
+            self._digest()
+
+    def _digest(self) -> None:
+        for info in self._fresh:
+            contributors = info.contributors
+            self._rounds.append((len(contributors), info.active))
+            self._queued.append(info.queued)
+            for one in contributors:
+                self._staleness[one.staleness] += 1
+                waited = one.waited
+                if waited < 0:
+                    self._late.setdefault(one.rank, []).append(-waited)
+                else:
+                    self._waited.setdefault(one.rank, []).append(waited)
+        if self._fresh:
+            self._lost = self._fresh[-1].lost
+        self._fresh.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("rounds", "staleness", "late", "waited", "queued", "lost"):
+            raise AttributeError(f"RoundStatistics has no {name!r}")
+        self._digest()
+        return getattr(self, f"_{name}")
 
     def summary(self) -> str:
         """A few lines: rounds, contributors, staleness, and the stragglers, worst first."""

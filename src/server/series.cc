@@ -181,7 +181,14 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     header.type = wire::FrameType::kRound;
     header.stream = series.stream;
     header.round = series.next_ticket++;
-    for (uint32_t rank : closed->members) out.push_back({rank, header, payload});
+    // Those who wait first: the others compute.
+    std::vector<bool> waits(cluster_.size, false);
+    for (const partial::Contributor& one : closed->contributors) waits[one.rank] = one.active;
+    for (const bool waiting : {true, false}) {
+      for (uint32_t rank : closed->members) {
+        if (waits[rank] == waiting) out.push_back({rank, header, payload});
+      }
+    }
   }
   if (series.owner.ended()) series_.erase(id);
 }
@@ -235,8 +242,8 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     const std::string text =
         concat("partial all-reduce '", options.name, "', round ", series->owner.round(),
                ", has waited ", to_seconds(now - since), " s for ", missing,
-               fatal ? ", which did not join it; check that every rank makes equally many calls, or "
-                       "raise HERRING_TIMEOUT"
+               fatal ? ", which did not join it; check that every rank makes equally many calls, "
+                       "or raise HERRING_TIMEOUT"
                      : "");
     if (fatal) {
       series->failed = true;

@@ -154,9 +154,11 @@ def _micro(iterations: int) -> list[dict[str, Any]]:
                 herring.allreduce(array)
             else:
                 info = series.allreduce(array)
-                active.append(info.active)
+            took = time.perf_counter() - start
             if iteration >= 4:
-                times.append(time.perf_counter() - start)
+                times.append(took)
+            if series is not None:
+                active.append(info.active)
         if series is not None:
             for _ in series.flush(array):
                 pass

@@ -63,6 +63,9 @@ TEST_F(SeriesTest, SumsWhatRodeAlongAndAnswersEverybody) {
   EXPECT_TRUE(join(2, 1, 1, floats({3, 6})).empty()) << "a duplicate";
   const auto answers = join(0, 1, 1, floats({9, 0}));
   ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[1].rank, 2u);
+  EXPECT_EQ(answers[2].rank, 1u) << "who waits comes first";
   const auto round = wire::decode_round(answers[1].payload);
   ASSERT_TRUE(round.ok());
   EXPECT_EQ(round->divisor, 3u);
