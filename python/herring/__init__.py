@@ -52,6 +52,14 @@ _LAZY = {
         "empty",
         "reduce_scatter",
     ),
+    "herring.partial": (
+        "PartialReduction",
+        "Quorum",
+        "RoundInfo",
+        "RoundStatistics",
+        "flush",
+        "partial_statistics",
+    ),
     "herring.planned": ("PlannedReduction",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}

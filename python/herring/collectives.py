@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from herring import _core
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.runtime import job, next_name, size
+
+if TYPE_CHECKING:
+    from herring.partial import Quorum
 
 __all__ = [
     "Handle",
@@ -111,6 +114,7 @@ def allreduce(
     postscale: float = 1.0,
     timeout: float | None = None,
     algorithm: str = "herring",
+    sync: str | Quorum | None = None,
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
@@ -131,6 +135,12 @@ def allreduce(
         give the same bits on all ranks and every time, but each algorithm and number of ranks its
         own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
         there. Equal on all ranks.
+      sync: "solo", "majority" or a `herring.Quorum`: a partial all-reduce, which does not wait for
+        everybody ("average" and "sum" only). All calls of one `name` ("allreduce" if none is given)
+        are a series: the n-th call returns the result of round n, which is the same on all ranks;
+        what comes too late for its round is in the next one. `herring.flush` ends the series. The
+        first call waits for all ranks. "full": an ordinary all-reduce, once ranks have agreed that
+        it is. See docs/partial.md.
 
     Returns:
       `array`.
@@ -142,6 +152,15 @@ def allreduce(
       PeerLostError: a worker or server died or left.
       TimeoutError: the deadline passed; the message names the missing ranks.
     """
+    if sync is not None:
+        from herring.partial import allreduce_in_rounds
+
+        if (prescale, postscale, algorithm) != (1.0, 1.0, "herring") and sync != "full":
+            raise InvalidArgumentError(
+                f"allreduce(sync={sync!r}) takes no prescale, postscale or algorithm"
+            )
+        if allreduce_in_rounds(array, op, sync, name, timeout):
+            return array
     return allreduce_async(
         array,
         op,

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ _ENVIRONMENT_ONLY = frozenset(
 _lock = threading.Lock()
 _job: _core.Job | None = None
 _names: defaultdict[str, count] = defaultdict(count)
+forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
 def host_identity() -> str:
@@ -135,6 +137,8 @@ def shutdown() -> None:
     global _job
     with _lock:
         leaving, _job = _job, None
+    for forget in forget_job:
+        forget()
     if leaving is not None:
         leaving.shutdown()
 

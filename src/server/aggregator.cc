@@ -116,7 +116,7 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
     contribution.wants_result = header.flags & wire::kFlagWant;
     if (!empty) {
       contribution.lane = lanes_.take();
-      slot->any = true;
+      ++slot->given;
       out.add(contribution.lane, slot->bytes);
     }
     slots[s - first] = slot;
@@ -137,7 +137,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
   slot->groups_done = 0;
   slot->result = nullptr;
-  slot->any = false;
+  slot->given = 0;
   slot->contributions.assign(op.expected, {});
   const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
   slot->groups.assign(groups, {});
@@ -146,15 +146,48 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
         static_cast<uint16_t>(std::min<size_t>(kTreeGroup, op.expected - g * kTreeGroup));
   }
   op.slots[segment] = slot;
+  if (op.open.participants == wire::Participants::kRanks) {
+    for (uint32_t rank : lost_) {
+      slot->contributions[rank].state = Contribution::kLost;
+      Group& group = slot->groups[rank / kTreeGroup];
+      if (++group.arrived == group.members && groups > 1) ++slot->groups_done;
+    }
+  }
   return slot;
 }
 
+void Aggregator::rank_lost(uint32_t rank) {
+  std::vector<Slot*> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    lost_.push_back(rank);
+    for (auto& [key, op] : operations_) {
+      if (op->open.participants != wire::Participants::kRanks) continue;
+      for (Slot* slot : op->slots) {
+        if (slot == nullptr) continue;
+        Contribution& contribution = slot->contributions[rank];
+        if (contribution.state == Contribution::kHere) continue;
+        if (contribution.lane != nullptr) {
+          lanes_.give(std::exchange(contribution.lane, nullptr));
+          --slot->given;
+        }
+        waiting.push_back(slot);
+      }
+    }
+  }
+  for (Slot* slot : waiting) settle(*slot, rank, Contribution::kLost);
+}
+
 void Aggregator::arrived(Slot& slot, uint32_t rank) {
+  settle(slot, contributor_of(*slot.op, rank), Contribution::kHere);
+}
+
+// Nothing more of this contribution will come.
+void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State state) {
   uint32_t group_index;
   {
     std::lock_guard lock(mutex_);
-    const uint32_t contributor = contributor_of(*slot.op, rank);
-    slot.contributions[contributor].state = Contribution::kHere;
+    slot.contributions[contributor].state = state;
     group_index = contributor / kTreeGroup;
     Group& group = slot.groups[group_index];
     if (++group.arrived < group.members) return;
@@ -201,7 +234,11 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
 // Rounds the result: from the lanes where there is one group, else from the groups' partial sums.
 void Aggregator::finish(Slot& slot) {
   const wire::Open& open = slot.op->open;
-  slot.results_pending.store(slot.op->expected, std::memory_order_relaxed);
+  slot.results_pending.store(
+      static_cast<uint32_t>(std::count_if(
+          slot.contributions.begin(), slot.contributions.end(),
+          [](const Contribution& one) { return one.state != Contribution::kLost; })),
+      std::memory_order_relaxed);
   const bool single = slot.groups.size() == 1;
   const size_t count = slot.bytes / size_of(open.dtype);
   const void* few[64];

@@ -35,7 +35,7 @@ class Peer;  // one flow of a worker, see peer.h
 struct Slot;
 
 struct Contribution {
-  enum State : uint8_t { kNone = 0, kReceiving, kHere };
+  enum State : uint8_t { kNone = 0, kReceiving, kHere, kLost };  // kLost: nobody to answer
   char* lane = nullptr;  // null: nothing to add
   Peer* from = nullptr;
   State state = kNone;
@@ -71,7 +71,7 @@ struct Slot {
   std::vector<Contribution> contributions;  // by contributor
   std::vector<Group> groups;                // of reduce::kTreeGroup contributors
   char* result = nullptr;
-  bool any = false;  // at least one contributor had something to add
+  uint32_t given = 0;  // contributors that had something to add
   std::atomic<uint32_t> results_pending{0};
 };
 
@@ -89,6 +89,9 @@ class Aggregator {
   // `slots` (header.segments of them). Everything is checked before anything is changed.
   Status begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                transport::Destinations& out, Slot** slots);
+  // The rank is dead and its flows are closed: operations among ranks go on without it, now and
+  // later. On a proxy's thread.
+  void rank_lost(uint32_t rank);
   // The contribution of `rank` to this slot is complete.
   void arrived(Slot& slot, uint32_t rank);
   // One contributor's result has left; frees the slot with the last.
@@ -114,6 +117,7 @@ class Aggregator {
 
   uint32_t contributor_of(const Operation& op, uint32_t rank) const;
   Slot* take_slot(Operation& op, uint32_t segment);
+  void settle(Slot& slot, uint32_t contributor, Contribution::State state);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
   std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
@@ -128,6 +132,7 @@ class Aggregator {
   LanePool wide_lanes_;  // partial sums of 16-bit floats
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;
+  std::vector<uint32_t> lost_;  // ranks
 };
 
 }  // namespace herring::server

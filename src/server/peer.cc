@@ -47,6 +47,9 @@ Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
       out.add(control_.data(), control_.size());
       return {};
     case wire::FrameType::kAnnounce:
+    case wire::FrameType::kEnlist:
+    case wire::FrameType::kJoin:
+    case wire::FrameType::kReceived:
       if (header.payload > server_.max_announce_payload()) break;
       control_.resize(header.payload);
       out.add(control_.data(), control_.size());
@@ -84,7 +87,8 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
       if (!open.ok()) return open.status();
       return server_.open({header.stream, header.round, header.buffer}, std::move(*open), rank_);
     }
-    default: return server_.announce(rank_, std::move(control_));
+    case wire::FrameType::kAnnounce: return server_.announce(rank_, std::move(control_));
+    default: return server_.series(header.type, rank_, control_);
   }
 }
 
@@ -95,6 +99,13 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
   }
   results_.push({&slot, with_payload});
   if (!std::exchange(flush_scheduled_, true)) proxy_.loop().at_iteration_end(&flush_task_);
+}
+
+// Those whose contributions are in a result. A contributor to a round of a partial all-reduce that
+// died may be in some of its segments: its workers must know which round is whole.
+uint16_t Peer::workers_in(const Slot& slot) {
+  const Operation& op = *slot.op;
+  return static_cast<uint16_t>(op.key.stream < wire::kPartialStreams ? op.workers : slot.given);
 }
 
 // Adjacent segments of one operation leave as one frame.
@@ -110,7 +121,7 @@ void Peer::flush_results() {
     header.buffer = op.key.buffer;
     header.first_segment = first.slot->segment;
     header.credit = server_.credit();
-    header.workers = static_cast<uint16_t>(op.workers);
+    header.workers = workers_in(*first.slot);
     header.signals = server_.signals();
     iovec pieces[transport::Destinations::kMaxPieces];
     Slot* frame[transport::Destinations::kMaxPieces];
@@ -118,7 +129,8 @@ void Peer::flush_results() {
     while (!results_.empty() && header.segments < server_.max_frame_segments()) {
       const Result& next = results_.front();
       if (next.slot->op != &op || next.with_payload != first.with_payload ||
-          next.slot->segment != first.slot->segment + header.segments) {
+          next.slot->segment != first.slot->segment + header.segments ||
+          workers_in(*next.slot) != header.workers) {
         break;
       }
       ++header.segments;
@@ -164,6 +176,15 @@ void Peer::release(Ring<Slot*>& slots, size_t count) {
 
 void Peer::send(const wire::FrameHeader& header, std::string payload) {
   flow_->send_owned(header, std::move(payload));
+}
+
+void Peer::drop() {
+  flow_->close({});
+  for (; !results_.empty(); results_.pop()) {
+    server_.aggregator().result_sent(*results_.front().slot);
+  }
+  release(in_flight_, in_flight_.size());
+  release(lent_, lent_.size());  // who is dropped reads nothing more that counts
 }
 
 void Peer::on_closed(transport::Flow&, const Status& why) { server_.peer_closed(*this, why); }

@@ -27,6 +27,8 @@ class Peer : public transport::FlowHandler {
   void send(const wire::FrameHeader& header, std::string payload);
   bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
   uint32_t poll_losses() { return static_cast<uint32_t>(losses_.poll(flow_->path_info())); }
+  // Its worker is dead: ends the flow, and lets go of what it was to be sent. Proxy's thread.
+  void drop();
   const transport::FlowCounters& counters() const { return flow_->counters(); }
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -41,6 +43,7 @@ class Peer : public transport::FlowHandler {
     bool with_payload = false;
   };
 
+  static uint16_t workers_in(const Slot& slot);
   void complete_segments(size_t up_to);
   Status taken(uint16_t taken);
   void release(Ring<Slot*>& slots, size_t count);

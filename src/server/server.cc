@@ -55,6 +55,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes,
                                              [this](Slot& slot) { deliver(slot); });
   coordinator_ = std::make_unique<Coordinator>(cluster_, index);
+  series_ = std::make_unique<SeriesTable>(cluster_, index);
   const uint32_t proxies = std::clamp<uint32_t>(options.proxies, 1, std::max(1u, cluster_.nodes));
   while (proxies_.size() < proxies) {
     proxies_.push_back(std::make_unique<Proxy>(static_cast<uint32_t>(proxies_.size())));
@@ -139,6 +140,55 @@ Status Server::announce(uint32_t rank, std::string text) {
   return {};
 }
 
+// A change of the series and what is to be said about it. Rounds must reach every worker in order,
+// whichever proxy closes them: so nothing takes a short cut past a loop's queue where there are
+// several loops.
+Status Server::change_series(
+    const std::function<Status(Nanos, std::vector<Answer>&)>& change) {  // no template: it recurs
+  std::lock_guard lock(series_mutex_);
+  std::vector<Answer> answers;
+  Status status = change(monotonic_now(), answers);
+  for (Answer& answer : answers) {
+    if (proxies_.size() == 1) {
+      tell(answer.rank, answer.header, std::move(answer.payload));
+      continue;
+    }
+    Peer* peer;
+    {
+      std::lock_guard peers_lock(peers_mutex_);
+      peer = first_peer_[answer.rank];
+    }
+    if (peer == nullptr) continue;
+    peer->proxy().loop().post([peer, one = std::move(answer)] {
+      peer->send(one.header, one.payload);
+    });
+  }
+  const Nanos wake = series_->wake_at();
+  if (wake != 0 && (series_wake_ == 0 || wake < series_wake_)) {
+    series_wake_ = wake;
+    proxies_[0]->loop().post([this, wake] {
+      proxies_[0]->loop().call_at(wake, [this] {
+        static_cast<void>(change_series([this](Nanos now, std::vector<Answer>& out) {
+          series_wake_ = 0;
+          series_->tick(now, out);
+          return Status();
+        }));
+      });
+    });
+  }
+  return status;
+}
+
+Status Server::series(wire::FrameType type, uint32_t rank, std::string_view text) {
+  return change_series([&](Nanos now, std::vector<Answer>& out) {
+    switch (type) {
+      case wire::FrameType::kEnlist: return series_->enlist(rank, text, now, out);
+      case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
+      default: return series_->received(rank, text, now, out);
+    }
+  });
+}
+
 void Server::dispatch(std::vector<Answer> answers) {
   for (Answer& answer : answers) tell(answer.rank, answer.header, std::move(answer.payload));
 }
@@ -161,6 +211,7 @@ void Server::tell(uint32_t rank, const wire::FrameHeader& header, std::string pa
 
 void Server::deliver(Slot& slot) {
   for (const Contribution& contribution : slot.contributions) {
+    if (contribution.state == Contribution::kLost) continue;
     Peer& peer = *contribution.from;
     if (&peer.proxy() == t_proxy) {
       peer.queue_result(slot, contribution.wants_result);
@@ -185,6 +236,10 @@ void Server::watch(Proxy& proxy) {
   if (proxy.index() == 0) {
     const Nanos now = monotonic_now();
     dispatch(coordinator_->overdue(now));
+    static_cast<void>(change_series([this](Nanos when, std::vector<Answer>& out) {
+      series_->overdue(when, out);
+      return Status();
+    }));
     for (const Aggregator::Overdue& item : aggregator_->overdue(now)) {
       wire::FrameHeader header;
       header.type = item.fatal ? wire::FrameType::kOpError : wire::FrameType::kWarning;
@@ -200,7 +255,27 @@ void Server::watch(Proxy& proxy) {
 
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
-    if (attached_) dispatch(coordinator_->rank_left(rank));
+    if (!attached_) return;
+    dispatch(coordinator_->rank_left(rank));
+    if (outlives_workers()) rank_lost(rank);
+  });
+}
+
+void Server::rank_lost(uint32_t rank) {
+  // First its flows end, so that nothing more of it is read into lanes, then it is missed.
+  proxies_[0]->loop().post([this, rank] {
+    if (!attached_) return;
+    proxy_of(rank).loop().post([this, rank, &proxy = proxy_of(rank)] {
+      for (const auto& peer : proxy.peers_) {
+        if (peer->rank() == rank) peer->drop();
+      }
+      aggregator_->rank_lost(rank);
+      dispatch(coordinator_->rank_left(rank));
+      static_cast<void>(change_series([this, rank](Nanos now, std::vector<Answer>& out) {
+        series_->lost(rank, now, out);
+        return Status();
+      }));
+    });
   });
 }
 

@@ -14,6 +14,7 @@
 #include "server/aggregator.h"
 #include "server/coordinator.h"
 #include "server/peer.h"
+#include "server/series.h"
 #include "transport/event_loop.h"
 #include "transport/tcp/handshake.h"
 
@@ -83,6 +84,10 @@ class Server {
   void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
   // A rank has left for good: whatever still waits for it fails.
   void rank_left(uint32_t rank);
+  // A worker is dead. Partial all-reduces go on without it; everything else that needs it fails.
+  void rank_lost(uint32_t rank);
+  // Whether the job goes on when a worker dies.
+  bool outlives_workers() const { return series_ && series_->any(); }
   // Hands out what is queued (bounded), ends the threads.
   void stop();
   // Nothing is being summed, announced or sent. Any thread; bounded.
@@ -92,6 +97,8 @@ class Server {
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
   Status announce(uint32_t rank, std::string text);
+  // kEnlist, kJoin, kReceived.
+  Status series(wire::FrameType type, uint32_t rank, std::string_view text);
   void peer_closed(Peer& peer, const Status& why);
   uint16_t credit() const { return credit_.load(std::memory_order_relaxed); }
   void set_credit(uint16_t segments);
@@ -107,6 +114,7 @@ class Server {
   void accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from);
   void deliver(Slot& slot);
   void dispatch(std::vector<Answer> answers);
+  Status change_series(const std::function<Status(Nanos, std::vector<Answer>&)>& change);
   void tell(uint32_t rank, const wire::FrameHeader& header, std::string payload);
   void watch(Proxy& proxy);
   Proxy& proxy_of(uint32_t rank);
@@ -127,6 +135,9 @@ class Server {
   uint32_t index_ = 0;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<SeriesTable> series_;
+  std::mutex series_mutex_;  // what a change of the series says leaves in the order of changes
+  Nanos series_wake_ = 0;    // a timer is set for then; guarded by series_mutex_
   std::atomic<uint16_t> credit_{1}, credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;

@@ -7,7 +7,8 @@ const char* name_of(FrameType type) {
                                     "announce", "go",       "reply",   "op-error",
                                     "warning", "register",  "cluster", "ready",
                                     "heartbeat", "goodbye", "peer-lost", "abort",
-                                    "grant",     "block",   "taken"};
+                                    "grant",     "block",   "taken",   "enlist",
+                                    "join",      "round",   "received", "commit"};
   const auto index = static_cast<uint8_t>(type);
   return index <= static_cast<uint8_t>(FrameType::kLast) ? kNames[index] : "unknown";
 }

@@ -27,9 +27,15 @@ enum class FrameType : uint8_t {
   // Worker <-> worker: all-reduce by messages (collective/).
   kGrant,        // how many frames of a message the sender may send
   kBlock,        // one frame of a message
-  // Worker -> server again.
-  kTaken,        // lent results were read; what follows on this flow does not say so soon
-  kLast = kTaken,
+  // Worker -> server: lent results were read, and nothing is pushed soon that would say so.
+  kTaken,
+  // Data plane: partial all-reduce (wire/partial.h).
+  kEnlist,       // worker -> every server: takes part in a series of rounds
+  kJoin,         // worker -> owner: contributions are ready; small ones ride along
+  kRound,        // owner -> worker: a round has closed; a small result rides along
+  kReceived,     // worker -> owner: it has the result of a round
+  kCommit,       // owner -> worker: the round counts
+  kLast = kCommit,
 };
 
 const char* name_of(FrameType type);
@@ -45,7 +51,8 @@ struct FrameHeader {
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
   union {
-    uint16_t workers = 0;      // kResult: workers whose contributions are in it
+    uint16_t workers = 0;      // kResult: workers whose contributions are in it (rounds of a
+                               // partial all-reduce: contributors whose bytes are in it)
     uint16_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^16
   uint32_t signals = 0;        // congestion events so far
@@ -63,6 +70,9 @@ inline constexpr uint8_t kFlagWant = 2;
 inline constexpr uint8_t kFlagSteers = 4;
 // kResult: the payload is lent; the server keeps it until the worker has taken it.
 inline constexpr uint8_t kFlagLent = 8;
+
+// Streams from here on are those of partial all-reduces, numbered by their owners.
+inline constexpr uint32_t kPartialStreams = 1u << 31;
 
 // Control payloads (all but kData, kResult, kAnnounce, kReply) stay below this.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;

@@ -101,6 +101,11 @@ uint32_t Engine::timeout_ms(double seconds) const {
   return static_cast<uint32_t>(std::min((seconds > 0 ? seconds : options_.timeout) * 1000, 4e9));
 }
 
+Status Engine::incomplete() const {
+  std::lock_guard lock(mutex_);
+  return failure_.ok() ? incomplete_ : failure_;
+}
+
 std::vector<double> Engine::weights() const {
   std::vector<double> weights;
   for (const control::ServerInfo& server : cluster_.servers) weights.push_back(server.weight);
@@ -112,6 +117,7 @@ Result<std::shared_ptr<Operation>> Engine::submit(Request request) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
+    if (!incomplete_.ok()) return incomplete_;
     if (!names_.insert(request.name).second) {
       return Status(Code::kInvalidArgument,
                     concat("an operation named '", request.name,
@@ -177,6 +183,10 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
   const auto malformed = [&](const Status& why) {
     fail_now({Code::kInternal, concat(cluster_.describe_server(server), ": ", why.message())});
   };
+  if (header.type == wire::FrameType::kRound || header.type == wire::FrameType::kCommit) {
+    if (Status status = on_series(header, payload); !status.ok()) malformed(status);
+    return;
+  }
   if (header.type == wire::FrameType::kOpError) {
     auto error = wire::decode_op_error(payload);
     if (!error.ok()) return malformed(error.status());
@@ -219,6 +229,7 @@ void Engine::on_reply(Operation& operation, wire::Go head, std::string_view resu
 }
 
 void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go) {
+  operation.launched_ = true;
   operation.counts = std::move(go.counts);
   operation.dims = std::move(go.dims);
   const Key key{header.stream, header.round, 0};
@@ -489,6 +500,71 @@ void Engine::fail_now(const Status& status) {
   node_stage_->clear();
   while (!operations_.empty()) finish(*operations_.begin()->second, status);
   for (const auto& waiting : std::exchange(waiting_, {})) waiting->set(status);
+  for (const auto& [id, partial] : std::exchange(partials_, {})) partial->fail(status);
+}
+
+Status Engine::enlist(const std::shared_ptr<Partial>& partial, std::string message) {
+  HERRING_RETURN_IF_ERROR(incomplete());
+  loop_.post([this, partial, message = std::move(message)] {
+    if (Status status = failure(); !status.ok()) return partial->fail(status);
+    if (!partials_.emplace(partial->id(), partial).second) {
+      return partial->fail({Code::kInvalidArgument,
+                            concat("a partial all-reduce named '", partial->options().name,
+                                   "' is in progress already; give this one another name")});
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kEnlist;
+    // To all: any of them must know that the job outlives a worker's death.
+    for (uint32_t server = 0; server < links_->servers(); ++server) {
+      links_->send_control(server, header, message);
+    }
+  });
+  return {};
+}
+
+void Engine::delist(uint64_t id) {
+  loop_.post([this, id] { partials_.erase(id); });
+}
+
+Status Engine::on_series(const wire::FrameHeader& header, std::string_view payload) {
+  const auto of = [this](uint64_t id) {
+    const auto found = partials_.find(id);
+    return found == partials_.end() ? nullptr : found->second;  // it has ended here
+  };
+  std::shared_ptr<Partial> partial;
+  if (header.type == wire::FrameType::kRound) {
+    auto round = wire::decode_round(payload);
+    if (!round.ok()) return round.status();
+    if (!(partial = of(round->id))) return {};
+    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(*round)));
+  } else {
+    auto mark = wire::decode_mark(payload);
+    if (!mark.ok()) return mark.status();
+    if (!(partial = of(mark->id))) return {};
+    HERRING_RETURN_IF_ERROR(partial->on_commit(*mark));
+  }
+  return {};
+}
+
+// A death cannot be survived when it leaves an operation half done that needs everybody: its
+// bytes, here or elsewhere, wait for the dead. Rank 0 hosts the rendezvous.
+bool Engine::survives(const control::Loss& loss) const {
+  if (partials_.empty() || loss.is_server || loss.index == 0 || !waiting_.empty()) return false;
+  return std::none_of(operations_.begin(), operations_.end(),
+                      [](const auto& one) { return one.second->launched_; });
+}
+
+void Engine::peer_lost(const control::Loss& loss) {
+  loop_.post([this, loss] {
+    const Status status(Code::kPeerLost, loss.text);
+    if (!survives(loss)) return fail_now(status);
+    log(LogLevel::kWarning, loss.text, "; partial all-reduces go on without it");
+    {
+      std::lock_guard lock(mutex_);
+      if (incomplete_.ok()) incomplete_ = status;
+    }
+    while (!operations_.empty()) finish(*operations_.begin()->second, status);
+  });
 }
 
 void Engine::rank_left(uint32_t rank) {
@@ -505,7 +581,8 @@ void Engine::tick() {
   executor_->check_deadlines(now);
   node_stage_->release_regions();
   // Announced operations are failed by their owner; what is pushed without a word is failed here.
-  if (!left_.empty() && now - left_since_ > kLeftGrace && (links_->busy() || node_stage_->busy())) {
+  if (!left_.empty() && partials_.empty() && now - left_since_ > kLeftGrace &&
+      (links_->busy() || node_stage_->busy())) {
     fail_now({Code::kPeerLost, concat(cluster_.describe_rank(left_.front()),
                                       " has left the job while others still wait for it")});
   }

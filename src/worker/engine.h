@@ -21,6 +21,7 @@
 #include "worker/completion.h"
 #include "worker/links.h"
 #include "worker/node_stage.h"
+#include "worker/partial.h"
 #include "worker/transfer.h"
 
 namespace herring::worker {
@@ -58,6 +59,7 @@ class Operation : public TransferOwner {
   class Engine* engine_ = nullptr;
   uint64_t id_ = 0;
   uint32_t server_ = 0;
+  bool launched_ = false;              // bytes of it may be moving
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
@@ -90,9 +92,17 @@ class Engine {
   Result<std::shared_ptr<Operation>> submit(Request request);
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);
+  // A process is gone. Where there is a partial all-reduce, the job goes on without a worker unless
+  // something else that needs it has begun to move bytes; otherwise it fails.
+  void peer_lost(const control::Loss& loss);
   // A rank has said goodbye: what still needs it fails.
   void rank_left(uint32_t rank);
   Status failure() const;
+  // As failure(), or that a worker is gone without whom only partial all-reduces can go on.
+  Status incomplete() const;
+  // Takes part in a series of partial all-reduces; `message` goes to all servers.
+  Status enlist(const std::shared_ptr<Partial>& partial, std::string message);
+  void delist(uint64_t id);
   // Ends the thread; what is in flight fails with kShutdown.
   void stop();
 
@@ -132,6 +142,8 @@ class Engine {
   void launch_exchange(Operation& operation, Key key);
   void launch_schedule(Operation& operation, Key key);
   void meet_workers();
+  Status on_series(const wire::FrameHeader& header, std::string_view payload);
+  bool survives(const control::Loss& loss) const;
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
   void fail_now(const Status& status);
@@ -153,6 +165,7 @@ class Engine {
 
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
   std::set<std::shared_ptr<Completion>> waiting_;              // engine thread
+  std::map<uint64_t, std::shared_ptr<Partial>> partials_;      // by id; engine thread
   std::vector<uint32_t> left_;                                 // in that order; engine thread
   Nanos left_since_ = 0;
   uint64_t next_id_ = 1;
@@ -161,6 +174,7 @@ class Engine {
   mutable std::mutex mutex_;
   std::set<std::string> names_;  // in flight; guarded by mutex_
   Status failure_;               // guarded by mutex_
+  Status incomplete_;            // guarded by mutex_
   bool stopped_ = false;         // guarded by mutex_
 };
 

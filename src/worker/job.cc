@@ -223,7 +223,10 @@ Status Job::connect() {
 
   member_->watch(
       [this](const control::Loss& loss) {
-        if (!loss.left) return engine_->fail({Code::kPeerLost, loss.text});
+        if (!loss.left) {
+          if (server_ && !loss.is_server) server_->rank_lost(loss.index);
+          return engine_->peer_lost(loss);
+        }
         if (loss.is_server) return;
         engine_->rank_left(loss.index);
         if (server_) server_->rank_left(loss.index);
@@ -339,7 +342,13 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   };
   membership.watch(
       [&](const control::Loss& loss) {
-        if (!loss.left) return end({Code::kPeerLost, loss.text});
+        if (!loss.left) {
+          // Rank 0 hosts the rendezvous: without it there is no job.
+          if (loss.is_server || loss.index == 0 || !server.outlives_workers()) {
+            return end({Code::kPeerLost, loss.text});
+          }
+          return server.rank_lost(loss.index);
+        }
         if (!loss.is_server) server.rank_left(loss.index);
       },
       [&](const std::string& reason) {

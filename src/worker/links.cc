@@ -15,9 +15,6 @@ constexpr size_t kFramesPerWindow = 4;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
-// A path is slow whose round trip takes so many times as long as the fastest one's.
-constexpr Nanos kSlowPath = 2;
-constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
@@ -55,6 +52,7 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
 
 void Links::push(Transfer& transfer) {
   transfer.segments_left = 0;
+  transfer.fewest_workers = UINT16_MAX;
   transfer.opened.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -98,36 +96,12 @@ size_t Links::window(const Link& link) const {
   return std::min<size_t>(segments, options_.credit_max);
 }
 
-// The flow on which a frame would be answered soonest: of several paths to a server one may be
-// congested or broken, and what is sent there holds up everybody's sum. If that flow is full, the
-// others would still be slower.
-Links::LinkFlow& Links::soonest(Link& link) {
+Links::LinkFlow& Links::least_loaded(Link& link) {
   LinkFlow* best = link.flows.front().get();
   for (auto& flow : link.flows) {
-    const auto answered_in = [](const LinkFlow& f) {
-      return static_cast<Nanos>(f.outstanding + 1) * std::max<Nanos>(f.rtt, 1);
-    };
-    if (answered_in(*flow) < answered_in(*best)) best = flow.get();
+    if (flow->outstanding < best->outstanding) best = flow.get();
   }
   return *best;
-}
-
-// What a slow path was like is forgotten after a while, so that it is tried again.
-void Links::judge_paths(Link& link, Nanos now) {
-  Nanos fastest = 0;
-  for (const auto& flow : link.flows) {
-    if (flow->rtt > 0 && (fastest == 0 || flow->rtt < fastest)) fastest = flow->rtt;
-  }
-  for (auto& flow : link.flows) {
-    if (flow->rtt <= kSlowPath * fastest) {
-      flow->rest = kFirstRest;
-      flow->rests_until = now + flow->rest;
-    } else if (now >= flow->rests_until) {
-      flow->rtt = fastest;
-      flow->rest = std::min(2 * flow->rest, kLongestRest);
-      flow->rests_until = now + flow->rest;
-    }
-  }
 }
 
 void Links::pump(uint32_t server) {
@@ -177,7 +151,7 @@ bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
-  LinkFlow& flow = soonest(link);
+  LinkFlow& flow = least_loaded(link);
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
@@ -257,6 +231,8 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
     case wire::FrameType::kReply:
     case wire::FrameType::kOpError:
     case wire::FrameType::kWarning:
+    case wire::FrameType::kRound:
+    case wire::FrameType::kCommit:
       if (header.payload > kMaxReply) break;
       link_flow.control.resize(header.payload);
       out.add(link_flow.control.data(), link_flow.control.size());
@@ -325,10 +301,10 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
   flow.outstanding -= header.segments;
-  flow.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
+  transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = monotonic_now();
   total_outstanding_ -= header.segments;
   if (options_.steers) {
@@ -374,12 +350,9 @@ void Links::poll_paths() {
     for (auto& flow : link.flows) {
       const transport::PathInfo path = flow->flow->path_info();
       fresh += static_cast<uint32_t>(flow->losses.poll(path));
-      if (flow->carried) flow->rtt = path.rtt;
-      flow->carried = false;
       queueing += path.rtt - path.min_rtt;
       ++flows;
     }
-    if (link.flows.size() > 1) judge_paths(link, monotonic_now());
   }
   signals_ += fresh;
   if (flows > 0) controller_.on_queueing(queueing / flows);

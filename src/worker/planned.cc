@@ -104,7 +104,7 @@ uint64_t Planned::signature() const {
 }
 
 Status Planned::begin(bool active) {
-  HERRING_RETURN_IF_ERROR(engine_.failure());
+  HERRING_RETURN_IF_ERROR(engine_.incomplete());
   std::unique_lock lock(mutex_);
   if (round_ != nullptr && !round_->completion->done()) {
     return {Code::kInvalidArgument,

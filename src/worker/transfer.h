@@ -39,6 +39,7 @@ struct Transfer {
   // Progress, kept by Links.
   uint32_t segments_left = 0;
   uint16_t workers = 0;                  // contributing workers, as the results say
+  uint16_t fewest_workers = 0;           // in any of its results
   std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
 };

@@ -13,12 +13,14 @@ from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
 from herring.study.experiments import DEFAULT_PEERS, EXPERIMENTS, Peer, Scale, Table, costs
+from herring.study.partial import partial_study
 from herring.study.report import markdown, write
 from herring.study.training import cost_check, training
 
 __all__ = ["add_options", "handle"]
 
 _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
+_NAMES = [*_MEASURED, "cost", "partial"]
 
 HELP = """\
 examples:
@@ -43,13 +45,12 @@ Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need t
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring study`` to its parser."""
-    names = [*_MEASURED, "cost"]
     parser.add_argument(
         "experiments",
         nargs="*",
         type=_experiment,
         metavar="EXPERIMENT",
-        help=f"{', '.join(names)} (default: all that are measured)",
+        help=f"{', '.join(_NAMES)} (default: all that are measured in the lab)",
     )
     parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
     parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
@@ -116,20 +117,22 @@ def handle(options: argparse.Namespace) -> int:
     for name in names:
         start = time.monotonic()
         try:
-            table = _cost(options, network) if name == "cost" else _MEASURED[name](scale)
+            if name == "partial":
+                tables = partial_study(options.quick, scale.report)
+            else:
+                tables = [_cost(options, network) if name == "cost" else _MEASURED[name](scale)]
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
-        files = ", ".join(str(path) for path in write(table, folder))
-        print(markdown(table))
+        files = ", ".join(str(path) for table in tables for path in write(table, folder))
+        print("\n".join(map(markdown, tables)))
         print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
     return 0
 
 
 def _experiment(text: str) -> str:
     # Not by argparse's choices: Python 3.11 holds the empty list of no arguments against them.
-    names = [*_MEASURED, "cost"]
-    if text not in names:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+    if text not in _NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_NAMES)}")
     return text
 
 

@@ -34,6 +34,7 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
+from herring.partial import Quorum, RoundInfo, RoundStatistics
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -62,6 +63,9 @@ __all__ = [
     "Join",
     "MismatchError",
     "PeerLostError",
+    "Quorum",
+    "RoundInfo",
+    "RoundStatistics",
     "ShutdownError",
     "TimeoutError",
     "allgather",

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+import herring
 from herring.errors import InvalidArgumentError
+from herring.partial import Quorum, RoundInfo, RoundStatistics, quorum_of
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.join import Join
+from herring.torch.partial import PartialReducer
 from herring.torch.reducer import GradientReducer, in_backward
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import FlatBytes
@@ -48,6 +51,8 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_buffers: bool = True,
         buffer_bytes: int = 0,
         sparse: str = "densify",
+        sync: str | Quorum = "full",
+        digest_every: int = 100,
         name: str | None = None,
     ) -> None:
         """Compares the module across ranks, broadcasts it from rank 0, and plans (collective).
@@ -59,6 +64,11 @@ class DistributedDataParallel(torch.nn.Module):
             forward pass in training mode with gradients enabled, as torch does.
           buffer_bytes: size of a fusion buffer; 0 lets the plan choose.
           sparse: "densify" makes sparse gradients dense, with one warning; "error" refuses them.
+          sync: "full", or "solo", "majority" or a `herring.Quorum`: gradients are then exchanged in
+            rounds that do not wait for every worker (`rounds`, docs/partial.md). wire_dtype and
+            buffer_bytes have no meaning there, and buffers are broadcast by `flush` alone.
+          digest_every: in those modes, rounds after which a digest of the parameters is compared
+            across ranks; 0: never.
           name: the same on every rank; None numbers the wrappers in order of construction.
 
         Raises:
@@ -77,12 +87,19 @@ class DistributedDataParallel(torch.nn.Module):
             if buffer is not None
         ]
         self._flat_buffers: FlatBytes | None = None
+        self._partial: PartialReducer | None = None
+        partial = quorum_of(sync, herring.size()) is not None
+        if partial and (wire_dtype is not None or buffer_bytes):
+            raise InvalidArgumentError(
+                f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
+                f"({buffer_bytes}): gradients travel as one whole"
+            )
         named = list(module.named_parameters())
         if sparse == "error":
             self._refuse_sparse()
         require_agreement(
             [
-                f"broadcast_buffers={broadcast_buffers} sparse={sparse}",
+                f"broadcast_buffers={broadcast_buffers} sparse={sparse} sync={sync!r}",
                 *(describe(key, parameter) for key, parameter in named),
                 *(describe(f"buffer {key}", buffer) for key, buffer in module.named_buffers()),
             ],
@@ -91,20 +108,32 @@ class DistributedDataParallel(torch.nn.Module):
         )
         broadcast_tensors(self._state(), 0, name=f"{self.name}.state")
         self._frozen = [(key, p) for key, p in named if not p.requires_grad]
-        self._reducer = GradientReducer(
-            named,
-            name=self.name,
-            wire_dtype=wire_dtype,
-            buffer_bytes=buffer_bytes,
-            sparse=sparse,
-        )
-        self._arm = self._make_output_hook()
+        if partial:
+            self._partial = PartialReducer(
+                named, name=self.name, sync=sync, digest_every=digest_every
+            )
+        else:
+            self._reducer = GradientReducer(
+                named,
+                name=self.name,
+                wire_dtype=wire_dtype,
+                buffer_bytes=buffer_bytes,
+                sparse=sparse,
+            )
+            self._arm = self._make_output_hook()
         self.register_state_dict_post_hook(_drop_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the module; in training with gradients, prepares this step's averaging."""
         stepping = torch.is_grad_enabled() and not in_backward()  # not a checkpoint's second run
+        if self._partial is not None:
+            if stepping and self._partial.pending and self._partial.enabled:
+                raise InvalidArgumentError(
+                    f"{self.name}: the gradients of the last backward pass were not exchanged; "
+                    "with sync=... follow it by 'for _ in model.rounds(): optimizer.step()'"
+                )
+            return self.module(*inputs, **kwargs)
         if stepping and self._reducer.enabled:
             self._recover()
             self._check_frozen()
@@ -127,8 +156,59 @@ class DistributedDataParallel(torch.nn.Module):
         The next backward pass outside averages the sums. What counts is where `backward()` is
         called; a forward pass inside leaves buffers and `join` alone.
         """
+        if self._partial is not None:
+            with self._partial.paused():
+                yield
+            return
         with self._reducer.paused():
             yield
+
+    def rounds(self) -> Iterator[RoundInfo]:
+        """With a partial `sync`, what follows each backward pass.
+
+            for _ in model.rounds():
+                optimizer.step()
+
+        Contributes this rank's gradients, and leaves the result of one round after the other in
+        `.grad`, of those that were missed first. Clip and schedule inside the loop: each pass is
+        one step, of which all ranks make the same. With sync="full" it yields once, after the
+        averages are there anyway.
+
+        Yields:
+          What is known about the round (None with sync="full").
+        """
+        if self._partial is None:
+            yield None
+        else:
+            yield from self._partial.steps()
+
+    def flush(self) -> Iterator[RoundInfo]:
+        """As `rounds`, at the end of training: with a round that waits for everybody.
+
+        Nothing stays pending after it. Buffers of rank 0 then go to all, if `broadcast_buffers`.
+        """
+        if self._partial is None:
+            return
+        info = None
+        for info in self._partial.flush():
+            yield info
+        if self._broadcast_buffers and self._buffer_homes and not (info and info.lost):
+            self._sync_buffers(0)
+
+    @property
+    def statistics(self) -> RoundStatistics:
+        """With a partial `sync`: who was in which round, who was late."""
+        return self._need_partial().statistics
+
+    @property
+    def round(self) -> int:
+        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
+        return self._need_partial().rounds
+
+    def _need_partial(self) -> PartialReducer:
+        if self._partial is None:
+            raise InvalidArgumentError(f"{self.name} was made with sync='full'")
+        return self._partial
 
     def join(self) -> Join:
         """A context for uneven data: ranks that run out of batches let the others go on.
@@ -136,16 +216,20 @@ class DistributedDataParallel(torch.nn.Module):
         Put the training loop of every rank inside. Each forward pass in training is to be followed
         by one backward pass. See `Join`.
         """
+        if self._partial is not None:
+            raise InvalidArgumentError(
+                f"{self.name}: join() is for sync='full'; rounds do not need equal numbers of steps"
+            )
         return Join(self)
 
     @property
     def contributors(self) -> int:
         """How many workers are in the last average."""
-        return self._reducer.contributors
+        return (self._partial or self._reducer).contributors
 
     def close(self) -> None:
         """Removes the hooks and ends the plan; the module stays usable by itself."""
-        self._reducer.close()
+        (self._partial or self._reducer).close()
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+import herring
 from herring.errors import HerringError, InvalidArgumentError
+from herring.partial import Quorum, RoundInfo, RoundStatistics, quorum_of
+from herring.torch.partial import PartialReducer
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
@@ -42,6 +45,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffer_bytes: int = 0,
         sparse: str = "densify",
         broadcast_parameters: bool = True,
+        sync: str | Quorum = "full",
+        each_round: Callable[[RoundInfo], None] | None = None,
+        digest_every: int = 100,
         name: str | None = None,
     ) -> None:
         """Compares the parameters across ranks, broadcasts rank 0's, and plans (collective).
@@ -54,6 +60,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
           buffer_bytes: as for `DistributedDataParallel`.
           sparse: as for `DistributedDataParallel`.
           broadcast_parameters: False leaves the parameters as they are.
+          sync: as for `DistributedDataParallel`. In partial modes `step()` contributes this rank's
+            gradients and makes one step for each round's result, and training ends with `flush()`.
+          each_round: in those modes called before each of these steps, when `.grad` holds the
+            result: for clipping, and for schedulers that count rounds.
+          digest_every: as for `DistributedDataParallel`.
           name: the same on every rank; None numbers the optimizers in order of construction.
 
         Raises:
@@ -73,6 +84,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named = self._name_parameters()
         if broadcast_parameters:
             _broadcast_parameters(named, 0, name=f"{self.name}.state")
+        self._each_round = each_round
+        self._partial: PartialReducer | None = None
+        if quorum_of(sync, herring.size()) is not None:
+            if wire_dtype is not None or buffer_bytes:
+                raise InvalidArgumentError(
+                    f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
+                    f"({buffer_bytes}): gradients travel as one whole"
+                )
+            self._partial = PartialReducer(
+                named, name=self.name, sync=sync, digest_every=digest_every
+            )
+            return
         self._reducer = GradientReducer(named, name=self.name, **self._options)
 
     def _name_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -108,6 +131,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
           HerringError: the backward pass raised, here or on another rank; gradients were cleared.
         """
+        if self._partial is not None:
+            return self._step_in_rounds(self._partial.steps(), closure)
         if closure is None:
             self.synchronize()
             result = self.inner.step()
@@ -122,12 +147,50 @@ class DistributedOptimizer(torch.optim.Optimizer):
             result = self.inner.step(averaged)
         return result
 
+    def _step_in_rounds(
+        self, rounds: Iterator[RoundInfo], closure: Callable[[], Any] | None = None
+    ) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for info in rounds:
+            if self._each_round is not None:
+                self._each_round(info)
+            self.inner.step()
+        return loss
+
+    def flush(self) -> None:
+        """Ends training in partial modes: applies what is pending, in a round that waits for all.
+
+        With sync="full" there is nothing to do.
+        """
+        if self._partial is not None:
+            self._step_in_rounds(self._partial.flush())
+
+    @property
+    def round(self) -> int:
+        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
+        return self._need_partial().rounds
+
+    @property
+    def statistics(self) -> RoundStatistics:
+        """With a partial `sync`: who was in which round, who was late."""
+        return self._need_partial().statistics
+
+    def _need_partial(self) -> PartialReducer:
+        if self._partial is None:
+            raise InvalidArgumentError(f"{self.name} was made with sync='full'")
+        return self._partial
+
     def synchronize(self) -> None:
         """Makes sure that a round has ended since the last step (collective where none has).
 
         Only needed where a rank's backward pass may touch no parameter at all and gradients are
         looked at before `step()`.
         """
+        if self._partial is not None:
+            return
         if self._reducer.round_open:
             self._reducer.abandon()
             raise HerringError(
@@ -140,7 +203,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients; also gives up, on all ranks, a step whose backward pass raised."""
-        if self._reducer.round_open:
+        if self._partial is None and self._reducer.round_open:
             warnings.warn(
                 f"{self.name}: the last backward pass raised an error; its step is given up on all "
                 "ranks, and gradients are cleared",
@@ -153,11 +216,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward passes accumulate gradients locally; nothing is sent."""
-        with self._reducer.paused():
+        with (self._partial or self._reducer).paused():
             yield
 
     def add_param_group(self, group: dict[str, Any]) -> None:
         """Adds parameters (collective). Only for optimizers made without `named_parameters`."""
+        if self._partial is not None:
+            raise InvalidArgumentError("add_param_group is for sync='full'")
         if self._known is not None:
             raise InvalidArgumentError(
                 "add_param_group on a DistributedOptimizer made with named_parameters; add the "
@@ -172,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Removes the hooks and ends the plan; the wrapped optimizer stays usable."""
-        self._reducer.close()
+        (self._partial or self._reducer).close()
 
     # -- everything else is the wrapped optimizer's -----------------------------------------------
 

@@ -15,13 +15,9 @@ import torch
 import herring
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, ranks_text, require_agreement
+from herring.torch.ownership import claim, collect, release
 from herring.torch.slots import GradientSlots
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-# Which live reducer averages a parameter, by id (reducers keep their parameters alive).
-_owners: weakref.WeakValueDictionary[int, GradientReducer] = weakref.WeakValueDictionary()
 
 
 def in_backward() -> bool:
@@ -107,12 +103,11 @@ class GradientReducer:
         if planned is None:
             from herring.planned import PlannedReduction as planned  # noqa: N813
         self._planned = planned
-        self._names: list[str] = []
-        self._parameters: list[torch.nn.Parameter] = []
-        self._collect(named_parameters)
+        self._names, self._parameters = collect(named_parameters)
+        claim(self._parameters, self)
         require_agreement(
             [
-                f"wire_dtype={self._wire_dtype} buffer_bytes={buffer_bytes}",
+                f"sync='full' wire_dtype={self._wire_dtype} buffer_bytes={buffer_bytes}",
                 *(describe(n, p) for n, p in zip(self._names, self._parameters)),
             ],
             what="entry",
@@ -132,30 +127,6 @@ class GradientReducer:
         if count:
             self._slots = self._plan(range(count - 1, -1, -1), f"{name}.first")
         self._removals = self._register_hooks()
-
-    def _collect(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        seen: set[int] = set()
-        for name, parameter in named_parameters:
-            if not parameter.requires_grad or not parameter.numel() or id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            if parameter.dtype not in _FLOATS:
-                kind = "complex " if parameter.is_complex() else ""
-                raise InvalidArgumentError(
-                    f"parameter {name!r} has the {kind}dtype {dtype_name(parameter.dtype)}, whose "
-                    "gradients cannot be averaged; supported are float16, bfloat16, float32 and "
-                    "float64 (a complex parameter can be kept as torch.view_as_real of it)"
-                )
-            other = _owners.get(id(parameter))
-            if other is not None:
-                raise InvalidArgumentError(
-                    f"parameter {name!r} is already averaged by {other.name!r}; use either "
-                    "DistributedDataParallel or DistributedOptimizer for it, once"
-                )
-            self._names.append(name)
-            self._parameters.append(parameter)
-        for parameter in self._parameters:
-            _owners[id(parameter)] = self
 
     def _plan(self, order: Iterable[int], name: str) -> GradientSlots:
         return GradientSlots(
@@ -452,9 +423,7 @@ class GradientReducer:
         for handle in self._removals:
             handle.remove()
         self._removals = []
-        for parameter in self._parameters:
-            if _owners.get(id(parameter)) is self:
-                del _owners[id(parameter)]
+        release(self._parameters, self)
         if self._slots is not None:
             self._slots.close()
             self._slots = None

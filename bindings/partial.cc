@@ -1,0 +1,155 @@
+// Partial: a series of partial all-reduces over one array.
+#include "worker/partial.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings.h"
+#include "worker/job.h"
+
+namespace herring::bindings {
+namespace {
+
+using worker::Partial;
+
+std::shared_ptr<Partial> make(worker::Job& job, const std::string& name, const std::string& dtype,
+                              uint64_t elements, const std::string& op, bool by_contributors,
+                              uint32_t quorum, double grace, uint32_t staleness) {
+  if (name.empty() || name.size() > 512) {
+    raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
+                                          " characters; 1 to 512 are allowed")});
+  }
+  worker::PartialOptions options;
+  options.name = name;
+  options.dtype = take(parse_dtype(dtype));
+  options.elements = elements;
+  options.op = take(parse_reduce_op(op));
+  options.by_contributors = by_contributors;
+  options.quorum = quorum;
+  options.grace = grace;
+  options.staleness = staleness;
+  return take(Partial::create(job.engine(), std::move(options)));
+}
+
+void check_fits(const Partial& partial, const ArrayView& array) {
+  uint64_t elements = 1;
+  for (uint64_t dimension : array.shape()) elements *= dimension;
+  const auto& options = partial.options();
+  if (array.dtype() == options.dtype && elements == options.elements) return;
+  raise({Code::kInvalidArgument,
+         concat("'", options.name, "' is over ", options.elements, " elements of ",
+                name_of(options.dtype), ", the array has ", elements, " of ",
+                name_of(array.dtype()), "; give another array another name")});
+}
+
+// Nothing is converted here: what is known about a round is looked at later, if at all, and many
+// workers of one machine come back from a round at once.
+struct Taken {
+  worker::RoundInfo info;
+  double queued = 0;  // seconds that the result lay here
+};
+
+Taken take_result(Partial& partial, nb::object object, double seconds) {
+  const ArrayView array(object, true);
+  check_fits(partial, array);
+  const Nanos deadline = seconds > 0 ? monotonic_now() + from_seconds(seconds) : 0;
+  for (;;) {
+    bool done = false;
+    {
+      nb::gil_scoped_release release;
+      Nanos slice = 100 * kMillisecond;
+      if (deadline != 0) slice = std::clamp<Nanos>(deadline - monotonic_now(), 0, slice);
+      done = partial.wait_for(slice);
+    }
+    if (done) break;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (deadline != 0 && monotonic_now() >= deadline) {
+      raise({Code::kTimeout, concat("round ", partial.taken(), " of '", partial.options().name,
+                                    "' is not complete after ", seconds,
+                                    " s; it goes on in the background")});
+    }
+  }
+  auto info = [&] {
+    nb::gil_scoped_release release;
+    return partial.take(array.data());
+  }();
+  Taken taken{take(std::move(info))};
+  taken.queued = to_seconds(monotonic_now() - taken.info.completed_at);
+  return taken;
+}
+
+}  // namespace
+
+void register_partial(nb::module_& module) {
+  using namespace nb::literals;
+  using partial::Contributor;
+  nb::class_<Contributor>(module, "Contributor",
+                          "A worker in a round's result: its rank; upto, the number of its newest "
+                          "contribution in it (all since its last one are); staleness, the rounds "
+                          "from the result that the oldest of them was computed on to this one; "
+                          "active, it waited for this round and counts towards the quorum; waited, "
+                          "seconds since it contributed, less than 0 if it was late by so much for "
+                          "the round that it missed.")
+      .def_ro("rank", &Contributor::rank)
+      .def_ro("upto", &Contributor::upto)
+      .def_ro("staleness", &Contributor::staleness)
+      .def_ro("active", &Contributor::active)
+      .def_prop_ro("waited", [](const Contributor& one) { return to_seconds(one.waited); });
+
+  nb::class_<Taken>(module, "RoundInfo",
+                    "What is known about a round, the same on every rank: its number from 0; the "
+                    "contributors by rank; active, how many of them count towards the quorum; the "
+                    "divisor; attempts, more than 1 when contributors died; last, whether workers "
+                    "left the series with it; lost, a list of (rank, contributions counted, "
+                    "contributions announced) of workers that are gone. Of this rank: queued, "
+                    "the seconds that the result lay here.")
+      .def_prop_ro("round", [](const Taken& t) { return t.info.round; })
+      .def_prop_ro("divisor", [](const Taken& t) { return t.info.divisor; })
+      .def_prop_ro("attempts", [](const Taken& t) { return t.info.attempts; })
+      .def_prop_ro("last", [](const Taken& t) { return t.info.last; })
+      .def_prop_ro("contributors", [](const Taken& t) { return t.info.contributors; })
+      .def_prop_ro("active", [](const Taken& t) {
+        return std::count_if(t.info.contributors.begin(), t.info.contributors.end(),
+                             [](const Contributor& one) { return one.active; });
+      })
+      .def_prop_ro("lost", [](const Taken& t) {
+        nb::list lost;
+        for (const partial::Lost& one : t.info.lost) {
+          lost.append(nb::make_tuple(one.rank, one.counted, one.announced));
+        }
+        return lost;
+      })
+      .def_ro("queued", &Taken::queued)
+      .def("__repr__", [](const Taken& t) {
+        return concat("RoundInfo(round=", t.info.round, ", contributors=",
+                      t.info.contributors.size(), ", last=", t.info.last ? "True" : "False", ")");
+      });
+
+  nb::class_<Partial>(module, "Partial")
+      .def_static("create", &make, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
+                  "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a,
+                  nb::keep_alive<0, 1>())
+      .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last) {
+        const ArrayView array(object, false);
+        check_fits(partial, array);
+        Status status;
+        {
+          nb::gil_scoped_release release;
+          status = partial.contribute(array.data(), waits, last);
+        }
+        check(status);
+      }, "array"_a, "waits"_a = true, "last"_a = false)
+      .def("digest", &Partial::digest, "rounds"_a, "value"_a)
+      .def("take", &take_result, "array"_a, "seconds"_a = 0.0)
+      .def_prop_ro("ready", &Partial::ready)
+      .def_prop_ro("produced", &Partial::produced)
+      .def_prop_ro("counted", &Partial::counted)
+      .def_prop_ro("taken", &Partial::taken)
+      .def_prop_ro("blocks", &Partial::blocks);
+}
+
+}  // namespace herring::bindings

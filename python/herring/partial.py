@@ -1,0 +1,402 @@
+"""Partial all-reduce: rounds that wait for few, and lose nothing of those who are late.
+
+Paper: partial collectives and eager SGD, sections 4 and 5. There the quorum is an expectation and
+a missed result is overwritten; here the quorum is counted, and every worker gets every result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from herring import _core
+from herring.collectives import check_same
+from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.runtime import forget_job, job, next_name
+
+__all__ = [
+    "PartialReduction",
+    "Quorum",
+    "RoundInfo",
+    "RoundStatistics",
+    "flush",
+    "partial_statistics",
+]
+
+DEFAULT_STALENESS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Quorum:
+    """When a round of a partial all-reduce ends, for `sync=`.
+
+    Attributes:
+      q: workers that must have contributed and be waiting for the result, 1 to the number of
+        workers; of those alive, if fewer are left.
+      grace: seconds to wait for more, once the quorum is met.
+      staleness: rounds that a contribution may miss; the round after them waits for it. 0: every
+        round waits for everybody.
+      divisor: averages divide by all "workers" of the job (as in the paper), or by the
+        "contributors" of the round.
+    """
+
+    q: int
+    grace: float = 0.0
+    staleness: int = DEFAULT_STALENESS
+    divisor: str = "workers"
+
+    def check(self, workers: int) -> None:
+        """Raises InvalidArgumentError, naming the value, unless this fits a job of `workers`."""
+        if not isinstance(self.q, int) or not 1 <= self.q <= workers:
+            raise InvalidArgumentError(
+                f"the quorum is {self.q}; it must be from 1 to the number of workers, {workers}"
+            )
+        if not self.grace >= 0:
+            raise InvalidArgumentError(f"the grace is {self.grace} s; it must not be negative")
+        if not isinstance(self.staleness, int) or not 0 <= self.staleness <= 1 << 20:
+            raise InvalidArgumentError(
+                f"the staleness is {self.staleness}; it must be a number of rounds, not negative"
+            )
+        if self.divisor not in ("workers", "contributors"):
+            raise InvalidArgumentError(
+                f"the divisor is {self.divisor!r}; it must be 'workers' or 'contributors'"
+            )
+
+
+def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
+    """What `sync` means in a job of so many workers; None for "full"."""
+    if isinstance(sync, Quorum):
+        sync.check(workers)
+        return sync
+    if sync == "full":
+        return None
+    if sync == "solo":
+        return Quorum(1)
+    if sync == "majority":
+        return Quorum((workers + 1) // 2)
+    raise InvalidArgumentError(
+        f"sync is {sync!r}; it must be 'full', 'solo', 'majority' or a herring.Quorum"
+    )
+
+
+RoundInfo = _core.RoundInfo
+
+
+class PartialReduction:
+    """A series of rounds over one array (collective: same arguments on every rank).
+
+    Each worker contributes arrays, and takes the results of all rounds in order. What comes too
+    late for a round is in the next one that closes.
+
+    Args:
+      elements: of the array.
+      dtype: its name.
+      sync: "solo", "majority" or a `Quorum`.
+      op: "average" (floats) or "sum".
+      name: identifies the series across ranks.
+
+    Raises:
+      InvalidArgumentError: a value out of range, or an op that cannot be summed up.
+      MismatchError: ranks gave different arguments; the message lists them.
+    """
+
+    def __init__(
+        self,
+        elements: int,
+        dtype: str,
+        *,
+        sync: str | Quorum,
+        op: str = "average",
+        name: str | None = None,
+    ) -> None:
+        self.name = name or next_name("partial")
+        running = job()
+        quorum = quorum_of(sync, running.size)
+        if quorum is None:
+            raise InvalidArgumentError("a PartialReduction is partial: sync='full' is allreduce()")
+        self.quorum = quorum
+        self.statistics = RoundStatistics()
+        check_same(
+            f"the partial all-reduce '{self.name}'",
+            f"sync={sync!r}, {elements} elements of {dtype}, op {op}",
+            name=f"{self.name}.sync",
+        )
+        self._partial = _core.Partial.create(
+            running,
+            self.name,
+            dtype,
+            elements,
+            op,
+            quorum.divisor == "contributors",
+            quorum.q,
+            float(quorum.grace),
+            quorum.staleness,
+        )
+        self.ended = False
+
+    @property
+    def ready(self) -> int:
+        """Results that `take` would return at once."""
+        return self._partial.ready
+
+    @property
+    def rounds(self) -> int:
+        """Results taken."""
+        return self._partial.taken
+
+    @property
+    def contributions(self) -> tuple[int, int]:
+        """How many this worker has made, and how many of them are in results."""
+        return self._partial.produced, self._partial.counted
+
+    @property
+    def memory(self) -> int:
+        """Arrays set aside for contributions and results."""
+        return self._partial.blocks
+
+    def contribute(self, array: Any, *, waits: bool = True, last: bool = False) -> None:
+        """Adds an array to the round that closes next; returns at once.
+
+        Args:
+          array: is copied.
+          waits: the worker takes one more result before it goes on. Only workers that wait close
+            rounds. False, after results were taken that had been missed: it goes on at once.
+          last: the worker contributes nothing after this; the round waits for everybody.
+
+        Raises:
+          InvalidArgumentError: the array does not fit, or a result was not taken.
+          HerringError: the job has failed.
+        """
+        self._partial.contribute(array, waits, last)
+
+    def take(self, array: Any, timeout: float | None = None) -> RoundInfo:
+        """Waits for the next round's result and writes it to `array`.
+
+        Args:
+          array: writable, of the series' shape.
+          timeout: seconds to wait here; None: until the round's deadline.
+
+        Raises:
+          TimeoutError: the round did not end in time.
+          PeerLostError: a process without which the job cannot go on is gone.
+        """
+        info = self._partial.take(array, 0.0 if timeout is None else timeout)
+        self.statistics.add(info)
+        return info
+
+    def allreduce(self, array: Any, timeout: float | None = None) -> RoundInfo:
+        """Contributes `array` and writes the next round's result to it."""
+        self.contribute(array)
+        return self.take(array, timeout)
+
+    def flush(self, array: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
+        """Ends the series with a round that waits for everybody; nothing stays pending.
+
+        Args:
+          array: the last contribution (zeros do); then one result after the other, those that were
+            missed first.
+          timeout: seconds to wait for each.
+
+        Yields:
+          What is known about each result, while `array` holds it.
+        """
+        self.contribute(array, last=True)
+        while not self.ended:
+            info = self.take(array, timeout)
+            produced, counted = self.contributions
+            self.ended = info.last and produced == counted and self.ready == 0
+            yield info
+
+    def digest(self, value: int) -> None:
+        """Has a digest of this replica, after the results taken, compared with the others'."""
+        self._partial.digest(self.rounds, value)
+
+
+class RoundStatistics:
+    """Who was in which round, who was late and by how much.
+
+    Attributes:
+      rounds: (contributors, active ones) of each round.
+      staleness: how many contributors were how many rounds late.
+      late: by rank, the seconds by which it missed rounds.
+      waited: by rank, the seconds between contributing and the end of the round.
+      queued: seconds that results lay here before they were taken.
+      lost: (rank, contributions counted, contributions announced) of workers that are gone.
+    """
+
+    _BATCH = 256
+
+    def __init__(self) -> None:
+        self._rounds: list[tuple[int, int]] = []
+        self._staleness: Counter[int] = Counter()
+        self._late: dict[int, list[float]] = {}
+        self._waited: dict[int, list[float]] = {}
+        self._queued: list[float] = []
+        self._lost: list[tuple[int, int, int]] = []
+        self._fresh: list[RoundInfo] = []
+
+    def add(self, info: RoundInfo) -> None:
+        """Takes note of a round; it is looked at later, as steps are short."""
+        self._fresh.append(info)
+        if len(self._fresh) >= self._BATCH:
+            self._digest()
+
+    def _digest(self) -> None:
+        for info in self._fresh:
+            contributors = info.contributors
+            self._rounds.append((len(contributors), info.active))
+            self._queued.append(info.queued)
+            for one in contributors:
+                self._staleness[one.staleness] += 1
+                waited = one.waited
+                if waited < 0:
+                    self._late.setdefault(one.rank, []).append(-waited)
+                else:
+                    self._waited.setdefault(one.rank, []).append(waited)
+        if self._fresh:
+            self._lost = self._fresh[-1].lost
+        self._fresh.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("rounds", "staleness", "late", "waited", "queued", "lost"):
+            raise AttributeError(f"RoundStatistics has no {name!r}")
+        self._digest()
+        return getattr(self, f"_{name}")
+
+    def summary(self) -> str:
+        """A few lines: rounds, contributors, staleness, and the stragglers, worst first."""
+        if not self.rounds:
+            return "no rounds"
+        counts = np.array(self.rounds)
+        lines = [
+            f"{len(counts)} rounds; contributors {counts[:, 0].mean():.1f} on average "
+            f"({counts[:, 0].min()} to {counts[:, 0].max()}), waiting for the round "
+            f"{counts[:, 1].mean():.1f} ({counts[:, 1].min()} to {counts[:, 1].max()})",
+            "staleness: "
+            + ", ".join(f"{k} rounds: {n}" for k, n in sorted(self.staleness.items())),
+        ]
+        for rank, times in sorted(self.late.items(), key=lambda item: -sum(item[1])):
+            lines.append(
+                f"rank {rank} was late {len(times)} times, by {np.mean(times) * 1e3:.1f} ms on "
+                f"average, {np.max(times) * 1e3:.1f} ms at most"
+            )
+        for rank, counted, announced in self.lost:
+            lines.append(
+                f"rank {rank} is gone: {counted} contributions counted, {announced - counted} "
+                "announced and not counted"
+            )
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> None:
+        """Draws contributors per round, the staleness histogram and lateness per rank.
+
+        Raises:
+          ConfigurationError: matplotlib is not installed.
+        """
+        try:
+            import matplotlib
+
+            matplotlib.use("Agg")
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ConfigurationError(f"a plot needs matplotlib: {error}") from None
+        figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 9))
+        counts = np.array(self.rounds or [(0, 0)])
+        top.step(range(len(counts)), counts[:, 0], where="mid", label="contributors")
+        top.step(range(len(counts)), counts[:, 1], where="mid", label="waiting")
+        top.set(xlabel="round", ylabel="workers", ylim=(0, None))
+        top.legend()
+        middle.bar(list(self.staleness), list(self.staleness.values()))
+        middle.set(xlabel="staleness (rounds)", ylabel="contributions")
+        ranks = sorted(self.late)
+        bottom.bar(ranks, [1e3 * float(np.mean(self.late[rank])) for rank in ranks])
+        bottom.set(xlabel="rank", ylabel="mean lateness (ms)")
+        figure.tight_layout()
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+# Series behind allreduce(sync=), by name; None: that name was begun with sync="full".
+_series: dict[str, PartialReduction | None] = {}
+_began_with: dict[str, str] = {}
+
+
+def _forget() -> None:
+    _series.clear()
+    _began_with.clear()
+
+
+forget_job.append(_forget)
+
+
+def _series_of(name: str, sync: str | Quorum, array: Any, op: str) -> PartialReduction | None:
+    running = job()
+    if name in _series:
+        if _began_with[name] != repr(sync):
+            raise InvalidArgumentError(
+                f"the all-reduces of the series '{name}' began with sync={_began_with[name]}, now "
+                f"sync is {sync!r}; flush() it first, or give this one another name"
+            )
+        return _series[name]
+    quorum = quorum_of(sync, running.size)
+    if quorum is None:
+        check_same(f"the partial all-reduce '{name}'", f"sync={sync!r}", name=f"{name}.sync")
+        series = None
+    else:
+        dtype = _core.dtype_of(array)
+        elements = int(np.prod(array.shape if hasattr(array, "shape") else np.shape(array)))
+        series = PartialReduction(elements, dtype, sync=sync, op=op, name=name)
+    _series[name] = series
+    _began_with[name] = repr(sync)
+    return series
+
+
+def allreduce_in_rounds(
+    array: Any, op: str, sync: str | Quorum, name: str | None, timeout: float | None
+) -> bool:
+    """`herring.allreduce` with `sync`; False: the mode is "full", which is an ordinary one."""
+    series = _series_of(name or "allreduce", sync, array, op)
+    if series is None:
+        return False
+    series.allreduce(array, timeout)
+    return True
+
+
+def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) -> list[np.ndarray]:
+    """Ends a series of `allreduce(..., sync=)`: a full round with all that is still pending.
+
+    Args:
+      array: this rank's last contribution; zeros do. Not changed.
+      name: of the series.
+      timeout: seconds to wait for each result.
+
+    Returns:
+      The results that this rank has not got yet, in order; the last one is the full round's.
+
+    Raises:
+      InvalidArgumentError: there is no such series.
+    """
+    series = _series.get(name)
+    if series is None:
+        raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
+    work = np.array(array, copy=True, order="C")
+    results = [work.copy() for _ in series.flush(work, timeout)]
+    del _series[name], _began_with[name]
+    return results
+
+
+def partial_statistics(name: str = "allreduce") -> RoundStatistics:
+    """What happened in the rounds of a series of `allreduce(..., sync=)` so far.
+
+    Raises:
+      InvalidArgumentError: there is no such series.
+    """
+    series = _series.get(name)
+    if series is None:
+        raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
+    return series.statistics

@@ -1,0 +1,67 @@
+"""Which parameters are averaged, and by whom: one reducer for each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from herring.errors import InvalidArgumentError
+from herring.torch.tensors import dtype_name
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Which live reducer averages a parameter, by id (reducers keep their parameters alive).
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def collect(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+) -> tuple[list[str], list[torch.nn.Parameter]]:
+    """The parameters to average, each once, with their names.
+
+    Args:
+      named_parameters: those that are frozen, empty or seen before are passed over.
+
+    Raises:
+      InvalidArgumentError: a dtype that cannot be averaged, or a parameter that another reducer
+        averages already.
+    """
+    names: list[str] = []
+    parameters: list[torch.nn.Parameter] = []
+    seen: set[int] = set()
+    for name, parameter in named_parameters:
+        if not parameter.requires_grad or not parameter.numel() or id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        if parameter.dtype not in _FLOATS:
+            kind = "complex " if parameter.is_complex() else ""
+            raise InvalidArgumentError(
+                f"parameter {name!r} has the {kind}dtype {dtype_name(parameter.dtype)}, whose "
+                "gradients cannot be averaged; supported are float16, bfloat16, float32 and "
+                "float64 (a complex parameter can be kept as torch.view_as_real of it)"
+            )
+        other = _owners.get(id(parameter))
+        if other is not None:
+            raise InvalidArgumentError(
+                f"parameter {name!r} is already averaged by {other.name!r}; use either "
+                "DistributedDataParallel or DistributedOptimizer for it, once"
+            )
+        names.append(name)
+        parameters.append(parameter)
+    return names, parameters
+
+
+def claim(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
+    """Notes who averages these parameters."""
+    for parameter in parameters:
+        _owners[id(parameter)] = owner
+
+
+def release(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
+    """Gives back those that `owner` has claimed."""
+    for parameter in parameters:
+        if _owners.get(id(parameter)) is owner:
+            del _owners[id(parameter)]

@@ -1,0 +1,215 @@
+"""Eager SGD: training in rounds that do not wait for everybody (partial collectives, section 5).
+
+A step's gradients are contributed as one whole when the backward pass is through; the results of
+all rounds, also of those that this rank missed, are applied one after the other on every rank. So
+replicas never differ, and no gradient is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from herring.errors import InvalidArgumentError
+from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics
+from herring.torch.agreement import describe, require_agreement
+from herring.torch.ownership import claim, collect, release
+from herring.torch.tensors import dtype_name
+
+
+class PartialReducer:
+    """Contributes gradients to rounds and shows the results of rounds as gradients.
+
+    The array of the series holds all gradients (float64 if any parameter is, else float32), and
+    behind them how many workers' gradients each parameter has in the result, so that one which
+    nobody used keeps `.grad` None.
+
+    Attributes:
+      rounds: rounds applied; the same number means the same parameters on every rank.
+      contributors: workers whose gradients are in the last result.
+      statistics: who was in which round.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        *,
+        name: str,
+        sync: str | Quorum,
+        digest_every: int = 100,
+    ) -> None:
+        """Compares the parameters across ranks (collective).
+
+        Args:
+          named_parameters: as for `GradientReducer`.
+          name: the same on every rank, different for each reducer.
+          sync: "solo", "majority" or a `Quorum`.
+          digest_every: rounds after which a digest of the parameters goes with the contribution,
+            and is compared; 0: never.
+
+        Raises:
+          InvalidArgumentError: a parameter that cannot be averaged, or a value out of range.
+          MismatchError: the parameters or options differ between ranks.
+        """
+        if digest_every < 0:
+            raise InvalidArgumentError(f"digest_every is {digest_every}; it must not be negative")
+        self.name = name
+        self.rounds = 0
+        self.contributors = 0
+        self.enabled = True
+        self.statistics = RoundStatistics()
+        self._sync = sync
+        self._digest_every = digest_every
+        self._names, self._parameters = collect(named_parameters)
+        require_agreement(
+            [
+                f"sync={sync!r} digest_every={digest_every}",
+                *(describe(n, p) for n, p in zip(self._names, self._parameters)),
+            ],
+            what="entry",
+            name=f"{name}.parameters",
+        )
+        claim(self._parameters, self)
+        double = any(p.dtype == torch.float64 for p in self._parameters)
+        self._dtype = torch.float64 if double else torch.float32
+        elements = sum(p.numel() for p in self._parameters)
+        self._mine = torch.zeros(elements + len(self._parameters), dtype=self._dtype)
+        self._result = torch.zeros_like(self._mine)
+        self._used = slice(elements, None)
+        self._places: list[slice] = []
+        start = 0
+        for parameter in self._parameters:
+            self._places.append(slice(start, start + parameter.numel()))
+            start += parameter.numel()
+        self._generation = 0
+        self._series: PartialReduction | None = None
+        self.pending = False  # a backward pass has produced gradients that are not contributed
+        self._removals = [
+            p.register_post_accumulate_grad_hook(self._produced) for p in self._parameters
+        ]
+        self._open()
+
+    def _open(self) -> PartialReduction:
+        if self._series is None:
+            self._series = PartialReduction(
+                len(self._mine),
+                dtype_name(self._dtype),
+                sync=self._sync,
+                name=f"{self.name}.rounds{self._generation}",
+            )
+            self._series.statistics = self.statistics
+            self._generation += 1
+        return self._series
+
+    def _produced(self, _parameter: torch.Tensor) -> None:
+        if self.enabled:
+            self.pending = True
+
+    def _gather(self) -> None:
+        used = self._mine[self._used]
+        for index, (parameter, place) in enumerate(zip(self._parameters, self._places)):
+            gradient = parameter.grad
+            used[index] = gradient is not None
+            if gradient is None:
+                self._mine[place].zero_()
+            else:
+                if gradient.layout != torch.strided:
+                    gradient = gradient.to_dense()
+                self._mine[place].view(parameter.shape).copy_(gradient.detach())
+        self.pending = False
+
+    def _show(self) -> None:
+        used = self._result[self._used].tolist()
+        for parameter, place, share in zip(self._parameters, self._places, used):
+            if share == 0:
+                parameter.grad = None
+                continue
+            view = self._result[place].view(parameter.shape)
+            if parameter.dtype != self._dtype or parameter.device.type != "cpu":
+                view = view.to(device=parameter.device, dtype=parameter.dtype)
+            parameter.grad = view
+
+    def _take(self, series: PartialReduction) -> RoundInfo:
+        info = series.take(self._result.numpy())
+        self._note(info)
+        return info
+
+    def _note(self, info: RoundInfo) -> None:
+        self.contributors = len(info.contributors)
+        self._show()
+
+    def _applied(self, series: PartialReduction) -> None:
+        self.rounds += 1
+        if self._digest_every and self.rounds % self._digest_every == 0:
+            series.digest(self.digest())
+
+    def digest(self) -> int:
+        """64 bits of a hash over all parameters; equal on ranks that have applied equal rounds."""
+        state = hashlib.blake2b(digest_size=8)
+        for parameter in self._parameters:
+            flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            state.update(flat.numpy())
+        return int.from_bytes(state.digest(), "little")
+
+    def steps(self) -> Iterator[RoundInfo]:
+        """Contributes this step's gradients, and shows one result after the other in `.grad`.
+
+        Results of rounds that were missed come first; then nothing is waited for, and the gradients
+        go to the round that closes next. Otherwise the next round is waited for.
+
+        Yields:
+          What is known about the round; apply `.grad` before asking for the next one.
+        """
+        series = self._open()
+        self._gather()
+        contributed = False
+        try:
+            late = False
+            while series.ready:
+                late = True
+                info = self._take(series)
+                yield info
+                self._applied(series)
+            series.contribute(self._mine.numpy(), waits=not late)
+            contributed = True
+            if not late:
+                info = self._take(series)
+                yield info
+                self._applied(series)
+        except GeneratorExit:
+            if not contributed:  # the caller has left the loop: its gradients must not be lost
+                series.contribute(self._mine.numpy(), waits=False)
+            raise
+
+    def flush(self) -> Iterator[RoundInfo]:
+        """As `steps`, and ends the series with a round that waits for everybody."""
+        series = self._open()
+        if self.pending:
+            self._gather()
+        else:
+            self._mine.zero_()
+        self._result.copy_(self._mine)
+        for info in series.flush(self._result.numpy()):
+            self._note(info)
+            yield info
+            self.rounds += 1
+        self._series = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients of backward passes inside accumulate locally."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for handle in self._removals:
+            handle.remove()
+        self._removals = []
+        release(self._parameters, self)

@@ -1,0 +1,110 @@
+#include "partial/ledger.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "reduce/reduce.h"
+
+namespace herring::partial {
+
+Ledger::Ledger(uint32_t rank, DType dtype, size_t elements, bool pushes)
+    : rank_(rank), dtype_(dtype), elements_(elements), bytes_(elements * size_of(dtype)),
+      pushes_(pushes) {}
+
+Ledger::Block Ledger::take_block() {
+  if (free_.empty()) {
+    ++blocks_;
+    return Block(new char[std::max<size_t>(bytes_, 1)]);
+  }
+  Block block = std::move(free_.back());
+  free_.pop_back();
+  return block;
+}
+
+// Adds the second cell to the first. Contributions are summed one after the other, in the order in
+// which they were produced, whenever they were announced: so the bits of a result depend on the
+// list of contributors alone.
+void Ledger::fold() {
+  char* sum = cells_[0].data.get();
+  const void* sources[] = {sum, cells_[1].data.get()};
+  reduce::combine(sources, 2, sum, elements_, {dtype_, dtype_, ReduceOp::kSum});
+  cells_[0].upto = cells_[1].upto;
+  free_.push_back(std::move(cells_[1].data));
+  cells_.erase(cells_.begin() + 1);
+}
+
+Join Ledger::announce() {
+  for (Cell& cell : cells_) cell.announced = true;
+  return {rank_, cells_.empty() ? produced_ : cells_.back().upto, base_, last_};
+}
+
+Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool last) {
+  if (owed_ || last_) {
+    return Status(Code::kInvalidArgument,
+                  last_ ? "a contribution after the last one"
+                        : "a contribution before the result of the one before was taken");
+  }
+  ++produced_;
+  owed_ = waits;
+  last_ = last;
+  base_ = waits ? taken_ + 1 : taken_;
+  if (!pushes_) return std::optional(announce());
+  cells_.push_back({take_block(), produced_});
+  std::memcpy(cells_.back().data.get(), data, bytes_);
+  const bool blocked = (waits || last) && ready_ == taken_;
+  if (cells_.size() > 1 && !blocked) return std::optional<Join>();
+  return std::optional(announce());
+}
+
+Status Ledger::closed(uint32_t round, uint64_t upto, const char** push) {
+  *push = nullptr;
+  // A repeated round closes again before it was completed.
+  if (round != closed_ && !(round + 1 == closed_ && ready_ == round)) {
+    return {Code::kInternal, concat("round ", round, " has closed, expected is ", closed_)};
+  }
+  closed_ = round + 1;
+  closing_ = upto;
+  if (!pushes_) {
+    if (upto > produced_ || (upto != 0 && upto <= counted_)) {
+      return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
+                                      produced_, " produced, ", counted_, " counted before")};
+    }
+    return {};
+  }
+  if (upto == 0) return {};
+  while (cells_.size() > 1 && cells_[0].upto < upto && cells_[1].announced) fold();
+  if (cells_.empty() || cells_.front().upto != upto || !cells_.front().announced) {
+    return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
+                                    produced_, " produced, ", counted_, " counted before")};
+  }
+  *push = cells_.front().data.get();
+  return {};
+}
+
+char* Ledger::result() {
+  if (queue_.size() == ready_ - taken_) queue_.push_back(take_block());
+  return queue_.back().get();
+}
+
+std::optional<Join> Ledger::completed() {
+  result();  // one with nothing in it has its place, too
+  ++ready_;
+  if (closing_ == 0) return {};
+  counted_ = std::exchange(closing_, 0);
+  if (!pushes_) return {};
+  free_.push_back(std::move(cells_.front().data));
+  cells_.pop_front();
+  if (cells_.empty() || cells_.front().announced) return {};
+  while (cells_.size() > 1) fold();
+  return announce();
+}
+
+void Ledger::take() {
+  free_.push_back(std::move(queue_.front()));
+  queue_.pop_front();
+  ++taken_;
+  owed_ = false;
+}
+
+}  // namespace herring::partial

@@ -1,0 +1,263 @@
+#include "server/series.h"
+
+#include <algorithm>
+
+#include "reduce/reduce.h"
+
+namespace herring::server {
+namespace {
+
+// A server numbers its streams in a range of its own.
+constexpr uint32_t kStreamsPerServer = 1 << 14;
+
+bool agree(const wire::Enlist& a, const wire::Enlist& b) {
+  return a.name == b.name && a.dtype == b.dtype && a.op == b.op &&
+         a.by_contributors == b.by_contributors && a.inline_payload == b.inline_payload &&
+         a.elements == b.elements && a.quorum == b.quorum && a.grace == b.grace &&
+         a.staleness == b.staleness;
+}
+
+std::string describe(const wire::Enlist& e) {
+  return concat("'", e.name, "', ", e.elements, " elements of ", name_of(e.dtype), ", op ",
+                name_of(e.op), ", quorum ", e.quorum, ", grace ", to_seconds(e.grace),
+                " s, staleness ", e.staleness);
+}
+
+void add(std::string& sum, std::string_view part, DType dtype) {
+  if (sum.empty()) {
+    sum = part;
+    return;
+  }
+  const void* sources[] = {sum.data(), part.data()};
+  reduce::combine(sources, 2, sum.data(), sum.size() / size_of(dtype),
+                  {dtype, dtype, ReduceOp::kSum});
+}
+
+}  // namespace
+
+SeriesTable::SeriesTable(const control::Cluster& cluster, uint32_t server)
+    : cluster_(cluster), server_(server), lost_(cluster.size, false) {}
+
+Status SeriesTable::check(const wire::Enlist& enlist, uint32_t rank) const {
+  HERRING_RETURN_IF_ERROR(check_reducible(enlist.dtype, enlist.op, 1.0, 1.0));
+  Status status =
+      partial::check({cluster_.size, enlist.quorum, enlist.grace, enlist.staleness});
+  if (status.ok()) return status;
+  return {status.code(), concat("rank ", rank, ", '", enlist.name, "': ", status.message())};
+}
+
+Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
+                           std::vector<Answer>& out) {
+  auto enlist = wire::decode_enlist(text);
+  if (!enlist.ok()) return enlist.status();
+  HERRING_RETURN_IF_ERROR(check(*enlist, rank));
+  any_.store(true);
+  const uint64_t id = wire::series_id(enlist->name);
+  if (id % cluster_.servers.size() != server_) return {};
+  std::lock_guard lock(mutex_);
+  std::unique_ptr<Series>& series = series_[id];
+  if (!series) {
+    const uint32_t stream =
+        wire::kPartialStreams + server_ * kStreamsPerServer + next_stream_++ % kStreamsPerServer;
+    series = std::make_unique<Series>(*enlist, cluster_.size, stream);
+    for (uint32_t r = 0; r < cluster_.size; ++r) {
+      if (lost_[r]) series->owner.lost(r);
+    }
+  } else if (!agree(series->options, *enlist)) {
+    fail({Code::kMismatch, concat("ranks disagree about a partial all-reduce: ",
+                                  cluster_.describe_rank(rank), ": ", describe(*enlist),
+                                  "; others: ", describe(series->options))},
+         out);
+    return {};
+  }
+  series->enlisted[rank] = true;
+  advance(id, *series, now, out);
+  return {};
+}
+
+void SeriesTable::fail(const Status& why, std::vector<Answer>& out) const {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kOpError;
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    out.push_back({rank, header, encode(wire::OpError{0, why.code(), why.message()})});
+  }
+}
+
+Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
+                         std::vector<Answer>& out) {
+  auto join = wire::decode_join(text);
+  if (!join.ok()) return join.status();
+  std::lock_guard lock(mutex_);
+  const auto found = series_.find(join->id);
+  if (found == series_.end()) {
+    return {Code::kInternal, concat("rank ", rank, " joins a series that it did not enlist in")};
+  }
+  Series& series = *found->second;
+  const wire::Enlist& options = series.options;
+  const size_t bytes = options.inline_payload ? options.elements * size_of(options.dtype) : 0;
+  if (join->payload.size() != bytes) {
+    return {Code::kInternal, concat("rank ", rank, " joins '", options.name, "' with ",
+                                    join->payload.size(), " bytes, not ", bytes)};
+  }
+  // The dead and duplicates.
+  if (!series.owner.join({rank, join->upto, join->base, join->last}, now)) return {};
+  if (options.inline_payload) add(series.held[rank], join->payload, options.dtype);
+  if (Status same = compare(series, rank, *join); !same.ok()) {
+    fail(same, out);
+    return {};
+  }
+  advance(join->id, series, now, out);
+  return {};
+}
+
+Status SeriesTable::compare(Series& series, uint32_t rank, const wire::JoinMessage& join) {
+  if (join.digest_round == 0) return {};
+  const auto [place, first] = series.digests.try_emplace(join.digest_round, join.digest, rank);
+  if (!first && place->second.first != join.digest) {
+    return {Code::kMismatch,
+            concat("the replicas of '", series.options.name, "' differ after ", join.digest_round,
+                   " rounds: ", cluster_.describe_rank(rank), " has digest ", join.digest, ", ",
+                   cluster_.describe_rank(place->second.second), " has ", place->second.first)};
+  }
+  constexpr size_t kDigestsKept = 16;
+  if (series.digests.size() > kDigestsKept) series.digests.erase(series.digests.begin());
+  return {};
+}
+
+Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
+                             std::vector<Answer>& out) {
+  auto mark = wire::decode_mark(text);
+  if (!mark.ok()) return mark.status();
+  std::lock_guard lock(mutex_);
+  const auto found = series_.find(mark->id);
+  if (found == series_.end()) return {};  // its last round: the series has ended
+  Series& series = *found->second;
+  if (series.owner.received(rank, mark->round, mark->attempt, mark->whole)) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kCommit;
+    for (uint32_t r = 0; r < cluster_.size; ++r) {
+      if (!lost_[r]) out.push_back({r, header, encode(*mark)});
+    }
+  }
+  advance(mark->id, series, now, out);
+  return {};
+}
+
+std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
+                             uint32_t divisor) const {
+  const wire::Enlist& options = series.options;
+  std::vector<const void*> sources;
+  for (const partial::Contributor& one : closed.contributors) {
+    sources.push_back(series.held[one.rank].data());
+  }
+  std::string result(options.elements * size_of(options.dtype), '\0');
+  reduce::combine(sources.data(), sources.size(), result.data(), options.elements,
+                  {options.dtype, options.dtype, options.op, 1.0, static_cast<double>(divisor),
+                   1.0});
+  for (const partial::Contributor& one : closed.contributors) series.held[one.rank].clear();
+  return result;
+}
+
+void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out) {
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    if (!series.enlisted[rank] && !lost_[rank]) return;
+  }
+  while (auto closed = series.owner.close(now)) {
+    wire::RoundMessage message;
+    message.id = id;
+    message.round = closed->round;
+    message.attempt = closed->attempt;
+    message.last = closed->last;
+    message.contributors = closed->contributors;
+    message.lost = series.owner.losses();
+    if (series.options.op == ReduceOp::kAverage) {
+      message.divisor = series.options.by_contributors
+                            ? static_cast<uint32_t>(closed->contributors.size())
+                            : cluster_.size;
+    }
+    std::string payload = encode(message);
+    if (series.options.inline_payload) payload += sum(series, *closed, message.divisor);
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kRound;
+    header.stream = series.stream;
+    header.round = series.next_ticket++;
+    // Those who wait first: the others compute.
+    std::vector<bool> waits(cluster_.size, false);
+    for (const partial::Contributor& one : closed->contributors) waits[one.rank] = one.active;
+    for (const bool waiting : {true, false}) {
+      for (uint32_t rank : closed->members) {
+        if (waits[rank] == waiting) out.push_back({rank, header, payload});
+      }
+    }
+  }
+  if (series.owner.ended()) series_.erase(id);
+}
+
+void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
+  std::lock_guard lock(mutex_);
+  if (lost_[rank]) return;
+  lost_[rank] = true;
+  for (auto it = series_.begin(); it != series_.end();) {
+    const uint64_t id = it->first;
+    Series& series = *(it++)->second;  // advance() may end it
+    series.owner.lost(rank);
+    if (!series.held.empty()) series.held[rank].clear();
+    advance(id, series, now, out);
+  }
+}
+
+void SeriesTable::tick(Nanos now, std::vector<Answer>& out) {
+  std::lock_guard lock(mutex_);
+  for (auto it = series_.begin(); it != series_.end();) {
+    const uint64_t id = it->first;
+    Series& series = *(it++)->second;
+    advance(id, series, now, out);
+  }
+}
+
+Nanos SeriesTable::wake_at() {
+  std::lock_guard lock(mutex_);
+  Nanos first = 0;
+  for (const auto& [id, series] : series_) {
+    const Nanos at = series->owner.wake_at();
+    if (at != 0 && (first == 0 || at < first)) first = at;
+  }
+  return first;
+}
+
+void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, series] : series_) {
+    const Nanos since = series->owner.waiting_since();
+    const wire::Enlist& options = series->options;
+    if (series->failed || since == 0 || now - since < options.warn_ms * kMillisecond) continue;
+    const bool fatal = now - since > options.timeout_ms * kMillisecond;
+    if (!fatal && series->warned_for == since) continue;
+    series->warned_for = since;
+    std::string missing;
+    const auto ranks = series->owner.missing();
+    for (uint32_t rank : ranks) {
+      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+    }
+    const std::string text =
+        concat("partial all-reduce '", options.name, "', round ", series->owner.round(),
+               ", has waited ", to_seconds(now - since), " s for ", missing,
+               fatal ? ", which did not join it; check that every rank makes equally many calls, "
+                       "or raise HERRING_TIMEOUT"
+                     : "");
+    if (fatal) {
+      series->failed = true;
+      fail({Code::kTimeout, text}, out);
+      continue;
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kWarning;
+    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
+      out.push_back({rank, header, text});  // one rank's log is enough
+      break;
+    }
+  }
+}
+
+}  // namespace herring::server

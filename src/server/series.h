@@ -1,0 +1,74 @@
+// Partial all-reduces on a server: the series it owns, what has come for their rounds, and what to
+// tell the workers. A contribution that rode along with its join is summed right here; otherwise a
+// closed round gets a ticket in a stream of its own, and is pushed like any buffer. Pure
+// bookkeeping: no I/O.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "control/cluster.h"
+#include "partial/round_owner.h"
+#include "server/coordinator.h"
+#include "wire/partial.h"
+
+namespace herring::server {
+
+class SeriesTable {
+ public:
+  SeriesTable(const control::Cluster& cluster, uint32_t server);
+
+  // Payloads of frames from `rank`; an error is the sender's fault. What to answer goes to `out`.
+  Status enlist(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
+  Status join(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
+  Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
+  // `rank` is dead or has left.
+  void lost(uint32_t rank, Nanos now, std::vector<Answer>& out);
+  // Closes what only waited for its grace to end.
+  void tick(Nanos now, std::vector<Answer>& out);
+  // When tick() is worth calling; 0: never.
+  Nanos wake_at();
+  // Warnings, and errors for rounds that wait too long.
+  void overdue(Nanos now, std::vector<Answer>& out);
+  // Whether the job has any series, here or elsewhere: it then outlives its workers' deaths.
+  bool any() const { return any_.load(); }
+
+ private:
+  struct Series {
+    Series(const wire::Enlist& options, uint32_t workers, uint32_t stream)
+        : options(options),
+          owner({workers, options.quorum, options.grace, options.staleness},
+                !options.inline_payload),
+          stream(stream), enlisted(workers, false), held(options.inline_payload ? workers : 0) {}
+    const wire::Enlist options;
+    partial::RoundOwner owner;
+    const uint32_t stream;
+    uint32_t next_ticket = 0;
+    std::vector<bool> enlisted;  // no round closes before all have: they would not know it
+    std::vector<std::string> held;  // inline contributions that are not counted yet, by rank
+    // Digests of replicas: by round, the first one and whose it is.
+    std::map<uint32_t, std::pair<uint64_t, uint32_t>> digests;
+    Nanos warned_for = 0;  // the waiting_since() of the last warning
+    bool failed = false;
+  };
+
+  void advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out);
+  std::string sum(Series& series, const partial::Closed& closed, uint32_t divisor) const;
+  Status compare(Series& series, uint32_t rank, const wire::JoinMessage& join);
+  Status check(const wire::Enlist& enlist, uint32_t rank) const;
+  void fail(const Status& why, std::vector<Answer>& out) const;
+
+  const control::Cluster& cluster_;
+  const uint32_t server_;
+  std::atomic<bool> any_{false};
+  std::mutex mutex_;  // guards everything below
+  std::map<uint64_t, std::unique_ptr<Series>> series_;
+  std::vector<bool> lost_;
+  uint32_t next_stream_ = 0;
+};
+
+}  // namespace herring::server

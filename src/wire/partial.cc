@@ -1,0 +1,151 @@
+#include "wire/partial.h"
+
+#include "base/bytes.h"
+
+namespace herring::wire {
+namespace {
+
+constexpr size_t kMaxName = 1024;
+constexpr uint32_t kMaxRanks = 1 << 20;
+constexpr size_t kContributorBytes = 4 + 8 + 4 + 1 + 8;
+constexpr size_t kLostBytes = 4 + 8 + 8;
+
+Status malformed(const char* what) {
+  return {Code::kInternal, concat("malformed ", what, " message")};
+}
+
+bool flag(ByteReader& in, bool& value) {
+  const auto raw = in.get<uint8_t>();
+  value = raw != 0;
+  return in.ok() && raw < 2;
+}
+
+// A count whose entries are all there.
+bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
+  n = in.get<uint32_t>();
+  return in.ok() && n <= kMaxRanks && n * bytes_each <= in.remaining();
+}
+
+}  // namespace
+
+uint64_t series_id(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
+std::string encode(const Enlist& e) {
+  ByteWriter out;
+  out.put(e.dtype).put(e.op).put(static_cast<uint8_t>(e.by_contributors));
+  out.put(static_cast<uint8_t>(e.inline_payload)).put(e.elements).put(e.quorum).put(e.grace);
+  out.put(e.staleness).put(e.timeout_ms).put(e.warn_ms).text(e.name);
+  return out.take();
+}
+
+Result<Enlist> decode_enlist(std::string_view text) {
+  ByteReader in(text);
+  Enlist e;
+  const auto dtype = in.get<uint8_t>(), op = in.get<uint8_t>();
+  if (dtype >= kNumDTypes || op > static_cast<uint8_t>(ReduceOp::kAverage)) {
+    return malformed("enlist");
+  }
+  e.dtype = static_cast<DType>(dtype);
+  e.op = static_cast<ReduceOp>(op);
+  if (!flag(in, e.by_contributors) || !flag(in, e.inline_payload)) return malformed("enlist");
+  e.elements = in.get<uint64_t>();
+  e.quorum = in.get<uint32_t>();
+  e.grace = in.get<Nanos>();
+  e.staleness = in.get<uint32_t>();
+  e.timeout_ms = in.get<uint32_t>();
+  e.warn_ms = in.get<uint32_t>();
+  e.name = in.text(kMaxName);
+  if (!in.done() || e.elements > (uint64_t{1} << 48) || e.staleness > (1u << 20)) {
+    return malformed("enlist");
+  }
+  return e;
+}
+
+std::string encode(const JoinMessage& j) {
+  ByteWriter out;
+  out.put(j.id).put(j.upto).put(j.base).put(static_cast<uint8_t>(j.last));
+  out.put(j.digest_round).put(j.digest);
+  return out.take();
+}
+
+Result<JoinMessage> decode_join(std::string_view text) {
+  ByteReader in(text);
+  JoinMessage j;
+  j.id = in.get<uint64_t>();
+  j.upto = in.get<uint64_t>();
+  j.base = in.get<uint32_t>();
+  if (!flag(in, j.last)) return malformed("join");
+  j.digest_round = in.get<uint32_t>();
+  j.digest = in.get<uint64_t>();
+  j.payload = in.rest();
+  if (!in.ok()) return malformed("join");
+  return j;
+}
+
+std::string encode(const RoundMessage& r) {
+  ByteWriter out;
+  out.put(r.id).put(r.round).put(r.attempt).put(r.divisor).put(static_cast<uint8_t>(r.last));
+  out.put(static_cast<uint32_t>(r.contributors.size()));
+  for (const partial::Contributor& one : r.contributors) {
+    out.put(one.rank).put(one.upto).put(one.staleness).put(static_cast<uint8_t>(one.active));
+    out.put(one.waited);
+  }
+  out.put(static_cast<uint32_t>(r.lost.size()));
+  for (const partial::Lost& one : r.lost) {
+    out.put(one.rank).put(one.counted).put(one.announced);
+  }
+  return out.take();
+}
+
+Result<RoundMessage> decode_round(std::string_view text) {
+  ByteReader in(text);
+  RoundMessage r;
+  r.id = in.get<uint64_t>();
+  r.round = in.get<uint32_t>();
+  r.attempt = in.get<uint32_t>();
+  r.divisor = in.get<uint32_t>();
+  uint32_t n = 0;
+  if (!flag(in, r.last) || r.divisor == 0 || !count(in, n, kContributorBytes)) {
+    return malformed("round");
+  }
+  r.contributors.resize(n);
+  for (partial::Contributor& one : r.contributors) {
+    one.rank = in.get<uint32_t>();
+    one.upto = in.get<uint64_t>();
+    one.staleness = in.get<uint32_t>();
+    if (!flag(in, one.active)) return malformed("round");
+    one.waited = in.get<Nanos>();
+  }
+  if (!count(in, n, kLostBytes)) return malformed("round");
+  r.lost.resize(n);
+  for (partial::Lost& one : r.lost) {
+    one.rank = in.get<uint32_t>();
+    one.counted = in.get<uint64_t>();
+    one.announced = in.get<uint64_t>();
+  }
+  r.payload = in.rest();
+  if (!in.ok()) return malformed("round");
+  return r;
+}
+
+std::string encode(const RoundMark& mark) {
+  ByteWriter out;
+  out.put(mark.id).put(mark.round).put(mark.attempt).put(static_cast<uint8_t>(mark.whole));
+  return out.take();
+}
+
+Result<RoundMark> decode_mark(std::string_view text) {
+  ByteReader in(text);
+  RoundMark mark;
+  mark.id = in.get<uint64_t>();
+  mark.round = in.get<uint32_t>();
+  mark.attempt = in.get<uint32_t>();
+  if (!flag(in, mark.whole) || !in.done()) return malformed("round mark");
+  return mark;
+}
+
+}  // namespace herring::wire

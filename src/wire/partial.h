@@ -1,0 +1,74 @@
+// Messages of partial all-reduces: a series of rounds over one array, closed by the server that
+// owns the series' name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "partial/round_owner.h"
+
+namespace herring::wire {
+
+// The identity of a series: a hash of its name. `id % servers` is its owner.
+uint64_t series_id(std::string_view name);
+
+// kEnlist. All ranks must agree in everything.
+struct Enlist {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kAverage;  // kSum or kAverage
+  bool by_contributors = false;      // averages divide by those who contribute, not by all
+  bool inline_payload = false;       // contributions and results ride along
+  uint64_t elements = 0;
+  uint32_t quorum = 1;
+  Nanos grace = 0;
+  uint32_t staleness = 0;
+  uint32_t timeout_ms = 0, warn_ms = 0;
+  std::string name;
+};
+
+// kJoin: `payload` is the sum of what was produced since the last join, or nothing.
+struct JoinMessage {
+  uint64_t id = 0;
+  uint64_t upto = 0;
+  uint32_t base = 0;
+  bool last = false;
+  // A digest of the replica after the results of `digest_round` rounds; 0: none.
+  uint32_t digest_round = 0;
+  uint64_t digest = 0;
+  std::string_view payload;  // into the decoded text
+};
+
+// kRound. Stream and round of the header are those of the push, where there is one.
+struct RoundMessage {
+  uint64_t id = 0;
+  uint32_t round = 0, attempt = 0;
+  uint32_t divisor = 1;
+  bool last = false;
+  std::vector<partial::Contributor> contributors;
+  std::vector<partial::Lost> lost;  // so far
+  std::string_view payload;         // into the decoded text
+};
+
+// kReceived, kCommit.
+struct RoundMark {
+  uint64_t id = 0;
+  uint32_t round = 0, attempt = 0;
+  bool whole = true;  // kReceived: every contributor's bytes are in it
+};
+
+std::string encode(const Enlist& enlist);
+std::string encode(const JoinMessage& join);    // without payload, which follows it on the wire
+std::string encode(const RoundMessage& round);  // likewise
+std::string encode(const RoundMark& mark);
+
+Result<Enlist> decode_enlist(std::string_view in);
+Result<JoinMessage> decode_join(std::string_view in);
+Result<RoundMessage> decode_round(std::string_view in);
+Result<RoundMark> decode_mark(std::string_view in);
+
+}  // namespace herring::wire

@@ -1,0 +1,261 @@
+#include "worker/partial.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "worker/engine.h"
+
+namespace herring::worker {
+
+Partial::Partial(Engine& engine, PartialOptions options)
+    : engine_(engine),
+      options_(std::move(options)),
+      bytes_(options_.elements * size_of(options_.dtype)),
+      pushes_(bytes_ > engine.options().small_bytes),
+      id_(wire::series_id(options_.name)),
+      server_(static_cast<uint32_t>(id_ % engine.cluster().servers.size())),
+      ledger_(engine.options().rank, options_.dtype, options_.elements, pushes_) {}
+
+Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions options) {
+  HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, options.op, 1.0, 1.0));
+  if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+    return Status(Code::kInvalidArgument,
+                  concat("op '", name_of(options.op), "' of the partial all-reduce '",
+                         options.name, "': late contributions are added up, so it must be "
+                         "'average' or 'sum'"));
+  }
+  HERRING_RETURN_IF_ERROR(partial::check({engine.cluster().size, options.quorum,
+                                          from_seconds(options.grace), options.staleness}));
+  std::shared_ptr<Partial> partial(new Partial(engine, std::move(options)));
+  wire::Enlist enlist;
+  enlist.dtype = partial->options_.dtype;
+  enlist.op = partial->options_.op;
+  enlist.by_contributors = partial->options_.by_contributors;
+  enlist.inline_payload = !partial->pushes_;
+  enlist.elements = partial->options_.elements;
+  enlist.quorum = partial->options_.quorum;
+  enlist.grace = from_seconds(partial->options_.grace);
+  enlist.staleness = partial->options_.staleness;
+  enlist.timeout_ms = engine.timeout_ms(0);
+  enlist.warn_ms = engine.warn_ms();
+  enlist.name = partial->options_.name;
+  HERRING_RETURN_IF_ERROR(engine.enlist(partial, encode(enlist)));
+  return partial;
+}
+
+Status Partial::contribute(const char* data, bool waits, bool last) {
+  wire::JoinMessage message;
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    auto join = ledger_.produce(data, waits, last);
+    if (!join.ok()) {
+      return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};
+    }
+    if (!*join) return {};
+    // Posted under the lock, so that joins leave in the order of what they announce.
+    engine_.run([self = shared_from_this(), join = **join,
+                 payload = pushes_ ? std::string() : std::string(data, bytes_)]() mutable {
+      self->announce(join, std::move(payload));
+    });
+  }
+  return {};
+}
+
+void Partial::digest(uint32_t rounds, uint64_t value) {
+  std::lock_guard lock(mutex_);
+  digest_rounds_ = rounds;
+  digest_ = value;
+}
+
+void Partial::announce(const partial::Join& join, std::string payload) {
+  wire::JoinMessage message;
+  message.id = id_;
+  message.upto = join.upto;
+  message.base = join.base;
+  message.last = join.last;
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    message.digest_round = std::exchange(digest_rounds_, 0);
+    message.digest = digest_;
+  }
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kJoin;
+  engine_.links().send_control(server_, header, encode(message) + payload);
+}
+
+Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage message) {
+  const auto nonsense = [&](const std::string& what) {
+    return Status(Code::kInternal, concat("round ", message.round, " of '", options_.name, "' ",
+                                          what));
+  };
+  if (transferring_) return nonsense("closed again before its first attempt was over");
+  if (message.payload.size() != (pushes_ ? 0 : bytes_)) {
+    return nonsense(concat("came with ", message.payload.size(), " bytes"));
+  }
+  if (message.contributors.empty()) return nonsense("closed without a contribution");
+  const uint32_t rank = engine_.options().rank;
+  uint64_t upto = 0;
+  for (const partial::Contributor& one : message.contributors) {
+    if (one.rank >= engine_.cluster().size) return nonsense("names a rank that does not exist");
+    if (one.rank == rank) upto = one.upto;
+  }
+  info_.round = message.round;
+  info_.divisor = message.divisor;
+  info_.attempts = message.attempt + 1;
+  info_.last = message.last;
+  info_.contributors = std::move(message.contributors);
+  info_.lost = std::move(message.lost);
+  attempt_ = message.attempt;
+  transferred_ = committed_ = false;
+  const char* send = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    HERRING_RETURN_IF_ERROR(ledger_.closed(message.round, upto, &send));
+    if (!pushes_) std::memcpy(ledger_.result(), message.payload.data(), bytes_);
+  }
+  if (!pushes_) {
+    complete();
+    return {};
+  }
+  transfer_.key = {header.stream, header.round, 0};
+  launch(upto, send);
+  return {};
+}
+
+// The others need this worker's part, empty or not: that is how servers know who wants the result.
+void Partial::launch(uint64_t upto, const char* send) {
+  const auto contributors = static_cast<uint32_t>(info_.contributors.size());
+  transferring_ = true;
+  transfer_.open.dtype = options_.dtype;
+  transfer_.open.op = options_.op;
+  transfer_.open.participants = wire::Participants::kRanks;
+  // Servers divide by the sum of these; the first contributor stands for those that are missing
+  // in it.
+  transfer_.open.workers = upto == 0 ? 0
+                           : info_.contributors.front().rank == engine_.options().rank
+                               ? std::max(info_.divisor, contributors) - contributors + 1
+                               : 1;
+  transfer_.open.timeout_ms = engine_.timeout_ms(0);
+  transfer_.open.warn_ms = engine_.warn_ms();
+  transfer_.open.name = options_.name;
+  transfer_.send = send;
+  {
+    std::lock_guard lock(mutex_);
+    transfer_.receive = ledger_.result();
+  }
+  transfer_.shards = plan::shard_layout(bytes_, engine_.weights());
+  transfer_.runs =
+      plan::local_slice(transfer_.shards, engine_.options().links.segment_bytes, 0, 1);
+  transfer_.owner = this;
+  engine_.links().push(transfer_);
+}
+
+void Partial::on_transfer_done(Transfer& done) {
+  transferring_ = false;
+  transferred_ = true;
+  wire::RoundMark mark{id_, info_.round, attempt_,
+                       done.fewest_workers == info_.contributors.size()};
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kReceived;
+  engine_.links().send_control(server_, header, encode(mark));
+  if (committed_) complete();
+}
+
+Status Partial::on_commit(const wire::RoundMark& mark) {
+  if (mark.round != info_.round || mark.attempt != attempt_) {
+    return {Code::kInternal, concat("round ", mark.round, " of '", options_.name,
+                                    "' was committed, expected is ", info_.round)};
+  }
+  committed_ = true;
+  if (transferred_) complete();
+  return {};
+}
+
+void Partial::complete() {
+  std::optional<partial::Join> join;
+  bool ended = false;
+  {
+    std::lock_guard lock(mutex_);
+    join = ledger_.completed();
+    info_.completed_at = monotonic_now();
+    const bool mine = std::any_of(
+        info_.contributors.begin(), info_.contributors.end(),
+        [&](const partial::Contributor& one) { return one.rank == engine_.options().rank; });
+    ended = info_.last && mine && ledger_.finished();
+    infos_.push_back(std::move(info_));
+    info_ = {};
+    info_.round = infos_.back().round + 1;
+  }
+  transferred_ = committed_ = false;
+  if (ended) engine_.delist(id_);
+  changed_.notify_all();
+  if (join) announce(*join, {});
+}
+
+void Partial::fail(const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = status;
+  }
+  changed_.notify_all();
+}
+
+bool Partial::wait_for(Nanos wait) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::nanoseconds(wait),
+                           [this] { return ledger_.ready() > 0 || !failure_.ok(); });
+}
+
+Result<RoundInfo> Partial::take(char* out) {
+  const char* front;
+  {
+    std::lock_guard lock(mutex_);
+    // Results that are here are taken also from a job that has failed since.
+    if (ledger_.ready() == 0) {
+      if (!failure_.ok()) return failure_;
+      return Status(Code::kInvalidArgument, concat("'", options_.name, "': no result to take"));
+    }
+    front = ledger_.front();
+  }
+  std::memcpy(out, front, bytes_);
+  std::lock_guard lock(mutex_);
+  ledger_.take();
+  RoundInfo info = std::move(infos_.front());
+  infos_.pop_front();
+  return info;
+}
+
+uint32_t Partial::ready() {
+  std::lock_guard lock(mutex_);
+  return ledger_.ready();
+}
+
+uint64_t Partial::produced() {
+  std::lock_guard lock(mutex_);
+  return ledger_.produced();
+}
+
+uint64_t Partial::counted() {
+  std::lock_guard lock(mutex_);
+  return ledger_.counted();
+}
+
+uint32_t Partial::taken() {
+  std::lock_guard lock(mutex_);
+  return ledger_.taken();
+}
+
+size_t Partial::blocks() {
+  std::lock_guard lock(mutex_);
+  return ledger_.blocks();
+}
+
+Status Partial::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+}  // namespace herring::worker

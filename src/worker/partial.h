@@ -1,0 +1,103 @@
+// A worker's side of a series of partial all-reduces over one array: contributions go in, results
+// of all rounds come out in order. What travels in between is the engine thread's business, whether
+// the caller computes or waits.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "partial/ledger.h"
+#include "wire/frame.h"
+#include "wire/partial.h"
+#include "worker/transfer.h"
+
+namespace herring::worker {
+
+class Engine;
+
+struct PartialOptions {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  ReduceOp op = ReduceOp::kAverage;  // or kSum
+  bool by_contributors = false;      // averages divide by those who contribute, not by all
+  uint32_t quorum = 1;
+  double grace = 0;                  // seconds
+  uint32_t staleness = 0;
+};
+
+// What is known about a round besides its values.
+struct RoundInfo {
+  uint32_t round = 0, divisor = 1, attempts = 1;
+  bool last = false;
+  Nanos completed_at = 0;  // here
+  std::vector<partial::Contributor> contributors;
+  std::vector<partial::Lost> lost;  // since the series began
+};
+
+class Partial : public TransferOwner, public std::enable_shared_from_this<Partial> {
+ public:
+  // Every rank makes it with the same options, which the caller has compared.
+  static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
+
+  // Contributes an array, which is copied. `waits`, `last`: see partial::Ledger::produce. One
+  // thread at a time.
+  Status contribute(const char* data, bool waits, bool last);
+  // A digest of this replica after `rounds` rounds, to be compared with the others'; it travels
+  // with the next contribution.
+  void digest(uint32_t rounds, uint64_t value);
+  // Waits until a result can be taken, or none will come any more. False: neither within `wait`.
+  bool wait_for(Nanos wait);
+  // Copies the oldest result to `out`.
+  Result<RoundInfo> take(char* out);
+
+  uint32_t ready();
+  uint64_t produced();
+  uint64_t counted();
+  uint32_t taken();
+  size_t blocks();
+  Status failure();
+  const PartialOptions& options() const { return options_; }
+  size_t bytes() const { return bytes_; }
+  uint64_t id() const { return id_; }
+
+  // For the engine, on its thread. An error fails the job.
+  Status on_round(const wire::FrameHeader& header, wire::RoundMessage message);
+  Status on_commit(const wire::RoundMark& mark);
+  void fail(const Status& status);
+  void on_transfer_done(Transfer&) override;
+
+ private:
+  Partial(Engine& engine, PartialOptions options);
+  void launch(uint64_t upto, const char* send);
+  void complete();
+  void announce(const partial::Join& join, std::string payload);
+
+  Engine& engine_;
+  const PartialOptions options_;
+  const size_t bytes_;
+  const bool pushes_;
+  const uint64_t id_;
+  const uint32_t server_;
+
+  // Engine thread.
+  Transfer transfer_;
+  RoundInfo info_;                 // of the round that has closed
+  uint32_t attempt_ = 0;
+  uint64_t upto_ = 0;              // what of this worker is in it
+  bool transferring_ = false, transferred_ = false, committed_ = false;
+
+  std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
+  partial::Ledger ledger_;
+  std::deque<RoundInfo> infos_;    // of the results that can be taken
+  Status failure_;
+  uint32_t digest_rounds_ = 0;
+  uint64_t digest_ = 0;
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,75 @@
+// Messages of partial all-reduces: whatever decodes must encode to the same again, and a table of
+// series takes all of it without harm.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "server/series.h"
+#include "wire/partial.h"
+
+using namespace herring;        // NOLINT: a fuzz target
+using namespace herring::wire;  // NOLINT
+
+namespace {
+
+void expect(bool sound) {
+  if (!sound) std::abort();
+}
+
+Enlist some_enlist() {
+  Enlist enlist;
+  enlist.name = "s";
+  enlist.inline_payload = true;
+  enlist.elements = 2;
+  enlist.quorum = 1;
+  enlist.staleness = 2;
+  return enlist;
+}
+
+control::Cluster some_cluster() {
+  control::Cluster cluster;
+  cluster.size = cluster.nodes = 2;
+  cluster.workers = {{0, 0, 0, "a", 1, ""}, {1, 1, 0, "b", 2, ""}};
+  cluster.servers = {{0, true, ~0u, "c:1", 1.0}};
+  return cluster;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  if (auto one = decode_enlist(text); one.ok()) expect(encode(*one) == text);
+  if (auto one = decode_join(text); one.ok()) {
+    expect(encode(*one) + std::string(one->payload) == text);
+  }
+  if (auto one = decode_round(text); one.ok()) {
+    expect(encode(*one) + std::string(one->payload) == text);
+  }
+  if (auto one = decode_mark(text); one.ok()) expect(encode(*one) == text);
+  const control::Cluster cluster = some_cluster();
+  server::SeriesTable table(cluster, 0);
+  std::vector<server::Answer> answers;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    expect(table.enlist(rank, encode(some_enlist()), 1, answers).ok());
+  }
+  (void)table.enlist(0, text, 2, answers);
+  (void)table.join(0, text, 3, answers);
+  (void)table.join(1, text, 4, answers);
+  (void)table.received(0, text, 5, answers);
+  table.lost(1, 6, answers);
+  (void)table.join(0, text, 7, answers);
+  return 0;
+}
+
+std::vector<std::string> seeds() {
+  RoundMessage round;
+  round.contributors = {{0, 1, 0, true, 5}, {1, 2, 1, false, -5}};
+  round.lost = {{2, 3, 4}};
+  JoinMessage join;
+  join.id = series_id("s");
+  join.upto = 1;
+  join.base = 1;
+  return {encode(some_enlist()), encode(join) + "12345678", encode(round) + "result",
+          encode(RoundMark{series_id("s"), 0, 0, true})};
+}

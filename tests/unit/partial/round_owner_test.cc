@@ -1,0 +1,187 @@
+#include "partial/round_owner.h"
+
+#include <gtest/gtest.h>
+
+namespace herring::partial {
+namespace {
+
+std::vector<uint32_t> ranks_of(const Closed& closed) {
+  std::vector<uint32_t> ranks;
+  for (const Contributor& one : closed.contributors) ranks.push_back(one.rank);
+  return ranks;
+}
+
+using Ranks = std::vector<uint32_t>;
+
+TEST(Quorum, NamesWhatIsWrong) {
+  EXPECT_TRUE(check({4, 4, 0, 0}).ok());
+  EXPECT_NE(check({4, 5, 0, 0}).message().find("quorum is 5"), std::string::npos);
+  EXPECT_EQ(check({4, 0, 0, 0}).code(), Code::kInvalidArgument);
+  EXPECT_NE(check({4, 1, -kSecond, 0}).message().find("grace is -1"), std::string::npos);
+}
+
+TEST(RoundOwner, ClosesWithTheQuorumAndNotBefore) {
+  RoundOwner owner({4, 2, 0, 3}, false);
+  EXPECT_TRUE(owner.join({2, 1, 1}, 10));
+  EXPECT_FALSE(owner.close(10));
+  EXPECT_TRUE(owner.join({0, 1, 1}, 20));
+  const auto closed = owner.close(20);
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(ranks_of(*closed), (Ranks{0, 2}));
+  EXPECT_EQ(closed->members, (Ranks{0, 1, 2, 3}));
+  EXPECT_EQ(closed->contributors[1].waited, 10);
+  EXPECT_TRUE(closed->contributors[0].active);
+  EXPECT_EQ(owner.round(), 1u);
+  EXPECT_FALSE(owner.close(20));
+}
+
+TEST(RoundOwner, ADuplicateIsOne) {
+  RoundOwner owner({2, 2, 0, 1}, false);
+  EXPECT_TRUE(owner.join({1, 1, 1}, 1));
+  EXPECT_FALSE(owner.join({1, 1, 1}, 2));
+  EXPECT_FALSE(owner.join({7, 1, 1}, 2));
+  EXPECT_FALSE(owner.close(2));
+}
+
+TEST(RoundOwner, LateOnesEnterTheNextRoundButDoNotCloseIt) {
+  RoundOwner owner({3, 1, 0, 5}, false);
+  owner.join({0, 1, 1}, 100);
+  ASSERT_TRUE(owner.close(100));
+  owner.join({1, 1, 1}, 130);  // waits for round 0, which is closed
+  owner.join({2, 1, 1}, 140);
+  EXPECT_FALSE(owner.close(140));
+  owner.join({0, 2, 2}, 200);
+  const auto closed = owner.close(200);
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(ranks_of(*closed), (Ranks{0, 1, 2}));
+  EXPECT_TRUE(closed->contributors[0].active);
+  EXPECT_FALSE(closed->contributors[1].active);
+  EXPECT_EQ(closed->contributors[1].staleness, 1u);
+  EXPECT_EQ(closed->contributors[1].waited, -30);
+  EXPECT_EQ(closed->contributors[2].waited, -40);
+}
+
+TEST(RoundOwner, WaitsForOneThatWouldBecomeTooOld) {
+  RoundOwner owner({2, 1, 0, 2}, false);
+  for (uint32_t round = 0; round < 2; ++round) {
+    owner.join({0, round + 1, round + 1}, round);
+    ASSERT_TRUE(owner.close(round));
+  }
+  owner.join({0, 3, 3}, 5);
+  EXPECT_FALSE(owner.close(5));
+  EXPECT_EQ(owner.missing(), (Ranks{1}));
+  EXPECT_EQ(owner.waiting_since(), 5);
+  owner.join({1, 1, 1}, 6);
+  const auto closed = owner.close(6);
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->contributors[1].staleness, 2u);
+}
+
+TEST(RoundOwner, WithoutStalenessEverybodyIsInEveryRound) {
+  RoundOwner owner({3, 1, 0, 0}, false);
+  owner.join({0, 1, 1}, 0);
+  owner.join({1, 1, 1}, 0);
+  EXPECT_FALSE(owner.close(0));
+  owner.join({2, 1, 1}, 0);
+  EXPECT_EQ(ranks_of(*owner.close(0)), (Ranks{0, 1, 2}));
+}
+
+TEST(RoundOwner, GraceLetsOthersIn) {
+  RoundOwner owner({3, 1, 50, 4}, false);
+  owner.join({0, 1, 1}, 100);
+  EXPECT_FALSE(owner.close(100));
+  EXPECT_EQ(owner.wake_at(), 150);
+  owner.join({1, 1, 1}, 120);
+  EXPECT_FALSE(owner.close(120));
+  EXPECT_EQ(ranks_of(*owner.close(150)), (Ranks{0, 1}));
+  // Nobody is waited for when all are there.
+  owner.join({0, 2, 2}, 200);
+  owner.join({1, 2, 2}, 200);
+  EXPECT_FALSE(owner.close(200));
+  owner.join({2, 1, 1}, 201);
+  EXPECT_TRUE(owner.close(201));
+}
+
+TEST(RoundOwner, TheDeadAreNotWaitedFor) {
+  RoundOwner owner({3, 3, 0, 0}, false);
+  owner.join({0, 1, 1}, 0);
+  owner.join({2, 1, 1}, 0);
+  owner.join({1, 1, 1}, 0);
+  ASSERT_TRUE(owner.close(0));
+  owner.join({0, 2, 2}, 0);
+  owner.join({1, 2, 2}, 0);
+  EXPECT_FALSE(owner.close(0));
+  owner.lost(2);
+  const auto closed = owner.close(0);
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->members, (Ranks{0, 1}));
+  ASSERT_EQ(owner.losses().size(), 1u);
+  EXPECT_EQ(owner.losses()[0].counted, 1u);
+  EXPECT_EQ(owner.losses()[0].announced, 1u);
+  EXPECT_FALSE(owner.join({2, 2, 2}, 0));
+}
+
+TEST(RoundOwner, ARoundIsRepeatedWithoutAContributorThatDies) {
+  RoundOwner owner({3, 2, 0, 3}, true);
+  owner.join({0, 1, 1}, 0);
+  owner.join({1, 1, 1}, 0);
+  ASSERT_TRUE(owner.close(0));
+  EXPECT_FALSE(owner.close(0));
+  owner.lost(1);
+  // The others still have the first attempt on its way to them, and the quorum is not met.
+  EXPECT_FALSE(owner.received(0, 0, 0));
+  EXPECT_FALSE(owner.received(2, 0, 0));
+  EXPECT_FALSE(owner.close(1));
+  owner.join({2, 1, 1}, 2);
+  const auto again = owner.close(2);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->round, 0u);
+  EXPECT_EQ(again->attempt, 1u);
+  EXPECT_EQ(ranks_of(*again), (Ranks{0, 2}));
+  EXPECT_FALSE(owner.received(0, 0, 0)) << "of the attempt that was given up";
+  EXPECT_FALSE(owner.received(0, 0, 1, false)) << "a contribution is missing in it";
+  EXPECT_TRUE(owner.received(2, 0, 1));
+  EXPECT_EQ(owner.round(), 1u);
+  EXPECT_EQ(owner.losses()[0].counted, 0u);
+}
+
+TEST(RoundOwner, ARoundIsNotRepeatedOnceItIsCommitted) {
+  RoundOwner owner({2, 2, 0, 3}, true);
+  owner.join({0, 1, 1}, 0);
+  owner.join({1, 1, 1}, 0);
+  ASSERT_TRUE(owner.close(0));
+  EXPECT_TRUE(owner.received(0, 0, 0));
+  owner.lost(1);
+  EXPECT_EQ(owner.round(), 1u);
+  EXPECT_EQ(owner.losses()[0].counted, 1u);
+  owner.join({0, 2, 2}, 0);
+  EXPECT_EQ(ranks_of(*owner.close(0)), (Ranks{0}));
+}
+
+TEST(RoundOwner, ANextRoundWaitsUntilAllHaveThisOne) {
+  RoundOwner owner({2, 1, 0, 3}, true);
+  owner.join({0, 1, 1}, 0);
+  ASSERT_TRUE(owner.close(0));
+  EXPECT_TRUE(owner.received(0, 0, 0));
+  owner.join({0, 2, 2}, 0);
+  EXPECT_FALSE(owner.close(0));
+  EXPECT_FALSE(owner.received(1, 0, 0));
+  EXPECT_TRUE(owner.close(0));
+}
+
+TEST(RoundOwner, TheLastRoundWaitsForAllAndEndsTheSeries) {
+  RoundOwner owner({3, 1, 0, 9}, false);
+  owner.join({0, 1, 0, true}, 0);
+  owner.join({1, 1, 1}, 0);
+  EXPECT_FALSE(owner.close(0));
+  owner.join({1, 2, 0, true}, 0);
+  owner.join({2, 1, 0, true}, 0);
+  const auto closed = owner.close(0);
+  ASSERT_TRUE(closed);
+  EXPECT_TRUE(closed->last);
+  EXPECT_EQ(ranks_of(*closed), (Ranks{0, 1, 2}));
+  EXPECT_TRUE(owner.ended());
+}
+
+}  // namespace
+}  // namespace herring::partial

@@ -1,0 +1,162 @@
+#include "server/series.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "fixture.h"
+
+namespace herring::server {
+namespace {
+
+std::string floats(std::initializer_list<float> values) {
+  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
+}
+
+class SeriesTest : public testing::Test {
+ protected:
+  void enlist(bool inlined, uint32_t quorum = 2) {
+    wire::Enlist message;
+    message.name = "s";
+    message.inline_payload = inlined;
+    message.elements = 2;
+    message.quorum = quorum;
+    message.staleness = 3;
+    message.warn_ms = 10;
+    message.timeout_ms = 100;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      std::vector<Answer> answers;
+      ASSERT_TRUE(table.enlist(rank, encode(message), 0, answers).ok());
+      ASSERT_TRUE(answers.empty());
+    }
+  }
+  std::vector<Answer> join(uint32_t rank, uint64_t upto, uint32_t base, std::string payload,
+                           uint64_t digest = 0) {
+    wire::JoinMessage message;
+    message.id = id;
+    message.upto = upto;
+    message.base = base;
+    message.digest_round = digest != 0 ? 1 : 0;
+    message.digest = digest;
+    std::vector<Answer> answers;
+    const Status status = table.join(rank, encode(message) + payload, 5, answers);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return answers;
+  }
+  std::vector<Answer> received(uint32_t rank, uint32_t round, bool whole = true) {
+    std::vector<Answer> answers;
+    const wire::RoundMark mark{id, round, 0, whole};
+    EXPECT_TRUE(table.received(rank, encode(mark), 5, answers).ok());
+    return answers;
+  }
+
+  control::Cluster cluster = make_cluster(3);
+  SeriesTable table{cluster, 0};
+  const uint64_t id = wire::series_id("s");
+};
+
+TEST_F(SeriesTest, SumsWhatRodeAlongAndAnswersEverybody) {
+  EXPECT_FALSE(table.any());
+  enlist(true);
+  EXPECT_TRUE(table.any());
+  EXPECT_TRUE(join(2, 1, 1, floats({3, 6})).empty());
+  EXPECT_TRUE(join(2, 1, 1, floats({3, 6})).empty()) << "a duplicate";
+  const auto answers = join(0, 1, 1, floats({9, 0}));
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[1].rank, 2u);
+  EXPECT_EQ(answers[2].rank, 1u) << "who waits comes first";
+  const auto round = wire::decode_round(answers[1].payload);
+  ASSERT_TRUE(round.ok());
+  EXPECT_EQ(round->divisor, 3u);
+  ASSERT_EQ(round->contributors.size(), 2u);
+  EXPECT_EQ(round->payload, floats({4, 2}));
+}
+
+TEST_F(SeriesTest, ALateContributionIsAddedToTheNext) {
+  enlist(true, 1);
+  join(0, 1, 1, floats({3, 3}));
+  EXPECT_TRUE(join(1, 1, 1, floats({6, 0})).empty());
+  const auto answers = join(1, 2, 2, floats({0, 9}));
+  ASSERT_EQ(answers.size(), 3u);
+  const auto round = wire::decode_round(answers[0].payload);
+  EXPECT_EQ(round->round, 1u);
+  EXPECT_EQ(round->contributors[0].upto, 2u);
+  EXPECT_EQ(round->payload, floats({2, 3}));
+}
+
+TEST_F(SeriesTest, CommitsWithTheFirstThatHasItWhole) {
+  enlist(false);
+  join(0, 1, 1, "");
+  const auto closed = join(1, 1, 1, "");
+  ASSERT_EQ(closed.size(), 3u);
+  EXPECT_GE(closed[0].header.stream, wire::kPartialStreams);
+  EXPECT_TRUE(received(2, 0, false).empty());
+  const auto commits = received(0, 0);
+  ASSERT_EQ(commits.size(), 3u);
+  EXPECT_EQ(commits[0].header.type, wire::FrameType::kCommit);
+  EXPECT_TRUE(received(1, 0).empty());
+}
+
+TEST_F(SeriesTest, RepeatsARoundWithoutTheDeadUnderANewTicket) {
+  enlist(false);
+  join(0, 1, 1, "");
+  const uint32_t ticket = join(1, 1, 1, "")[0].header.round;
+  join(2, 1, 1, "");
+  std::vector<Answer> answers;
+  table.lost(1, 6, answers);
+  EXPECT_TRUE(answers.empty());
+  EXPECT_TRUE(received(0, 0, false).empty());
+  answers = received(2, 0, false);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_NE(answers[0].header.round, ticket);
+  const auto round = wire::decode_round(answers[0].payload);
+  EXPECT_EQ(round->round, 0u);
+  EXPECT_EQ(round->attempt, 1u);
+  ASSERT_EQ(round->lost.size(), 1u);
+  EXPECT_EQ(round->lost[0].announced, 1u);
+}
+
+TEST_F(SeriesTest, ReplicasThatDifferFailTheJob) {
+  enlist(true, 3);
+  join(0, 1, 1, floats({1, 1}), 111);
+  const auto answers = join(1, 1, 1, floats({1, 1}), 222);
+  ASSERT_EQ(answers.size(), 3u);
+  const auto error = wire::decode_op_error(answers[0].payload);
+  EXPECT_EQ(error->code, Code::kMismatch);
+  EXPECT_NE(error->text.find("digest 222"), std::string::npos) << error->text;
+}
+
+TEST_F(SeriesTest, WarnsAndEndsWithTheNamesOfThoseWhoAreMissing) {
+  enlist(true, 3);
+  join(0, 1, 1, floats({1, 1}));
+  join(2, 1, 1, floats({1, 1}));
+  std::vector<Answer> answers;
+  table.overdue(50 * kMillisecond, answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_NE(answers[0].payload.find("for rank 1 ("), std::string::npos) << answers[0].payload;
+  answers.clear();
+  table.overdue(60 * kMillisecond, answers);
+  EXPECT_TRUE(answers.empty());
+  table.overdue(kSecond, answers);
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kTimeout);
+}
+
+TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
+  enlist(true);
+  std::vector<Answer> answers;
+  wire::JoinMessage message;
+  message.id = id;
+  message.upto = 1;
+  EXPECT_FALSE(table.join(0, encode(message) + "short", 0, answers).ok());
+  message.id = id + 1;
+  EXPECT_FALSE(table.join(0, encode(message), 0, answers).ok());
+  wire::Enlist enlist;
+  enlist.quorum = 4;
+  EXPECT_NE(table.enlist(0, encode(enlist), 0, answers).message().find("quorum is 4"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace herring::server

@@ -1,0 +1,86 @@
+#include "wire/partial.h"
+
+#include <gtest/gtest.h>
+
+namespace herring::wire {
+namespace {
+
+Enlist some_enlist() {
+  Enlist enlist;
+  enlist.dtype = DType::kInt64;
+  enlist.op = ReduceOp::kSum;
+  enlist.by_contributors = true;
+  enlist.inline_payload = true;
+  enlist.elements = 512;
+  enlist.quorum = 3;
+  enlist.grace = 5;
+  enlist.staleness = 4;
+  enlist.timeout_ms = 1000;
+  enlist.name = "gradients";
+  return enlist;
+}
+
+TEST(PartialMessages, ArriveAsTheyLeft) {
+  const auto enlist = decode_enlist(encode(some_enlist()));
+  ASSERT_TRUE(enlist.ok());
+  EXPECT_EQ(enlist->elements, 512u);
+  EXPECT_EQ(enlist->quorum, 3u);
+  EXPECT_EQ(enlist->staleness, 4u);
+  EXPECT_EQ(enlist->name, "gradients");
+  EXPECT_TRUE(enlist->by_contributors && enlist->inline_payload);
+
+  const std::string text = encode(JoinMessage{7, 9, 11, true, 5, 0x123456789, {}}) + "bytes";
+  const auto join = decode_join(text);
+  ASSERT_TRUE(join.ok());
+  EXPECT_EQ(join->upto, 9u);
+  EXPECT_EQ(join->base, 11u);
+  EXPECT_TRUE(join->last);
+  EXPECT_EQ(join->digest, 0x123456789u);
+  EXPECT_EQ(join->payload, "bytes");
+
+  RoundMessage message;
+  message.id = 7;
+  message.round = 3;
+  message.attempt = 1;
+  message.divisor = 8;
+  message.contributors = {{2, 40, 1, true, -5}, {5, 41, 0, false, 6}};
+  message.lost = {{1, 30, 32}};
+  const std::string round_text = encode(message) + "result";
+  const auto round = decode_round(round_text);
+  ASSERT_TRUE(round.ok());
+  ASSERT_EQ(round->contributors.size(), 2u);
+  EXPECT_EQ(round->contributors[0].waited, -5);
+  EXPECT_EQ(round->contributors[1].upto, 41u);
+  EXPECT_EQ(round->lost[0].announced, 32u);
+  EXPECT_EQ(round->payload, "result");
+
+  const auto mark = decode_mark(encode(RoundMark{7, 3, 2, false}));
+  ASSERT_TRUE(mark.ok());
+  EXPECT_EQ(mark->attempt, 2u);
+  EXPECT_FALSE(mark->whole);
+}
+
+TEST(PartialMessages, NothingShortOrAbsurdIsAccepted) {
+  const std::string enlist = encode(some_enlist());
+  for (size_t n = 0; n < enlist.size(); ++n) {
+    EXPECT_FALSE(decode_enlist(std::string_view(enlist).substr(0, n)).ok()) << n;
+  }
+  std::string wrong = enlist;
+  wrong[1] = 2;  // min: late contributions could not be added up
+  EXPECT_FALSE(decode_enlist(wrong).ok());
+  RoundMessage message;
+  message.contributors.resize(3);
+  const std::string round = encode(message);
+  for (size_t n = 0; n < round.size(); ++n) {
+    EXPECT_FALSE(decode_round(std::string_view(round).substr(0, n)).ok()) << n;
+  }
+  std::string many = round;
+  many[8 + 4 * 3 + 1] = '\xff';  // contributors that are not there
+  EXPECT_FALSE(decode_round(many).ok());
+  const std::string mark = encode(RoundMark{});
+  EXPECT_FALSE(decode_mark(mark + "x").ok());
+  EXPECT_FALSE(decode_join(mark).ok());
+}
+
+}  // namespace
+}  // namespace herring::wire
