@@ -59,6 +59,32 @@ def test_what_is_applied_is_what_was_produced(layout: str) -> None:
     expect_success(run_job(LAYOUTS[layout], CONSERVES))
 
 
+def test_rounds_arrive_in_order_from_several_proxies_and_flows() -> None:
+    layout = LAYOUTS["dedicated"]
+    expect_success(run_job(layout, CONSERVES, HERRING_PROXIES="2", HERRING_FLOWS="2"))
+
+
+def test_replicas_that_differ_fail_the_job() -> None:
+    job = run_job(
+        ["-n", "2"],
+        """
+        from herring.partial import PartialReduction
+        herring.init()
+        series = PartialReduction(8, "float32", sync="majority")
+        work = np.zeros(8, np.float32)
+        series.allreduce(work)
+        series.digest(100 + herring.rank())
+        try:
+            while True:
+                series.allreduce(work)
+        except herring.MismatchError as error:
+            assert "differ after 1 rounds" in str(error), error
+            print("told", flush=True)
+    """,
+    )
+    assert job.stdout.count("told") == 2, job.stdout[-4000:]
+
+
 def test_without_staleness_it_is_the_full_all_reduce_bit_for_bit() -> None:
     expect_success(
         run_job(
