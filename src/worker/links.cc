@@ -15,6 +15,9 @@ constexpr size_t kFramesPerWindow = 4;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
+// A path is slow whose round trip takes so many times as long as the fastest one's.
+constexpr Nanos kSlowPath = 2;
+constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
@@ -96,12 +99,36 @@ size_t Links::window(const Link& link) const {
   return std::min<size_t>(segments, options_.credit_max);
 }
 
-Links::LinkFlow& Links::least_loaded(Link& link) {
+// The flow on which a frame would be answered soonest: of several paths to a server one may be
+// congested or broken, and what is sent there holds up everybody's sum. If that flow is full, the
+// others would still be slower.
+Links::LinkFlow& Links::soonest(Link& link) {
   LinkFlow* best = link.flows.front().get();
   for (auto& flow : link.flows) {
-    if (flow->outstanding < best->outstanding) best = flow.get();
+    const auto answered_in = [](const LinkFlow& f) {
+      return static_cast<Nanos>(f.outstanding + 1) * std::max<Nanos>(f.rtt, 1);
+    };
+    if (answered_in(*flow) < answered_in(*best)) best = flow.get();
   }
   return *best;
+}
+
+// What a slow path was like is forgotten after a while, so that it is tried again.
+void Links::judge_paths(Link& link, Nanos now) {
+  Nanos fastest = 0;
+  for (const auto& flow : link.flows) {
+    if (flow->rtt > 0 && (fastest == 0 || flow->rtt < fastest)) fastest = flow->rtt;
+  }
+  for (auto& flow : link.flows) {
+    if (flow->rtt <= kSlowPath * fastest) {
+      flow->rest = kFirstRest;
+      flow->rests_until = now + flow->rest;
+    } else if (now >= flow->rests_until) {
+      flow->rtt = fastest;
+      flow->rest = std::min(2 * flow->rest, kLongestRest);
+      flow->rests_until = now + flow->rest;
+    }
+  }
 }
 
 void Links::pump(uint32_t server) {
@@ -151,7 +178,7 @@ bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
-  LinkFlow& flow = least_loaded(link);
+  LinkFlow& flow = soonest(link);
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
@@ -301,6 +328,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
   flow.outstanding -= header.segments;
+  flow.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
@@ -343,6 +371,7 @@ void Links::on_closed(transport::Flow& flow, const Status& why) {
 }
 
 void Links::poll_paths() {
+  const Nanos now = monotonic_now();
   uint32_t fresh = 0;
   Nanos queueing = 0;
   int flows = 0;
@@ -350,13 +379,16 @@ void Links::poll_paths() {
     for (auto& flow : link.flows) {
       const transport::PathInfo path = flow->flow->path_info();
       fresh += static_cast<uint32_t>(flow->losses.poll(path));
+      if (flow->carried) flow->rtt = path.rtt;
+      flow->carried = false;
       queueing += path.rtt - path.min_rtt;
       ++flows;
     }
+    judge_paths(link, now);
   }
   signals_ += fresh;
   if (flows > 0) controller_.on_queueing(queueing / flows);
-  if (fresh > 0 && options_.steers) congested(monotonic_now());
+  if (fresh > 0 && options_.steers) congested(now);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {

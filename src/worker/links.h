@@ -71,6 +71,10 @@ class Links : private transport::FlowHandler {
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
+    // How slow its path is, beside those of the link's other flows.
+    bool carried = false;        // a result since the last poll: the round trip is fresh
+    Nanos rtt = 0;               // as last polled; 0: not known
+    Nanos rest = 0, rests_until = 0;
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -94,7 +98,8 @@ class Links : private transport::FlowHandler {
   void pump(uint32_t server);
   bool pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
-  LinkFlow& least_loaded(Link& link);
+  static LinkFlow& soonest(Link& link);
+  static void judge_paths(Link& link, Nanos now);
   void account(size_t sent);
   void give_back(LinkFlow& flow);
   void congested(Nanos now);
