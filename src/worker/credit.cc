@@ -4,7 +4,8 @@ namespace herring::worker {
 namespace {
 
 constexpr double kClearGain = 1.03;   // enough if each of two pairs of intervals shows it
-constexpr double kSmallGain = 1.015;  // enough in the median of all pairs
+constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, where nothing queues
+constexpr Nanos kShortQueueing = kMillisecond;
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
@@ -56,11 +57,12 @@ void CreditController::finish_interval(Nanos now) {
   ++intervals_;
   trying_ = !trying_;
   // One pair alone may have met a hiccup of the machine, so both of the first must be clear; to
-  // tell a small gain from noise takes all.
+  // tell a small gain from noise takes all, and is worth it only where a larger window makes no
+  // queue.
   if (intervals_ == 4) {
     last_gain_ = std::min(gains_[0], gains_[1]);
     if (last_gain_ >= kClearGain) return finish_trial(now, true);
-    if (gains_[0] * gains_[1] < 1) return finish_trial(now, false);
+    if (gains_[0] * gains_[1] < 1 || queueing_ > kShortQueueing) return finish_trial(now, false);
   } else if (intervals_ == 2 * gains_.size()) {
     std::sort(gains_.begin(), gains_.end());
     last_gain_ = gains_[gains_.size() / 2];

@@ -4,9 +4,9 @@
 // retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
 // it is, so the controller starts at one segment and tries twice as much, in turn with what it has
 // (a-b-a-b), and keeps the larger window only if it moved more bytes per second: clearly so in both
-// pairs, or, where two pairs leave a doubt, in the median of five. On a link that is already full,
-// twice the window moves nothing more, so it stays small. Any sign of congestion (a retransmission
-// anywhere in the job) halves it at once and makes the next trial wait.
+// pairs, or, where two pairs leave a doubt and no queue has formed, in the median of five. On a
+// link that is already full, twice the window moves nothing more, so it stays small. Any sign of
+// congestion (a retransmission anywhere in the job) halves it at once, and the next trial waits.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in

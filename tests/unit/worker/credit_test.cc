@@ -56,6 +56,15 @@ TEST(CreditController, FindsASmallGainAmidNoise) {
   EXPECT_EQ(path.controller.base(), 64);
 }
 
+// A path that queues is full, or soon will be: what looks like a small gain is left alone.
+TEST(CreditController, ASmallGainIsNotWorthAQueue) {
+  Path path(64);
+  path.controller.on_queueing(2 * kMillisecond);
+  path.run(30 * kSecond,
+           [](uint16_t credit) { return 25e6 * std::pow(1.025, std::log2(credit)); });
+  EXPECT_EQ(path.controller.base(), 1);
+}
+
 TEST(CreditController, NoiseIsNoGain) {
   Path path;
   std::mt19937 random(3);
