@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/hash.h"
+
 namespace herring::plan {
 namespace {
 
@@ -17,20 +19,13 @@ constexpr size_t kMaxBuffers = size_t{1} << 20;      // more are a mistake, and 
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// FNV-1a over little-endian integers: the same on every machine.
-class Hasher {
+class Hasher : public Fnv1a {
  public:
-  void add(uint64_t value) {
-    for (int i = 0; i < 8; ++i, value >>= 8) hash_ = (hash_ ^ (value & 0xff)) * 0x100000001b3u;
-  }
+  using Fnv1a::add;
   void add(const Range& range) {
-    add(range.offset);
-    add(range.bytes);
+    add(uint64_t{range.offset});
+    add(uint64_t{range.bytes});
   }
-  uint64_t value() const { return hash_; }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
 // Every list is preceded by its length, so that no two plans share an encoding. The cluster's shape

@@ -54,7 +54,6 @@ Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
   any_.store(true);
   const uint64_t id = wire::series_id(enlist->name);
   if (id % cluster_.servers.size() != server_) return {};
-  std::lock_guard lock(mutex_);
   std::unique_ptr<Series>& series = series_[id];
   if (!series) {
     const uint32_t stream =
@@ -87,7 +86,6 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                          std::vector<Answer>& out) {
   auto join = wire::decode_join(text);
   if (!join.ok()) return join.status();
-  std::lock_guard lock(mutex_);
   const auto found = series_.find(join->id);
   if (found == series_.end()) {
     return {Code::kInternal, concat("rank ", rank, " joins a series that it did not enlist in")};
@@ -128,7 +126,6 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
                              std::vector<Answer>& out) {
   auto mark = wire::decode_mark(text);
   if (!mark.ok()) return mark.status();
-  std::lock_guard lock(mutex_);
   const auto found = series_.find(mark->id);
   if (found == series_.end()) return {};  // its last round: the series has ended
   Series& series = *found->second;
@@ -194,7 +191,6 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
 }
 
 void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
-  std::lock_guard lock(mutex_);
   if (lost_[rank]) return;
   lost_[rank] = true;
   for (auto it = series_.begin(); it != series_.end();) {
@@ -207,7 +203,6 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
 }
 
 void SeriesTable::tick(Nanos now, std::vector<Answer>& out) {
-  std::lock_guard lock(mutex_);
   for (auto it = series_.begin(); it != series_.end();) {
     const uint64_t id = it->first;
     Series& series = *(it++)->second;
@@ -215,8 +210,7 @@ void SeriesTable::tick(Nanos now, std::vector<Answer>& out) {
   }
 }
 
-Nanos SeriesTable::wake_at() {
-  std::lock_guard lock(mutex_);
+Nanos SeriesTable::wake_at() const {
   Nanos first = 0;
   for (const auto& [id, series] : series_) {
     const Nanos at = series->owner.wake_at();
@@ -226,7 +220,6 @@ Nanos SeriesTable::wake_at() {
 }
 
 void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
-  std::lock_guard lock(mutex_);
   for (const auto& [id, series] : series_) {
     const Nanos since = series->owner.waiting_since();
     const wire::Enlist& options = series->options;

@@ -1,13 +1,13 @@
 // Partial all-reduces on a server: the series it owns, what has come for their rounds, and what to
 // tell the workers. A contribution that rode along with its join is summed right here; otherwise a
 // closed round gets a ticket in a stream of its own, and is pushed like any buffer. Pure
-// bookkeeping: no I/O.
+// bookkeeping: no I/O, and no lock of its own: what it says must leave in the order of its changes,
+// so its caller holds one over both.
 #pragma once
 
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,10 +31,11 @@ class SeriesTable {
   // Closes what only waited for its grace to end.
   void tick(Nanos now, std::vector<Answer>& out);
   // When tick() is worth calling; 0: never.
-  Nanos wake_at();
+  Nanos wake_at() const;
   // Warnings, and errors for rounds that wait too long.
   void overdue(Nanos now, std::vector<Answer>& out);
-  // Whether the job has any series, here or elsewhere: it then outlives its workers' deaths.
+  // Whether the job has any series, here or elsewhere: it then outlives its workers' deaths. Needs
+  // no lock.
   bool any() const { return any_.load(); }
 
  private:
@@ -65,7 +66,6 @@ class SeriesTable {
   const control::Cluster& cluster_;
   const uint32_t server_;
   std::atomic<bool> any_{false};
-  std::mutex mutex_;  // guards everything below
   std::map<uint64_t, std::unique_ptr<Series>> series_;
   std::vector<bool> lost_;
   uint32_t next_stream_ = 0;

@@ -1,6 +1,7 @@
 #include "wire/partial.h"
 
 #include "base/bytes.h"
+#include "base/hash.h"
 
 namespace herring::wire {
 namespace {
@@ -28,11 +29,7 @@ bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
 
 }  // namespace
 
-uint64_t series_id(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3;
-  return hash;
-}
+uint64_t series_id(std::string_view name) { return fnv1a(name); }
 
 std::string encode(const Enlist& e) {
   ByteWriter out;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <future>
 
+#include "base/hash.h"
+
 namespace herring::worker {
 
 // Where no node stage is needed, a buffer goes straight from the arena to the servers and back.
@@ -94,13 +96,13 @@ Planned::~Planned() {
 }
 
 uint64_t Planned::signature() const {
-  uint64_t h = plan_.hash;
-  for (uint64_t value : {uint64_t{stream_}, static_cast<uint64_t>(options_.op),
+  Fnv1a hash;
+  for (uint64_t value : {plan_.hash, uint64_t{stream_}, static_cast<uint64_t>(options_.op),
                          static_cast<uint64_t>(options_.narrow),
                          static_cast<uint64_t>(options_.wire)}) {
-    h = (h ^ value) * 0x100000001b3;
+    hash.add(value);
   }
-  return h;
+  return hash.value();
 }
 
 Status Planned::begin(bool active) {
