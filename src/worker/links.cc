@@ -15,9 +15,6 @@ constexpr size_t kFramesPerWindow = 4;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
-// A path is slow whose round trip takes so many times as long as the fastest one's.
-constexpr Nanos kSlowPath = 2;
-constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
@@ -46,6 +43,7 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
   flow->flow = std::make_unique<transport::tcp::TcpFlow>(loop_, std::move(fd), self, peer);
   flow->flow->user = flow.get();
   links_[server].flows.push_back(std::move(flow));
+  links_[server].paths.emplace_back();
   links_[server].share = share_of(server);
   balances_ |= links_[server].share > 1;
   size_t flows = 0;
@@ -99,38 +97,6 @@ size_t Links::window(const Link& link) const {
   return std::min<size_t>(segments, options_.credit_max);
 }
 
-// The flow on which a frame would be answered soonest: of several paths to a server one may be
-// congested or broken, and what is sent there holds up everybody's sum. If that flow is full, the
-// others would still be slower.
-Links::LinkFlow& Links::soonest(Link& link) {
-  LinkFlow* best = link.flows.front().get();
-  for (auto& flow : link.flows) {
-    const auto answered_in = [](const LinkFlow& f) {
-      return static_cast<Nanos>(f.outstanding + 1) * std::max<Nanos>(f.rtt, 1);
-    };
-    if (answered_in(*flow) < answered_in(*best)) best = flow.get();
-  }
-  return *best;
-}
-
-// What a slow path was like is forgotten after a while, so that it is tried again.
-void Links::judge_paths(Link& link, Nanos now) {
-  Nanos fastest = 0;
-  for (const auto& flow : link.flows) {
-    if (flow->rtt > 0 && (fastest == 0 || flow->rtt < fastest)) fastest = flow->rtt;
-  }
-  for (auto& flow : link.flows) {
-    if (flow->rtt <= kSlowPath * fastest) {
-      flow->rest = kFirstRest;
-      flow->rests_until = now + flow->rest;
-    } else if (now >= flow->rests_until) {
-      flow->rtt = fastest;
-      flow->rest = std::min(2 * flow->rest, kLongestRest);
-      flow->rests_until = now + flow->rest;
-    }
-  }
-}
-
 void Links::pump(uint32_t server) {
   // What one link sends may set free those that are ahead of it.
   if (!pump_link(links_[server]) || !balances_) return;
@@ -178,7 +144,9 @@ bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
-  LinkFlow& flow = soonest(link);
+  const size_t chosen = soonest(link.paths);
+  LinkFlow& flow = *link.flows[chosen];
+  Path& path = link.paths[chosen];
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
@@ -189,7 +157,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   const size_t left = run.first + run.count - item.next;
   const size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
-  if (flow.outstanding + count > window && stream.outstanding > 0) return false;
+  if (path.outstanding + count > window && stream.outstanding > 0) return false;
   if (balances_ && ahead(stream_id, item, count)) return false;
 
   const plan::Shard& shard = transfer.shards[run.shard];
@@ -216,7 +184,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   header.signals = signals_;
   header.taken = flow.taken_told = flow.taken;
   account(count);
-  flow.outstanding += count;
+  path.outstanding += count;
   stream.outstanding += count;
   if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
@@ -238,7 +206,7 @@ void Links::account(size_t sent) {
 
 // What is pushed says what was taken; when nothing is left to push, a frame of its own does.
 void Links::give_back(LinkFlow& flow) {
-  if (flow.taken == flow.taken_told || flow.outstanding > 0) return;
+  if (flow.taken == flow.taken_told || path_of(flow).outstanding > 0) return;
   wire::FrameHeader header;
   header.type = wire::FrameType::kTaken;
   header.taken = flow.taken_told = flow.taken;
@@ -302,7 +270,7 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   if (empty != (transfer.receive == nullptr) || header.payload != (empty ? 0 : bytes)) {
     return nonsense("of the wrong length");
   }
-  if (count > flow.outstanding) return nonsense("beyond what is outstanding");
+  if (count > path_of(flow).outstanding) return nonsense("beyond what is outstanding");
   flow.transfer = &transfer;
   flow.run = r;
   flow.range = {shard.offset + begin, bytes};
@@ -327,8 +295,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   for (uint32_t i = 0; i < header.segments; ++i) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
-  flow.outstanding -= header.segments;
-  flow.carried = true;
+  Path& path = path_of(flow);
+  path.outstanding -= header.segments;
+  path.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
@@ -379,12 +348,11 @@ void Links::poll_paths() {
     for (auto& flow : link.flows) {
       const transport::PathInfo path = flow->flow->path_info();
       fresh += static_cast<uint32_t>(flow->losses.poll(path));
-      if (flow->carried) flow->rtt = path.rtt;
-      flow->carried = false;
+      path_of(*flow).report(path.rtt);
       queueing += path.rtt - path.min_rtt;
       ++flows;
     }
-    judge_paths(link, now);
+    judge(link.paths, now);
   }
   signals_ += fresh;
   if (flows > 0) controller_.on_queueing(queueing / flows);

@@ -14,6 +14,7 @@
 #include "transport/event_loop.h"
 #include "transport/transport.h"
 #include "worker/credit.h"
+#include "worker/paths.h"
 #include "worker/transfer.h"
 
 namespace herring::worker {
@@ -63,7 +64,6 @@ class Links : private transport::FlowHandler {
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
-    size_t outstanding = 0;      // segments sent and not yet answered
     // Segments of lent results that were read, and as the server knows it; modulo 2^16.
     uint16_t taken = 0, taken_told = 0;
     std::string control;         // payload of a control frame being received
@@ -71,10 +71,6 @@ class Links : private transport::FlowHandler {
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
-    // How slow its path is, beside those of the link's other flows.
-    bool carried = false;        // a result since the last poll: the round trip is fresh
-    Nanos rtt = 0;               // as last polled; 0: not known
-    Nanos rest = 0, rests_until = 0;
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -88,6 +84,7 @@ class Links : private transport::FlowHandler {
   struct Link {
     double share = 1;  // of the credit: a server with more of the bytes has more on its way
     std::vector<std::unique_ptr<LinkFlow>> flows;
+    std::vector<Path> paths;  // of the flows
     std::map<uint32_t, Stream> streams;
   };
 
@@ -98,8 +95,7 @@ class Links : private transport::FlowHandler {
   void pump(uint32_t server);
   bool pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
-  static LinkFlow& soonest(Link& link);
-  static void judge_paths(Link& link, Nanos now);
+  Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(size_t sent);
   void give_back(LinkFlow& flow);
   void congested(Nanos now);
