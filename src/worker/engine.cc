@@ -5,10 +5,12 @@
 #include <cstring>
 #include <future>
 #include <numeric>
+#include <tuple>
 
+#include "base/hash.h"
 #include "base/log.h"
-#include "plan/split.h"
 #include "reduce/reduce.h"
+#include "worker/exchange.h"
 
 namespace herring::worker {
 namespace {
@@ -19,12 +21,6 @@ constexpr Nanos kTick = 50 * kMillisecond;
 // What is in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
 
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
-  return hash;
-}
-
 }  // namespace
 
 size_t Request::bytes() const {
@@ -32,6 +28,12 @@ size_t Request::bytes() const {
 }
 
 void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
+
+char* Operation::make_result(size_t bytes) {
+  result_bytes = bytes;
+  result = std::make_unique<char[]>(std::max<size_t>(bytes, 1));
+  return result.get();
+}
 
 Engine::Engine(const control::Cluster& cluster, EngineOptions options,
                std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows)
@@ -221,9 +223,7 @@ void Engine::on_reply(Operation& operation, wire::Go head, std::string_view resu
       std::memcpy(request.receive, result.data(), result.size());
       break;
     default:
-      operation.result_bytes = result.size();
-      operation.result = std::make_unique<char[]>(std::max<size_t>(result.size(), 1));
-      std::memcpy(operation.result.get(), result.data(), result.size());
+      std::memcpy(operation.make_result(result.size()), result.data(), result.size());
   }
   finish(operation, {});
 }
@@ -242,25 +242,36 @@ void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire:
   }
 }
 
+// Straight to the servers and back, without the node stage.
+Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
+  const Request& request = operation.request;
+  Transfer& transfer = operation.transfers_.emplace_back();
+  transfer.key = key;
+  transfer.open.workers = 1;
+  transfer.open.timeout_ms = timeout_ms(request.timeout);
+  transfer.open.warn_ms = warn_ms();
+  transfer.open.name = request.name;
+  transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
+  if (request.kind == wire::Collective::kAllreduce ||
+      request.kind == wire::Collective::kReduceScatter) {
+    transfer.open.dtype = request.dtype;
+    transfer.open.op = request.op;
+    transfer.open.prescale = request.prescale;
+    transfer.open.postscale = request.postscale;
+  }
+  transfer.shards = plan::shard_layout(bytes, weights());
+  transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
+  transfer.owner = &operation;
+  return transfer;
+}
+
 void Engine::launch_allreduce(Operation& operation, Key key) {
   const Request& request = operation.request;
   const size_t bytes = request.bytes();
   if (!uses_node_stage_) {
     operation.parts_left_ = 1;
-    Transfer& transfer = operation.transfers_.emplace_back();
-    transfer.key = key;
-    transfer.open.dtype = request.dtype;
-    transfer.open.op = request.op;
-    transfer.open.workers = 1;
-    transfer.open.prescale = request.prescale;
-    transfer.open.postscale = request.postscale;
-    transfer.open.timeout_ms = timeout_ms(request.timeout);
-    transfer.open.warn_ms = warn_ms();
-    transfer.open.name = request.name;
+    Transfer& transfer = add_transfer(operation, key, bytes);
     transfer.send = transfer.receive = request.receive;
-    transfer.shards = plan::shard_layout(bytes, weights());
-    transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
-    transfer.owner = &operation;
     links_->push(transfer);
     return;
   }
@@ -300,105 +311,29 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
   }
 }
 
-// Everything but all-reduce moves blocks between ranks through the servers, or reduces them for one
-// rank: for each block some ranks contribute and some want the result.
+// Everything but all-reduce.
 void Engine::launch_exchange(Operation& operation, Key key) {
   const Request& request = operation.request;
-  const uint32_t size = cluster_.size, rank = options_.rank;
-  const size_t item = size_of(request.dtype), bytes = request.bytes();
-  const auto add = [&](uint32_t buffer, size_t block, const char* send,
-                       char* receive) -> Transfer& {
-    Transfer& transfer = operation.transfers_.emplace_back();
-    transfer.key = {key.stream, key.round, buffer};
-    transfer.open.dtype = DType::kUInt8;  // bytes move unchanged
-    transfer.open.participants = wire::Participants::kRanks;
-    transfer.open.workers = 1;
-    transfer.open.timeout_ms = timeout_ms(request.timeout);
-    transfer.open.warn_ms = warn_ms();
-    transfer.open.name = request.name;
-    transfer.send = send;
-    transfer.receive = receive;
-    transfer.shards = plan::shard_layout(block, weights());
-    transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
-    transfer.owner = &operation;
-    return transfer;
-  };
-  const auto make_result = [&](size_t result_bytes) {
-    operation.result_bytes = result_bytes;
-    operation.result = std::make_unique<char[]>(std::max<size_t>(result_bytes, 1));
-    return operation.result.get();
-  };
-  switch (request.kind) {
-    case wire::Collective::kBroadcast:
-      add(0, bytes, rank == request.root ? request.send : nullptr,
-          rank == request.root ? nullptr : request.receive);
-      break;
-    case wire::Collective::kAllgather: {
-      const auto& counts = operation.counts;
-      const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-      char* out = make_result(total * item);
-      for (uint32_t r = 0; r < size; ++r) {
-        const size_t block = operation.counts[r] * item;
-        if (r == rank) std::memcpy(out, request.send, block);
-        if (block > 0) add(r, block, r == rank ? request.send : nullptr, r == rank ? nullptr : out);
-        out += block;
-      }
-      break;
-    }
-    case wire::Collective::kReduceScatter: {
-      const size_t row = bytes / std::max<size_t>(request.shape.empty() ? 1 : request.shape[0], 1);
-      const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
-      const size_t mine = plan::even_split(rows, size, rank).count * row;
-      char* out = make_result(mine);
-      for (uint32_t r = 0; r < size; ++r) {
-        const plan::Part part = plan::even_split(rows, size, r);
-        if (part.count * row == 0) continue;
-        Transfer& transfer = add(r, part.count * row, request.send + part.first * row,
-                                 r == rank ? out : nullptr);
-        transfer.open.dtype = request.dtype;
-        transfer.open.op = request.op;
-        transfer.open.prescale = request.prescale;
-        transfer.open.postscale = request.postscale;
-      }
-      break;
-    }
-    case wire::Collective::kAlltoall: {
-      const auto count = [&](uint32_t from, uint32_t to) {
-        return operation.counts[size_t{from} * size + to] * item;
-      };
-      size_t incoming = 0;
-      for (uint32_t r = 0; r < size; ++r) incoming += count(r, rank);
-      char* out = make_result(incoming);
-      const char* in = request.send;
-      std::vector<char*> places(size);
-      for (uint32_t r = 0; r < size; ++r) {
-        places[r] = out;
-        out += count(r, rank);
-      }
-      for (uint32_t r = 0; r < size; ++r) {
-        const size_t block = count(rank, r);
-        if (r == rank) {
-          std::memcpy(places[r], in, block);
-        } else {
-          for (const bool sending : {true, false}) {
-            const size_t n = sending ? block : count(r, rank);
-            if (n == 0) continue;
-            Transfer& transfer = add(sending ? rank * size + r : r * size + rank, n,
-                                     sending ? in : nullptr, sending ? nullptr : places[r]);
-            transfer.open.participants = wire::Participants::kPair;
-            transfer.open.pair_a = std::min(rank, r);
-            transfer.open.pair_b = std::max(rank, r);
-          }
-        }
-        in += block;
-      }
-      break;
-    }
-    default: break;
+  const Exchange exchange =
+      plan_exchange(request, operation.counts, options_.rank, cluster_.size);
+  char* out = request.kind == wire::Collective::kBroadcast
+                  ? request.receive
+                  : operation.make_result(exchange.result_bytes);
+  if (exchange.own) {
+    std::memcpy(out + *exchange.own->receive, request.send + *exchange.own->send,
+                exchange.own->bytes);
   }
-  // Streams are pushed in one order everywhere, whoever takes part in which block.
-  std::sort(operation.transfers_.begin(), operation.transfers_.end(),
-            [](const Transfer& a, const Transfer& b) { return a.key.buffer < b.key.buffer; });
+  for (const Block& block : exchange.blocks) {
+    Transfer& transfer =
+        add_transfer(operation, {key.stream, key.round, block.buffer}, block.bytes);
+    transfer.open.participants = wire::Participants::kRanks;
+    if (block.pair) {
+      transfer.open.participants = wire::Participants::kPair;
+      std::tie(transfer.open.pair_a, transfer.open.pair_b) = *block.pair;
+    }
+    if (block.send) transfer.send = request.send + *block.send;
+    if (block.receive) transfer.receive = out + *block.receive;
+  }
   operation.parts_left_ = operation.transfers_.size() + 1;
   for (Transfer& transfer : operation.transfers_) links_->push(transfer);
   part_done(operation);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,53 +17,12 @@
 #include "node/local_bus.h"
 #include "node/shared_memory.h"
 #include "transport/event_loop.h"
-#include "worker/completion.h"
 #include "worker/links.h"
 #include "worker/node_stage.h"
+#include "worker/operation.h"
 #include "worker/partial.h"
-#include "worker/transfer.h"
 
 namespace herring::worker {
-
-// A named operation as one rank calls it.
-struct Request {
-  wire::Collective kind = wire::Collective::kBarrier;
-  std::string name;
-  DType dtype = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
-  wire::Algorithm algorithm = wire::Algorithm::kHerring;  // allreduce
-  uint32_t root = 0;
-  double prescale = 1.0, postscale = 1.0;
-  std::vector<uint64_t> shape;
-  std::vector<uint64_t> splits;   // alltoall: rows for each rank
-  const char* send = nullptr;
-  char* receive = nullptr;        // allreduce, broadcast: in place
-  double timeout = 0;             // seconds; 0: the setting
-  size_t bytes() const;
-};
-
-class Operation : public TransferOwner {
- public:
-  Completion completion;
-  Request request;
-  // What allgather, reduce_scatter and alltoall return; valid once complete.
-  std::unique_ptr<char[]> result;
-  size_t result_bytes = 0;
-  std::vector<uint64_t> counts, dims;  // see wire::Go
-
- private:
-  friend class Engine;
-  void on_transfer_done(Transfer&) override;
-
-  class Engine* engine_ = nullptr;
-  uint64_t id_ = 0;
-  uint32_t server_ = 0;
-  bool launched_ = false;              // bytes of it may be moving
-  std::deque<Transfer> transfers_;
-  size_t parts_left_ = 0;
-  char* staging_ = nullptr;            // in the shared heap, for an array that is not
-  std::function<void(const Status&)> then_;  // instead of a caller who waits
-};
 
 struct EngineOptions {
   uint32_t rank = 0;
@@ -138,6 +96,7 @@ class Engine {
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);
+  Transfer& add_transfer(Operation& operation, Key key, size_t bytes);
   void launch_allreduce(Operation& operation, Key key);
   void launch_exchange(Operation& operation, Key key);
   void launch_schedule(Operation& operation, Key key);

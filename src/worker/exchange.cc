@@ -1,0 +1,112 @@
+#include "worker/exchange.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "plan/split.h"
+
+namespace herring::worker {
+namespace {
+
+Exchange broadcast(const Request& request, uint32_t rank) {
+  Exchange exchange;
+  Block& block = exchange.blocks.emplace_back();
+  block.bytes = request.bytes();
+  (rank == request.root ? block.send : block.receive) = 0;
+  return exchange;
+}
+
+// counts: items of each rank.
+Exchange allgather(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank) {
+  Exchange exchange;
+  for (uint32_t r = 0; r < counts.size(); ++r) {
+    Block block;
+    block.buffer = r;
+    block.bytes = counts[r] * size_of(request.dtype);
+    const size_t place = exchange.result_bytes;
+    exchange.result_bytes += block.bytes;
+    if (r == rank) {
+      block.send = 0;
+      exchange.own = block;
+      exchange.own->receive = place;
+    } else {
+      block.receive = place;
+    }
+    exchange.blocks.push_back(block);
+  }
+  return exchange;
+}
+
+Exchange reduce_scatter(const Request& request, uint32_t rank, uint32_t size) {
+  const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
+  const size_t row = request.bytes() / std::max<size_t>(rows, 1);
+  Exchange exchange;
+  for (uint32_t r = 0; r < size; ++r) {
+    const plan::Part part = plan::even_split(rows, size, r);
+    Block block;
+    block.buffer = r;
+    block.bytes = part.count * row;
+    block.send = part.first * row;
+    if (r == rank) {
+      block.receive = 0;
+      exchange.result_bytes = block.bytes;
+    }
+    exchange.blocks.push_back(block);
+  }
+  return exchange;
+}
+
+// counts: items from each rank to each, sender by sender.
+Exchange alltoall(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                  uint32_t size) {
+  const auto bytes = [&](uint32_t from, uint32_t to) {
+    return counts[size_t{from} * size + to] * size_of(request.dtype);
+  };
+  Exchange exchange;
+  size_t in = 0;
+  for (uint32_t r = 0; r < size; ++r) {
+    Block outgoing, incoming;
+    outgoing.buffer = rank * size + r;
+    outgoing.bytes = bytes(rank, r);
+    outgoing.send = in;
+    incoming.buffer = r * size + rank;
+    incoming.bytes = bytes(r, rank);
+    incoming.receive = exchange.result_bytes;
+    in += outgoing.bytes;
+    exchange.result_bytes += incoming.bytes;
+    if (r == rank) {
+      exchange.own = outgoing;
+      exchange.own->receive = incoming.receive;
+    } else {
+      outgoing.pair = incoming.pair = std::minmax(rank, r);
+      exchange.blocks.push_back(outgoing);
+      exchange.blocks.push_back(incoming);
+    }
+  }
+  std::sort(exchange.blocks.begin(), exchange.blocks.end(),
+            [](const Block& a, const Block& b) { return a.buffer < b.buffer; });
+  return exchange;
+}
+
+Exchange all_blocks(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                    uint32_t size) {
+  switch (request.kind) {
+    case wire::Collective::kBroadcast: return broadcast(request, rank);
+    case wire::Collective::kAllgather: return allgather(request, counts, rank);
+    case wire::Collective::kReduceScatter: return reduce_scatter(request, rank, size);
+    case wire::Collective::kAlltoall: return alltoall(request, counts, rank, size);
+    default: return {};
+  }
+}
+
+}  // namespace
+
+Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                       uint32_t size) {
+  Exchange exchange = all_blocks(request, counts, rank, size);
+  if (exchange.own && exchange.own->bytes == 0) exchange.own.reset();
+  std::erase_if(exchange.blocks, [](const Block& block) { return block.bytes == 0; });
+  return exchange;
+}
+
+}  // namespace herring::worker

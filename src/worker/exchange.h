@@ -1,0 +1,33 @@
+// Broadcast, allgather, reduce-scatter and all-to-all as blocks that move between ranks through the
+// servers: for each block some ranks contribute and some want the result. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "worker/operation.h"
+
+namespace herring::worker {
+
+// One rank's part in one block.
+struct Block {
+  uint32_t buffer = 0;           // the same number on every rank that takes part
+  size_t bytes = 0;
+  std::optional<size_t> send;    // offset in the caller's array; none: contributes nothing
+  std::optional<size_t> receive;  // offset in the result; none: does not want it
+  // All-to-all: the only two ranks that take part (the lower one first); otherwise all do.
+  std::optional<std::pair<uint32_t, uint32_t>> pair;
+};
+
+struct Exchange {
+  std::vector<Block> blocks;     // by buffer: everywhere pushed in this order
+  size_t result_bytes = 0;       // of a new array; broadcast receives in place
+  std::optional<Block> own;      // moves from here to here: no server sees it
+};
+
+// What `rank` of `size` has to do; `counts`: see wire::Go.
+Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                       uint32_t size);
+
+}  // namespace herring::worker

@@ -1,0 +1,167 @@
+#include "worker/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "plan/split.h"
+
+namespace herring::worker {
+namespace {
+
+using Ints = std::vector<int32_t>;
+
+// All ranks of an operation on int32, with servers that sum each block over who contributes to it.
+class Ranks {
+ public:
+  Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {})
+      : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
+    for (uint32_t rank = 0; rank < size_; ++rank) {
+      Request request;
+      request.kind = kind;
+      request.dtype = DType::kInt32;
+      request.root = root;
+      request.shape = {inputs_[rank].size()};
+      exchanges_.push_back(plan_exchange(request, counts, rank, size_));
+    }
+  }
+
+  std::vector<Ints> run() {
+    for (uint32_t rank = 0; rank < size_; ++rank) {
+      const Exchange& exchange = exchanges_[rank];
+      results_[rank].resize(exchange.result_bytes / 4);
+      uint32_t before = 0;
+      for (const Block& block : exchange.blocks) {
+        EXPECT_GT(block.bytes, 0u);
+        EXPECT_TRUE(&block == exchange.blocks.data() || block.buffer > before) << "not in order";
+        before = block.buffer;
+        add(rank, block);
+      }
+    }
+    for (const auto& [buffer, sum] : sums_) {
+      for (const auto& [rank, place] : wanted_[buffer]) deliver(rank, place, sum);
+    }
+    for (uint32_t rank = 0; rank < size_; ++rank) {
+      if (!exchanges_[rank].own) continue;
+      const Block& own = *exchanges_[rank].own;
+      const auto from = inputs_[rank].begin() + static_cast<long>(*own.send / 4);
+      deliver(rank, *own.receive, Ints(from, from + static_cast<long>(own.bytes / 4)));
+    }
+    return results_;
+  }
+
+  static constexpr uint32_t root = 0;
+
+ private:
+  void add(uint32_t rank, const Block& block) {
+    if (block.pair) {
+      EXPECT_LT(block.pair->first, block.pair->second);
+      EXPECT_TRUE(rank == block.pair->first || rank == block.pair->second);
+      const auto [place, fresh] = pairs_.try_emplace(block.buffer, *block.pair);
+      EXPECT_TRUE(fresh || place->second == *block.pair) << "two pairs in one buffer";
+    }
+    Ints& sum = sums_[block.buffer];
+    sum.resize(block.bytes / 4);
+    for (size_t i = 0; block.send && i < sum.size(); ++i) {
+      sum[i] += inputs_[rank].at(*block.send / 4 + i);
+    }
+    if (block.receive) wanted_[block.buffer].emplace_back(rank, *block.receive);
+  }
+  void deliver(uint32_t rank, size_t place, const Ints& values) {
+    for (size_t i = 0; i < values.size(); ++i) results_[rank].at(place / 4 + i) = values[i];
+  }
+
+  std::vector<Ints> inputs_, results_;
+  uint32_t size_;
+  std::vector<Exchange> exchanges_;
+  std::map<uint32_t, Ints> sums_;
+  std::map<uint32_t, std::vector<std::pair<uint32_t, size_t>>> wanted_;
+  std::map<uint32_t, std::pair<uint32_t, uint32_t>> pairs_;
+};
+
+class ExchangeTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  Ints ints(size_t n) {
+    Ints made(n);
+    for (int32_t& value : made) value = value_(random);
+    return made;
+  }
+  uint64_t few() { return random() % 5; }
+
+  const uint32_t size = GetParam();
+  std::mt19937 random{GetParam()};
+
+ private:
+  std::uniform_int_distribution<int32_t> value_{1, 1'000'000};
+};
+
+TEST_P(ExchangeTest, GathersBlocksOfAnyLength) {
+  for (int trial = 0; trial < 50; ++trial) {
+    std::vector<Ints> inputs;
+    std::vector<uint64_t> counts;
+    Ints all;
+    for (uint32_t r = 0; r < size; ++r) {
+      inputs.push_back(ints(few()));
+      counts.push_back(inputs.back().size());
+      all.insert(all.end(), inputs.back().begin(), inputs.back().end());
+    }
+    EXPECT_EQ(Ranks(wire::Collective::kAllgather, inputs, counts).run(),
+              std::vector<Ints>(size, all));
+  }
+}
+
+TEST_P(ExchangeTest, ReducesForEachRankItsRows) {
+  for (size_t rows = 0; rows < 3 * size; ++rows) {
+    std::vector<Ints> inputs;
+    Ints sum(rows);
+    for (uint32_t r = 0; r < size; ++r) {
+      inputs.push_back(ints(rows));
+      for (size_t i = 0; i < rows; ++i) sum[i] += inputs.back()[i];
+    }
+    std::vector<Ints> expected;
+    for (uint32_t r = 0; r < size; ++r) {
+      const plan::Part part = plan::even_split(rows, size, r);
+      const auto first = sum.begin() + static_cast<long>(part.first);
+      expected.emplace_back(first, first + static_cast<long>(part.count));
+    }
+    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs).run(), expected);
+  }
+}
+
+TEST_P(ExchangeTest, SendsEveryPairItsBlock) {
+  for (int trial = 0; trial < 50; ++trial) {
+    std::vector<uint64_t> counts;
+    for (uint32_t i = 0; i < size * size; ++i) counts.push_back(few());
+    std::vector<Ints> inputs(size), expected(size);
+    for (uint32_t from = 0; from < size; ++from) {
+      for (uint32_t to = 0; to < size; ++to) {
+        const Ints block = ints(counts[from * size + to]);
+        inputs[from].insert(inputs[from].end(), block.begin(), block.end());
+        expected[to].insert(expected[to].end(), block.begin(), block.end());
+      }
+    }
+    EXPECT_EQ(Ranks(wire::Collective::kAlltoall, inputs, counts).run(), expected);
+  }
+}
+
+TEST_P(ExchangeTest, OnlyTheRootOfABroadcastContributes) {
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    Request request;
+    request.kind = wire::Collective::kBroadcast;
+    request.root = size - 1;
+    request.shape = {7};
+    const Exchange exchange = plan_exchange(request, {}, rank, size);
+    ASSERT_EQ(exchange.blocks.size(), 1u);
+    EXPECT_EQ(exchange.blocks[0].bytes, 7u);
+    EXPECT_EQ(exchange.blocks[0].send.has_value(), rank == request.root);
+    EXPECT_EQ(exchange.blocks[0].receive.has_value(), rank != request.root);
+    EXPECT_EQ(exchange.result_bytes, 0u) << "it receives in place";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, ExchangeTest, ::testing::Values(1, 2, 3, 5, 8));
+
+}  // namespace
+}  // namespace herring::worker
