@@ -55,7 +55,7 @@ struct FrameHeader {
                                // partial all-reduce: contributors whose bytes are in it)
     uint16_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^16
-  uint32_t signals = 0;        // congestion events so far
+  uint32_t signals = 0;        // losses that the sender has counted so far
 };
 static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
 

@@ -5,6 +5,9 @@ namespace {
 
 constexpr double kClearGain = 1.03;   // enough if each of two pairs of intervals shows it
 constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, where nothing queues
+// A path that queues is close to full. What is gained there must outweigh the risk that the next
+// burst overruns a switch, and be more than a noisy machine makes.
+constexpr double kGainWorthAQueue = 1.08;
 constexpr Nanos kShortQueueing = kMillisecond;
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
@@ -12,7 +15,8 @@ constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
 constexpr Nanos kBoundedQueueingOfOne = 8 * kMillisecond;
 constexpr Nanos kBoundedQueueing = 4 * kMillisecond;
-constexpr Nanos kOneEvent = 500 * kMillisecond;
+constexpr Nanos kOneEvent = kSecond;
+constexpr uint32_t kLossesThatCount = 3;
 
 }  // namespace
 
@@ -61,8 +65,9 @@ void CreditController::finish_interval(Nanos now) {
   // queue.
   if (intervals_ == 4) {
     last_gain_ = std::min(gains_[0], gains_[1]);
-    if (last_gain_ >= kClearGain) return finish_trial(now, true);
-    if (gains_[0] * gains_[1] < 1 || queueing_ > kShortQueueing) return finish_trial(now, false);
+    const bool queues = queueing_ > kShortQueueing;
+    if (last_gain_ >= (queues ? kGainWorthAQueue : kClearGain)) return finish_trial(now, true);
+    if (gains_[0] * gains_[1] < 1 || queues) return finish_trial(now, false);
   } else if (intervals_ == 2 * gains_.size()) {
     std::sort(gains_.begin(), gains_.end());
     last_gain_ = gains_[gains_.size() / 2];
@@ -89,14 +94,21 @@ void CreditController::hold(Nanos now, Nanos least) {
   pause_ = std::min(2 * std::max(pause_, least), kLongestPause);
 }
 
-void CreditController::on_congestion(Nanos now) {
+void CreditController::on_losses(uint32_t count, Nanos now) {
+  if (fixed_) return;
   // One event shows up in several counters over several round trips.
-  if (fixed_ || now < congested_until_) return;
-  congested_until_ = now + kOneEvent;
+  if (now >= event_until_) {
+    event_until_ = now + kOneEvent;
+    losses_ = 0;
+    counted_ = false;
+    blames_trial_ = trying_;
+    if (intervals_ > 0 || trying_) finish_trial(now, false);
+  }
+  losses_ += count;
+  if (counted_ || losses_ < kLossesThatCount) return;
+  counted_ = true;
   // A trial that congests costs only itself; the standing window gives way when it did.
-  if (!trying_) base_ = std::max<uint16_t>(1, base_ / 2);
-  trying_ = false;
-  intervals_ = 0;
+  if (!blames_trial_) base_ = std::max<uint16_t>(1, base_ / 2);
   hold(now, kCongestionPause);
   begin_interval();
 }

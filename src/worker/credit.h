@@ -5,8 +5,9 @@
 // it is, so the controller starts at one segment and tries twice as much, in turn with what it has
 // (a-b-a-b), and keeps the larger window only if it moved more bytes per second: clearly so in both
 // pairs, or, where two pairs leave a doubt and no queue has formed, in the median of five. On a
-// link that is already full, twice the window moves nothing more, so it stays small. Any sign of
-// congestion (a retransmission anywhere in the job) halves it at once, and the next trial waits.
+// link that is already full, twice the window moves nothing more, so it stays small. Losses in any
+// part of the job halve it, and the next trial waits; a lone one, which a packet out of order looks
+// like too, only ends a trial.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
@@ -38,8 +39,8 @@ class CreditController {
 
   // Bytes of results that came in while something was outstanding, and how long it was.
   void on_progress(size_t bytes, Nanos busy, Nanos now);
-  // Something was lost somewhere in the job.
-  void on_congestion(Nanos now);
+  // So many packets were lost somewhere in the job.
+  void on_losses(uint32_t count, Nanos now);
   // How long packets wait on the way now: mean round trip beyond the shortest seen.
   void on_queueing(Nanos delay) { queueing_ = delay; }
 
@@ -68,7 +69,11 @@ class CreditController {
   Nanos busy_ = 0;
   double last_gain_ = 0;
   uint32_t trials_ = 0;
-  Nanos next_trial_ = 0, congested_until_ = 0;
+  Nanos next_trial_ = 0;
+  // Losses of the current event; are they to be blamed on a trial, and have they been acted upon?
+  uint32_t losses_ = 0;
+  Nanos event_until_ = 0;
+  bool blames_trial_ = false, counted_ = false;
   Nanos pause_;
 };
 

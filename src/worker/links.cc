@@ -8,8 +8,9 @@
 namespace herring::worker {
 namespace {
 
-// A window is cut into this many frames, so that some are summed while others are on their way.
-constexpr size_t kFramesPerWindow = 4;
+// A window is cut into this many frames, so that one is summed while another is on its way. More
+// cost more than they bring: a frame costs a wake-up and a few system calls on both sides.
+constexpr size_t kFramesPerWindow = 2;
 // Where servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
@@ -181,7 +182,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   header.flags = (transfer.receive != nullptr ? wire::kFlagWant : 0) |
                  (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
                  (options_.steers ? wire::kFlagSteers : 0);
-  header.signals = signals_;
+  header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
   account(count);
   path.outstanding += count;
@@ -312,12 +313,16 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
       log(LogLevel::kDebug, "credit: a trial gained ", controller_.last_gain(), ", now ",
           controller_.base(), " segments, queueing ", controller_.queueing() / kMicrosecond, " us");
     }
-    if (header.signals > server_signals_[server]) congested(now);
+    // Flows overtake each other: what comes late says less than is known.
+    const auto fresh = static_cast<int32_t>(header.signals - server_signals_[server]);
+    if (fresh > 0) {
+      server_signals_[server] = header.signals;
+      lost(static_cast<uint32_t>(fresh), now);
+    }
   } else {
     credit_ = options_.credit_fixed ? options_.credit_initial
                                     : std::clamp<uint16_t>(header.credit, 1, options_.credit_max);
   }
-  server_signals_[server] = header.signals;
   transfer.segments_left -= header.segments;
   const bool done = transfer.segments_left == 0;
   if (done) transfers_.erase(transfer.key);
@@ -327,11 +332,12 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   give_back(flow);
 }
 
-void Links::congested(Nanos now) {
+void Links::lost(uint32_t count, Nanos now) {
   const uint16_t before = controller_.credit();
-  controller_.on_congestion(now);
+  controller_.on_losses(count, now);
   if (controller_.credit() != before) {
-    log(LogLevel::kDebug, "credit: congestion at ", before, " segments, now ", controller_.base());
+    log(LogLevel::kDebug, "credit: ", count, " lost at ", before, " segments, now ",
+        controller_.base());
   }
 }
 
@@ -341,22 +347,19 @@ void Links::on_closed(transport::Flow& flow, const Status& why) {
 
 void Links::poll_paths() {
   const Nanos now = monotonic_now();
-  uint32_t fresh = 0;
   Nanos queueing = 0;
   int flows = 0;
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
       const transport::PathInfo path = flow->flow->path_info();
-      fresh += static_cast<uint32_t>(flow->losses.poll(path));
+      flow->signals += static_cast<uint32_t>(flow->losses.poll(path));
       path_of(*flow).report(path.rtt);
       queueing += path.rtt - path.min_rtt;
       ++flows;
     }
     judge(link.paths, now);
   }
-  signals_ += fresh;
   if (flows > 0) controller_.on_queueing(queueing / flows);
-  if (fresh > 0 && options_.steers) congested(now);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {

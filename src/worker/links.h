@@ -71,6 +71,7 @@ class Links : private transport::FlowHandler {
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
+    uint32_t signals = 0;        // losses so far
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -98,7 +99,7 @@ class Links : private transport::FlowHandler {
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(size_t sent);
   void give_back(LinkFlow& flow);
-  void congested(Nanos now);
+  void lost(uint32_t count, Nanos now);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
   Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
@@ -114,9 +115,8 @@ class Links : private transport::FlowHandler {
   std::unordered_map<Key, Transfer*, KeyHash> transfers_;
   CreditController controller_;
   uint16_t credit_;
-  uint32_t signals_ = 0;                   // retransmissions on our own flows
   bool balances_ = false;                  // servers differ: none gets far ahead of the others
-  std::vector<uint32_t> server_signals_;   // as last heard, by server
+  std::vector<uint32_t> server_signals_;   // losses as last heard, by server
   size_t total_outstanding_ = 0;
   Nanos busy_since_ = 0;
 };

@@ -1,5 +1,6 @@
-// Which of a link's flows the next frame takes. Each flow has a path of its own through the network;
-// one of them may be congested or broken, and what is sent there holds up everybody's sum. Pure.
+// Which of a link's flows the next frame takes. Each flow has a path of its own through the
+// network; one of them may be congested or broken, and what is sent there holds up everybody's sum.
+// Pure.
 #pragma once
 
 #include <cstddef>

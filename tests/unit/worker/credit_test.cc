@@ -61,8 +61,16 @@ TEST(CreditController, ASmallGainIsNotWorthAQueue) {
   Path path(64);
   path.controller.on_queueing(2 * kMillisecond);
   path.run(30 * kSecond,
-           [](uint16_t credit) { return 25e6 * std::pow(1.025, std::log2(credit)); });
+           [](uint16_t credit) { return 25e6 * std::pow(1.06, std::log2(credit)); });
   EXPECT_EQ(path.controller.base(), 1);
+}
+
+TEST(CreditController, ALargeGainIsWorthAQueue) {
+  Path path(64);
+  path.controller.on_queueing(2 * kMillisecond);
+  path.run(30 * kSecond,
+           [](uint16_t credit) { return 25e6 * std::pow(std::min<int>(credit, 32), 0.15); });
+  EXPECT_EQ(path.controller.base(), 32);
 }
 
 TEST(CreditController, NoiseIsNoGain) {
@@ -95,11 +103,36 @@ TEST(CreditController, CongestionHalvesOnceAndHolds) {
   ASSERT_EQ(path.controller.base(), 32);
   path.run(kSecond, rising);
   const bool trying = path.controller.credit() != path.controller.base();
-  path.controller.on_congestion(path.now);
-  path.controller.on_congestion(path.now + kMillisecond);  // the same event, seen elsewhere
+  path.controller.on_losses(5, path.now);
+  path.controller.on_losses(5, path.now + kMillisecond);  // the same event, seen elsewhere
   EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
   path.run(4 * kSecond, rising);
   EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
+}
+
+TEST(CreditController, LossesAddUpToAnEvent) {
+  Path path;
+  const auto rising = [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); };
+  path.run(20 * kSecond, rising);
+  ASSERT_EQ(path.controller.base(), 32);
+  while (path.controller.credit() != path.controller.base()) path.run(kMillisecond, rising);
+  path.controller.on_losses(1, path.now);
+  path.controller.on_losses(1, path.now + 100 * kMillisecond);
+  EXPECT_EQ(path.controller.base(), 32);
+  path.controller.on_losses(1, path.now + 200 * kMillisecond);
+  EXPECT_EQ(path.controller.base(), 16);
+}
+
+// Packets that overtake each other look like a loss now and then.
+TEST(CreditController, ALoneLossOnlyEndsATrial) {
+  Path path;
+  for (int second = 0; second < 60; ++second) {
+    path.run(kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
+    const uint16_t before = path.controller.base();
+    path.controller.on_losses(1, path.now);
+    EXPECT_EQ(path.controller.credit(), before);
+  }
+  EXPECT_EQ(path.controller.base(), 32);
 }
 
 TEST(CreditController, DoesNotTryWhereAQueueHasFormed) {
@@ -113,7 +146,7 @@ TEST(CreditController, DoesNotTryWhereAQueueHasFormed) {
 TEST(CreditController, FixedIsFixed) {
   Path path(128, true);
   path.run(5 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
-  path.controller.on_congestion(path.now);
+  path.controller.on_losses(5, path.now);
   EXPECT_EQ(path.controller.credit(), 1);
 }
 
