@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-import herring
 from herring.errors import InvalidArgumentError
-from herring.partial import Quorum, RoundInfo, RoundStatistics, quorum_of
+from herring.partial import Quorum, RoundInfo
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.join import Join
-from herring.torch.partial import PartialReducer
+from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer, in_backward
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import FlatBytes
@@ -25,7 +24,7 @@ from herring.torch.tensors import FlatBytes
 _counter = itertools.count()
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(InRounds, torch.nn.Module):
     """Wraps a module so that `backward()` returns with gradients averaged over all ranks.
 
     At construction parameters and buffers become those of rank 0. Each gradient is put in its
@@ -88,12 +87,7 @@ class DistributedDataParallel(torch.nn.Module):
         ]
         self._flat_buffers: FlatBytes | None = None
         self._partial: PartialReducer | None = None
-        partial = quorum_of(sync, herring.size()) is not None
-        if partial and (wire_dtype is not None or buffer_bytes):
-            raise InvalidArgumentError(
-                f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
-                f"({buffer_bytes}): gradients travel as one whole"
-            )
+        partial = wants_rounds(sync, wire_dtype, buffer_bytes)
         named = list(module.named_parameters())
         if sparse == "error":
             self._refuse_sparse()
@@ -194,21 +188,6 @@ class DistributedDataParallel(torch.nn.Module):
             yield info
         if self._broadcast_buffers and self._buffer_homes and not (info and info.lost):
             self._sync_buffers(0)
-
-    @property
-    def statistics(self) -> RoundStatistics:
-        """With a partial `sync`: who was in which round, who was late."""
-        return self._need_partial().statistics
-
-    @property
-    def round(self) -> int:
-        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
-        return self._need_partial().rounds
-
-    def _need_partial(self) -> PartialReducer:
-        if self._partial is None:
-            raise InvalidArgumentError(f"{self.name} was made with sync='full'")
-        return self._partial
 
     def join(self) -> Join:
         """A context for uneven data: ranks that run out of batches let the others go on.

@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 
-import herring
 from herring.errors import HerringError, InvalidArgumentError
-from herring.partial import Quorum, RoundInfo, RoundStatistics, quorum_of
-from herring.torch.partial import PartialReducer
+from herring.partial import Quorum, RoundInfo
+from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
 _counter = itertools.count()
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(InRounds, torch.optim.Optimizer):
     """Wraps any torch optimizer; for models that are not wrapped themselves.
 
     Gradients are sent while the backward pass runs and are averaged when `backward()` returns, so
@@ -86,12 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _broadcast_parameters(named, 0, name=f"{self.name}.state")
         self._each_round = each_round
         self._partial: PartialReducer | None = None
-        if quorum_of(sync, herring.size()) is not None:
-            if wire_dtype is not None or buffer_bytes:
-                raise InvalidArgumentError(
-                    f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
-                    f"({buffer_bytes}): gradients travel as one whole"
-                )
+        if wants_rounds(sync, wire_dtype, buffer_bytes):
             self._partial = PartialReducer(
                 named, name=self.name, sync=sync, digest_every=digest_every
             )
@@ -167,21 +161,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._partial is not None:
             self._step_in_rounds(self._partial.flush())
-
-    @property
-    def round(self) -> int:
-        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
-        return self._need_partial().rounds
-
-    @property
-    def statistics(self) -> RoundStatistics:
-        """With a partial `sync`: who was in which round, who was late."""
-        return self._need_partial().statistics
-
-    def _need_partial(self) -> PartialReducer:
-        if self._partial is None:
-            raise InvalidArgumentError(f"{self.name} was made with sync='full'")
-        return self._partial
 
     def synchronize(self) -> None:
         """Makes sure that a round has ended since the last step (collective where none has).

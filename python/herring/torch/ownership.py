@@ -1,9 +1,10 @@
-"""Which parameters are averaged, and by whom: one reducer for each."""
+"""What all reducers of gradients share: which parameters are whose, and when they rest."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,25 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Which live reducer averages a parameter, by id (reducers keep their parameters alive).
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class Pausable:
+    """A reducer that can leave gradients alone for a while.
+
+    Attributes:
+      enabled: False while gradients accumulate locally (`no_sync`).
+    """
+
+    enabled = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients of backward passes inside accumulate locally."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
 
 
 def collect(

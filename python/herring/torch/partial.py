@@ -7,20 +7,20 @@ replicas never differ, and no gradient is lost.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 
 import torch
 
+import herring
 from herring.errors import InvalidArgumentError
-from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics
+from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics, quorum_of
 from herring.torch.agreement import describe, require_agreement
-from herring.torch.ownership import claim, collect, release
+from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.tensors import dtype_name
 
 
-class PartialReducer:
+class PartialReducer(Pausable):
     """Contributes gradients to rounds and shows the results of rounds as gradients.
 
     The array of the series holds all gradients (float64 if any parameter is, else float32), and
@@ -59,7 +59,6 @@ class PartialReducer:
         self.name = name
         self.rounds = 0
         self.contributors = 0
-        self.enabled = True
         self.statistics = RoundStatistics()
         self._sync = sync
         self._digest_every = digest_every
@@ -198,18 +197,49 @@ class PartialReducer:
             self.rounds += 1
         self._series = None
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Gradients of backward passes inside accumulate locally."""
-        before, self.enabled = self.enabled, False
-        try:
-            yield
-        finally:
-            self.enabled = before
-
     def close(self) -> None:
         """Removes the hooks."""
         for handle in self._removals:
             handle.remove()
         self._removals = []
         release(self._parameters, self)
+
+
+def wants_rounds(
+    sync: str | Quorum, wire_dtype: str | torch.dtype | None, buffer_bytes: int
+) -> bool:
+    """Whether gradients are exchanged in rounds that do not wait for all.
+
+    Raises:
+      InvalidArgumentError: an unknown `sync`, or options that have no meaning in rounds.
+    """
+    if quorum_of(sync, herring.size()) is None:
+        return False
+    if wire_dtype is not None or buffer_bytes:
+        raise InvalidArgumentError(
+            f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
+            f"({buffer_bytes}): gradients travel as one whole"
+        )
+    return True
+
+
+class InRounds:
+    """What a wrapper tells of its rounds, where it was made with a partial `sync`."""
+
+    name: str
+    _partial: PartialReducer | None
+
+    @property
+    def round(self) -> int:
+        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
+        return self._need_partial().rounds
+
+    @property
+    def statistics(self) -> RoundStatistics:
+        """With a partial `sync`: who was in which round, who was late."""
+        return self._need_partial().statistics
+
+    def _need_partial(self) -> PartialReducer:
+        if self._partial is None:
+            raise InvalidArgumentError(f"{self.name} was made with sync='full'")
+        return self._partial

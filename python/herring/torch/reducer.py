@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 import herring
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, ranks_text, require_agreement
-from herring.torch.ownership import claim, collect, release
+from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.slots import GradientSlots
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
 
@@ -40,7 +39,7 @@ def _first_leaf(node: Any) -> Any:
     return None
 
 
-class GradientReducer:
+class GradientReducer(Pausable):
     """Averages the gradients of a fixed list of parameters over all ranks, round by round.
 
     A hook on each parameter puts its gradient in its place and marks it ready; when the backward
@@ -57,7 +56,6 @@ class GradientReducer:
     flags in `usage`. From then on this rank reports that parameter only at the end.
 
     Attributes:
-      enabled: False while gradients accumulate locally (`no_sync`).
       rounds: rounds finished.
       contributors: workers in the last round's average.
     """
@@ -94,7 +92,6 @@ class GradientReducer:
         if buffer_bytes < 0:
             raise InvalidArgumentError(f"buffer_bytes must not be negative, got {buffer_bytes}")
         self.name = name
-        self.enabled = True
         self.rounds = 0
         self.contributors = 0
         self._sparse = sparse
@@ -404,15 +401,6 @@ class GradientReducer:
         self._final = True
 
     # -- the rest -------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Gradients of backward passes inside accumulate locally."""
-        before, self.enabled = self.enabled, False
-        try:
-            yield
-        finally:
-            self.enabled = before
 
     def close(self) -> None:
         """Removes the hooks and ends the plan. `.grad` views stay readable.
