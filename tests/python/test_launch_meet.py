@@ -92,6 +92,30 @@ def open_mpi(rank: str) -> dict[str, str]:
     }
 
 
+def test_a_host_name_that_means_loopback(
+    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Debian's /etc/hosts has it. Everybody on that machine is reached under its real address.
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more),
+    )
+    monkeypatch.setattr("herring.launch.meet.own_address", lambda **_: "127.0.0.9")
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 2)
+    environ = {"HERRING_SECRET_FILE": str(secret)}
+    first = join({**environ, **by_hand(free_port, 0, "node7")})
+    second = join({**environ, **by_hand(free_port, 1, "node7")})
+    server = meet_as_server(f"node7:{free_port}", environ)
+    assert {first.address, second.address, server.address} == {f"127.0.0.9:{free_port}"}
+    assert connects(first.address)
+    literal = join({**environ, **by_hand(free_port, 1, "127.0.1.1")})
+    assert literal.address == f"127.0.1.1:{free_port}"
+    first.close()
+
+
 def test_rank_0_missing_is_a_timeout(runtime: dict[str, str]) -> None:
     with pytest.raises(TimeoutError, match=r"rank 1 of 2 .*OMPI_COMM_WORLD_RANK.* rank 0"):
         join({**runtime, **open_mpi("1")}, timeout=0.05)

@@ -175,7 +175,8 @@ def meet_as_server(
             publication.directory(environ), _address_key(port), timeout, "this server"
         )
         secret = bytes.fromhex(note["secret"])
-    return Meeting(Rendezvous("address", resolved, port).address, secret)
+    place = _within_reach(host, resolved, environ)
+    return Meeting(Rendezvous("address", place, port).address, secret)
 
 
 def read_secret_file(path: str) -> bytes:
@@ -222,19 +223,15 @@ def _meet_at_address(
             waiting = f"rank {worker.rank} of {worker.size}"
             note = publication.wait_for(publication.directory(environ), key, timeout, waiting)
             secret = bytes.fromhex(note["secret"])
-        return Meeting(Rendezvous("address", resolved, place.port).address, secret)
+        host = _within_reach(place.host, resolved, environ)
+        return Meeting(Rendezvous("address", host, place.port).address, secret)
     if place.descriptor is not None:
         listener = _inherited_listener(place.descriptor, place)
     else:
         listener = _listen(place.host, resolved, place.port)
-    host = resolved
-    if not _is_loopback_name(place.host) and (
-        ipaddress.ip_address(resolved.partition("%")[0]).is_loopback
-        or not is_local_address(resolved)
-    ):
-        # Rank 0 advertises the address of its own connection to the rendezvous, so this must be
-        # one that others can reach (a host's own name often maps to 127.0.1.1).
-        host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
+    host = _within_reach(place.host, resolved, environ)
+    if not _is_loopback_name(place.host) and not is_local_address(resolved):
+        host = own_address(interface=environ.get("HERRING_INTERFACE", ""))  # what others see
     note = None
     if secret is None:
         secret = _made_up.setdefault(key, secrets.token_bytes(SECRET_BYTES))
@@ -365,6 +362,17 @@ def _address_key(port: int) -> str:
     with contextlib.suppress(OSError):
         namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/net"))
     return f"port-{port}-{namespace}"
+
+
+def _within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
+    """The rendezvous' address as seen by a process that others must reach.
+
+    Processes advertise the address from which they reach the rendezvous. On rank 0's own machine
+    its name often stands for 127.0.1.1, which would be of no use to anybody elsewhere.
+    """
+    if _is_loopback_name(host) or not ipaddress.ip_address(resolved.partition("%")[0]).is_loopback:
+        return resolved
+    return own_address(interface=environ.get("HERRING_INTERFACE", ""))
 
 
 def _is_loopback_name(host: str) -> bool:
