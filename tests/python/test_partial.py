@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
+import types
 
 import pytest
 
+from herring.partial import RoundStatistics
 from jobs import expect_success, run_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -266,3 +269,20 @@ def test_the_study_runs() -> None:
     assert rows[1]["least_active"] >= 1 and rows[2]["least_active"] >= 2
     full, solo = (hyperplane(mode, 2, 5, 10, 8) for mode in ("full", "solo"))
     assert 0 < full["loss"] < 8192 and 0 < solo["loss"] < 8192
+
+
+def test_statistics_are_drawn(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    statistics = RoundStatistics()
+    for late in range(5):
+        contributors = [
+            types.SimpleNamespace(rank=rank, staleness=late % 2, waited=rank * 0.01 - 0.02)
+            for rank in range(4)
+        ]
+        statistics.add(
+            types.SimpleNamespace(contributors=contributors, active=3, queued=0.001, lost=[])
+        )
+    assert "rank 0 was late 5 times, by 20.0 ms" in statistics.summary()
+    plot = tmp_path / "rounds.png"
+    statistics.plot(plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")

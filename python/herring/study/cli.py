@@ -13,6 +13,7 @@ from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
 from herring.study.bench import Network
 from herring.study.experiments import DEFAULT_PEERS, EXPERIMENTS, Peer, Scale, Table, costs
+from herring.study.networks import networks_study
 from herring.study.partial import partial_study
 from herring.study.report import markdown, write
 from herring.study.training import cost_check, training
@@ -20,7 +21,8 @@ from herring.study.training import cost_check, training
 __all__ = ["add_options", "handle"]
 
 _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
-_NAMES = [*_MEASURED, "cost", "partial"]
+_ON_THIS_MACHINE = {"partial": partial_study, "networks": networks_study}
+_NAMES = [*_MEASURED, "cost", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -33,6 +35,9 @@ examples:
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
+
+  herring study partial networks --out study
+      eager SGD on this machine, without a lab: rounds that wait for few
 
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
@@ -117,8 +122,8 @@ def handle(options: argparse.Namespace) -> int:
     for name in names:
         start = time.monotonic()
         try:
-            if name == "partial":
-                tables = partial_study(options.quick, scale.report)
+            if name in _ON_THIS_MACHINE:
+                tables = _ON_THIS_MACHINE[name](options.quick, scale.report)
             else:
                 tables = [_cost(options, network) if name == "cost" else _MEASURED[name](scale)]
         except ClusterError as error:

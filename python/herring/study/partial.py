@@ -7,20 +7,15 @@ of cores.
 
 from __future__ import annotations
 
-import json
 import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from herring.errors import ConfigurationError
 from herring.study.experiments import Chart, Table
+from herring.study.jobs import run_workers, sleep_until, start_together
 
 __all__ = ["hyperplane", "microbenchmark", "partial_study"]
 
@@ -72,7 +67,7 @@ def partial_study(quick: bool, report: Callable[[int, int, str], None]) -> list[
 def microbenchmark(workers: int, iterations: int) -> Table:
     """Worker i comes i milliseconds late to an all-reduce of 4 kB; mean time in the call."""
     rows = []
-    for row in _run("micro", workers, iterations=iterations):
+    for row in run_workers("herring.study.partial:micro_worker", workers, iterations=iterations):
         ideal = {
             "full": (workers - 1) / 2,
             "solo": 0.0,
@@ -95,48 +90,22 @@ def microbenchmark(workers: int, iterations: int) -> Table:
 
 def hyperplane(mode: str, workers: int, step: int, delay: int, rounds: int) -> dict[str, Any]:
     """Trains; returns the seconds it took and the validation loss."""
-    (row,) = _run("hyper", workers, mode=mode, step=step, delay=delay, rounds=rounds)
+    (row,) = run_workers(
+        "herring.study.partial:hyperplane_worker",
+        workers,
+        mode=mode,
+        step=step,
+        delay=delay,
+        rounds=rounds,
+    )
     return row
-
-
-def _run(what: str, workers: int, **options: Any) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        result = pathlib.Path(folder, "result.json")
-        job = subprocess.run(
-            [
-                *(sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)),
-                *("--timeout", "600", "--", sys.executable, "-m", "herring.study.partial"),
-                *(what, json.dumps({**options, "result": str(result)})),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if job.returncode != 0:
-            raise ConfigurationError(f"the measuring job failed:\n{job.stdout[-2000:]}")
-        return json.loads(result.read_text())
 
 
 # -- what each worker runs ------------------------------------------------------------------------
 
 
-def _start_together(margin: float) -> float:
-    """A moment soon, the same for all workers of this machine; a barrier."""
-    import herring
-
-    moment = np.array([time.monotonic() + margin])
-    herring.allreduce(moment, "max")
-    return float(moment[0])
-
-
-def _sleep_until(moment: float) -> None:
-    while (left := moment - time.monotonic()) > 0:
-        time.sleep(left)
-
-
-def _micro(iterations: int) -> list[dict[str, Any]]:
+def micro_worker(iterations: int) -> list[dict[str, Any]]:
+    """One worker of `microbenchmark`."""
     import herring
     from herring.partial import PartialReduction
 
@@ -148,7 +117,7 @@ def _micro(iterations: int) -> list[dict[str, Any]]:
             series = PartialReduction(_ELEMENTS, "float32", sync=mode)
         times, active = [], []
         for iteration in range(iterations + 4):
-            _sleep_until(_start_together(0.02) + herring.rank() / 1000)
+            sleep_until(start_together(0.02) + herring.rank() / 1000)
             start = time.perf_counter()
             if series is None:
                 herring.allreduce(array)
@@ -175,7 +144,8 @@ def _micro(iterations: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _hyper(mode: str, step: int, delay: int, rounds: int) -> list[dict[str, Any]]:
+def hyperplane_worker(mode: str, step: int, delay: int, rounds: int) -> list[dict[str, Any]]:
+    """One worker of `hyperplane`."""
     import herring
     from herring.partial import PartialReduction, Quorum
 
@@ -192,8 +162,8 @@ def _hyper(mode: str, step: int, delay: int, rounds: int) -> list[dict[str, Any]
         quorum = Quorum(1 if mode == "solo" else (size + 1) // 2, staleness=4)
         series = PartialReduction(_DIMENSIONS, "float32", sync=quorum)
     points = noise.standard_normal((4 * batch, _DIMENSIONS), np.float32)
-    start = _start_together(0.5)
-    _sleep_until(start)
+    start = start_together(0.5)
+    sleep_until(start)
     done = steps = 0
     while done < rounds:
         begun = time.monotonic()
@@ -202,7 +172,7 @@ def _hyper(mode: str, step: int, delay: int, rounds: int) -> list[dict[str, Any]
         gradient *= 2 / batch
         late = delay if stragglers[steps] == rank else 0
         steps += 1
-        _sleep_until(begun + (step + late) / 1000)
+        sleep_until(begun + (step + late) / 1000)
         if series is None:
             herring.allreduce(gradient)
             weights -= 0.02 * gradient
@@ -229,19 +199,3 @@ def _hyper(mode: str, step: int, delay: int, rounds: int) -> list[dict[str, Any]
     if any(one != digests[0] for one in digests):
         raise RuntimeError("replicas differ")
     return [{"seconds": seconds, "loss": loss}]
-
-
-def _worker(arguments: Sequence[str]) -> None:
-    import herring
-
-    what, options = arguments[0], json.loads(arguments[1])
-    result = options.pop("result")
-    herring.init()
-    rows = {"micro": _micro, "hyper": _hyper}[what](**options)
-    if herring.rank() == 0:
-        pathlib.Path(result).write_text(json.dumps(rows))
-    herring.shutdown()
-
-
-if __name__ == "__main__":
-    _worker(sys.argv[1:])
