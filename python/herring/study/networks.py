@@ -143,7 +143,7 @@ def images(scale: float) -> Any:
             late = 0.05 * ((rank + step) % size + 1)
             yield train_images[chosen], train_labels[chosen], scale * late
 
-    return model, 0.1, batches, test
+    return model, 0.05, batches, test
 
 
 def texts(scale: float) -> Any:
@@ -195,7 +195,7 @@ def texts(scale: float) -> Any:
                 inputs, wanted = padded(groups[g])
                 yield inputs, wanted, scale * per_word * inputs.shape[1]
 
-    return Classifier(), 1.0, batches, padded(sorted(held, key=lambda i: len(coded[i])))
+    return Classifier(), 0.3, batches, padded(sorted(held, key=lambda i: len(coded[i])))
 
 
 class Task:
@@ -203,7 +203,7 @@ class Task:
 
     Attributes:
       title: for people.
-      make: (scale) -> model, learning rate, batches(rank, size, seed) that yield inputs, labels and
+      make: (scale) -> model, first learning rate, batches(rank, size, seed) that yield inputs, labels and
         the seconds of a step, and the test data.
       steps: of each worker under full synchrony.
     """
@@ -229,7 +229,7 @@ def train(task: str, mode: str, seed: int, steps: int, scale: float) -> list[dic
     torch.manual_seed(seed)
     rank, size = herring.rank(), herring.size()
     model, rate, batches, (test, wanted) = TASKS[task].make(scale)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     ddp = herring.DistributedDataParallel(model, sync=mode)
     goal = steps * size
     counted = [0] * size  # contributions in results, by rank: the same everywhere after a round
@@ -238,6 +238,9 @@ def train(task: str, mode: str, seed: int, steps: int, scale: float) -> list[dic
 
     def apply(info: Any) -> bool:
         nonlocal rounds
+        # Decays to nothing with what is in results, which is the same on every rank.
+        left = 1 - sum(counted) / goal
+        optimizer.param_groups[0]["lr"] = rate * max(left, 0.0)
         optimizer.step()
         rounds += 1
         for r, upto in (
