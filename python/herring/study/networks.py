@@ -203,8 +203,8 @@ class Task:
 
     Attributes:
       title: for people.
-      make: (scale) -> model, first learning rate, batches(rank, size, seed) that yield inputs, labels and
-        the seconds of a step, and the test data.
+      make: (scale) -> model, first learning rate, batches(rank, size, seed) that yield inputs,
+        labels and the seconds of a step, and the test data.
       steps: of each worker under full synchrony.
     """
 
