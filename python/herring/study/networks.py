@@ -8,6 +8,7 @@ contributions: what a late worker produced counts when it is in a result.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import pathlib
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from herring.bench.peers import missing
 from herring.errors import ConfigurationError
 from herring.study.experiments import Chart, Table
 from herring.study.jobs import run_workers, sleep_until, start_together
@@ -27,8 +29,6 @@ from herring.study.jobs import run_workers, sleep_until, start_together
 __all__ = ["TASKS", "networks_study", "train"]
 
 _WORKERS = 8
-_IMAGES = pathlib.Path("/usr/share/datasets/fashion-mnist")
-_TEXTS = pathlib.Path("/usr/share/games/fortunes")
 _CLASSES = ("computers", "definitions", "people", "songs-poems", "zippy")
 _LONGEST = 160  # words
 _POINTS = 8  # of a curve
@@ -40,9 +40,13 @@ def networks_study(quick: bool, report: Callable[[int, int, str], None]) -> list
     Raises:
       ConfigurationError: torch or a data set is missing; names the package.
     """
-    for folder, package in ((_IMAGES, "dataset-fashion-mnist"), (_TEXTS, "fortunes")):
-        if not folder.is_dir():
-            raise ConfigurationError(f"networks needs Debian's package {package} ({folder})")
+    if reason := missing("gloo"):  # which is torch's
+        raise ConfigurationError(f"networks needs torch: {reason}")
+    for how in TASKS.values():
+        if not how.folder.is_dir():
+            raise ConfigurationError(
+                f"networks needs Debian's package {how.package} (there is no {how.folder})"
+            )
     seeds = [1] if quick else [1, 2, 3, 4]
     modes = ("full", "majority") if quick else ("full", "majority", "solo")
     runs = list(itertools.product(TASKS, seeds, modes))
@@ -58,6 +62,7 @@ def networks_study(quick: bool, report: Callable[[int, int, str], None]) -> list
             seed=seed,
             steps=steps,
             scale=scale,
+            folder=str(TASKS[task].folder),
         )
         rows.setdefault((task, mode), []).append(row)
     tables = []
@@ -113,13 +118,13 @@ def _tables(task: str, title: str, runs: dict[str, list[dict[str, Any]]]) -> lis
 # -- what each worker runs ------------------------------------------------------------------------
 
 
-def images(scale: float) -> Any:
+def images(folder: pathlib.Path, scale: float) -> Any:
     """Section 6.2.3: all workers are 50 to 400 ms late, in turn."""
     import torch
     from torch import nn
 
     def read(name: str, header: int) -> np.ndarray:
-        with gzip.open(_IMAGES / f"{name}-ubyte.gz") as file:
+        with gzip.open(folder / f"{name}-ubyte.gz") as file:
             return np.frombuffer(file.read(), np.uint8, offset=header)
 
     def load(part: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,14 +151,14 @@ def images(scale: float) -> Any:
     return model, 0.05, batches, test
 
 
-def texts(scale: float) -> Any:
+def texts(folder: pathlib.Path, scale: float) -> Any:
     """Section 6.3: batches of sequences of like length, and a step's time in proportion to it."""
     import torch
     from torch import nn
 
     sequences, labels = [], []
     for label, name in enumerate(_CLASSES):
-        for text in (_TEXTS / name).read_text(errors="replace").split("\n%\n"):
+        for text in (folder / name).read_text(errors="replace").split("\n%\n"):
             if words := re.findall(r"[A-Z]?[a-z']+|[A-Z]+|\d+|[^\w\s]", text)[:_LONGEST]:
                 sequences.append(words)
                 labels.append(label)
@@ -198,27 +203,45 @@ def texts(scale: float) -> Any:
     return Classifier(), 0.3, batches, padded(sorted(held, key=lambda i: len(coded[i])))
 
 
+@dataclasses.dataclass(frozen=True)
 class Task:
     """A network, its data, and how long its steps take.
 
     Attributes:
       title: for people.
-      make: (scale) -> model, first learning rate, batches(rank, size, seed) that yield inputs,
-        labels and the seconds of a step, and the test data.
+      make: (folder, scale) -> model, first learning rate, batches(rank, size, seed) that yield
+        inputs, labels and the seconds of a step, and the test data.
+      package: of Debian, has the data.
+      folder: where it puts them.
       steps: of each worker under full synchrony.
     """
 
-    def __init__(self, title: str, make: Callable[[float], Any], steps: int) -> None:
-        self.title, self.make, self.steps = title, make, steps
+    title: str
+    make: Callable[[pathlib.Path, float], Any]
+    package: str
+    folder: pathlib.Path
+    steps: int = 120
 
 
 TASKS = {
-    "images": Task("Severe imbalance: convolutions on Fashion-MNIST, 8 workers", images, 120),
-    "texts": Task("Inherent imbalance: LSTM on fortunes, 8 workers", texts, 120),
+    "images": Task(
+        "Severe imbalance: convolutions on Fashion-MNIST, 8 workers",
+        images,
+        "dataset-fashion-mnist",
+        pathlib.Path("/usr/share/datasets/fashion-mnist"),
+    ),
+    "texts": Task(
+        "Inherent imbalance: LSTM on fortunes, 8 workers",
+        texts,
+        "fortunes",
+        pathlib.Path("/usr/share/games/fortunes"),
+    ),
 }
 
 
-def train(task: str, mode: str, seed: int, steps: int, scale: float) -> list[dict[str, Any]]:
+def train(
+    task: str, mode: str, seed: int, steps: int, scale: float, folder: str
+) -> list[dict[str, Any]]:
     """Trains until `steps` contributions of each worker, on average, are in results."""
     import torch
     from torch.nn import functional
@@ -228,7 +251,7 @@ def train(task: str, mode: str, seed: int, steps: int, scale: float) -> list[dic
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     rank, size = herring.rank(), herring.size()
-    model, rate, batches, (test, wanted) = TASKS[task].make(scale)
+    model, rate, batches, (test, wanted) = TASKS[task].make(pathlib.Path(folder), scale)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     ddp = herring.DistributedDataParallel(model, sync=mode)
     goal = steps * size
@@ -243,12 +266,11 @@ def train(task: str, mode: str, seed: int, steps: int, scale: float) -> list[dic
         optimizer.param_groups[0]["lr"] = rate * max(left, 0.0)
         optimizer.step()
         rounds += 1
-        for r, upto in (
-            [(one.rank, one.upto) for one in info.contributors]
-            if info
-            else enumerate([rounds] * size)
-        ):
-            counted[r] = upto
+        if info is None:
+            counted[:] = [rounds] * size
+        else:
+            for one in info.contributors:
+                counted[one.rank] = one.upto
         if rank == 0 and len(curve) < _POINTS * sum(counted) // goal:
             state = {key: value.clone() for key, value in model.state_dict().items()}
             curve.append((time.monotonic() - start, state))
