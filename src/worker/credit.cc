@@ -1,5 +1,7 @@
 #include "worker/credit.h"
 
+#include <utility>
+
 namespace herring::worker {
 namespace {
 
@@ -100,13 +102,11 @@ void CreditController::on_losses(uint32_t count, Nanos now) {
   if (now >= event_until_) {
     event_until_ = now + kOneEvent;
     losses_ = 0;
-    counted_ = false;
     blames_trial_ = trying_;
     if (intervals_ > 0 || trying_) finish_trial(now, false);
   }
-  losses_ += count;
-  if (counted_ || losses_ < kLossesThatCount) return;
-  counted_ = true;
+  const uint32_t before = std::exchange(losses_, losses_ + std::min(count, kLossesThatCount));
+  if (before >= kLossesThatCount || losses_ < kLossesThatCount) return;
   // A trial that congests costs only itself; the standing window gives way when it did.
   if (!blames_trial_) base_ = std::max<uint16_t>(1, base_ / 2);
   hold(now, kCongestionPause);

@@ -70,10 +70,9 @@ class CreditController {
   double last_gain_ = 0;
   uint32_t trials_ = 0;
   Nanos next_trial_ = 0;
-  // Losses of the current event; are they to be blamed on a trial, and have they been acted upon?
-  uint32_t losses_ = 0;
+  uint32_t losses_ = 0;          // of the current event
+  bool blames_trial_ = false;    // which began while the larger window was tried
   Nanos event_until_ = 0;
-  bool blames_trial_ = false, counted_ = false;
   Nanos pause_;
 };
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <future>
-#include <numeric>
 #include <tuple>
 
 #include "base/hash.h"
@@ -22,18 +21,6 @@ constexpr Nanos kTick = 50 * kMillisecond;
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
 
 }  // namespace
-
-size_t Request::bytes() const {
-  return std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<>());
-}
-
-void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
-
-char* Operation::make_result(size_t bytes) {
-  result_bytes = bytes;
-  result = std::make_unique<char[]>(std::max<size_t>(bytes, 1));
-  return result.get();
-}
 
 Engine::Engine(const control::Cluster& cluster, EngineOptions options,
                std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows)

@@ -16,14 +16,14 @@ using Ints = std::vector<int32_t>;
 // All ranks of an operation on int32, with servers that sum each block over who contributes to it.
 class Ranks {
  public:
-  Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {})
+  Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
+        uint64_t row = 1)
       : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
     for (uint32_t rank = 0; rank < size_; ++rank) {
       Request request;
       request.kind = kind;
       request.dtype = DType::kInt32;
-      request.root = root;
-      request.shape = {inputs_[rank].size()};
+      request.shape = {inputs_[rank].size() / row, row};
       exchanges_.push_back(plan_exchange(request, counts, rank, size_));
     }
   }
@@ -51,8 +51,6 @@ class Ranks {
     }
     return results_;
   }
-
-  static constexpr uint32_t root = 0;
 
  private:
   void add(uint32_t rank, const Block& block) {
@@ -113,20 +111,21 @@ TEST_P(ExchangeTest, GathersBlocksOfAnyLength) {
 }
 
 TEST_P(ExchangeTest, ReducesForEachRankItsRows) {
+  constexpr long kRow = 3;
   for (size_t rows = 0; rows < 3 * size; ++rows) {
     std::vector<Ints> inputs;
-    Ints sum(rows);
+    Ints sum(rows * kRow);
     for (uint32_t r = 0; r < size; ++r) {
-      inputs.push_back(ints(rows));
-      for (size_t i = 0; i < rows; ++i) sum[i] += inputs.back()[i];
+      inputs.push_back(ints(sum.size()));
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += inputs.back()[i];
     }
     std::vector<Ints> expected;
     for (uint32_t r = 0; r < size; ++r) {
       const plan::Part part = plan::even_split(rows, size, r);
-      const auto first = sum.begin() + static_cast<long>(part.first);
-      expected.emplace_back(first, first + static_cast<long>(part.count));
+      const auto first = sum.begin() + static_cast<long>(part.first) * kRow;
+      expected.emplace_back(first, first + static_cast<long>(part.count) * kRow);
     }
-    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs).run(), expected);
+    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs, {}, kRow).run(), expected);
   }
 }
 

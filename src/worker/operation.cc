@@ -1,0 +1,23 @@
+#include "worker/operation.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "worker/engine.h"
+
+namespace herring::worker {
+
+size_t Request::bytes() const {
+  return std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<>());
+}
+
+void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
+
+char* Operation::make_result(size_t bytes) {
+  result_bytes = bytes;
+  result = std::make_unique<char[]>(std::max<size_t>(bytes, 1));
+  return result.get();
+}
+
+}  // namespace herring::worker
