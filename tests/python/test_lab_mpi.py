@@ -101,6 +101,19 @@ def test_ranks_get_their_own_variables_and_hosts(launchers, tmp_path) -> None:
         assert "host1|10.77.0.2) name=host1 space=herring-x-h1" in agent
 
 
+def test_ranks_on_this_machine_need_no_network(launchers, tmp_path) -> None:
+    pretend(launchers, "mpirun", "mpirun (Open MPI) 4.1.4")
+    pretend(launchers, "mpiexec", "HYDRA build details")
+    for name, program in (("openmpi", "mpirun"), ("mpich", "mpiexec")):
+        folder = tmp_path / name
+        folder.mkdir()
+        argv, env = mpi.launch_here(name, ["work", "x"], 4, str(folder))
+        assert argv == [str(launchers / program), "-n", "4", "work", "x"]
+        assert env["MPI4PY_MPIABI"] == name
+        assert env["PATH"] == str(launchers)
+        assert "eth0" not in env.values()
+
+
 def test_the_remote_shell_finds_host_and_command(launchers, tmp_path) -> None:
     # In place of the tools that enter namespaces: say what they were told.
     pretend(launchers, "nsenter", "unused")

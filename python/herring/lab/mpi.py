@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster
 
-__all__ = ["MPIS", "Rank", "launch", "missing", "require"]
+__all__ = ["MPIS", "Rank", "launch", "launch_here", "missing", "require"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,8 @@ class _Kind:
       launchers: programs to try, and a word that the right one's ``--version`` says.
       install: how to get it.
       library: the file that mpi4py's wheel asks for, and what some systems call it.
-      environment: variables of launcher and ranks.
+      environment: variables of launcher and ranks in the lab.
+      here: the same for ranks that share this machine's memory and have no network.
     """
 
     title: str
@@ -46,6 +47,7 @@ class _Kind:
     install: str
     library: tuple[str, str]
     environment: Mapping[str, str]
+    here: Mapping[str, str]
 
 
 _KINDS = {
@@ -62,6 +64,7 @@ _KINDS = {
             "FI_PROVIDER": "tcp",
             "FI_TCP_IFACE": "eth0",
         },
+        {},
     ),
     "openmpi": _Kind(
         "Open MPI",
@@ -82,6 +85,15 @@ _KINDS = {
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
             "OMPI_MCA_orte_leave_session_attached": "1",
+        },
+        {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "vader,self",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
         },
     ),
 }
@@ -188,6 +200,24 @@ def launch(
     return argv, environment
 
 
+def launch_here(
+    name: str, argv: Sequence[str], ranks: int, directory: str
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the command that starts an MPI job on this machine, and all variables for it.
+
+    Args:
+      name: one of `MPIS`.
+      argv: the command of every rank.
+      ranks: how many; they may be more than there are processors.
+      directory: an empty folder that lives as long as the job.
+
+    Raises:
+      ConfigurationError: this MPI is not installed; says how to install it.
+    """
+    environment = {**os.environ, **_environment(name, directory, here=True)}
+    return [require(name), "-n", str(ranks), *argv], environment
+
+
 def _write_agent(cluster: Cluster, directory: str) -> pathlib.Path:
     """Writes the remote shell: ``agent [-OPTION ...] HOST COMMAND ...``, as ssh is called."""
     cases = [
@@ -212,9 +242,9 @@ def _write_agent(cluster: Cluster, directory: str) -> pathlib.Path:
     return path
 
 
-def _environment(name: str, directory: str) -> dict[str, str]:
+def _environment(name: str, directory: str, here: bool = False) -> dict[str, str]:
     kind = _KINDS[name]
-    environment = {**kind.environment, "MPI4PY_MPIABI": name}
+    environment = {**(kind.here if here else kind.environment), "MPI4PY_MPIABI": name}
     wanted, other = kind.library
     # The MPIs of one ABI differ in the name of the library only: Debian's MPICH has its own.
     known = _libraries()
