@@ -260,17 +260,6 @@ def test_bad_input_is_named() -> None:
     )
 
 
-def test_the_study_runs() -> None:
-    from herring.study.partial import hyperplane, microbenchmark
-
-    rows = microbenchmark(3, 4).rows
-    assert [row["mode"] for row in rows] == ["full", "solo", "majority"]
-    assert all(row["mean_ms"] > 0 for row in rows)
-    assert rows[1]["least_active"] >= 1 and rows[2]["least_active"] >= 2
-    full, solo = (hyperplane(mode, 2, 5, 10, 8) for mode in ("full", "solo"))
-    assert 0 < full["loss"] < 8192 and 0 < solo["loss"] < 8192
-
-
 def test_statistics_are_drawn(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     statistics = RoundStatistics()

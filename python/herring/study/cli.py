@@ -21,7 +21,10 @@ from herring.study.training import cost_check, training
 __all__ = ["add_options", "handle"]
 
 _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
-_ON_THIS_MACHINE = {"partial": partial_study, "networks": networks_study}
+_ON_THIS_MACHINE = {
+    "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
+    "networks": lambda scale: networks_study(scale.quick, scale.report),
+}
 _NAMES = [*_MEASURED, "cost", *_ON_THIS_MACHINE]
 
 HELP = """\
@@ -37,7 +40,7 @@ examples:
       a look at everything in two minutes: the machinery, no figures to keep
 
   herring study partial networks --out study
-      eager SGD on this machine, without a lab: rounds that wait for few
+      eager SGD on this machine, almost without a lab: rounds that wait for few
 
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
@@ -123,7 +126,7 @@ def handle(options: argparse.Namespace) -> int:
         start = time.monotonic()
         try:
             if name in _ON_THIS_MACHINE:
-                tables = _ON_THIS_MACHINE[name](options.quick, scale.report)
+                tables = _ON_THIS_MACHINE[name](scale)
             else:
                 tables = [_cost(options, network) if name == "cost" else _MEASURED[name](scale)]
         except ClusterError as error:
