@@ -226,6 +226,7 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
     quorum = {"solo": 1, "majority": (size + 1) // 2}
     exchange = _Full(size) if mode == "full" else _Partial(weights.size, quorum[mode])
     kept: list[tuple[int, float, np.ndarray]] = []
+    every = max(setting.rounds // _CURVE, 1)
     points, labels = source.draw(own)
     start = start_together(0.5)
     sleep_until(start)
@@ -241,10 +242,11 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
         for result in exchange.results(gradient):
             weights -= setting.rate_at(done) * result
             done += 1
-            if rank == 0 and done % max(setting.rounds // _CURVE, 1) == 0:
-                kept.append((done, time.monotonic() - start, weights.copy()))
-    took = time.monotonic() - start
-    contributions = exchange.contributions
+            now = time.monotonic() - start
+            if done == setting.rounds:  # a rank that has missed some may go beyond
+                took, contributions = now, exchange.contributions
+            if rank == 0 and done <= setting.rounds and done % every == 0:
+                kept.append((done, now, weights.copy()))
     for result in exchange.flush(gradient):
         weights -= setting.rate_at(done) * result
         done += 1

@@ -51,7 +51,7 @@ def partial_study(quick: bool, report: Report, network: Network | None = None) -
     network = network or Network()
     how, delays = Regression(), (200, 300, 400)
     if quick:
-        how, delays = Regression(512, 128, rounds=24, step=40), (20, 30, 40)
+        how, delays = Regression(512, 128, rounds=24, step=40, rate=0.2), (20, 30, 40)
     trainings = list(itertools.product(delays, MODES))
     reasons = {mpi: missing(mpi) for mpi in MPIS}
     peers = [mpi for mpi in MPIS if not reasons[mpi]]
