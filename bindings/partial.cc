@@ -18,7 +18,8 @@ using worker::Partial;
 
 std::shared_ptr<Partial> make(worker::Job& job, const std::string& name, const std::string& dtype,
                               uint64_t elements, const std::string& op, bool by_contributors,
-                              uint32_t quorum, double grace, uint32_t staleness) {
+                              uint32_t quorum, double grace, uint32_t staleness,
+                              bool replays) {
   if (name.empty() || name.size() > 512) {
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
                                           " characters; 1 to 512 are allowed")});
@@ -32,6 +33,7 @@ std::shared_ptr<Partial> make(worker::Job& job, const std::string& name, const s
   options.quorum = quorum;
   options.grace = grace;
   options.staleness = staleness;
+  options.replays = replays;
   return take(Partial::create(job.engine(), std::move(options)));
 }
 
@@ -131,18 +133,20 @@ void register_partial(nb::module_& module) {
 
   nb::class_<Partial>(module, "Partial")
       .def_static("create", &make, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
-                  "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a,
+                  "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a, "replays"_a = false,
                   nb::keep_alive<0, 1>())
-      .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last) {
+      .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last,
+                            uint32_t round, uint32_t contributors, uint64_t upto) {
         const ArrayView array(object, false);
         check_fits(partial, array);
         Status status;
         {
           nb::gil_scoped_release release;
-          status = partial.contribute(array.data(), waits, last);
+          status = partial.contribute(array.data(), waits, last, {round, contributors, upto});
         }
         check(status);
-      }, "array"_a, "waits"_a = true, "last"_a = false)
+      }, "array"_a, "waits"_a = true, "last"_a = false, "round"_a = 0, "contributors"_a = 0,
+         "upto"_a = 0)
       .def("digest", &Partial::digest, "rounds"_a, "value"_a)
       .def("take", &take_result, "array"_a, "seconds"_a = 0.0)
       .def_prop_ro("ready", &Partial::ready)

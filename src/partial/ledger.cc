@@ -29,8 +29,9 @@ void Ledger::fold() {
   char* sum = cells_[0].data.get();
   const void* sources[] = {sum, cells_[1].data.get()};
   reduce::combine(sources, 2, sum, elements_, {dtype_, dtype_, ReduceOp::kSum});
-  cells_[0].upto = cells_[1].upto;
-  free_.push_back(std::move(cells_[1].data));
+  free_.push_back(std::exchange(cells_[1].data, std::move(cells_[0].data)));
+  cells_[1].announced = cells_[0].announced;
+  cells_[0] = std::move(cells_[1]);
   cells_.erase(cells_.begin() + 1);
 }
 
@@ -39,7 +40,18 @@ Join Ledger::announce() {
   return {rank_, cells_.empty() ? produced_ : cells_.back().upto, base_, last_};
 }
 
-Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool last) {
+std::optional<Join> Ledger::announce_recorded() {
+  if (cells_.front().announced) return {};
+  while (cells_.size() > 1 && cells_.front().upto < cells_.front().place.upto) fold();
+  Cell& first = cells_.front();
+  if (first.upto != first.place.upto) return {};
+  first.announced = true;
+  return Join{rank_, first.upto, first.base, first.last, first.place.round,
+              first.place.contributors};
+}
+
+Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool last,
+                                            const Place& place) {
   if (owed_ || last_) {
     return Status(Code::kInvalidArgument,
                   last_ ? "a contribution after the last one"
@@ -49,9 +61,11 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
   owed_ = waits;
   last_ = last;
   base_ = waits ? taken_ + 1 : taken_;
-  if (!pushes_) return std::optional(announce());
-  cells_.push_back({take_block(), produced_});
+  const bool recorded = place.contributors != 0;
+  if (!pushes_ && !recorded) return std::optional(announce());
+  cells_.push_back({take_block(), produced_, false, base_, last, place});
   std::memcpy(cells_.back().data.get(), data, bytes_);
+  if (recorded) return announce_recorded();
   const bool blocked = (waits || last) && ready_ == taken_;
   if (cells_.size() > 1 && !blocked) return std::optional<Join>();
   return std::optional(announce());
@@ -65,7 +79,7 @@ Status Ledger::closed(uint32_t round, uint64_t upto, const char** push) {
   }
   closed_ = round + 1;
   closing_ = upto;
-  if (!pushes_) {
+  if (!pushes_ && cells_.empty()) {
     if (upto > produced_ || (upto != 0 && upto <= counted_)) {
       return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
                                       produced_, " produced, ", counted_, " counted before")};
@@ -92,10 +106,11 @@ std::optional<Join> Ledger::completed() {
   ++ready_;
   if (closing_ == 0) return {};
   counted_ = std::exchange(closing_, 0);
-  if (!pushes_) return {};
+  if (cells_.empty()) return {};  // it went with its announcement
   free_.push_back(std::move(cells_.front().data));
   cells_.pop_front();
   if (cells_.empty() || cells_.front().announced) return {};
+  if (cells_.front().place.contributors != 0) return announce_recorded();
   while (cells_.size() > 1) fold();
   return announce();
 }

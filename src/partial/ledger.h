@@ -20,6 +20,13 @@
 
 namespace herring::partial {
 
+// Where a replay counts a contribution: with the worker's others up to `upto`, in a round of so
+// many contributors. None: not a replay.
+struct Place {
+  uint32_t round = 0, contributors = 0;
+  uint64_t upto = 0;
+};
+
 class Ledger {
  public:
   // `pushes` as for RoundOwner. Contributions are arrays of `elements`.
@@ -29,7 +36,12 @@ class Ledger {
   // the next; else it goes on with those it has taken. `last`: it produces no more, and takes
   // results until its own is counted. The join to announce, if any; kInvalidArgument when it did
   // not do what it said last time.
-  Result<std::optional<Join>> produce(const void* data, bool waits, bool last);
+  // With a place it is announced together with the others of its round, when all of them are there
+  // and what came before them is counted: so nothing can be merged that was not.
+  Result<std::optional<Join>> produce(const void* data, bool waits, bool last,
+                                      const Place& place = {});
+  // In a replay: the contribution that the last join has announced.
+  const char* announced() const { return cells_.front().data.get(); }
 
   // A round has closed; `upto`: how much of this worker is in it, 0 for nothing. `*push`: the
   // memory to push, which stays as it is until the result is complete; null for nothing.
@@ -61,11 +73,15 @@ class Ledger {
     Block data;
     uint64_t upto = 0;
     bool announced = false;
+    uint32_t base = 0;
+    bool last = false;
+    Place place;
   };
 
   Block take_block();
   void fold();
   Join announce();
+  std::optional<Join> announce_recorded();
 
   const uint32_t rank_;
   const DType dtype_;

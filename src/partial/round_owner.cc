@@ -29,6 +29,8 @@ bool RoundOwner::join(const Join& join, Nanos now) {
   rank.upto = join.upto;
   rank.base = join.base;
   rank.last = join.last;
+  rank.round = join.round;
+  rank.contributors = join.contributors;
   rank.waits_since = now;
   return true;
 }
@@ -50,6 +52,16 @@ void RoundOwner::lost(uint32_t rank) {
 
 // Whether the quorum is met and no contribution would become too old.
 bool RoundOwner::complete(bool* everybody) const {
+  if (quorum_.replays) {
+    *everybody = true;  // there is nobody more to come
+    uint32_t here = 0, recorded = 0;
+    for (const Rank& rank : ranks_) {
+      if (!enters(rank)) continue;
+      ++here;
+      recorded = std::max(recorded, rank.contributors);
+    }
+    return here > 0 && here >= recorded;
+  }
   uint32_t members = 0, joined = 0, actives = 0;
   bool too_old = false, last = false;
   for (const Rank& rank : ranks_) {
@@ -94,7 +106,7 @@ std::optional<Closed> RoundOwner::close(Nanos now) {
     if (!rank.member) continue;
     closed.members.push_back(r);
     rank.receiving = pushes_;
-    if (!rank.joined()) continue;
+    if (!enters(rank)) continue;
     closed.last |= rank.last;
     const bool late = rank.oldest < round_;
     const Nanos since =
@@ -136,7 +148,7 @@ bool RoundOwner::ended() const {
 Nanos RoundOwner::waiting_since() const {
   Nanos since = 0;
   for (const Rank& rank : ranks_) {
-    if (active(rank) && (since == 0 || rank.waits_since < since)) since = rank.waits_since;
+    if (waits(rank) && (since == 0 || rank.waits_since < since)) since = rank.waits_since;
   }
   return since;
 }
@@ -145,7 +157,7 @@ std::vector<uint32_t> RoundOwner::missing() const {
   std::vector<uint32_t> list;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
-    if (rank.member && (pushing_ ? rank.receiving : !active(rank))) list.push_back(r);
+    if (rank.member && (pushing_ ? rank.receiving : !waits(rank))) list.push_back(r);
   }
   return list;
 }

@@ -7,6 +7,9 @@
 // round r when base is r + 1: the worker waits for this very result. Only active joins count
 // towards the quorum. Any other is *passive*: its worker found a result and went on computing; what
 // it announced enters the next round that closes, but closes none.
+//
+// In a *replay* of a recorded series joins say which round they are in and how many contributors
+// that one has; it closes when so many have come, and the quorum means nothing.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +27,7 @@ struct Quorum {
   uint32_t quorum = 1;     // active joins that close a round; of the living, if fewer are left
   Nanos grace = 0;         // for more to join, once the quorum is met
   uint32_t staleness = 0;  // rounds a contribution may miss before a round waits for it
+  bool replays = false;
 };
 
 // kInvalidArgument names the value.
@@ -34,6 +38,7 @@ struct Join {
   uint64_t upto = 0;
   uint32_t base = 0;
   bool last = false;  // the worker leaves the series with the round that takes this
+  uint32_t round = 0, contributors = 0;  // of a replay
 };
 
 struct Contributor {
@@ -94,6 +99,7 @@ class RoundOwner {
     bool member = true;
     uint64_t upto = 0, counted = 0;
     uint32_t base = 0;       // of the newest join
+    uint32_t round = 0, contributors = 0;  // likewise
     uint32_t oldest = 0;     // version of the oldest contribution that is not counted
     bool last = false;
     Nanos joined_at = 0;     // with the oldest contribution that is not counted
@@ -106,6 +112,11 @@ class RoundOwner {
   bool active(const Rank& rank) const {
     return rank.joined() && (rank.last || rank.base == round_ + 1);
   }
+  // Whether the open round takes what it has announced.
+  bool enters(const Rank& rank) const {
+    return rank.joined() && (!quorum_.replays || rank.round == round_);
+  }
+  bool waits(const Rank& rank) const { return quorum_.replays ? rank.joined() : active(rank); }
   bool complete(bool* everybody) const;
   void commit();
 

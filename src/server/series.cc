@@ -14,13 +14,13 @@ bool agree(const wire::Enlist& a, const wire::Enlist& b) {
   return a.name == b.name && a.dtype == b.dtype && a.op == b.op &&
          a.by_contributors == b.by_contributors && a.inline_payload == b.inline_payload &&
          a.elements == b.elements && a.quorum == b.quorum && a.grace == b.grace &&
-         a.staleness == b.staleness;
+         a.staleness == b.staleness && a.replays == b.replays;
 }
 
 std::string describe(const wire::Enlist& e) {
   return concat("'", e.name, "', ", e.elements, " elements of ", name_of(e.dtype), ", op ",
                 name_of(e.op), ", quorum ", e.quorum, ", grace ", to_seconds(e.grace),
-                " s, staleness ", e.staleness);
+                " s, staleness ", e.staleness, e.replays ? ", a replay" : "");
 }
 
 void add(std::string& sum, std::string_view part, DType dtype) {
@@ -98,7 +98,17 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                                     join->payload.size(), " bytes, not ", bytes)};
   }
   // The dead and duplicates.
-  if (!series.owner.join({rank, join->upto, join->base, join->last}, now)) return {};
+  const partial::Join said{rank,       join->upto,  join->base,
+                           join->last, join->round, join->contributors};
+  if (!series.owner.join(said, now)) return {};
+  if (options.replays ? join->contributors == 0 || join->contributors > cluster_.size ||
+                            join->round < series.owner.round()
+                      : join->contributors != 0) {
+    return {Code::kInternal, concat("rank ", rank, " joins round ", join->round, " of '",
+                                    options.name, "' with ", join->contributors, " contributors, ",
+                                    options.replays ? "in round " : "which is no replay, in round ",
+                                    series.owner.round())};
+  }
   if (options.inline_payload) add(series.held[rank], join->payload, options.dtype);
   if (Status same = compare(series, rank, *join); !same.ok()) {
     fail(same, out);
@@ -196,6 +206,11 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
   for (auto it = series_.begin(); it != series_.end();) {
     const uint64_t id = it->first;
     Series& series = *(it++)->second;  // advance() may end it
+    if (series.options.replays && series.owner.member(rank)) {
+      fail({Code::kPeerLost, concat("the replay of '", series.options.name, "' cannot go on: ",
+                                    cluster_.describe_rank(rank), " is gone")},
+           out);
+    }
     series.owner.lost(rank);
     if (!series.held.empty()) series.held[rank].clear();
     advance(id, series, now, out);

@@ -42,7 +42,8 @@ class SeriesTable {
   struct Series {
     Series(const wire::Enlist& options, uint32_t workers, uint32_t stream)
         : options(options),
-          owner({workers, options.quorum, options.grace, options.staleness},
+          owner({workers, options.quorum, options.grace, options.staleness,
+                 options.replays},
                 !options.inline_payload),
           stream(stream), enlisted(workers, false), held(options.inline_payload ? workers : 0) {}
     const wire::Enlist options;

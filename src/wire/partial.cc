@@ -35,7 +35,8 @@ std::string encode(const Enlist& e) {
   ByteWriter out;
   out.put(e.dtype).put(e.op).put(static_cast<uint8_t>(e.by_contributors));
   out.put(static_cast<uint8_t>(e.inline_payload)).put(e.elements).put(e.quorum).put(e.grace);
-  out.put(e.staleness).put(e.timeout_ms).put(e.warn_ms).text(e.name);
+  out.put(e.staleness).put(static_cast<uint8_t>(e.replays));
+  out.put(e.timeout_ms).put(e.warn_ms).text(e.name);
   return out.take();
 }
 
@@ -53,6 +54,7 @@ Result<Enlist> decode_enlist(std::string_view text) {
   e.quorum = in.get<uint32_t>();
   e.grace = in.get<Nanos>();
   e.staleness = in.get<uint32_t>();
+  if (!flag(in, e.replays)) return malformed("enlist");
   e.timeout_ms = in.get<uint32_t>();
   e.warn_ms = in.get<uint32_t>();
   e.name = in.text(kMaxName);
@@ -65,7 +67,7 @@ Result<Enlist> decode_enlist(std::string_view text) {
 std::string encode(const JoinMessage& j) {
   ByteWriter out;
   out.put(j.id).put(j.upto).put(j.base).put(static_cast<uint8_t>(j.last));
-  out.put(j.digest_round).put(j.digest);
+  out.put(j.round).put(j.contributors).put(j.digest_round).put(j.digest);
   return out.take();
 }
 
@@ -76,6 +78,8 @@ Result<JoinMessage> decode_join(std::string_view text) {
   j.upto = in.get<uint64_t>();
   j.base = in.get<uint32_t>();
   if (!flag(in, j.last)) return malformed("join");
+  j.round = in.get<uint32_t>();
+  j.contributors = in.get<uint32_t>();
   j.digest_round = in.get<uint32_t>();
   j.digest = in.get<uint64_t>();
   j.payload = in.rest();

@@ -27,6 +27,7 @@ struct Enlist {
   uint32_t quorum = 1;
   Nanos grace = 0;
   uint32_t staleness = 0;
+  bool replays = false;  // joins say which round they are in
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::string name;
 };
@@ -37,6 +38,8 @@ struct JoinMessage {
   uint64_t upto = 0;
   uint32_t base = 0;
   bool last = false;
+  // In a replay: the round that it is in, and how many contributors that has. Otherwise 0.
+  uint32_t round = 0, contributors = 0;
   // A digest of the replica after the results of `digest_round` rounds; 0: none.
   uint32_t digest_round = 0;
   uint64_t digest = 0;

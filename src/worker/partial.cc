@@ -37,6 +37,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
   enlist.quorum = partial->options_.quorum;
   enlist.grace = from_seconds(partial->options_.grace);
   enlist.staleness = partial->options_.staleness;
+  enlist.replays = partial->options_.replays;
   enlist.timeout_ms = engine.timeout_ms(0);
   enlist.warn_ms = engine.warn_ms();
   enlist.name = partial->options_.name;
@@ -44,19 +45,20 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
   return partial;
 }
 
-Status Partial::contribute(const char* data, bool waits, bool last) {
-  wire::JoinMessage message;
+Status Partial::contribute(const char* data, bool waits, bool last,
+                           const partial::Place& place) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
-    auto join = ledger_.produce(data, waits, last);
+    auto join = ledger_.produce(data, waits, last, place);
     if (!join.ok()) {
       return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};
     }
     if (!*join) return {};
+    const char* sent = options_.replays ? ledger_.announced() : data;
     // Posted under the lock, so that joins leave in the order of what they announce.
     engine_.run([self = shared_from_this(), join = **join,
-                 payload = pushes_ ? std::string() : std::string(data, bytes_)]() mutable {
+                 payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
       self->announce(join, std::move(payload));
     });
   }
@@ -75,6 +77,8 @@ void Partial::announce(const partial::Join& join, std::string payload) {
   message.upto = join.upto;
   message.base = join.base;
   message.last = join.last;
+  message.round = join.round;
+  message.contributors = join.contributors;
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return;
@@ -176,10 +180,12 @@ Status Partial::on_commit(const wire::RoundMark& mark) {
 
 void Partial::complete() {
   std::optional<partial::Join> join;
+  std::string payload;
   bool ended = false;
   {
     std::lock_guard lock(mutex_);
     join = ledger_.completed();
+    if (join && !pushes_) payload.assign(ledger_.announced(), bytes_);
     info_.completed_at = monotonic_now();
     const bool mine = std::any_of(
         info_.contributors.begin(), info_.contributors.end(),
@@ -192,7 +198,7 @@ void Partial::complete() {
   transferred_ = committed_ = false;
   if (ended) engine_.delist(id_);
   changed_.notify_all();
-  if (join) announce(*join, {});
+  if (join) announce(*join, std::move(payload));
 }
 
 void Partial::fail(const Status& status) {

@@ -28,6 +28,7 @@ struct PartialOptions {
   uint32_t quorum = 1;
   double grace = 0;                  // seconds
   uint32_t staleness = 0;
+  bool replays = false;              // contributions have their places
 };
 
 // What is known about a round besides its values.
@@ -44,9 +45,9 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   // Every rank makes it with the same options, which the caller has compared.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
 
-  // Contributes an array, which is copied. `waits`, `last`: see partial::Ledger::produce. One
-  // thread at a time.
-  Status contribute(const char* data, bool waits, bool last);
+  // Contributes an array, which is copied. `waits`, `last`, `place`: see partial::Ledger::produce.
+  // One thread at a time.
+  Status contribute(const char* data, bool waits, bool last, const partial::Place& place = {});
   // A digest of this replica after `rounds` rounds, to be compared with the others'; it travels
   // with the next contribution.
   void digest(uint32_t rounds, uint64_t value);

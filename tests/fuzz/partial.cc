@@ -17,9 +17,10 @@ void expect(bool sound) {
   if (!sound) std::abort();
 }
 
-Enlist some_enlist() {
+Enlist some_enlist(const char* name, bool replays) {
   Enlist enlist;
-  enlist.name = "s";
+  enlist.name = name;
+  enlist.replays = replays;
   enlist.inline_payload = true;
   enlist.elements = 2;
   enlist.quorum = 1;
@@ -51,7 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   server::SeriesTable table(cluster, 0);
   std::vector<server::Answer> answers;
   for (uint32_t rank = 0; rank < 2; ++rank) {
-    expect(table.enlist(rank, encode(some_enlist()), 1, answers).ok());
+    expect(table.enlist(rank, encode(some_enlist("s", false)), 1, answers).ok());
+    expect(table.enlist(rank, encode(some_enlist("r", true)), 1, answers).ok());
   }
   (void)table.enlist(0, text, 2, answers);
   (void)table.join(0, text, 3, answers);
@@ -70,6 +72,10 @@ std::vector<std::string> seeds() {
   join.id = series_id("s");
   join.upto = 1;
   join.base = 1;
-  return {encode(some_enlist()), encode(join) + "12345678", encode(round) + "result",
+  JoinMessage replayed = join;
+  replayed.id = series_id("r");
+  replayed.contributors = 2;
+  return {encode(some_enlist("s", false)), encode(some_enlist("r", true)),
+          encode(join) + "12345678", encode(replayed) + "12345678", encode(round) + "result",
           encode(RoundMark{series_id("s"), 0, 0, true})};
 }

@@ -183,5 +183,28 @@ TEST(RoundOwner, TheLastRoundWaitsForAllAndEndsTheSeries) {
   EXPECT_TRUE(owner.ended());
 }
 
+TEST(RoundOwner, AReplayClosesWithTheRecordedContributorsAlone) {
+  for (const bool pushes : {false, true}) {
+    RoundOwner owner({4, 4, kSecond, 0, true}, pushes);
+    EXPECT_TRUE(owner.join({3, 2, 2, false, 1, 1}, 1));  // of the next round
+    EXPECT_FALSE(owner.close(1));
+    EXPECT_TRUE(owner.join({1, 1, 1, false, 0, 2}, 2));
+    EXPECT_FALSE(owner.close(2));
+    EXPECT_EQ(owner.waiting_since(), 1);
+    EXPECT_EQ(owner.missing(), (Ranks{0, 2}));
+    EXPECT_TRUE(owner.join({2, 3, 1, false, 0, 2}, 3));
+    const auto first = owner.close(3);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(ranks_of(*first), (Ranks{1, 2}));
+    EXPECT_EQ(first->contributors[1].upto, 3u);
+    EXPECT_EQ(first->members, (Ranks{0, 1, 2, 3}));
+    for (uint32_t rank = 0; pushes && rank < 4; ++rank) owner.received(rank, 0, 0);
+    const auto second = owner.close(4);
+    ASSERT_TRUE(second);
+    EXPECT_EQ(ranks_of(*second), (Ranks{3}));
+    EXPECT_FALSE(owner.close(5));
+  }
+}
+
 }  // namespace
 }  // namespace herring::partial

@@ -15,13 +15,14 @@ std::string floats(std::initializer_list<float> values) {
 
 class SeriesTest : public testing::Test {
  protected:
-  void enlist(bool inlined, uint32_t quorum = 2) {
+  void enlist(bool inlined, uint32_t quorum = 2, bool replays = false) {
     wire::Enlist message;
     message.name = "s";
     message.inline_payload = inlined;
     message.elements = 2;
     message.quorum = quorum;
     message.staleness = 3;
+    message.replays = replays;
     message.warn_ms = 10;
     message.timeout_ms = 100;
     for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -143,6 +144,34 @@ TEST_F(SeriesTest, WarnsAndEndsWithTheNamesOfThoseWhoAreMissing) {
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kTimeout);
 }
 
+TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
+  enlist(true, 3, true);
+  wire::JoinMessage message;
+  message.id = id;
+  const auto replayed = [&](uint32_t rank, uint64_t upto, uint32_t round, uint32_t contributors,
+                            std::vector<Answer>& answers) {
+    message.upto = upto;
+    message.round = round;
+    message.contributors = contributors;
+    return table.join(rank, encode(message) + floats({3, 6}), 5, answers);
+  };
+  std::vector<Answer> answers;
+  EXPECT_TRUE(replayed(2, 1, 1, 1, answers).ok());
+  EXPECT_TRUE(answers.empty());
+  EXPECT_TRUE(replayed(1, 1, 0, 1, answers).ok());
+  ASSERT_EQ(answers.size(), 6u) << "both rounds have all that they had";
+  EXPECT_EQ(wire::decode_round(answers[0].payload)->contributors[0].rank, 1u);
+  EXPECT_EQ(wire::decode_round(answers[3].payload)->contributors[0].rank, 2u);
+
+  EXPECT_EQ(replayed(0, 1, 0, 1, answers).code(), Code::kInternal) << "that round has closed";
+  EXPECT_EQ(replayed(0, 2, 2, 0, answers).code(), Code::kInternal) << "not of a replay";
+  EXPECT_EQ(replayed(0, 3, 2, 4, answers).code(), Code::kInternal) << "more than there are";
+  answers.clear();
+  table.lost(0, 9, answers);
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kPeerLost);
+}
+
 TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   enlist(true);
   std::vector<Answer> answers;
@@ -150,6 +179,8 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   message.id = id;
   message.upto = 1;
   EXPECT_FALSE(table.join(0, encode(message) + "short", 0, answers).ok());
+  message.contributors = 2;
+  EXPECT_FALSE(table.join(0, encode(message) + floats({1, 2}), 0, answers).ok()) << "no replay";
   message.id = id + 1;
   EXPECT_FALSE(table.join(0, encode(message), 0, answers).ok());
   wire::Enlist enlist;

@@ -15,6 +15,7 @@ Enlist some_enlist() {
   enlist.quorum = 3;
   enlist.grace = 5;
   enlist.staleness = 4;
+  enlist.replays = true;
   enlist.timeout_ms = 1000;
   enlist.name = "gradients";
   return enlist;
@@ -27,14 +28,17 @@ TEST(PartialMessages, ArriveAsTheyLeft) {
   EXPECT_EQ(enlist->quorum, 3u);
   EXPECT_EQ(enlist->staleness, 4u);
   EXPECT_EQ(enlist->name, "gradients");
-  EXPECT_TRUE(enlist->by_contributors && enlist->inline_payload);
+  EXPECT_TRUE(enlist->by_contributors && enlist->inline_payload && enlist->replays);
 
-  const std::string text = encode(JoinMessage{7, 9, 11, true, 5, 0x123456789, {}}) + "bytes";
+  const std::string text =
+      encode(JoinMessage{7, 9, 11, true, 12, 4, 5, 0x123456789, {}}) + "bytes";
   const auto join = decode_join(text);
   ASSERT_TRUE(join.ok());
   EXPECT_EQ(join->upto, 9u);
   EXPECT_EQ(join->base, 11u);
   EXPECT_TRUE(join->last);
+  EXPECT_EQ(join->round, 12u);
+  EXPECT_EQ(join->contributors, 4u);
   EXPECT_EQ(join->digest, 0x123456789u);
   EXPECT_EQ(join->payload, "bytes");
 
