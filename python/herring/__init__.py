@@ -61,6 +61,7 @@ _LAZY = {
         "partial_statistics",
     ),
     "herring.planned": ("PlannedReduction",),
+    "herring.replay": ("Replay",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -19,6 +19,7 @@ from herring.runtime import job, next_name, size
 
 if TYPE_CHECKING:
     from herring.partial import Quorum
+    from herring.replay import Replay
 
 __all__ = [
     "Handle",
@@ -114,7 +115,7 @@ def allreduce(
     postscale: float = 1.0,
     timeout: float | None = None,
     algorithm: str = "herring",
-    sync: str | Quorum | None = None,
+    sync: str | Quorum | Replay | None = None,
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
@@ -135,12 +136,12 @@ def allreduce(
         give the same bits on all ranks and every time, but each algorithm and number of ranks its
         own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
         there. Equal on all ranks.
-      sync: "solo", "majority" or a `herring.Quorum`: a partial all-reduce, which does not wait for
-        everybody ("average" and "sum" only). All calls of one `name` ("allreduce" if none is given)
-        are a series: the n-th call returns the result of round n, which is the same on all ranks;
-        what comes too late for its round is in the next one. `herring.flush` ends the series. The
-        first call waits for all ranks. "full": an ordinary all-reduce, once ranks have agreed that
-        it is. See docs/partial.md.
+      sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay`: a partial all-reduce,
+        which does not wait for everybody ("average" and "sum" only). All calls of one `name`
+        ("allreduce" if none is given) are a series: the n-th call returns the result of round n,
+        which is the same on all ranks; what comes too late for its round is in the next one.
+        `herring.flush` ends the series. The first call waits for all ranks. "full": an ordinary
+        all-reduce, once ranks have agreed that it is. See docs/partial.md.
 
     Returns:
       `array`.

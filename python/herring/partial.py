@@ -17,6 +17,8 @@ import numpy as np
 from herring import _core
 from herring.collectives import check_same
 from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.replay import Recorded, Recorder, Replay
+from herring.replay import save as save_recording
 from herring.runtime import forget_job, job, next_name
 
 __all__ = [
@@ -68,6 +70,11 @@ class Quorum:
             )
 
 
+def is_partial(sync: str | Quorum | Replay, workers: int) -> bool:
+    """Whether `sync` means rounds that do not wait for everybody; checks its values."""
+    return isinstance(sync, Replay) or quorum_of(sync, workers) is not None
+
+
 def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
     """What `sync` means in a job of so many workers; None for "full"."""
     if isinstance(sync, Quorum):
@@ -80,7 +87,8 @@ def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
     if sync == "majority":
         return Quorum((workers + 1) // 2)
     raise InvalidArgumentError(
-        f"sync is {sync!r}; it must be 'full', 'solo', 'majority' or a herring.Quorum"
+        f"sync is {sync!r}; it must be 'full', 'solo', 'majority', a herring.Quorum or a "
+        "herring.Replay"
     )
 
 
@@ -96,9 +104,11 @@ class PartialReduction:
     Args:
       elements: of the array.
       dtype: its name.
-      sync: "solo", "majority" or a `Quorum`.
+      sync: "solo", "majority", a `Quorum` or a `Replay`.
       op: "average" (floats) or "sum".
       name: identifies the series across ranks.
+      statistics: goes on with these, of series before; a `Replay` repeats the series that follows
+        in its recording.
 
     Raises:
       InvalidArgumentError: a value out of range, or an op that cannot be summed up.
@@ -110,22 +120,29 @@ class PartialReduction:
         elements: int,
         dtype: str,
         *,
-        sync: str | Quorum,
+        sync: str | Quorum | Replay,
         op: str = "average",
         name: str | None = None,
+        statistics: RoundStatistics | None = None,
     ) -> None:
         self.name = name or next_name("partial")
         running = job()
-        quorum = quorum_of(sync, running.size)
-        if quorum is None:
+        if not is_partial(sync, running.size):
             raise InvalidArgumentError("a PartialReduction is partial: sync='full' is allreduce()")
-        self.quorum = quorum
-        self.statistics = RoundStatistics()
         check_same(
             f"the partial all-reduce '{self.name}'",
             f"sync={sync!r}, {elements} elements of {dtype}, op {op}",
             name=f"{self.name}.sync",
         )
+        self.statistics = RoundStatistics() if statistics is None else statistics
+        self._replay: Recorded | None = None
+        if isinstance(sync, Replay):
+            self._replay = sync.open(self.statistics.series, self.name)
+            quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
+            quorum.check(running.size)
+        else:
+            quorum = quorum_of(sync, running.size)
+        self.quorum = quorum
         self._partial = _core.Partial.create(
             running,
             self.name,
@@ -136,12 +153,23 @@ class PartialReduction:
             quorum.q,
             float(quorum.grace),
             quorum.staleness,
+            self._replay is not None,
+        )
+        self._recorder = self.statistics.begin(
+            {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
         )
         self.ended = False
 
     @property
     def ready(self) -> int:
-        """Results that `take` would return at once."""
+        """Results that `take` would return at once.
+
+        In a replay those that were taken before the next contribution, which may still be coming.
+        """
+        if self._replay is not None:
+            recorded = self._replay.taken_before(self._partial.produced + 1)
+            if recorded is not None:
+                return max(recorded - self._partial.taken, 0)
         return self._partial.ready
 
     @property
@@ -169,10 +197,18 @@ class PartialReduction:
           last: the worker contributes nothing after this; the round waits for everybody.
 
         Raises:
-          InvalidArgumentError: the array does not fit, or a result was not taken.
+          InvalidArgumentError: the array does not fit, a result was not taken, or a replay had
+            something else here.
           HerringError: the job has failed.
         """
-        self._partial.contribute(array, waits, last)
+        taken = self._partial.taken
+        if self._replay is None:
+            self._partial.contribute(array, waits, last)
+        else:
+            number = self._partial.produced + 1
+            place = self._replay.place(number, taken, waits, last)
+            self._partial.contribute(array, waits, last, *place)
+        self._recorder.contributed(taken, waits)
 
     def take(self, array: Any, timeout: float | None = None) -> RoundInfo:
         """Waits for the next round's result and writes it to `array`.
@@ -184,8 +220,11 @@ class PartialReduction:
         Raises:
           TimeoutError: the round did not end in time.
           PeerLostError: a process without which the job cannot go on is gone.
+          MismatchError: a replayed round has other contributors than the recorded one.
         """
         info = self._partial.take(array, 0.0 if timeout is None else timeout)
+        if self._replay is not None:
+            self._replay.check(info)
         self.statistics.add(info)
         return info
 
@@ -210,11 +249,25 @@ class PartialReduction:
             info = self.take(array, timeout)
             produced, counted = self.contributions
             self.ended = info.last and produced == counted and self.ready == 0
+            self._recorder.ended = self.ended
             yield info
 
     def digest(self, value: int) -> None:
         """Has a digest of this replica, after the results taken, compared with the others'."""
         self._partial.digest(self.rounds, value)
+
+
+def _recorded_quorum(
+    sync: Replay, recorded: Recorded, elements: int, dtype: str, op: str
+) -> Quorum:
+    then = dict(recorded.options)
+    array = {"elements": elements, "dtype": dtype, "op": op}
+    for what, now in array.items():
+        if then.pop(what) != now:
+            raise InvalidArgumentError(
+                f"'{sync.path}' was recorded with {what} {recorded.options[what]}; now it is {now}"
+            )
+    return Quorum(**then)
 
 
 class RoundStatistics:
@@ -238,7 +291,29 @@ class RoundStatistics:
         self._waited: dict[int, list[float]] = {}
         self._queued: list[float] = []
         self._lost: list[tuple[int, int, int]] = []
+        self._recorders: list[Recorder] = []
         self._fresh: list[RoundInfo] = []
+
+    @property
+    def series(self) -> int:
+        """Series that these are of, one after the other: each `flush` ends one."""
+        return len(self._recorders)
+
+    def begin(self, options: dict[str, Any]) -> Recorder:
+        """What follows is of another series."""
+        self._digest()
+        self._recorders.append(Recorder(options))
+        return self._recorders[-1]
+
+    def save(self, path: str | Path) -> None:
+        """Records for `herring.Replay` who was in which round (collective; rank 0 writes the file).
+
+        Every rank calls it after its last `flush`, with statistics of the same series.
+
+        Raises:
+          InvalidArgumentError: a series is not flushed, or a worker is gone.
+        """
+        save_recording(path, self._recorders, self.lost)
 
     def add(self, info: RoundInfo) -> None:
         """Takes note of a round; it is looked at later, as steps are short."""
@@ -249,6 +324,8 @@ class RoundStatistics:
     def _digest(self) -> None:
         for info in self._fresh:
             contributors = info.contributors
+            if self._recorders:
+                self._recorders[-1].round(contributors)
             self._rounds.append((len(contributors), info.active))
             self._queued.append(info.queued)
             for one in contributors:
@@ -334,7 +411,9 @@ def _forget() -> None:
 forget_job.append(_forget)
 
 
-def _series_of(name: str, sync: str | Quorum, array: Any, op: str) -> PartialReduction | None:
+def _series_of(
+    name: str, sync: str | Quorum | Replay, array: Any, op: str
+) -> PartialReduction | None:
     running = job()
     if name in _series:
         if _began_with[name] != repr(sync):
@@ -343,8 +422,7 @@ def _series_of(name: str, sync: str | Quorum, array: Any, op: str) -> PartialRed
                 f"sync is {sync!r}; flush() it first, or give this one another name"
             )
         return _series[name]
-    quorum = quorum_of(sync, running.size)
-    if quorum is None:
+    if not is_partial(sync, running.size):
         check_same(f"the partial all-reduce '{name}'", f"sync={sync!r}", name=f"{name}.sync")
         series = None
     else:
@@ -357,7 +435,7 @@ def _series_of(name: str, sync: str | Quorum, array: Any, op: str) -> PartialRed
 
 
 def allreduce_in_rounds(
-    array: Any, op: str, sync: str | Quorum, name: str | None, timeout: float | None
+    array: Any, op: str, sync: str | Quorum | Replay, name: str | None, timeout: float | None
 ) -> bool:
     """`herring.allreduce` with `sync`; False: the mode is "full", which is an ordinary one."""
     series = _series_of(name or "allreduce", sync, array, op)

@@ -14,7 +14,8 @@ import torch
 
 import herring
 from herring.errors import InvalidArgumentError
-from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics, quorum_of
+from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics, is_partial
+from herring.replay import Replay
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.tensors import dtype_name
@@ -38,7 +39,7 @@ class PartialReducer(Pausable):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         *,
         name: str,
-        sync: str | Quorum,
+        sync: str | Quorum | Replay,
         digest_every: int = 100,
     ) -> None:
         """Compares the parameters across ranks (collective).
@@ -46,7 +47,7 @@ class PartialReducer(Pausable):
         Args:
           named_parameters: as for `GradientReducer`.
           name: the same on every rank, different for each reducer.
-          sync: "solo", "majority" or a `Quorum`.
+          sync: "solo", "majority", a `Quorum` or a `Replay`.
           digest_every: rounds after which a digest of the parameters goes with the contribution,
             and is compared; 0: never.
 
@@ -98,8 +99,8 @@ class PartialReducer(Pausable):
                 dtype_name(self._dtype),
                 sync=self._sync,
                 name=f"{self.name}.rounds{self._generation}",
+                statistics=self.statistics,
             )
-            self._series.statistics = self.statistics
             self._generation += 1
         return self._series
 
@@ -206,14 +207,14 @@ class PartialReducer(Pausable):
 
 
 def wants_rounds(
-    sync: str | Quorum, wire_dtype: str | torch.dtype | None, buffer_bytes: int
+    sync: str | Quorum | Replay, wire_dtype: str | torch.dtype | None, buffer_bytes: int
 ) -> bool:
     """Whether gradients are exchanged in rounds that do not wait for all.
 
     Raises:
       InvalidArgumentError: an unknown `sync`, or options that have no meaning in rounds.
     """
-    if quorum_of(sync, herring.size()) is None:
+    if not is_partial(sync, herring.size()):
         return False
     if wire_dtype is not None or buffer_bytes:
         raise InvalidArgumentError(

@@ -1,0 +1,283 @@
+"""Recordings of partial all-reduces, and their exact repetition.
+
+The bits of a training in rounds follow from who was in which round, and from how many results each
+worker had taken before each of its contributions. That is what a recording holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from herring.collectives import allgather_object, broadcast_object
+from herring.errors import InvalidArgumentError, MismatchError
+from herring.runtime import job, next_name
+
+__all__ = ["Recorded", "Recorder", "Replay", "save"]
+
+_FORMAT = "herring recording"
+_VERSION = 1
+_OPTIONS = {
+    "elements": int,
+    "dtype": str,
+    "op": str,
+    "q": int,
+    "grace": float,
+    "staleness": int,
+    "divisor": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Repeats what `RoundStatistics.save` has written, for `sync=`.
+
+    Each round has the recorded contributors, and each worker takes and contributes in the recorded
+    order, however fast it is now: a deterministic training gives the same bits. Rank 0 reads the
+    file. Several series in a row (after each `flush`) are repeated in the order of the recording.
+
+    Attributes:
+      path: of the recording, the same text on every rank.
+    """
+
+    path: str | Path
+
+    def open(self, number: int, name: str) -> Recorded:
+        """What is recorded of a series (collective).
+
+        Args:
+          number: of the series in the recording, from 0.
+          name: of the series now, for messages.
+
+        Raises:
+          InvalidArgumentError: there is no such recording, it is damaged, or it is of another
+            number of workers or of fewer series.
+        """
+        found: Any = None
+        if job().rank == 0:
+            try:
+                found = self._read(number, name)
+            except InvalidArgumentError as error:
+                found = str(error)
+        found = broadcast_object(found, name=f"{name}.replay")
+        if isinstance(found, str):
+            raise InvalidArgumentError(found)
+        return Recorded(str(self.path), name, job().rank, found)
+
+    def _read(self, number: int, name: str) -> dict[str, Any]:
+        recording = read(self.path)
+        workers, series = recording["workers"], recording["series"]
+        if workers != job().size:
+            raise InvalidArgumentError(
+                f"'{self.path}' was recorded with {workers} workers; this job has {job().size}"
+            )
+        if number >= len(series):
+            raise InvalidArgumentError(
+                f"'{self.path}' has {len(series)} series, each ended by a flush; '{name}' is "
+                "one more"
+            )
+        return series[number]
+
+
+class Recorded:
+    """A series that is repeated, as one rank sees it.
+
+    Attributes:
+      options: of the series: elements, dtype, op, q, grace, staleness, divisor.
+    """
+
+    def __init__(self, path: str, name: str, rank: int, series: dict[str, Any]) -> None:
+        self.options = {key: series[key] for key in _OPTIONS}
+        self._of = f"'{name}' replays '{path}', where rank {rank}"
+        self._rounds = series["rounds"]
+        self._steps = series["steps"][rank]
+        self._places: list[tuple[int, int, int]] = []  # round, contributors, upto
+        for number, contributors in enumerate(self._rounds):
+            upto = dict(contributors).get(rank, 0)
+            while len(self._places) < upto:
+                self._places.append((number, len(contributors), upto))
+
+    def taken_before(self, number: int) -> int | None:
+        """Results to take before a contribution, counted from 1; None: there is no such."""
+        return self._steps[number - 1][0] if number <= len(self._steps) else None
+
+    def place(self, number: int, taken: int, waits: bool, last: bool) -> tuple[int, int, int]:
+        """Where a contribution is counted: the round, its contributors, the last of mine in it.
+
+        Raises:
+          InvalidArgumentError: the worker does something else than it did then.
+        """
+        if number >= len(self._steps) and not last:
+            raise InvalidArgumentError(
+                f"{self._of} made {len(self._steps) - 1} contributions and flushed; more cannot be "
+                "repeated"
+            )
+        if number != len(self._steps) and last:
+            raise InvalidArgumentError(
+                f"{self._of} made {len(self._steps) - 1} contributions before it flushed; now it "
+                f"flushes after {number - 1}"
+            )
+        then, waited = self._steps[number - 1]
+        if then != taken:
+            raise InvalidArgumentError(
+                f"{self._of} made contribution {number} after {then} results; now it has taken "
+                f"{taken}"
+            )
+        if bool(waited) != waits:
+            raise InvalidArgumentError(
+                f"{self._of} made contribution {number} with waits={bool(waited)}; now it is "
+                f"{waits}"
+            )
+        return self._places[number - 1]
+
+    def check(self, info: Any) -> None:
+        """Raises MismatchError unless a round has the recorded contributors."""
+        found = [[one.rank, one.upto] for one in info.contributors]
+        if found != self._rounds[info.round]:
+            raise MismatchError(
+                f"{self._of} took round {info.round} with the contributors (rank, contributions) "
+                f"{self._rounds[info.round]}; now they are {found}"
+            )
+
+
+class Recorder:
+    """Notes what a replay of one series needs, in little memory."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.ended = False
+        self._members = array("I")  # of all rounds, one after the other
+        self._uptos = array("Q")
+        self._counts = array("I")  # contributors, by round
+        self._taken = array("I")
+        self._waited = bytearray()
+
+    def contributed(self, taken: int, waits: bool) -> None:
+        """This rank has made a contribution, after so many results."""
+        self._taken.append(taken)
+        self._waited.append(waits)
+
+    def round(self, contributors: list[Any]) -> None:
+        """The contributors of the next round."""
+        self._counts.append(len(contributors))
+        for one in contributors:
+            self._members.append(one.rank)
+            self._uptos.append(one.upto)
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """Of this rank: results taken before each contribution, and whether it waited then."""
+        return list(zip(self._taken, self._waited))
+
+    @property
+    def rounds(self) -> list[list[tuple[int, int]]]:
+        """By round, (rank, contributions counted so far) of its contributors."""
+        pairs = iter(zip(self._members, self._uptos))
+        return [[next(pairs) for _ in range(count)] for count in self._counts]
+
+
+def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
+    """Writes a recording (collective; rank 0 writes).
+
+    Raises:
+      InvalidArgumentError: a series was not flushed, or a worker is gone.
+    """
+    if lost:
+        raise InvalidArgumentError(
+            f"rank {lost[0][0]} is gone: what it did is not known, so '{path}' cannot be recorded"
+        )
+    for number, recorder in enumerate(recorders):
+        if not recorder.ended:
+            raise InvalidArgumentError(
+                f"series {number} is not at its end: flush() it before it is saved to '{path}'"
+            )
+    mine = [(recorder.steps, len(recorder.rounds)) for recorder in recorders]
+    everyone = allgather_object(mine, name=next_name("recording"))
+    series = []
+    for number, recorder in enumerate(recorders):
+        # A rank that has flushed does not see the rounds of those who go on.
+        longest = int(np.argmax([one[number][1] for one in everyone]))
+        rounds = broadcast_object(recorder.rounds, longest, name=next_name("recording.rounds"))
+        steps = [one[number][0] for one in everyone]
+        series.append({**recorder.options, "rounds": rounds, "steps": steps})
+    if job().rank == 0:
+        recording = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "workers": job().size,
+            "series": series,
+        }
+        Path(path).write_text(json.dumps(recording, separators=(",", ":")) + "\n")
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A recording, checked.
+
+    Raises:
+      InvalidArgumentError: it cannot be read or is no sound recording; says what is wrong.
+    """
+    try:
+        recording = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"'{path}' is no recording that can be read: {error}") from None
+    try:
+        if recording["format"] != _FORMAT or recording["version"] != _VERSION:
+            raise _Damaged(
+                f"it is {recording['format']!r} version {recording['version']}; this release reads "
+                f"{_FORMAT!r} version {_VERSION}"
+            )
+        workers = recording["workers"]
+        for number, series in enumerate(recording["series"]):
+            _check(series, workers, f"series {number}")
+    except _Damaged as error:
+        raise InvalidArgumentError(f"'{path}' cannot be replayed: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgumentError(f"'{path}' cannot be replayed: {error!r} is wrong") from None
+    return recording
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _check(series: dict[str, Any], workers: int, where: str) -> None:
+    """What holds for every recording; with it no worker can wait for ever."""
+    for key, kind in _OPTIONS.items():
+        if not isinstance(series[key], kind) and (kind, type(series[key])) != (float, int):
+            raise _Damaged(f"{where} has {key} {series[key]!r}")
+    steps, counted = series["steps"], [0] * workers
+    if len(steps) != workers:
+        raise _Damaged(f"{where} has steps of {len(steps)} workers, not of {workers}")
+    for number, contributors in enumerate(series["rounds"]):
+        ranks = [rank for rank, _ in contributors]
+        if not ranks or ranks != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < workers:
+            raise _Damaged(f"{where}, round {number} has contributors {ranks} of {workers} workers")
+        for rank, upto in contributors:
+            if not counted[rank] < upto <= len(steps[rank]):
+                raise _Damaged(
+                    f"{where}, round {number} counts contribution {upto} of rank {rank}, which "
+                    f"made {len(steps[rank])}, {counted[rank]} of them counted before"
+                )
+            counted[rank] = upto
+            taken, _ = steps[rank][upto - 1]
+            if taken > number:
+                raise _Damaged(
+                    f"{where}, round {number} counts contribution {upto} of rank {rank}, which was "
+                    f"made after {taken} results"
+                )
+    for rank, made in enumerate(steps):
+        if counted[rank] != len(made) or not made:
+            raise _Damaged(f"{where} counts {counted[rank]} of {len(made)} steps of rank {rank}")
+        due = 0
+        for number, (taken, waited) in enumerate(made, 1):
+            if not isinstance(taken, int) or taken < due:
+                raise _Damaged(
+                    f"{where}, contribution {number} of rank {rank} was made after {taken} "
+                    f"results, of {due} at least"
+                )
+            due = taken + bool(waited)
