@@ -35,6 +35,7 @@ from herring.errors import (
     TimeoutError,
 )
 from herring.partial import Quorum, RoundInfo, RoundStatistics
+from herring.replay import Replay
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -64,6 +65,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "Quorum",
+    "Replay",
     "RoundInfo",
     "RoundStatistics",
     "ShutdownError",

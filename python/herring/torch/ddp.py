@@ -14,6 +14,7 @@ import torch
 
 from herring.errors import InvalidArgumentError
 from herring.partial import Quorum, RoundInfo
+from herring.replay import Replay
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.join import Join
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
@@ -50,7 +51,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         broadcast_buffers: bool = True,
         buffer_bytes: int = 0,
         sparse: str = "densify",
-        sync: str | Quorum = "full",
+        sync: str | Quorum | Replay = "full",
         digest_every: int = 100,
         name: str | None = None,
     ) -> None:
@@ -63,9 +64,10 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             forward pass in training mode with gradients enabled, as torch does.
           buffer_bytes: size of a fusion buffer; 0 lets the plan choose.
           sparse: "densify" makes sparse gradients dense, with one warning; "error" refuses them.
-          sync: "full", or "solo", "majority" or a `herring.Quorum`: gradients are then exchanged in
-            rounds that do not wait for every worker (`rounds`, docs/partial.md). wire_dtype and
-            buffer_bytes have no meaning there, and buffers are broadcast by `flush` alone.
+          sync: "full", or "solo", "majority", a `herring.Quorum` or a `herring.Replay`: gradients
+            are then exchanged in rounds that do not wait for every worker (`rounds`,
+            docs/partial.md). wire_dtype and buffer_bytes have no meaning there, and buffers are
+            broadcast by `flush` alone.
           digest_every: in those modes, rounds after which a digest of the parameters is compared
             across ranks; 0: never.
           name: the same on every rank; None numbers the wrappers in order of construction.

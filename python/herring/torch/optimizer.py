@@ -12,6 +12,7 @@ import torch
 
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import Quorum, RoundInfo
+from herring.replay import Replay
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
@@ -44,7 +45,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         buffer_bytes: int = 0,
         sparse: str = "densify",
         broadcast_parameters: bool = True,
-        sync: str | Quorum = "full",
+        sync: str | Quorum | Replay = "full",
         each_round: Callable[[RoundInfo], None] | None = None,
         digest_every: int = 100,
         name: str | None = None,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import random
+import tempfile
 import time
 
 import torch
@@ -93,6 +96,56 @@ def partial_optimizer_applies_every_round() -> None:
     assert seen == list(range(7)), seen
     same_everywhere(model.parameters())
     optimizer.close()
+
+
+def _train(sync, seed: int, wraps_model: bool):
+    """Two series of rounds with random delays; the parameters, and the wrapper."""
+    delays = random.Random(seed * 100 + herring.rank())
+    model = mlp()
+    if wraps_model:
+        wrapper = herring.DistributedDataParallel(model, sync=sync)
+        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        wrapper = herring.DistributedOptimizer(optimizer, model.named_parameters(), sync=sync)
+    step = 0
+    for rounds in (8, 14):
+        while wrapper.round < rounds:
+            if delays.random() < 0.4:
+                time.sleep(delays.random() * 0.02)
+            inputs, labels = mine(step)
+            step += 1
+            (wrapper if wraps_model else optimizer).zero_grad()
+            F.cross_entropy((wrapper if wraps_model else model)(inputs), labels).backward()
+            if not wraps_model:
+                wrapper.step()
+                continue
+            for _ in wrapper.rounds():
+                optimizer.step()
+        if wraps_model:
+            for _ in wrapper.flush():
+                optimizer.step()
+        else:
+            wrapper.flush()
+    wrapper.close()
+    return [p.detach().clone() for p in model.parameters()], wrapper
+
+
+@case
+def partial_replays_give_the_same_bits() -> None:
+    folder = tempfile.mkdtemp() if herring.rank() == 0 else None
+    path = pathlib.Path(herring.broadcast_object(folder), "rounds.json")
+    for wraps_model in (True, False):
+        recorded, wrapper = _train("solo", 1, wraps_model)
+        wrapper.statistics.save(path)
+        staleness = wrapper.statistics.staleness
+        assert sum(staleness.values()) > staleness[0], staleness
+        for seed in (2, 3):
+            replayed, again = _train(herring.Replay(path), seed, wraps_model)
+            assert again.statistics.rounds == wrapper.statistics.rounds
+            assert again.statistics.staleness == staleness
+            for theirs, ours in zip(recorded, replayed):
+                assert torch.equal(theirs.view(torch.int32), ours.view(torch.int32))
 
 
 @case
