@@ -20,6 +20,7 @@ struct Answer {
   uint32_t rank = 0;
   wire::FrameHeader header;
   std::string payload;
+  bool can_wait = false;  // for a moment: whoever gets it is computing
 };
 
 class Coordinator {

@@ -193,7 +193,10 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     for (const partial::Contributor& one : closed->contributors) waits[one.rank] = one.active;
     for (const bool waiting : {true, false}) {
       for (uint32_t rank : closed->members) {
-        if (waits[rank] == waiting) out.push_back({rank, header, payload});
+        if (waits[rank] != waiting) continue;
+        // A push needs everybody at once, and a replay does not know who waits.
+        out.push_back({rank, header, payload,
+                       !waiting && series.options.inline_payload && !series.options.replays});
       }
     }
   }

@@ -10,6 +10,7 @@ namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
+constexpr Nanos kMoment = kMillisecond;
 thread_local Proxy* t_proxy = nullptr;  // whose thread this is
 
 }  // namespace
@@ -52,6 +53,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   // Beside the payload: name, shape and, for alltoall, a split per rank.
   max_announce_payload_ = options.small_bytes + 16 * size_t{cluster.size} + 65536;
   first_peer_.assign(cluster_.size, nullptr);
+  waits_.resize(cluster_.size);
   aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes,
                                              [this](Slot& slot) { deliver(slot); });
   coordinator_ = std::make_unique<Coordinator>(cluster_, index);
@@ -140,28 +142,58 @@ Status Server::announce(uint32_t rank, std::string text) {
   return {};
 }
 
-// A change of the series and what is to be said about it. Rounds must reach every worker in order,
-// whichever proxy closes them: so nothing takes a short cut past a loop's queue where there are
-// several loops.
+void Server::tell_what_waits(uint32_t rank) {
+  for (Answer& answer : std::exchange(waits_[rank], {})) tell_in_order(std::move(answer));
+}
+
+// Rounds must reach every worker in order, whichever proxy closes them: so nothing takes a short
+// cut past a loop's queue where there are several loops.
+void Server::tell_in_order(Answer answer) {
+  if (proxies_.size() == 1) return tell(answer.rank, answer.header, std::move(answer.payload));
+  Peer* peer;
+  {
+    std::lock_guard lock(peers_mutex_);
+    peer = first_peer_[answer.rank];
+  }
+  if (peer == nullptr) return;
+  peer->proxy().loop().post([peer, one = std::move(answer)] {
+    peer->send(one.header, one.payload);
+  });
+}
+
+// A change of the series that `from` has asked for, and what is to be said about it. Where many
+// workers share few cores, those who compute would wake up between those who wait for a round: they
+// are told a moment later, or when they ask for something themselves.
 Status Server::change_series(
-    const std::function<Status(Nanos, std::vector<Answer>&)>& change) {  // no template: it recurs
+    const std::function<Status(Nanos, std::vector<Answer>&)>& change,  // no template: it recurs
+    uint32_t from) {
   std::lock_guard lock(series_mutex_);
   std::vector<Answer> answers;
   Status status = change(monotonic_now(), answers);
+  if (from < waits_.size()) tell_what_waits(from);
+  bool some_wait = false;
   for (Answer& answer : answers) {
-    if (proxies_.size() == 1) {
-      tell(answer.rank, answer.header, std::move(answer.payload));
-      continue;
+    if (answer.can_wait) {
+      some_wait = true;
+      waits_[answer.rank].push_back(std::move(answer));
+    } else {
+      tell_what_waits(answer.rank);
+      tell_in_order(std::move(answer));
     }
-    Peer* peer;
-    {
-      std::lock_guard peers_lock(peers_mutex_);
-      peer = first_peer_[answer.rank];
+  }
+  if (some_wait && !std::exchange(some_wait_, true)) {
+    const auto set_timer = [this] {
+      proxies_[0]->loop().call_after(kMoment, [this] {
+        std::lock_guard timer_lock(series_mutex_);
+        some_wait_ = false;
+        for (uint32_t rank = 0; rank < waits_.size(); ++rank) tell_what_waits(rank);
+      });
+    };
+    if (t_proxy == proxies_[0].get()) {
+      set_timer();
+    } else {
+      proxies_[0]->loop().post(set_timer);
     }
-    if (peer == nullptr) continue;
-    peer->proxy().loop().post([peer, one = std::move(answer)] {
-      peer->send(one.header, one.payload);
-    });
   }
   const Nanos wake = series_->wake_at();
   if (wake != 0 && (series_wake_ == 0 || wake < series_wake_)) {
@@ -186,7 +218,7 @@ Status Server::series(wire::FrameType type, uint32_t rank, std::string_view text
       case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
       default: return series_->received(rank, text, now, out);
     }
-  });
+  }, rank);
 }
 
 void Server::dispatch(std::vector<Answer> answers) {
@@ -303,6 +335,10 @@ bool Server::idle() {
       answer.set_value(quiet);
     });
     idle &= result.get();
+  }
+  {
+    std::lock_guard lock(series_mutex_);
+    idle &= !some_wait_;
   }
   return idle && (!aggregator_ || aggregator_->idle()) && (!coordinator_ || coordinator_->idle());
 }

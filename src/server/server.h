@@ -114,7 +114,10 @@ class Server {
   void accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from);
   void deliver(Slot& slot);
   void dispatch(std::vector<Answer> answers);
-  Status change_series(const std::function<Status(Nanos, std::vector<Answer>&)>& change);
+  Status change_series(const std::function<Status(Nanos, std::vector<Answer>&)>& change,
+                       uint32_t from = ~0u);
+  void tell_in_order(Answer answer);
+  void tell_what_waits(uint32_t rank);
   void tell(uint32_t rank, const wire::FrameHeader& header, std::string payload);
   void watch(Proxy& proxy);
   Proxy& proxy_of(uint32_t rank);
@@ -138,6 +141,8 @@ class Server {
   std::unique_ptr<SeriesTable> series_;
   std::mutex series_mutex_;  // what a change of the series says leaves in the order of changes
   Nanos series_wake_ = 0;    // a timer is set for then; guarded by series_mutex_
+  std::vector<std::vector<Answer>> waits_;  // by rank: what can wait; guarded by series_mutex_
+  bool some_wait_ = false;                  // a timer is set for them; guarded by series_mutex_
   std::atomic<uint16_t> credit_{1}, credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;

@@ -67,6 +67,7 @@ TEST_F(SeriesTest, SumsWhatRodeAlongAndAnswersEverybody) {
   EXPECT_EQ(answers[0].rank, 0u);
   EXPECT_EQ(answers[1].rank, 2u);
   EXPECT_EQ(answers[2].rank, 1u) << "who waits comes first";
+  EXPECT_TRUE(answers[2].can_wait && !answers[0].can_wait && !answers[1].can_wait);
   const auto round = wire::decode_round(answers[1].payload);
   ASSERT_TRUE(round.ok());
   EXPECT_EQ(round->divisor, 3u);
@@ -160,6 +161,7 @@ TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
   EXPECT_TRUE(answers.empty());
   EXPECT_TRUE(replayed(1, 1, 0, 1, answers).ok());
   ASSERT_EQ(answers.size(), 6u) << "both rounds have all that they had";
+  for (const Answer& answer : answers) EXPECT_FALSE(answer.can_wait);
   EXPECT_EQ(wire::decode_round(answers[0].payload)->contributors[0].rank, 1u);
   EXPECT_EQ(wire::decode_round(answers[3].payload)->contributors[0].rank, 2u);
 
