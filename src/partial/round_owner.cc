@@ -26,6 +26,7 @@ bool RoundOwner::join(const Join& join, Nanos now) {
   Rank& rank = ranks_[join.rank];
   if (!rank.member || join.upto <= rank.upto) return false;
   if (!rank.joined()) rank.joined_at = now;
+  if (pushing_ && rank.upto == at_close_[join.rank].upto) rank.joined_next_at = now;
   rank.upto = join.upto;
   rank.base = join.base;
   rank.last = join.last;
@@ -126,6 +127,7 @@ void RoundOwner::commit() {
     const Rank& then = at_close_[one.rank];
     rank.counted = one.upto;
     rank.oldest = then.base;
+    if (rank.joined()) rank.joined_at = rank.joined_next_at;
     if (then.last) rank.member = rank.receiving = false;
   }
   pushing_.reset();

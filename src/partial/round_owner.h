@@ -103,6 +103,7 @@ class RoundOwner {
     uint32_t oldest = 0;     // version of the oldest contribution that is not counted
     bool last = false;
     Nanos joined_at = 0;     // with the oldest contribution that is not counted
+    Nanos joined_next_at = 0;  // with the oldest that was not there when the round closed
     Nanos waits_since = 0;   // with the newest
     bool receiving = false;  // has not got the last closed round's result yet
 

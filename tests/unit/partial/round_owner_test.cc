@@ -61,6 +61,22 @@ TEST(RoundOwner, LateOnesEnterTheNextRoundButDoNotCloseIt) {
   EXPECT_EQ(closed->contributors[2].waited, -40);
 }
 
+TEST(RoundOwner, TellsHowLongWhatCameDuringAPushHasWaited) {
+  RoundOwner owner({2, 1, 0, 5}, true);
+  owner.join({0, 1, 1}, 10);
+  owner.join({1, 1, 1}, 10);
+  ASSERT_TRUE(owner.close(20));
+  owner.join({1, 2, 1}, 30);
+  owner.received(0, 0, 0);
+  owner.received(1, 0, 0);
+  owner.join({0, 2, 2}, 40);
+  const auto closed = owner.close(40);
+  ASSERT_TRUE(closed);
+  ASSERT_EQ(ranks_of(*closed), (Ranks{0, 1}));
+  EXPECT_EQ(closed->contributors[0].waited, 0);
+  EXPECT_EQ(closed->contributors[1].waited, 10);
+}
+
 TEST(RoundOwner, WaitsForOneThatWouldBecomeTooOld) {
   RoundOwner owner({2, 1, 0, 2}, false);
   for (uint32_t round = 0; round < 2; ++round) {
