@@ -55,13 +55,13 @@ _LAZY = {
     "herring.partial": (
         "PartialReduction",
         "Quorum",
+        "Replay",
         "RoundInfo",
         "RoundStatistics",
         "flush",
         "partial_statistics",
     ),
     "herring.planned": ("PlannedReduction",),
-    "herring.replay": ("Replay",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

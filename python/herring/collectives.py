@@ -18,8 +18,7 @@ from herring.errors import InvalidArgumentError, MismatchError
 from herring.runtime import job, next_name, size
 
 if TYPE_CHECKING:
-    from herring.partial import Quorum
-    from herring.replay import Replay
+    from herring.partial import Quorum, Replay
 
 __all__ = [
     "Handle",

@@ -34,8 +34,7 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
-from herring.partial import Quorum, RoundInfo, RoundStatistics
-from herring.replay import Replay
+from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from herring.errors import InvalidArgumentError
-from herring.partial import Quorum, RoundInfo
-from herring.replay import Replay
+from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.join import Join
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds

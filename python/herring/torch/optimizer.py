@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from herring.errors import HerringError, InvalidArgumentError
-from herring.partial import Quorum, RoundInfo
-from herring.replay import Replay
+from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters

@@ -14,8 +14,7 @@ import torch
 
 import herring
 from herring.errors import InvalidArgumentError
-from herring.partial import PartialReduction, Quorum, RoundInfo, RoundStatistics, is_partial
-from herring.replay import Replay
+from herring.partial import PartialReduction, Quorum, Replay, RoundInfo, RoundStatistics, is_partial
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.tensors import dtype_name

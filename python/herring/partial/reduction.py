@@ -1,98 +1,22 @@
-"""Partial all-reduce: rounds that wait for few, and lose nothing of those who are late.
-
-Paper: partial collectives and eager SGD, sections 4 and 5. There the quorum is an expectation and
-a missed result is overwritten; here the quorum is counted, and every worker gets every result.
-"""
+"""Series of rounds over one array."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from herring import _core
 from herring.collectives import check_same
-from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.replay import Recorded, Recorder, Replay
-from herring.replay import save as save_recording
+from herring.errors import InvalidArgumentError
+from herring.partial.quorum import Quorum, is_partial, quorum_of
+from herring.partial.replay import Recorded, Replay
+from herring.partial.statistics import RoundInfo, RoundStatistics
 from herring.runtime import forget_job, job, next_name
 
-__all__ = [
-    "PartialReduction",
-    "Quorum",
-    "RoundInfo",
-    "RoundStatistics",
-    "flush",
-    "partial_statistics",
-]
-
-DEFAULT_STALENESS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Quorum:
-    """When a round of a partial all-reduce ends, for `sync=`.
-
-    Attributes:
-      q: workers that must have contributed and be waiting for the result, 1 to the number of
-        workers; of those alive, if fewer are left.
-      grace: seconds to wait for more, once the quorum is met.
-      staleness: rounds that a contribution may miss; the round after them waits for it. 0: every
-        round waits for everybody.
-      divisor: averages divide by all "workers" of the job (as in the paper), or by the
-        "contributors" of the round.
-    """
-
-    q: int
-    grace: float = 0.0
-    staleness: int = DEFAULT_STALENESS
-    divisor: str = "workers"
-
-    def check(self, workers: int) -> None:
-        """Raises InvalidArgumentError, naming the value, unless this fits a job of `workers`."""
-        if not isinstance(self.q, int) or not 1 <= self.q <= workers:
-            raise InvalidArgumentError(
-                f"the quorum is {self.q}; it must be from 1 to the number of workers, {workers}"
-            )
-        if not self.grace >= 0:
-            raise InvalidArgumentError(f"the grace is {self.grace} s; it must not be negative")
-        if not isinstance(self.staleness, int) or not 0 <= self.staleness <= 1 << 20:
-            raise InvalidArgumentError(
-                f"the staleness is {self.staleness}; it must be a number of rounds, not negative"
-            )
-        if self.divisor not in ("workers", "contributors"):
-            raise InvalidArgumentError(
-                f"the divisor is {self.divisor!r}; it must be 'workers' or 'contributors'"
-            )
-
-
-def is_partial(sync: str | Quorum | Replay, workers: int) -> bool:
-    """Whether `sync` means rounds that do not wait for everybody; checks its values."""
-    return isinstance(sync, Replay) or quorum_of(sync, workers) is not None
-
-
-def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
-    """What `sync` means in a job of so many workers; None for "full"."""
-    if isinstance(sync, Quorum):
-        sync.check(workers)
-        return sync
-    if sync == "full":
-        return None
-    if sync == "solo":
-        return Quorum(1)
-    if sync == "majority":
-        return Quorum((workers + 1) // 2)
-    raise InvalidArgumentError(
-        f"sync is {sync!r}; it must be 'full', 'solo', 'majority', a herring.Quorum or a "
-        "herring.Replay"
-    )
-
-
-RoundInfo = _core.RoundInfo
+__all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
 
 
 class PartialReduction:
@@ -268,134 +192,6 @@ def _recorded_quorum(
                 f"'{sync.path}' was recorded with {what} {recorded.options[what]}; now it is {now}"
             )
     return Quorum(**then)
-
-
-class RoundStatistics:
-    """Who was in which round, who was late and by how much.
-
-    Attributes:
-      rounds: (contributors, active ones) of each round.
-      staleness: how many contributors were how many rounds late.
-      late: by rank, the seconds by which it missed rounds.
-      waited: by rank, the seconds between contributing and the end of the round.
-      queued: seconds that results lay here before they were taken.
-      lost: (rank, contributions counted, contributions announced) of workers that are gone.
-    """
-
-    _BATCH = 256
-
-    def __init__(self) -> None:
-        self._rounds: list[tuple[int, int]] = []
-        self._staleness: Counter[int] = Counter()
-        self._late: dict[int, list[float]] = {}
-        self._waited: dict[int, list[float]] = {}
-        self._queued: list[float] = []
-        self._lost: list[tuple[int, int, int]] = []
-        self._recorders: list[Recorder] = []
-        self._fresh: list[RoundInfo] = []
-
-    @property
-    def series(self) -> int:
-        """Series that these are of, one after the other: each `flush` ends one."""
-        return len(self._recorders)
-
-    def begin(self, options: dict[str, Any]) -> Recorder:
-        """What follows is of another series."""
-        self._digest()
-        self._recorders.append(Recorder(options))
-        return self._recorders[-1]
-
-    def save(self, path: str | Path) -> None:
-        """Records for `herring.Replay` who was in which round (collective; rank 0 writes the file).
-
-        Every rank calls it after its last `flush`, with statistics of the same series.
-
-        Raises:
-          InvalidArgumentError: a series is not flushed, or a worker is gone.
-        """
-        save_recording(path, self._recorders, self.lost)
-
-    def add(self, info: RoundInfo) -> None:
-        """Takes note of a round; it is looked at later, as steps are short."""
-        self._fresh.append(info)
-        if len(self._fresh) >= self._BATCH:
-            self._digest()
-
-    def _digest(self) -> None:
-        for info in self._fresh:
-            contributors = info.contributors
-            if self._recorders:
-                self._recorders[-1].round(contributors)
-            self._rounds.append((len(contributors), info.active))
-            self._queued.append(info.queued)
-            for one in contributors:
-                self._staleness[one.staleness] += 1
-                waited = one.waited
-                if waited < 0:
-                    self._late.setdefault(one.rank, []).append(-waited)
-                else:
-                    self._waited.setdefault(one.rank, []).append(waited)
-        if self._fresh:
-            self._lost = self._fresh[-1].lost
-        self._fresh.clear()
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("rounds", "staleness", "late", "waited", "queued", "lost"):
-            raise AttributeError(f"RoundStatistics has no {name!r}")
-        self._digest()
-        return getattr(self, f"_{name}")
-
-    def summary(self) -> str:
-        """A few lines: rounds, contributors, staleness, and the stragglers, worst first."""
-        if not self.rounds:
-            return "no rounds"
-        counts = np.array(self.rounds)
-        lines = [
-            f"{len(counts)} rounds; contributors {counts[:, 0].mean():.1f} on average "
-            f"({counts[:, 0].min()} to {counts[:, 0].max()}), waiting for the round "
-            f"{counts[:, 1].mean():.1f} ({counts[:, 1].min()} to {counts[:, 1].max()})",
-            "staleness: "
-            + ", ".join(f"{k} rounds: {n}" for k, n in sorted(self.staleness.items())),
-        ]
-        for rank, times in sorted(self.late.items(), key=lambda item: -sum(item[1])):
-            lines.append(
-                f"rank {rank} was late {len(times)} times, by {np.mean(times) * 1e3:.1f} ms on "
-                f"average, {np.max(times) * 1e3:.1f} ms at most"
-            )
-        for rank, counted, announced in self.lost:
-            lines.append(
-                f"rank {rank} is gone: {counted} contributions counted, {announced - counted} "
-                "announced and not counted"
-            )
-        return "\n".join(lines)
-
-    def plot(self, path: str | Path) -> None:
-        """Draws contributors per round, the staleness histogram and lateness per rank.
-
-        Raises:
-          ConfigurationError: matplotlib is not installed.
-        """
-        try:
-            import matplotlib
-
-            matplotlib.use("Agg")
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise ConfigurationError(f"a plot needs matplotlib: {error}") from None
-        figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 9))
-        counts = np.array(self.rounds or [(0, 0)])
-        top.step(range(len(counts)), counts[:, 0], where="mid", label="contributors")
-        top.step(range(len(counts)), counts[:, 1], where="mid", label="waiting")
-        top.set(xlabel="round", ylabel="workers", ylim=(0, None))
-        top.legend()
-        middle.bar(list(self.staleness), list(self.staleness.values()))
-        middle.set(xlabel="staleness (rounds)", ylabel="contributions")
-        ranks = sorted(self.late)
-        bottom.bar(ranks, [1e3 * float(np.mean(self.late[rank])) for rank in ranks])
-        bottom.set(xlabel="rank", ylabel="mean lateness (ms)")
-        figure.tight_layout()
-        figure.savefig(path)
-        pyplot.close(figure)
 
 
 # Series behind allreduce(sync=), by name; None: that name was begun with sync="full".

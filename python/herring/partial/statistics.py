@@ -1,0 +1,146 @@
+"""What happened in the rounds of a partial all-reduce."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from herring import _core
+from herring.errors import ConfigurationError
+from herring.partial.replay import Recorder
+from herring.partial.replay import save as save_recording
+
+__all__ = ["RoundInfo", "RoundStatistics"]
+
+RoundInfo = _core.RoundInfo
+
+
+class RoundStatistics:
+    """Who was in which round, who was late and by how much.
+
+    Attributes:
+      rounds: (contributors, active ones) of each round.
+      staleness: how many contributors were how many rounds late.
+      late: by rank, the seconds by which it missed rounds.
+      waited: by rank, the seconds between contributing and the end of the round.
+      queued: seconds that results lay here before they were taken.
+      lost: (rank, contributions counted, contributions announced) of workers that are gone.
+    """
+
+    _BATCH = 256
+
+    def __init__(self) -> None:
+        self._rounds: list[tuple[int, int]] = []
+        self._staleness: Counter[int] = Counter()
+        self._late: dict[int, list[float]] = {}
+        self._waited: dict[int, list[float]] = {}
+        self._queued: list[float] = []
+        self._lost: list[tuple[int, int, int]] = []
+        self._recorders: list[Recorder] = []
+        self._fresh: list[RoundInfo] = []
+
+    @property
+    def series(self) -> int:
+        """Series that these are of, one after the other: each `flush` ends one."""
+        return len(self._recorders)
+
+    def begin(self, options: dict[str, Any]) -> Recorder:
+        """What follows is of another series."""
+        self._digest()
+        self._recorders.append(Recorder(options))
+        return self._recorders[-1]
+
+    def save(self, path: str | Path) -> None:
+        """Records for `herring.Replay` who was in which round (collective; rank 0 writes the file).
+
+        Every rank calls it after its last `flush`, with statistics of the same series.
+
+        Raises:
+          InvalidArgumentError: a series is not flushed, or a worker is gone.
+        """
+        save_recording(path, self._recorders, self.lost)
+
+    def add(self, info: RoundInfo) -> None:
+        """Takes note of a round; it is looked at later, as steps are short."""
+        self._fresh.append(info)
+        if len(self._fresh) >= self._BATCH:
+            self._digest()
+
+    def _digest(self) -> None:
+        for info in self._fresh:
+            contributors = info.contributors
+            if self._recorders:
+                self._recorders[-1].round(contributors)
+            self._rounds.append((len(contributors), info.active))
+            self._queued.append(info.queued)
+            for one in contributors:
+                self._staleness[one.staleness] += 1
+                waited = one.waited
+                if waited < 0:
+                    self._late.setdefault(one.rank, []).append(-waited)
+                else:
+                    self._waited.setdefault(one.rank, []).append(waited)
+        if self._fresh:
+            self._lost = self._fresh[-1].lost
+        self._fresh.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("rounds", "staleness", "late", "waited", "queued", "lost"):
+            raise AttributeError(f"RoundStatistics has no {name!r}")
+        self._digest()
+        return getattr(self, f"_{name}")
+
+    def summary(self) -> str:
+        """A few lines: rounds, contributors, staleness, and the stragglers, worst first."""
+        if not self.rounds:
+            return "no rounds"
+        counts = np.array(self.rounds)
+        lines = [
+            f"{len(counts)} rounds; contributors {counts[:, 0].mean():.1f} on average "
+            f"({counts[:, 0].min()} to {counts[:, 0].max()}), waiting for the round "
+            f"{counts[:, 1].mean():.1f} ({counts[:, 1].min()} to {counts[:, 1].max()})",
+            "staleness: "
+            + ", ".join(f"{k} rounds: {n}" for k, n in sorted(self.staleness.items())),
+        ]
+        for rank, times in sorted(self.late.items(), key=lambda item: -sum(item[1])):
+            lines.append(
+                f"rank {rank} was late {len(times)} times, by {np.mean(times) * 1e3:.1f} ms on "
+                f"average, {np.max(times) * 1e3:.1f} ms at most"
+            )
+        for rank, counted, announced in self.lost:
+            lines.append(
+                f"rank {rank} is gone: {counted} contributions counted, {announced - counted} "
+                "announced and not counted"
+            )
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> None:
+        """Draws contributors per round, the staleness histogram and lateness per rank.
+
+        Raises:
+          ConfigurationError: matplotlib is not installed.
+        """
+        try:
+            import matplotlib
+
+            matplotlib.use("Agg")
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ConfigurationError(f"a plot needs matplotlib: {error}") from None
+        figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 9))
+        counts = np.array(self.rounds or [(0, 0)])
+        top.step(range(len(counts)), counts[:, 0], where="mid", label="contributors")
+        top.step(range(len(counts)), counts[:, 1], where="mid", label="waiting")
+        top.set(xlabel="round", ylabel="workers", ylim=(0, None))
+        top.legend()
+        middle.bar(list(self.staleness), list(self.staleness.values()))
+        middle.set(xlabel="staleness (rounds)", ylabel="contributions")
+        ranks = sorted(self.late)
+        bottom.bar(ranks, [1e3 * float(np.mean(self.late[rank])) for rank in ranks])
+        bottom.set(xlabel="rank", ylabel="mean lateness (ms)")
+        figure.tight_layout()
+        figure.savefig(path)
+        pyplot.close(figure)
