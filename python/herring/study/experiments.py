@@ -10,7 +10,17 @@ from typing import Any
 from herring import models
 from herring.study.bench import Network, Point, measure, ping_pong
 
-__all__ = ["DEFAULT_PEERS", "EXPERIMENTS", "Chart", "Peer", "Scale", "Table", "costs", "fit_line"]
+__all__ = [
+    "DEFAULT_PEERS",
+    "EXPERIMENTS",
+    "Chart",
+    "Peer",
+    "Scale",
+    "Table",
+    "allreduce",
+    "costs",
+    "fit_line",
+]
 
 _BURST = 256e3
 _ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
@@ -157,7 +167,8 @@ def allreduce(scale: Scale) -> Table:
     for index, (hosts, kind) in enumerate((hosts, kind) for hosts in scale.hosts for kind in kinds):
         own = kind.library == "herring"
         label = str(kind.algorithm) if own else kind.label
-        scale.report(index, len(scale.hosts) * len(kinds), f"{label}, {hosts} hosts")
+        what = f"{label}, {hosts} hosts, {scale.size / 1e6:.3g} MB"
+        scale.report(index, len(scale.hosts) * len(kinds), what)
         servers = hosts if label == "herring" else 1 if own else 0
         point = Point(hosts, servers, scale.size, kind.library, kind.algorithm)
         result = measure(scale.network, point, scale.iterations)
@@ -187,7 +198,7 @@ def allreduce(scale: Scale) -> Table:
         *(f"skipped: {line}" for line in scale.skipped),
     ]
     chart = Chart("hosts", ["seconds", "model_seconds"], by="algorithm")
-    return Table("allreduce", title, rows, chart, notes)
+    return Table(f"allreduce-{scale.size / 1e6:.3g}MB", title, rows, chart, notes)
 
 
 def ablations(scale: Scale) -> Table:
