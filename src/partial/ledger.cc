@@ -57,6 +57,11 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
                   last_ ? "a contribution after the last one"
                         : "a contribution before the result of the one before was taken");
   }
+  if (place.contributors != 0 && place.upto <= produced_) {
+    return Status(Code::kInvalidArgument,
+                  concat("contribution ", produced_ + 1, " in a round that counts up to ",
+                         place.upto));
+  }
   ++produced_;
   owed_ = waits;
   last_ = last;

@@ -152,6 +152,10 @@ Nanos RoundOwner::waiting_since() const {
   for (const Rank& rank : ranks_) {
     if (waits(rank) && (since == 0 || rank.waits_since < since)) since = rank.waits_since;
   }
+  // In a replay they may be there long before the round that they are in.
+  if (quorum_.replays && since != 0 && round_ > 0) {
+    since = std::max(since, closed_at_[(round_ - 1) % closed_at_.size()]);
+  }
   return since;
 }
 

@@ -1,6 +1,7 @@
 #include "server/series.h"
 
 #include <algorithm>
+#include <deque>
 
 #include "reduce/reduce.h"
 
@@ -97,10 +98,7 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
     return {Code::kInternal, concat("rank ", rank, " joins '", options.name, "' with ",
                                     join->payload.size(), " bytes, not ", bytes)};
   }
-  // The dead and duplicates.
-  const partial::Join said{rank,       join->upto,  join->base,
-                           join->last, join->round, join->contributors};
-  if (!series.owner.join(said, now)) return {};
+  if (!series.owner.member(rank)) return {};  // the dead
   if (options.replays ? join->contributors == 0 || join->contributors > cluster_.size ||
                             join->round < series.owner.round()
                       : join->contributors != 0) {
@@ -109,6 +107,9 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                                     options.replays ? "in round " : "which is no replay, in round ",
                                     series.owner.round())};
   }
+  const partial::Join said{rank,       join->upto,  join->base,
+                           join->last, join->round, join->contributors};
+  if (!series.owner.join(said, now)) return {};  // a duplicate
   if (options.inline_payload) add(series.held[rank], join->payload, options.dtype);
   if (Status same = compare(series, rank, *join); !same.ok()) {
     fail(same, out);
@@ -150,17 +151,28 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
   return {};
 }
 
+// In the tree of the aggregator: groups of adjacent ranks, whoever of them is there, then their
+// sums. So the bits are the same whether contributions are small and ride along, or are pushed.
 std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
                              uint32_t divisor) const {
   const wire::Enlist& options = series.options;
-  std::vector<const void*> sources;
-  for (const partial::Contributor& one : closed.contributors) {
-    sources.push_back(series.held[one.rank].data());
+  const DType wide = accumulator_of(options.dtype);
+  std::vector<const void*> sources, sums;
+  std::deque<std::string> groups;
+  for (auto one = closed.contributors.begin(); one != closed.contributors.end();) {
+    const uint32_t group = one->rank / reduce::kTreeGroup;
+    sources.clear();
+    for (; one != closed.contributors.end() && one->rank / reduce::kTreeGroup == group; ++one) {
+      sources.push_back(series.held[one->rank].data());
+    }
+    char* const sum = groups.emplace_back(options.elements * size_of(wide), '\0').data();
+    reduce::combine(sources.data(), sources.size(), sum, options.elements,
+                    {options.dtype, wide, options.op});
+    sums.push_back(sum);
   }
   std::string result(options.elements * size_of(options.dtype), '\0');
-  reduce::combine(sources.data(), sources.size(), result.data(), options.elements,
-                  {options.dtype, options.dtype, options.op, 1.0, static_cast<double>(divisor),
-                   1.0});
+  reduce::combine(sums.data(), sums.size(), result.data(), options.elements,
+                  {wide, options.dtype, options.op, 1.0, static_cast<double>(divisor), 1.0});
   for (const partial::Contributor& one : closed.contributors) series.held[one.rank].clear();
   return result;
 }
@@ -252,7 +264,8 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     }
     const std::string text =
         concat("partial all-reduce '", options.name, "', round ", series->owner.round(),
-               ", has waited ", to_seconds(now - since), " s for ", missing,
+               ", has waited ", to_seconds(now - since), " s for ",
+               options.replays ? "recorded contributors among " : "", missing,
                fatal ? ", which did not join it; check that every rank makes equally many calls, "
                        "or raise HERRING_TIMEOUT"
                      : "");

@@ -222,7 +222,13 @@ Status Server::series(wire::FrameType type, uint32_t rank, std::string_view text
 }
 
 void Server::dispatch(std::vector<Answer> answers) {
-  for (Answer& answer : answers) tell(answer.rank, answer.header, std::move(answer.payload));
+  for (Answer& answer : answers) {
+    {
+      std::lock_guard lock(series_mutex_);
+      if (series_) tell_what_waits(answer.rank);
+    }
+    tell(answer.rank, answer.header, std::move(answer.payload));
+  }
 }
 
 void Server::tell(uint32_t rank, const wire::FrameHeader& header, std::string payload) {
@@ -326,6 +332,10 @@ void Server::peer_closed(Peer& peer, const Status& why) {
 
 bool Server::idle() {
   bool idle = true;
+  {
+    std::lock_guard lock(series_mutex_);
+    idle = !some_wait_;
+  }
   for (auto& proxy : proxies_) {
     std::promise<bool> answer;
     auto result = answer.get_future();
@@ -335,10 +345,6 @@ bool Server::idle() {
       answer.set_value(quiet);
     });
     idle &= result.get();
-  }
-  {
-    std::lock_guard lock(series_mutex_);
-    idle &= !some_wait_;
   }
   return idle && (!aggregator_ || aggregator_->idle()) && (!coordinator_ || coordinator_->idle());
 }

@@ -50,6 +50,12 @@ Status Partial::contribute(const char* data, bool waits, bool last,
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
+    if ((place.contributors != 0) != options_.replays) {
+      return {Code::kInvalidArgument,
+              concat("'", options_.name, "' ", options_.replays ? "is a replay" : "is no replay",
+                     "; a contribution to it came with ", place.contributors,
+                     " recorded contributors")};
+    }
     auto join = ledger_.produce(data, waits, last, place);
     if (!join.ok()) {
       return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};

@@ -22,7 +22,7 @@ Enlist some_enlist(const char* name, bool replays) {
   enlist.name = name;
   enlist.replays = replays;
   enlist.inline_payload = true;
-  enlist.elements = 2;
+  enlist.elements = 64;  // more than a string holds in itself
   enlist.quorum = 1;
   enlist.staleness = 2;
   return enlist;
@@ -57,6 +57,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   (void)table.enlist(0, text, 2, answers);
   (void)table.join(0, text, 3, answers);
+  JoinMessage good;  // closes a round with whatever is there
+  good.id = series_id("s");
+  good.upto = good.base = 1;
+  (void)table.join(1, encode(good) + std::string(256, '2'), 3, answers);
   (void)table.join(1, text, 4, answers);
   (void)table.received(0, text, 5, answers);
   table.lost(1, 6, answers);
@@ -75,7 +79,8 @@ std::vector<std::string> seeds() {
   JoinMessage replayed = join;
   replayed.id = series_id("r");
   replayed.contributors = 2;
+  const std::string payload(256, '1');
   return {encode(some_enlist("s", false)), encode(some_enlist("r", true)),
-          encode(join) + "12345678", encode(replayed) + "12345678", encode(round) + "result",
+          encode(join) + payload, encode(replayed) + payload, encode(round) + "result",
           encode(RoundMark{series_id("s"), 0, 0, true})};
 }

@@ -119,11 +119,18 @@ def test_a_worker_that_flushes_first_misses_nothing_in_the_recording(
                 time.sleep(pause * ((step + rank) % 3))
                 array = np.full(50, 1.5 * step + rank, np.float32)
                 results.append(herring.allreduce(array, sync=sync, name=name))
-                statistics = herring.partial_statistics(name)
-            return results + herring.flush(np.zeros(50, np.float32), name=name), statistics
-        recorded, statistics = run("solo", "a", 0.004)
-        statistics.save(path)
-        replayed, again = run(herring.Replay(path), "b", 0.0)
+            return results + herring.flush(np.zeros(50, np.float32), name=name)
+        # Two epochs, which differ in who was late.
+        recorded = run("solo", "a", 0.004)
+        epoch = len(recorded)
+        rank = herring.size() - 1 - rank
+        recorded += run("solo", "a", 0.004)
+        herring.partial_statistics("a").save(path)
+        rank = herring.rank()
+        replayed = run(herring.Replay(path), "b", 0.0)
+        assert len(replayed) == epoch
+        rank = herring.size() - 1 - rank
+        replayed += run(herring.Replay(path), "b", 0.0)
         assert len(recorded) == len(replayed)
         assert all((a.view(np.uint32) == b.view(np.uint32)).all()
                    for a, b in zip(recorded, replayed))
@@ -145,8 +152,16 @@ def test_what_cannot_be_repeated_is_named(tmp_path: pathlib.Path) -> None:
         first = PartialReduction(8, "float32", sync="majority")
         for _ in range(3):
             first.allreduce(work)
-        raises(bad, "series 0 is not at its end: flush()", first.statistics.save, path)
+        raises(bad, "series 0 is not at its end on rank 0: flush()", first.statistics.save, path)
         list(first.flush(work))
+        half = PartialReduction(8, "float32", sync="majority")
+        if herring.rank() == 0:
+            list(half.flush(work))
+        else:
+            half.contribute(work, last=True)
+        raises(bad, "series 0 is not at its end on rank 1: flush()", half.statistics.save, path)
+        raises(bad, "rank 0 cannot write 'no-such-folder/x'", first.statistics.save,
+               "no-such-folder/x")
         raises(bad, "no-such-file", PartialReduction, 8, "float32",
                sync=herring.Replay("no-such-file"))
         first.statistics.save(path)

@@ -197,11 +197,14 @@ def _recorded_quorum(
 # Series behind allreduce(sync=), by name; None: that name was begun with sync="full".
 _series: dict[str, PartialReduction | None] = {}
 _began_with: dict[str, str] = {}
+# Of all series of a name, those that were flushed included.
+_statistics: dict[str, RoundStatistics] = {}
 
 
 def _forget() -> None:
     _series.clear()
     _began_with.clear()
+    _statistics.clear()
 
 
 forget_job.append(_forget)
@@ -224,7 +227,10 @@ def _series_of(
     else:
         dtype = _core.dtype_of(array)
         elements = int(np.prod(array.shape if hasattr(array, "shape") else np.shape(array)))
-        series = PartialReduction(elements, dtype, sync=sync, op=op, name=name)
+        statistics = _statistics.setdefault(name, RoundStatistics())
+        series = PartialReduction(
+            elements, dtype, sync=sync, op=op, name=name, statistics=statistics
+        )
     _series[name] = series
     _began_with[name] = repr(sync)
     return series
@@ -265,12 +271,11 @@ def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) 
 
 
 def partial_statistics(name: str = "allreduce") -> RoundStatistics:
-    """What happened in the rounds of a series of `allreduce(..., sync=)` so far.
+    """What happened in the rounds of `allreduce(..., sync=)` of a name; a flush forgets nothing.
 
     Raises:
-      InvalidArgumentError: there is no such series.
+      InvalidArgumentError: there was no such series.
     """
-    series = _series.get(name)
-    if series is None:
+    if name not in _statistics:
         raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
-    return series.statistics
+    return _statistics[name]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
+from collections import Counter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from herring.collectives import allgather_object, broadcast_object
 from herring.errors import InvalidArgumentError, MismatchError
@@ -64,6 +63,8 @@ class Replay:
                 found = self._read(number, name)
             except InvalidArgumentError as error:
                 found = str(error)
+            except (RecursionError, MemoryError) as error:  # the others wait for an answer
+                found = f"'{self.path}' is no recording that can be read: {error!r}"
         found = broadcast_object(found, name=f"{name}.replay")
         if isinstance(found, str):
             raise InvalidArgumentError(found)
@@ -146,14 +147,15 @@ class Recorded:
 
 
 class Recorder:
-    """Notes what a replay of one series needs, in little memory."""
+    """Notes what a replay of one series needs: 4 + 6 bytes per contributor in a round."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.ended = False
-        self._members = array("I")  # of all rounds, one after the other
-        self._uptos = array("Q")
+        self._members = array("H")  # of all rounds, one after the other
+        self._added = array("I")  # contributions of theirs
         self._counts = array("I")  # contributors, by round
+        self._uptos: Counter[int] = Counter()  # contributions counted so far, by rank
         self._taken = array("I")
         self._waited = bytearray()
 
@@ -167,7 +169,8 @@ class Recorder:
         self._counts.append(len(contributors))
         for one in contributors:
             self._members.append(one.rank)
-            self._uptos.append(one.upto)
+            self._added.append(one.upto - self._uptos[one.rank])
+            self._uptos[one.rank] = one.upto
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -177,42 +180,66 @@ class Recorder:
     @property
     def rounds(self) -> list[list[tuple[int, int]]]:
         """By round, (rank, contributions counted so far) of its contributors."""
-        pairs = iter(zip(self._members, self._uptos))
-        return [[next(pairs) for _ in range(count)] for count in self._counts]
+        uptos: Counter[int] = Counter()
+        pairs = iter(zip(self._members, self._added))
+        rounds = []
+        for count in self._counts:
+            added = [next(pairs) for _ in range(count)]
+            uptos.update(dict(added))
+            rounds.append([(rank, uptos[rank]) for rank, _ in added])
+        return rounds
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
 
 def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
-    """Writes a recording (collective; rank 0 writes).
+    """Writes a recording (collective; rank 0 writes). All ranks succeed, or none.
 
     Raises:
-      InvalidArgumentError: a series was not flushed, or a worker is gone.
+      InvalidArgumentError: a series was not flushed, a worker is gone, ranks have different
+        numbers of series, or the file cannot be written.
     """
     if lost:
         raise InvalidArgumentError(
             f"rank {lost[0][0]} is gone: what it did is not known, so '{path}' cannot be recorded"
         )
-    for number, recorder in enumerate(recorders):
-        if not recorder.ended:
-            raise InvalidArgumentError(
-                f"series {number} is not at its end: flush() it before it is saved to '{path}'"
-            )
-    mine = [(recorder.steps, len(recorder.rounds)) for recorder in recorders]
+    rank = job().rank
+    mine = [(one.steps, len(one), one.ended) for one in recorders]
     everyone = allgather_object(mine, name=next_name("recording"))
+    numbers = [len(of_rank) for of_rank in everyone]
+    if len(set(numbers)) > 1:
+        raise InvalidArgumentError(f"ranks have {numbers} series to be saved to '{path}'")
     series = []
     for number, recorder in enumerate(recorders):
+        steps, lengths, ended = zip(*(of_rank[number] for of_rank in everyone))
+        if not all(ended):
+            raise InvalidArgumentError(
+                f"series {number} is not at its end on rank {ended.index(False)}: flush() it "
+                f"before it is saved to '{path}'"
+            )
         # A rank that has flushed does not see the rounds of those who go on.
-        longest = int(np.argmax([one[number][1] for one in everyone]))
-        rounds = broadcast_object(recorder.rounds, longest, name=next_name("recording.rounds"))
-        steps = [one[number][0] for one in everyone]
+        longest = lengths.index(max(lengths))
+        rounds = recorder.rounds if rank == longest else None
+        rounds = broadcast_object(rounds, longest, name=next_name("recording.rounds"))
         series.append({**recorder.options, "rounds": rounds, "steps": steps})
-    if job().rank == 0:
+    problem = ""
+    if rank == 0:
         recording = {
             "format": _FORMAT,
             "version": _VERSION,
             "workers": job().size,
             "series": series,
         }
-        Path(path).write_text(json.dumps(recording, separators=(",", ":")) + "\n")
+        part = Path(f"{path}.part")
+        try:
+            part.write_text(json.dumps(recording, separators=(",", ":")) + "\n")
+            part.replace(path)  # is whole, or is not there
+        except OSError as error:
+            problem = str(error)
+    problem = broadcast_object(problem, name=next_name("recording.written"))
+    if problem:
+        raise InvalidArgumentError(f"rank 0 cannot write '{path}': {problem}")
 
 
 def read(path: str | Path) -> dict[str, Any]:

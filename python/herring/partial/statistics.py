@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ class RoundStatistics:
     def __init__(self) -> None:
         self._rounds: list[tuple[int, int]] = []
         self._staleness: Counter[int] = Counter()
-        self._late: dict[int, list[float]] = {}
-        self._waited: dict[int, list[float]] = {}
-        self._queued: list[float] = []
+        self._late: dict[int, array[float]] = {}
+        self._waited: dict[int, array[float]] = {}
+        self._queued = array("f")
         self._lost: list[tuple[int, int, int]] = []
         self._recorders: list[Recorder] = []
         self._fresh: list[RoundInfo] = []
@@ -59,9 +60,11 @@ class RoundStatistics:
         Every rank calls it after its last `flush`, with statistics of the same series.
 
         Raises:
-          InvalidArgumentError: a series is not flushed, or a worker is gone.
+          InvalidArgumentError: a series is not flushed, a worker is gone, ranks have different
+            numbers of series, or the file cannot be written; on every rank.
         """
-        save_recording(path, self._recorders, self.lost)
+        self._digest()
+        save_recording(path, self._recorders, self._lost)
 
     def add(self, info: RoundInfo) -> None:
         """Takes note of a round; it is looked at later, as steps are short."""
@@ -80,9 +83,9 @@ class RoundStatistics:
                 self._staleness[one.staleness] += 1
                 waited = one.waited
                 if waited < 0:
-                    self._late.setdefault(one.rank, []).append(-waited)
+                    self._late.setdefault(one.rank, array("f")).append(-waited)
                 else:
-                    self._waited.setdefault(one.rank, []).append(waited)
+                    self._waited.setdefault(one.rank, array("f")).append(waited)
         if self._fresh:
             self._lost = self._fresh[-1].lost
         self._fresh.clear()

@@ -71,7 +71,6 @@ class PartialReducer(Pausable):
             what="entry",
             name=f"{name}.parameters",
         )
-        claim(self._parameters, self)
         double = any(p.dtype == torch.float64 for p in self._parameters)
         self._dtype = torch.float64 if double else torch.float32
         elements = sum(p.numel() for p in self._parameters)
@@ -86,10 +85,15 @@ class PartialReducer(Pausable):
         self._generation = 0
         self._series: PartialReduction | None = None
         self.pending = False  # a backward pass has produced gradients that are not contributed
+        claim(self._parameters, self)
+        try:
+            self._open()
+        except BaseException:
+            release(self._parameters, self)
+            raise
         self._removals = [
             p.register_post_accumulate_grad_hook(self._produced) for p in self._parameters
         ]
-        self._open()
 
     def _open(self) -> PartialReduction:
         if self._series is None:

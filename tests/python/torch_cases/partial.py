@@ -149,6 +149,21 @@ def partial_replays_give_the_same_bits() -> None:
 
 
 @case
+def partial_a_refused_replay_leaves_the_model_free() -> None:
+    model = mlp()
+    try:
+        herring.DistributedDataParallel(model, sync=herring.Replay("no-such-file"))
+    except herring.InvalidArgumentError as error:
+        assert "no-such-file" in str(error)
+    else:
+        raise AssertionError("there is no such recording")
+    wrapped = herring.DistributedDataParallel(model, sync="majority")
+    for _ in wrapped.flush():
+        pass
+    wrapped.close()
+
+
+@case
 def partial_accumulation_and_unused_parameters() -> None:
     model = mlp()
     spare = torch.nn.Parameter(torch.ones(3))

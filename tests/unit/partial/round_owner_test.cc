@@ -215,6 +215,7 @@ TEST(RoundOwner, AReplayClosesWithTheRecordedContributorsAlone) {
     EXPECT_EQ(first->contributors[1].upto, 3u);
     EXPECT_EQ(first->members, (Ranks{0, 1, 2, 3}));
     for (uint32_t rank = 0; pushes && rank < 4; ++rank) owner.received(rank, 0, 0);
+    EXPECT_EQ(owner.waiting_since(), 3) << "for this round";
     const auto second = owner.close(4);
     ASSERT_TRUE(second);
     EXPECT_EQ(ranks_of(*second), (Ranks{3}));

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 
 #include "fixture.h"
+#include "reduce/reduce.h"
 
 namespace herring::server {
 namespace {
@@ -85,6 +87,48 @@ TEST_F(SeriesTest, ALateContributionIsAddedToTheNext) {
   EXPECT_EQ(round->round, 1u);
   EXPECT_EQ(round->contributors[0].upto, 2u);
   EXPECT_EQ(round->payload, floats({2, 3}));
+}
+
+// As the aggregator sums what is pushed: by groups of adjacent ranks, whoever of them is there.
+TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
+  const std::function<float(std::vector<float>)> tree = [&](std::vector<float> level) {
+    if (level.size() == 1) return level[0];
+    std::vector<float> next;
+    for (size_t i = 0; i < level.size(); i += 2) {
+      next.push_back(i + 1 < level.size() ? level[i] + level[i + 1] : level[i]);
+    }
+    return tree(next);
+  };
+  constexpr uint32_t kWorkers = 16, kMissing = 7;
+  const control::Cluster cluster = make_cluster(kWorkers);
+  SeriesTable table(cluster, 0);
+  wire::Enlist enlist;
+  enlist.name = "s";
+  enlist.op = ReduceOp::kSum;
+  enlist.inline_payload = true;
+  enlist.elements = 1;
+  enlist.quorum = kWorkers - 1;
+  enlist.staleness = 3;
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    ASSERT_TRUE(table.enlist(rank, encode(enlist), 0, answers).ok());
+  }
+  std::vector<float> all, first, second;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    if (rank == kMissing) continue;
+    // What cancels out in a pair takes nothing along that is smaller.
+    const float value = rank == 8 ? 1e10f : rank == 9 ? -1e10f : static_cast<float>(rank);
+    all.push_back(value);
+    (rank < reduce::kTreeGroup ? first : second).push_back(value);
+    wire::JoinMessage join;
+    join.id = wire::series_id("s");
+    join.upto = join.base = 1;
+    ASSERT_TRUE(table.join(rank, encode(join) + floats({value}), 1, answers).ok());
+  }
+  ASSERT_EQ(answers.size(), kWorkers);
+  const float expected = tree({tree(first), tree(second)});
+  ASSERT_NE(expected, tree(all)) << "the values tell no difference";
+  EXPECT_EQ(wire::decode_round(answers[0].payload)->payload, floats({expected}));
 }
 
 TEST_F(SeriesTest, CommitsWithTheFirstThatHasItWhole) {
@@ -183,6 +227,11 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   EXPECT_FALSE(table.join(0, encode(message) + "short", 0, answers).ok());
   message.contributors = 2;
   EXPECT_FALSE(table.join(0, encode(message) + floats({1, 2}), 0, answers).ok()) << "no replay";
+  // What was refused has left nothing behind.
+  EXPECT_TRUE(join(0, 1, 1, floats({3, 6})).empty());
+  const auto closed = join(1, 1, 1, floats({6, 0}));
+  ASSERT_EQ(closed.size(), 3u);
+  EXPECT_EQ(wire::decode_round(closed[0].payload)->payload, floats({3, 2}));
   message.id = id + 1;
   EXPECT_FALSE(table.join(0, encode(message), 0, answers).ok());
   wire::Enlist enlist;
