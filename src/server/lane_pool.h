@@ -32,7 +32,8 @@ class LanePool {
   };
 
   void grow() {
-    auto* slab = static_cast<char*>(std::aligned_alloc(kPage, lane_bytes_ * kLanesPerSlab));
+    const size_t bytes = (lane_bytes_ * kLanesPerSlab + kPage - 1) / kPage * kPage;
+    auto* slab = static_cast<char*>(std::aligned_alloc(kPage, bytes));
     slabs_.emplace_back(slab);
     free_.reserve(allocated());
     for (size_t i = kLanesPerSlab; i-- > 0;) free_.push_back(slab + i * lane_bytes_);
