@@ -182,18 +182,13 @@ Status Server::change_series(
     }
   }
   if (some_wait && !std::exchange(some_wait_, true)) {
-    const auto set_timer = [this] {
+    proxies_[0]->loop().post([this] {
       proxies_[0]->loop().call_after(kMoment, [this] {
         std::lock_guard timer_lock(series_mutex_);
         some_wait_ = false;
         for (uint32_t rank = 0; rank < waits_.size(); ++rank) tell_what_waits(rank);
       });
-    };
-    if (t_proxy == proxies_[0].get()) {
-      set_timer();
-    } else {
-      proxies_[0]->loop().post(set_timer);
-    }
+    });
   }
   const Nanos wake = series_->wake_at();
   if (wake != 0 && (series_wake_ == 0 || wake < series_wake_)) {
@@ -331,7 +326,7 @@ void Server::peer_closed(Peer& peer, const Status& why) {
 }
 
 bool Server::idle() {
-  bool idle = true;
+  bool idle;
   {
     std::lock_guard lock(series_mutex_);
     idle = !some_wait_;

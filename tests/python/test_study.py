@@ -130,7 +130,13 @@ def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [["--hosts", "1,2"], ["--rate", "much"], ["--size", "1"], ["allreduce", "--peers", "x"]],
+    [
+        ["--hosts", "1,2"],
+        ["--rate", "much"],
+        ["--size", "1"],
+        ["--size", "1e6,x"],
+        ["allreduce", "--peers", "x"],
+    ],
 )
 def test_wrong_options_are_named(option: list[str]) -> None:
     done = study("line-rate", *option)

@@ -157,6 +157,35 @@ class PartialReduction:
         self.contribute(array)
         return self.take(array, timeout)
 
+    def step(self, array: Any, result: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
+        """A step of eager SGD: takes what was missed, and contributes.
+
+        Results of rounds that were missed come first; then nothing is waited for, and the
+        contribution goes to the round that closes next. Otherwise the next round is waited for.
+        A caller who leaves the loop has contributed as well.
+
+        Args:
+          array: the contribution.
+          result: writable, of the series' shape; holds one result after the other.
+          timeout: seconds to wait for the next round.
+
+        Yields:
+          What is known about each result, while `result` holds it.
+        """
+        contributed = missed = False
+        try:
+            while self.ready:
+                missed = True
+                yield self.take(result, timeout)
+            self.contribute(array, waits=not missed)
+            contributed = True
+            if not missed:
+                yield self.take(result, timeout)
+        except GeneratorExit:
+            if not contributed:
+                self.contribute(array, waits=False)
+            raise
+
     def flush(self, array: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
         """Ends the series with a round that waits for everybody; nothing stays pending.
 

@@ -25,7 +25,6 @@ MODES = ("full", "solo", "majority")
 SLEPT = "computing is slept, not burnt, so that there is waiting to be saved on few cores"
 
 _WORKERS = 8
-_STALENESS = 4
 _CURVE = 12  # points of a curve
 _CHECKED = 4096  # points of the validation set
 # The variance of the labels' noise, so that about 4.7 is left when training ends, as in the paper.
@@ -77,6 +76,8 @@ def hyperplane_tables(
     runs: Mapping[tuple[int, str], dict[str, Any]], how: Regression
 ) -> list[Table]:
     """Speed-ups and losses of `hyperplane`'s results by (delay, mode), and the losses over time."""
+    from herring.partial import Quorum
+
     rows, curves = [], []
     for (delay, mode), run in runs.items():
         full = runs[delay, "full"]
@@ -109,7 +110,7 @@ def hyperplane_tables(
     notes = [
         SLEPT,
         f"{how.rounds} rounds of {how.batch} points, none used twice; in each step one random "
-        f"worker is late; staleness {_STALENESS}",
+        f"worker is late; staleness {Quorum(1).staleness}",
         f"the learning rate falls from {how.rate:g} to 0 over the rounds",
         f"loss: mean squared error over {_CHECKED} other points; the true coefficients have "
         f"{least:.4g}",
@@ -175,11 +176,10 @@ class _Partial:
       contributions: how many are in the results so far.
     """
 
-    def __init__(self, dimensions: int, quorum: int) -> None:
-        from herring.partial import PartialReduction, Quorum
+    def __init__(self, dimensions: int, mode: str) -> None:
+        from herring.partial import PartialReduction
 
-        sync = Quorum(quorum, staleness=_STALENESS)
-        self._series = PartialReduction(dimensions, "float32", sync=sync)
+        self._series = PartialReduction(dimensions, "float32", sync=mode)
         self._result = np.empty(dimensions, np.float32)
         self._newest: dict[int, int] = {}
 
@@ -188,18 +188,9 @@ class _Partial:
         return sum(self._newest.values())
 
     def results(self, gradient: np.ndarray) -> Iterator[np.ndarray]:
-        missed = 0
-        while self._series.ready:
-            yield self._take()
-            missed += 1
-        self._series.contribute(gradient, waits=missed == 0)
-        if missed == 0:
-            yield self._take()
-
-    def _take(self) -> np.ndarray:
-        info = self._series.take(self._result)
-        self._newest.update((one.rank, one.upto) for one in info.contributors)
-        return self._result
+        for info in self._series.step(gradient, self._result):
+            self._newest.update((one.rank, one.upto) for one in info.contributors)
+            yield self._result
 
     def flush(self, gradient: np.ndarray) -> Iterator[np.ndarray]:
         gradient[:] = 0
@@ -223,8 +214,7 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
     late = np.random.default_rng(5).integers(0, size, 1 << 16)
     weights = np.zeros(setting.dimensions, np.float32)
     gradient = np.zeros_like(weights)
-    quorum = {"solo": 1, "majority": (size + 1) // 2}
-    exchange = _Full(size) if mode == "full" else _Partial(weights.size, quorum[mode])
+    exchange = _Full(size) if mode == "full" else _Partial(weights.size, mode)
     kept: list[tuple[int, float, np.ndarray]] = []
     every = max(setting.rounds // _CURVE, 1)
     points, labels = source.draw(own)

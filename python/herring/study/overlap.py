@@ -115,7 +115,7 @@ def _prepare(
     from herring.partial import PartialReduction
     from herring.planned import PlannedReduction
 
-    array = np.ones(elements, np.float32)
+    array, result = np.ones(elements, np.float32), np.empty(elements, np.float32)
     everybody = [herring.size()]
 
     def full() -> list[int]:
@@ -134,14 +134,7 @@ def _prepare(
 
     def partial() -> list[int]:
         time.sleep(compute)
-        infos = []
-        while series.ready:
-            infos.append(series.take(array))
-        missed = bool(infos)
-        series.contribute(array, waits=not missed)
-        if not missed:
-            infos.append(series.take(array))
-        return [len(info.contributors) for info in infos]
+        return [len(info.contributors) for info in series.step(array, result)]
 
     if mode == "full":
         return full, lambda: None

@@ -7,6 +7,7 @@ replicas never differ, and no gradient is lost.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 
@@ -135,11 +136,6 @@ class PartialReducer(Pausable):
                 view = view.to(device=parameter.device, dtype=parameter.dtype)
             parameter.grad = view
 
-    def _take(self, series: PartialReduction) -> RoundInfo:
-        info = series.take(self._result.numpy())
-        self._note(info)
-        return info
-
     def _note(self, info: RoundInfo) -> None:
         self.contributors = len(info.contributors)
         self._show()
@@ -168,24 +164,11 @@ class PartialReducer(Pausable):
         """
         series = self._open()
         self._gather()
-        contributed = False
-        try:
-            late = False
-            while series.ready:
-                late = True
-                info = self._take(series)
+        with contextlib.closing(series.step(self._mine.numpy(), self._result.numpy())) as results:
+            for info in results:
+                self._note(info)
                 yield info
                 self._applied(series)
-            series.contribute(self._mine.numpy(), waits=not late)
-            contributed = True
-            if not late:
-                info = self._take(series)
-                yield info
-                self._applied(series)
-        except GeneratorExit:
-            if not contributed:  # the caller has left the loop: its gradients must not be lost
-                series.contribute(self._mine.numpy(), waits=False)
-            raise
 
     def flush(self) -> Iterator[RoundInfo]:
         """As `steps`, and ends the series with a round that waits for everybody."""

@@ -425,23 +425,32 @@ class Series {
   Recording recording_;
 };
 
+Parameters draw(std::mt19937_64& random) {
+  Parameters p;
+  p.workers = 1 + static_cast<uint32_t>(random() % 9);
+  p.quorum = 1 + static_cast<uint32_t>(random() % p.workers);
+  p.staleness = static_cast<uint32_t>(random() % 5);
+  p.pushes = random() % 2;
+  p.takes_all = random() % 2;
+  p.rounds = 1 + static_cast<uint32_t>(random() % 40);
+  p.seed = random();
+  return p;
+}
+
+std::string describe(const Parameters& p) {
+  return concat(p.workers, " workers, quorum ", p.quorum, ", staleness ", p.staleness, ", grace ",
+                p.grace, ", pushes ", p.pushes, ", takes all ", p.takes_all, ", rounds ", p.rounds,
+                ", kills ", p.kills);
+}
+
 TEST(SeriesProperty, WhatIsAppliedIsWhatWasProduced) {
   std::mt19937_64 random(20260101);
   uint32_t repeats = 0;
   for (int trial = 0; trial < 1500; ++trial) {
-    Parameters p;
-    p.workers = 1 + static_cast<uint32_t>(random() % 9);
-    p.quorum = 1 + static_cast<uint32_t>(random() % p.workers);
-    p.staleness = static_cast<uint32_t>(random() % 5);
+    Parameters p = draw(random);
     p.grace = random() % 2 ? 0 : static_cast<Nanos>(random() % 1000);
-    p.pushes = random() % 2;
-    p.takes_all = random() % 2;
-    p.rounds = 1 + static_cast<uint32_t>(random() % 40);
     p.kills = p.workers > 2 ? static_cast<int>(random() % 4) : 0;
-    p.seed = random();
-    SCOPED_TRACE(concat("trial ", trial, ": ", p.workers, " workers, quorum ", p.quorum,
-                        ", staleness ", p.staleness, ", grace ", p.grace, ", pushes ", p.pushes,
-                        ", takes all ", p.takes_all, ", rounds ", p.rounds, ", kills ", p.kills));
+    SCOPED_TRACE(concat("trial ", trial, ": ", describe(p)));
     Series series(p);
     series.run();
     if (HasFatalFailure()) return;
@@ -456,17 +465,8 @@ TEST(SeriesProperty, AReplayRepeatsARecordingWhateverTheDelays) {
   std::mt19937_64 random(20260202);
   uint32_t merged = 0;
   for (int trial = 0; trial < 600; ++trial) {
-    Parameters p;
-    p.workers = 1 + static_cast<uint32_t>(random() % 9);
-    p.quorum = 1 + static_cast<uint32_t>(random() % p.workers);
-    p.staleness = static_cast<uint32_t>(random() % 5);
-    p.pushes = random() % 2;
-    p.takes_all = random() % 2;
-    p.rounds = 1 + static_cast<uint32_t>(random() % 40);
-    p.seed = random();
-    SCOPED_TRACE(concat("trial ", trial, ": ", p.workers, " workers, quorum ", p.quorum,
-                        ", staleness ", p.staleness, ", pushes ", p.pushes, ", takes all ",
-                        p.takes_all, ", rounds ", p.rounds));
+    Parameters p = draw(random);
+    SCOPED_TRACE(concat("trial ", trial, ": ", describe(p)));
     Series original(p);
     original.run();
     if (HasFatalFailure()) return;
