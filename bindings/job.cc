@@ -62,7 +62,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,
                                const std::string& name, const std::string& op, int root,
                                double prescale, double postscale, std::vector<uint64_t> splits,
-                               double timeout, const std::string& algorithm) {
+                               double timeout, const std::string& algorithm, bool waits) {
   worker::Request request;
   request.kind = parse_kind(kind);
   request.name = name;
@@ -102,7 +102,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
       check(check_reducible(request.dtype, request.op, prescale, postscale));
     }
   }
-  handle->operation = take(job.engine().submit(std::move(request)));
+  handle->operation = take(job.engine().submit(std::move(request), waits));
   return handle;
 }
 
@@ -191,7 +191,7 @@ void register_job(nb::module_& module) {
                   "settings"_a)
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
-           "timeout"_a = 0.0, "algorithm"_a = "herring")
+           "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false)
       .def("stats", &stats)
       .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Job::shutdown, nb::call_guard<nb::gil_scoped_release>())

@@ -81,6 +81,22 @@ def _seconds(timeout: float | None) -> float:
     return float(timeout)
 
 
+def _submit(
+    kind: str,
+    array: Any,
+    name: str | None,
+    timeout: float | None,
+    *,
+    waits: bool = True,
+    **options: Any,
+) -> _core.Operation:
+    """`waits`: the caller waits for it at once; no other thread is woken to start it."""
+    seconds = _seconds(timeout)
+    return job().submit(
+        kind, array, name or next_name(kind), timeout=seconds, waits=waits, **options
+    )
+
+
 def allreduce_async(
     array: Any,
     op: str = "average",
@@ -92,14 +108,15 @@ def allreduce_async(
     algorithm: str = "herring",
 ) -> Handle:
     """Starts an all-reduce in place; see `allreduce`."""
-    operation = job().submit(
+    operation = _submit(
         "allreduce",
         array,
-        name or next_name("allreduce"),
+        name,
+        timeout,
+        waits=False,
         op=op,
         prescale=prescale,
         postscale=postscale,
-        timeout=_seconds(timeout),
         algorithm=algorithm,
     )
     return Handle(operation, array)
@@ -161,15 +178,17 @@ def allreduce(
             )
         if allreduce_in_rounds(array, op, sync, name, timeout):
             return array
-    return allreduce_async(
+    operation = _submit(
+        "allreduce",
         array,
-        op,
-        name=name,
+        name,
+        timeout,
+        op=op,
         prescale=prescale,
         postscale=postscale,
-        timeout=timeout,
         algorithm=algorithm,
-    ).wait()
+    )
+    return Handle(operation, array).wait()
 
 
 def broadcast(
@@ -189,14 +208,14 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    operation = job().submit(
-        "broadcast", array, name or next_name("broadcast"), root=root, timeout=_seconds(timeout)
-    )
+    operation = _submit("broadcast", array, name, timeout, root=root)
     return Handle(operation, array).wait()
 
 
-def _collect(kind: str, array: Any, name: str | None, **options: Any) -> tuple[Any, np.ndarray]:
-    operation = job().submit(kind, array, name or next_name(kind), **options)
+def _collect(
+    kind: str, array: Any, name: str | None, timeout: float | None, **options: Any
+) -> tuple[Any, np.ndarray]:
+    operation = _submit(kind, array, name, timeout, **options)
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
 
@@ -220,7 +239,7 @@ def allgather(array: Any, *, name: str | None = None, timeout: float | None = No
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
     _needs_dimension("allgather", array)
-    operation, flat = _collect("allgather", array, name, timeout=_seconds(timeout))
+    operation, flat = _collect("allgather", array, name, timeout)
     return flat.reshape(sum(operation.dims), *_tail(array))
 
 
@@ -253,13 +272,7 @@ def reduce_scatter(
     """
     _needs_dimension("reduce_scatter", array)
     _, flat = _collect(
-        "reduce_scatter",
-        array,
-        name,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        timeout=_seconds(timeout),
+        "reduce_scatter", array, name, timeout, op=op, prescale=prescale, postscale=postscale
     )
     rows, rank = len(array), job().rank
     mine = rows // size() + (rank < rows % size())
@@ -301,7 +314,7 @@ def alltoall(
         raise InvalidArgumentError(
             f"alltoall: splits is {splits}; it must be {ranks} counts that sum to {rows}"
         )
-    _, flat = _collect("alltoall", array, name, splits=splits, timeout=_seconds(timeout))
+    _, flat = _collect("alltoall", array, name, timeout, splits=splits)
     return flat.reshape(-1, *_tail(array))
 
 
@@ -321,7 +334,7 @@ def barrier(*, name: str | None = None, timeout: float | None = None) -> None:
     Raises:
       PeerLostError, TimeoutError: as `allreduce`.
     """
-    job().submit("barrier", None, name or next_name("barrier"), timeout=_seconds(timeout)).wait()
+    _submit("barrier", None, name, timeout).wait()
 
 
 def broadcast_object(
@@ -372,9 +385,7 @@ def allgather_object(
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
     data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
-    operation, flat = _collect(
-        "allgather", data, name or next_name("allgather_object"), timeout=_seconds(timeout)
-    )
+    operation, flat = _collect("allgather", data, name or next_name("allgather_object"), timeout)
     objects, start = [], 0
     for length in operation.dims:
         objects.append(pickle.loads(flat[start : start + length].tobytes()))

@@ -1,8 +1,10 @@
-// One epoll loop, owned by one thread. All callbacks run on that thread; post() and stop() may be
-// called from any other.
+// One epoll loop. All callbacks run on the thread that runs it; post() and stop() may be called
+// from any other. A caller who waits for something that the loop will bring may drive() a loop that
+// is made for it: one thread less is to be woken before the result is there.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -25,7 +27,8 @@ class EventLoop {
   using Task = std::function<void()>;
   using TimerId = uint64_t;
 
-  EventLoop();
+  enum class Drivers { kOwnThread, kWaitersToo };
+  explicit EventLoop(Drivers drivers = Drivers::kOwnThread);
   ~EventLoop();
 
   // Runs until stop(); the calling thread owns the loop from then on. The name (at most 15
@@ -34,6 +37,12 @@ class EventLoop {
   void stop();
   // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it.
   void post(Task task);
+  // Likewise, by a caller who will drive() at once: nobody is woken.
+  void post_before_drive(Task task);
+  // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,
+  // stop() or a signal. False: it cannot, as another thread does so already, or the loop has ended.
+  // Only between run() and the end of the loop, else false.
+  bool drive(Nanos deadline, const std::function<bool()>& until);
   bool in_loop_thread() const;
 
   // Below: loop thread only (or before run()).
@@ -51,6 +60,12 @@ class EventLoop {
   uint64_t wakeups() const { return wakeups_; }
 
  private:
+  void wake();
+  void wake_for_tasks();
+  // False: a signal came.
+  bool iterate(int timeout_ms);
+  void run_with_drivers(std::unique_lock<std::mutex>& running);
+  void listen(bool on);
   int next_timeout_ms();
   void run_tasks();
   void run_timers();
@@ -70,6 +85,17 @@ class EventLoop {
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> owner_{};
   uint64_t wakeups_ = 0;
+
+  // With drivers: what is above belongs to whoever holds running_. The loop's own thread waits for
+  // epoll_ to become readable, so that it can be left asleep (listen) while another waits in it.
+  const bool lends_;
+  const uint32_t generation_ = fork_generation();
+  GuardedFd bell_;
+  std::mutex running_;
+  std::condition_variable handed_back_;
+  std::atomic<bool> driven_{false};  // or about to be
+  bool started_ = false, parked_ = false;
+  std::atomic<Nanos> asleep_until_{0};  // the loop's own thread, unless something happens
 };
 
 }  // namespace herring::transport

@@ -1,19 +1,24 @@
-// What a caller waits on: set once by the engine, read by any thread.
+// What a caller waits on: set once by the engine, read by any thread. Who waits drives the engine's
+// loop meanwhile, if nobody else does.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/event_loop.h"
 
 namespace herring::worker {
 
 class Completion {
  public:
+  explicit Completion(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
+
   bool done() const { return done_.load(std::memory_order_acquire); }
 
   void set(Status status) {
@@ -26,17 +31,19 @@ class Completion {
     changed_.notify_all();
   }
 
-  // False: not done within `wait`.
+  // False: not done within `wait`, or a signal came.
   bool wait_for(Nanos wait) {
-    if (done()) return true;
+    const auto is_done = [this] { return done(); };
+    if (done() || loop_->drive(monotonic_now() + wait, is_done)) return done();
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::nanoseconds(wait), [this] { return done(); });
+    return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }
 
   // Once done() only.
   const Status& status() const { return status_; }
 
  private:
+  const std::shared_ptr<transport::EventLoop> loop_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};

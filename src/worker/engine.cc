@@ -30,7 +30,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       bus_(std::move(bus)),
       next_stream_(static_cast<uint32_t>(cluster_.servers.size())) {
   links_ = std::make_unique<Links>(
-      loop_, options_.links,
+      *loop_, options_.links,
       [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
         on_control(server, header, payload);
       },
@@ -39,7 +39,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
         const std::string text = concat("lost ", cluster_.describe_server(server), ": ",
                                         why.message());
         if (why.code() == Code::kInternal) return fail_now({Code::kInternal, text});
-        loop_.call_after(kSecond, [this, text] {
+        loop_->call_after(kSecond, [this, text] {
           if (left_.empty()) fail_now({Code::kPeerLost, text});
         });
       });
@@ -56,13 +56,13 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
     node.names.push_back(cluster_.describe_rank(rank));
   }
   uses_node_stage_ = cluster_.nodes == 1 || node.most_local_ranks > 1;
-  node_stage_ = std::make_unique<NodeStage>(loop_, *bus_, heap_, *links_, std::move(node),
+  node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
   executor_ = std::make_unique<collective::Executor>(
-      loop_, cluster_, options_.mesh, [this](const Status& status) { fail_now(status); });
-  loop_.call_after(kTick, [this] { tick(); });
-  thread_ = std::thread([this] { loop_.run("herring-engine"); });
+      *loop_, cluster_, options_.mesh, [this](const Status& status) { fail_now(status); });
+  loop_->call_after(kTick, [this] { tick(); });
+  thread_ = std::thread([this] { loop_->run("herring-engine"); });
 }
 
 Engine::~Engine() { stop(); }
@@ -72,11 +72,11 @@ void Engine::stop() {
     std::lock_guard lock(mutex_);
     if (std::exchange(stopped_, true)) return;
   }
-  loop_.post([this] {
+  loop_->post([this] {
     links_->finish();
     fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"});
   });
-  loop_.stop();
+  loop_->stop();
   thread_.join();
   bus_->close();
 }
@@ -101,8 +101,8 @@ std::vector<double> Engine::weights() const {
   return weights;
 }
 
-Result<std::shared_ptr<Operation>> Engine::submit(Request request) {
-  auto operation = std::make_shared<Operation>();
+Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {
+  auto operation = std::make_shared<Operation>(loop_);
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
@@ -115,7 +115,8 @@ Result<std::shared_ptr<Operation>> Engine::submit(Request request) {
   }
   operation->request = std::move(request);
   operation->engine_ = this;
-  loop_.post([this, operation] { start(operation); });
+  auto start_it = [this, operation] { start(operation); };
+  waits ? loop_->post_before_drive(start_it) : loop_->post(start_it);
   return operation;
 }
 
@@ -358,7 +359,7 @@ void Engine::meet_workers() {
   } else {
     std::copy(own->begin(), own->end(), place->begin());
   }
-  auto operation = std::make_shared<Operation>();
+  auto operation = std::make_shared<Operation>(loop_);
   operation->engine_ = this;
   operation->request.kind = wire::Collective::kAllgather;
   operation->request.name = "herring.workers' addresses";
@@ -407,7 +408,7 @@ void Engine::finish(Operation& operation, const Status& status) {
 }
 
 void Engine::fail(const Status& status) {
-  loop_.post([this, status] { fail_now(status); });
+  loop_->post([this, status] { fail_now(status); });
 }
 
 void Engine::fail_now(const Status& status) {
@@ -427,7 +428,7 @@ void Engine::fail_now(const Status& status) {
 
 Status Engine::enlist(const std::shared_ptr<Partial>& partial, std::string message) {
   HERRING_RETURN_IF_ERROR(incomplete());
-  loop_.post([this, partial, message = std::move(message)] {
+  loop_->post([this, partial, message = std::move(message)] {
     if (Status status = failure(); !status.ok()) return partial->fail(status);
     if (!partials_.emplace(partial->id(), partial).second) {
       return partial->fail({Code::kInvalidArgument,
@@ -445,7 +446,7 @@ Status Engine::enlist(const std::shared_ptr<Partial>& partial, std::string messa
 }
 
 void Engine::delist(uint64_t id) {
-  loop_.post([this, id] { partials_.erase(id); });
+  loop_->post([this, id] { partials_.erase(id); });
 }
 
 Status Engine::on_series(const wire::FrameHeader& header, std::string_view payload) {
@@ -477,7 +478,7 @@ bool Engine::survives(const control::Loss& loss) const {
 }
 
 void Engine::peer_lost(const control::Loss& loss) {
-  loop_.post([this, loss] {
+  loop_->post([this, loss] {
     const Status status(Code::kPeerLost, loss.text);
     if (!survives(loss)) return fail_now(status);
     log(LogLevel::kWarning, loss.text, "; partial all-reduces go on without it");
@@ -490,7 +491,7 @@ void Engine::peer_lost(const control::Loss& loss) {
 }
 
 void Engine::rank_left(uint32_t rank) {
-  loop_.post([this, rank] {
+  loop_->post([this, rank] {
     left_.push_back(rank);
     left_since_ = monotonic_now();
   });
@@ -508,7 +509,7 @@ void Engine::tick() {
     fail_now({Code::kPeerLost, concat(cluster_.describe_rank(left_.front()),
                                       " has left the job while others still wait for it")});
   }
-  loop_.call_after(kTick, [this] { tick(); });
+  loop_->call_after(kTick, [this] { tick(); });
 }
 
 Engine::Counters Engine::counters() {
@@ -518,12 +519,12 @@ Engine::Counters Engine::counters() {
     std::lock_guard lock(mutex_);
     if (stopped_) return {};
   }
-  loop_.post([&] {
+  loop_->post([&] {
     const transport::FlowCounters workers = executor_->counters();
     answer.set_value({links_->counters(),
                       {workers.bytes_sent, workers.bytes_received},
                       links_->credit_bytes(),
-                      loop_.wakeups()});
+                      loop_->wakeups()});
   });
   return result.get();
 }

@@ -47,7 +47,8 @@ class Engine {
 
   // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
   // the job has failed.
-  Result<std::shared_ptr<Operation>> submit(Request request);
+  // `waits`: the caller waits for it at once.
+  Result<std::shared_ptr<Operation>> submit(Request request, bool waits = false);
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);
   // A process is gone. Where there is a partial all-reduce, the job goes on without a worker unless
@@ -65,9 +66,10 @@ class Engine {
   void stop();
 
   // For planned operations, on the engine thread. `waiting` fails when the job does.
-  void run(std::function<void()> task) { loop_.post(std::move(task)); }
+  void run(std::function<void()> task) { loop_->post(std::move(task)); }
   void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
   void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
+  const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }
   NodeStage& node_stage() { return *node_stage_; }
   Links& links() { return *links_; }
   // Buffers go through the node stage when any node has several workers, or there is one node.
@@ -114,7 +116,9 @@ class Engine {
   const control::WorkerInfo me_;
   bool uses_node_stage_ = false;
   SharedHeap heap_;
-  transport::EventLoop loop_;
+  // Of everybody who may still wait.
+  const std::shared_ptr<transport::EventLoop> loop_ =
+      std::make_shared<transport::EventLoop>(transport::EventLoop::Drivers::kWaitersToo);
   std::unique_ptr<LocalBus> bus_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<NodeStage> node_stage_;

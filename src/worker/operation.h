@@ -30,6 +30,8 @@ struct Request {
 
 class Operation : public TransferOwner {
  public:
+  explicit Operation(std::shared_ptr<transport::EventLoop> loop) : completion(std::move(loop)) {}
+
   Completion completion;
   Request request;
   // What allgather, reduce_scatter and alltoall return; valid once complete.

@@ -63,10 +63,12 @@ Status Partial::contribute(const char* data, bool waits, bool last,
     if (!*join) return {};
     const char* sent = options_.replays ? ledger_.announced() : data;
     // Posted under the lock, so that joins leave in the order of what they announce.
-    engine_.run([self = shared_from_this(), join = **join,
-                 payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
+    auto announces = [self = shared_from_this(), join = **join,
+                      payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
       self->announce(join, std::move(payload));
-    });
+    };
+    waits ? engine_.loop()->post_before_drive(std::move(announces))
+          : engine_.run(std::move(announces));
   }
   return {};
 }
@@ -216,9 +218,14 @@ void Partial::fail(const Status& status) {
 }
 
 bool Partial::wait_for(Nanos wait) {
+  const auto ended = [this] { return ledger_.ready() > 0 || !failure_.ok(); };
+  const auto has_ended = [&] {
+    std::lock_guard lock(mutex_);
+    return ended();
+  };
+  if (has_ended() || engine_.loop()->drive(monotonic_now() + wait, has_ended)) return has_ended();
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::nanoseconds(wait),
-                           [this] { return ledger_.ready() > 0 || !failure_.ok(); });
+  return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
 }
 
 Result<RoundInfo> Partial::take(char* out) {

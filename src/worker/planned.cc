@@ -113,7 +113,7 @@ Status Planned::begin(bool active) {
             concat("'", options_.name, "': begin() inside a round; wait() for it first")};
   }
   round_ = std::make_shared<Round>();
-  round_->completion = std::make_shared<Completion>();
+  round_->completion = std::make_shared<Completion>(engine_.loop());
   round_->number = next_round_++;
   round_->active = active;
   round_->buffers_left = static_cast<uint32_t>(plan_.buffers.size());

@@ -32,6 +32,7 @@ _ELEMENTS = 1024  # float32: 4 kB
 _UNTIMED = 4  # first iterations
 # A barrier of polling ranks that share processors takes tens of milliseconds.
 _MARGIN = 0.05
+_REST = 0.01  # no rank goes on to the next barrier while another's call is timed
 _PAUSE = 2e-4  # of MPICH's ranks; with os.sched_yield they take almost twice as long
 
 Report = Callable[[int, int, str], None]
@@ -142,6 +143,8 @@ def microbenchmark(
                 f"one machine of {os.cpu_count()} cores; mean and median over workers and "
                 "iterations of the time in the call, model: of waiting alone",
                 "active: contributors of an iteration that waited for its result",
+                "ranks share the cores: one whose call is over sleeps until all are, lest its way "
+                "into the next barrier takes a processor from those that still wait",
                 "began late: mean of how much later than meant the calls began",
                 "MPI_Allreduce of MPICH and Open MPI over shared memory. Ranks of Open MPI yield "
                 "their processor while they wait (mpi_yield_when_idle). MPICH 4.0 cannot, its "
@@ -167,16 +170,18 @@ def microbenchmark(
 
 
 def _measure(
-    call: Callable[[], Any], together: Callable[[], float], rank: int, iterations: int
+    call: Callable[[], Any], together: Callable[[], float], rank: int, ranks: int, iterations: int
 ) -> np.ndarray:
     """Returns the seconds in each timed call, and by how many it began too late: (2, n)."""
     noted = []
     for _ in range(_UNTIMED + iterations):
-        moment = together() + rank / 1000
+        start = together()
+        moment = start + rank / 1000
         sleep_until(moment)
         begun = time.monotonic()
         call()
         noted.append((time.monotonic() - begun, begun - moment))
+        sleep_until(start + ranks / 1000 + _REST)
     return np.array(noted[_UNTIMED:]).T
 
 
@@ -196,8 +201,10 @@ def late_workers(iterations: int) -> list[dict[str, Any]]:
     import herring
     from herring.partial import PartialReduction
 
+    size = herring.size()
+
     def measure(call: Callable[[], Any]) -> np.ndarray:
-        own = _measure(call, lambda: start_together(_MARGIN), herring.rank(), iterations)
+        own = _measure(call, lambda: start_together(_MARGIN), herring.rank(), size, iterations)
         return np.array(herring.allgather_object(own.tolist()))
 
     array = np.ones(_ELEMENTS, np.float32)
@@ -237,6 +244,7 @@ def late_ranks(communicator: Communicator, iterations: int) -> list[dict[str, An
         return float(moment[0])
 
     array = np.zeros(_ELEMENTS, np.float32)
-    measured = _measure(lambda: allreduce(array, MPI.SUM), together, communicator.rank, iterations)
-    everyone = communicator.gather(measured.ravel()).reshape(communicator.size, 2, -1)
+    rank, size = communicator.rank, communicator.size
+    measured = _measure(lambda: allreduce(array, MPI.SUM), together, rank, size, iterations)
+    everyone = communicator.gather(measured.ravel()).reshape(size, 2, -1)
     return [_row(communicator.name, everyone, [])]
