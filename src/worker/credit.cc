@@ -6,11 +6,15 @@ namespace herring::worker {
 namespace {
 
 constexpr double kClearGain = 1.03;   // enough if each of two pairs of intervals shows it
-constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, where nothing queues
-// A path that queues is close to full. What is gained there must outweigh the risk that the next
-// burst overruns a switch, and be more than a noisy machine makes.
+constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, where no link is full
+constexpr double kClearLoss = 0.9;    // of the first two pairs together: the others are not needed
+// What is gained on a link that is close to full must outweigh the risk that the next burst
+// overruns a switch, and be more than a noisy machine makes.
 constexpr double kGainWorthAQueue = 1.08;
 constexpr Nanos kShortQueueing = kMillisecond;
+// Of the time to a result, queueing takes half on a full link (it is seen on the way there only),
+// and an eighth where the processors of all hosts are the limit.
+constexpr double kQueueingOnAFullLink = 0.25;
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
@@ -32,6 +36,33 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
   begin_interval();
 }
 
+void CreditController::on_queueing(Nanos delay, Nanos shortest) {
+  queueing_ = delay;
+  shortest_ = shortest;
+  queued_ += delay;
+  ++reports_;
+}
+
+Nanos CreditController::mean_queueing() const {
+  return reports_ == 0 ? queueing_ : queued_ / static_cast<Nanos>(reports_);
+}
+
+// Little's law: what is outstanding on average is the rate of results times the time to a result.
+Nanos CreditController::mean_response() const {
+  return answered_ == 0 ? 0 : static_cast<Nanos>(waited_ / static_cast<double>(answered_));
+}
+
+// Both are means over the same time: the larger window makes both longer.
+bool CreditController::link_is_full() const {
+  const auto waiting = static_cast<double>(mean_response() - shortest_);
+  return queueing_ > kShortQueueing &&
+         static_cast<double>(mean_queueing()) > kQueueingOnAFullLink * waiting;
+}
+
+void CreditController::on_start() {
+  settle_ = std::max(settle_, flows_ * segment_bytes_ * credit());
+}
+
 // Results of frames sent under the old credit pass by first, then at least a few windows are
 // counted.
 void CreditController::begin_interval() {
@@ -40,16 +71,19 @@ void CreditController::begin_interval() {
   busy_ = 0;
 }
 
-void CreditController::on_progress(size_t bytes, Nanos busy, Nanos now) {
-  if (fixed_ || base_ >= maximum_ || now < next_trial_) return;
-  // A queue that long is full use of the path already. (The acknowledgement of a single packet may
-  // wait for the peer's process, so its round trip tells less.)
-  const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
-  if (queueing_ > bounded && intervals_ == 0) return;
+void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
+  if (fixed_ || base_ >= maximum_) return;
   if (settle_ > 0) {
     settle_ -= std::min(settle_, bytes);
     return;
   }
+  waited_ += static_cast<double>(outstanding) * static_cast<double>(busy);
+  answered_ += bytes;
+  if (now < next_trial_) return;
+  // A queue that long is full use of the path already. (The acknowledgement of a single packet may
+  // wait for the peer's process, so its round trip tells less.)
+  const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
+  if (intervals_ == 0 && queueing_ > bounded && link_is_full()) return;
   bytes_ += bytes;
   busy_ += busy;
   const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
@@ -64,12 +98,12 @@ void CreditController::finish_interval(Nanos now) {
   trying_ = !trying_;
   // One pair alone may have met a hiccup of the machine, so both of the first must be clear; to
   // tell a small gain from noise takes all, and is worth it only where a larger window makes no
-  // queue.
+  // queue at a link.
   if (intervals_ == 4) {
     last_gain_ = std::min(gains_[0], gains_[1]);
-    const bool queues = queueing_ > kShortQueueing;
-    if (last_gain_ >= (queues ? kGainWorthAQueue : kClearGain)) return finish_trial(now, true);
-    if (gains_[0] * gains_[1] < 1 || queues) return finish_trial(now, false);
+    const bool full = link_is_full();
+    if (last_gain_ >= (full ? kGainWorthAQueue : kClearGain)) return finish_trial(now, true);
+    if (full || gains_[0] * gains_[1] < kClearLoss) return finish_trial(now, false);
   } else if (intervals_ == 2 * gains_.size()) {
     std::sort(gains_.begin(), gains_.end());
     last_gain_ = gains_[gains_.size() / 2];
@@ -82,6 +116,12 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   trying_ = false;
   intervals_ = 0;
   ++trials_;
+  last_queueing_ = mean_queueing();
+  last_response_ = mean_response();
+  queued_ = 0;
+  reports_ = 0;
+  waited_ = 0;
+  answered_ = 0;
   if (keep) {
     base_ = larger();
     pause_ = kFirstPause;

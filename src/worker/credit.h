@@ -4,10 +4,15 @@
 // retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
 // it is, so the controller starts at one segment and tries twice as much, in turn with what it has
 // (a-b-a-b), and keeps the larger window only if it moved more bytes per second: clearly so in both
-// pairs, or, where two pairs leave a doubt and no queue has formed, in the median of five. On a
-// link that is already full, twice the window moves nothing more, so it stays small. Losses in any
-// part of the job halve it, and the next trial waits; a lone one, which a packet out of order looks
-// like too, only ends a trial.
+// pairs, or, where two pairs leave a doubt and the link is not full, in the median of five. On a
+// link that is full, twice the window moves nothing more, so it stays small. Losses in any part of
+// the job halve it, and the next trial waits; a lone one, which a packet out of order looks like
+// too, only ends a trial.
+//
+// Packets queue for a link, but for busy processors too, and there larger windows save work. What
+// tells them apart is where the time between a segment and its result goes: on a full link it is
+// half on the way there and half on the way back; where processes wait for processors, or for each
+// other, the way takes little of it.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
@@ -35,19 +40,28 @@ class CreditController {
   // Of the last finished trial: goodput with the larger window over goodput without.
   double last_gain() const { return last_gain_; }
   uint32_t trials() const { return trials_; }
-  Nanos queueing() const { return queueing_; }
+  // During it, on average: how long packets waited on the way, and the time from pushing a segment
+  // to its result.
+  Nanos queueing() const { return last_queueing_; }
+  Nanos response() const { return last_response_; }
 
-  // Bytes of results that came in while something was outstanding, and how long it was.
-  void on_progress(size_t bytes, Nanos busy, Nanos now);
+  // The first bytes are pushed after a time without any: their results wait for the last rank that
+  // begins, and say nothing about the window.
+  void on_start();
+  // Bytes of results that came in while something was outstanding: for how long, and how much.
+  void on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now);
   // So many packets were lost somewhere in the job.
   void on_losses(uint32_t count, Nanos now);
-  // How long packets wait on the way now: mean round trip beyond the shortest seen.
-  void on_queueing(Nanos delay) { queueing_ = delay; }
+  // How long packets wait on the way now: mean round trip beyond the shortest seen, and that one.
+  void on_queueing(Nanos delay, Nanos shortest);
 
  private:
   uint16_t larger() const {
     return static_cast<uint16_t>(std::min<uint32_t>(2u * base_, maximum_));
   }
+  bool link_is_full() const;
+  Nanos mean_queueing() const;
+  Nanos mean_response() const;
   void begin_interval();
   void finish_interval(Nanos now);
   void finish_trial(Nanos now, bool keep);
@@ -63,7 +77,13 @@ class CreditController {
   size_t intervals_ = 0;            // finished in this trial
   double goodput_ = 0;           // of the last one, bytes per second
   std::array<double, 5> gains_ = {};  // of the pairs of this trial
-  Nanos queueing_ = 0;
+  Nanos queueing_ = 0, shortest_ = 0;
+  // Since the end of the last trial.
+  Nanos queued_ = 0;             // queueing, added up
+  size_t reports_ = 0;           // of it
+  double waited_ = 0;            // bytes outstanding, times for how long
+  size_t answered_ = 0;          // bytes of results
+  Nanos last_queueing_ = 0, last_response_ = 0;
   size_t settle_ = 0;            // bytes to pass over after a change
   size_t bytes_ = 0;
   Nanos busy_ = 0;

@@ -66,6 +66,7 @@ void Links::push(Transfer& transfer) {
     transfer.owner->on_transfer_done(transfer);
     return;
   }
+  if (transfers_.empty()) controller_.on_start();
   transfers_.emplace(transfer.key, &transfer);
   std::vector<uint32_t> touched;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -304,14 +305,17 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = monotonic_now();
+  const size_t outstanding = total_outstanding_;
   total_outstanding_ -= header.segments;
   if (options_.steers) {
     const uint32_t trials = controller_.trials();
-    controller_.on_progress(header.segments * options_.segment_bytes, now - busy_since_, now);
+    controller_.on_progress(header.segments * options_.segment_bytes, now - busy_since_,
+                            outstanding * options_.segment_bytes, now);
     busy_since_ = now;
     if (controller_.trials() != trials) {
       log(LogLevel::kDebug, "credit: a trial gained ", controller_.last_gain(), ", now ",
-          controller_.base(), " segments, queueing ", controller_.queueing() / kMicrosecond, " us");
+          controller_.base(), " segments, queueing ", controller_.queueing() / kMicrosecond, " of ",
+          controller_.response() / kMicrosecond, " us");
     }
     // Flows overtake each other: what comes late says less than is known.
     const auto fresh = static_cast<int32_t>(header.signals - server_signals_[server]);
@@ -347,19 +351,23 @@ void Links::on_closed(transport::Flow& flow, const Status& why) {
 
 void Links::poll_paths() {
   const Nanos now = monotonic_now();
-  Nanos queueing = 0;
+  Nanos queueing = 0, shortest = 0;
   int flows = 0;
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
-      const transport::PathInfo path = flow->flow->path_info();
-      flow->signals += static_cast<uint32_t>(flow->losses.poll(path));
-      path_of(*flow).report(path.rtt);
-      queueing += path.rtt - path.min_rtt;
-      ++flows;
+      const transport::PathInfo info = flow->flow->path_info();
+      flow->signals += static_cast<uint32_t>(flow->losses.poll(info));
+      Path& path = path_of(*flow);
+      if (path.carried) {
+        queueing += info.rtt - info.min_rtt;
+        shortest += info.min_rtt;
+        ++flows;
+      }
+      path.report(info.rtt);
     }
     judge(link.paths, now);
   }
-  if (flows > 0) controller_.on_queueing(queueing / flows);
+  if (flows > 0) controller_.on_queueing(queueing / flows, shortest / flows);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {

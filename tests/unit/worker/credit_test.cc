@@ -9,14 +9,14 @@
 namespace herring::worker {
 namespace {
 
-constexpr size_t kSegment = 8192;
+constexpr size_t kSegment = 8192, kFlows = 8;
 
 // Feeds the controller as a path would whose goodput depends on the window; bytes per second.
 class Path {
  public:
   explicit Path(uint16_t maximum = 128, bool fixed = false)
       : controller(1, maximum, fixed, kSegment) {
-    controller.set_flows(8);
+    controller.set_flows(kFlows);
   }
 
   void run(Nanos duration, const std::function<double(uint16_t)>& goodput) {
@@ -24,8 +24,15 @@ class Path {
       const size_t bytes = kSegment;
       const auto took = static_cast<Nanos>(bytes / goodput(controller.credit()) * 1e9);
       now += took;
-      controller.on_progress(bytes, took, now);
+      controller.on_progress(bytes, took, kFlows * kSegment * controller.credit(), now);
     }
+  }
+
+  // Packets queue for this share of the time to a result.
+  double queues_for(double share, double goodput) {
+    const double response = kFlows * kSegment * controller.credit() / goodput;
+    controller.on_queueing(static_cast<Nanos>(share * response * 1e9), 0);
+    return goodput;
   }
 
   CreditController controller;
@@ -59,7 +66,7 @@ TEST(CreditController, FindsASmallGainAmidNoise) {
 // A path that queues is full, or soon will be: what looks like a small gain is left alone.
 TEST(CreditController, ASmallGainIsNotWorthAQueue) {
   Path path(64);
-  path.controller.on_queueing(2 * kMillisecond);
+  path.controller.on_queueing(2 * kMillisecond, 0);
   path.run(30 * kSecond,
            [](uint16_t credit) { return 25e6 * std::pow(1.06, std::log2(credit)); });
   EXPECT_EQ(path.controller.base(), 1);
@@ -67,10 +74,70 @@ TEST(CreditController, ASmallGainIsNotWorthAQueue) {
 
 TEST(CreditController, ALargeGainIsWorthAQueue) {
   Path path(64);
-  path.controller.on_queueing(2 * kMillisecond);
+  path.controller.on_queueing(2 * kMillisecond, 0);
   path.run(30 * kSecond,
-           [](uint16_t credit) { return 25e6 * std::pow(std::min<int>(credit, 32), 0.15); });
-  EXPECT_EQ(path.controller.base(), 32);
+           [](uint16_t credit) { return 25e6 * std::pow(std::min<int>(credit, 4), 0.15); });
+  EXPECT_EQ(path.controller.base(), 4);
+}
+
+// Packets queue for more than a millisecond, but most of the time goes to processes that wait for a
+// processor.
+TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
+  Path path;
+  path.run(30 * kSecond, [&](uint16_t credit) {
+    return path.queues_for(0.15, 125e6 * std::pow(1.05, std::log2(credit)));
+  });
+  EXPECT_EQ(path.controller.base(), 128);
+}
+
+TEST(CreditController, ASmallGainDoesNotCountWhereHalfTheTimeIsQueueing) {
+  Path path;
+  path.run(60 * kSecond, [&](uint16_t credit) {
+    return path.queues_for(0.45, 25e6 * std::pow(1.05, std::log2(credit)));
+  });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_GT(path.controller.trials(), 3u);
+}
+
+// A long way to the servers leaves packets little to queue for in all the time to a result.
+TEST(CreditController, TheLengthOfAPathIsNoWaiting) {
+  for (const Nanos shortest : {35 * kMillisecond, Nanos{0}}) {
+    Path path;
+    path.run(60 * kSecond, [&](uint16_t credit) {
+      path.controller.on_queueing(3 * kMillisecond, shortest * credit);
+      return 1.6e6 * std::pow(1.05, std::log2(credit));  // 41 ms to a result
+    });
+    EXPECT_EQ(path.controller.base() == 1, shortest > 0);
+  }
+}
+
+// Ranks do not begin an all-reduce at once, and how long the first one waits is no one's gain.
+TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
+  Path path;
+  std::mt19937 random(3);
+  std::uniform_int_distribution<Nanos> late(0, 400 * kMillisecond);
+  while (path.now < 60 * kSecond) {
+    path.controller.on_start();
+    const Nanos begins = path.now + late(random);
+    path.run(1, [&](uint16_t) { return kSegment / to_seconds(begins - path.now + 1); });
+    path.run(20 * kMillisecond, [](uint16_t) { return 250e6; });
+  }
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_GT(path.controller.trials(), 3u);
+}
+
+// Where no link is full, a first pair that lost a little is not the end of a trial.
+TEST(CreditController, MorePairsSettleADoubt) {
+  Path path(2);
+  int times_larger = 0;
+  uint16_t before = 1;
+  path.run(kSecond, [&](uint16_t credit) {
+    times_larger += credit > before;
+    before = credit;
+    return credit == 1 ? 100e6 : times_larger == 1 ? 95e6 : 105e6;
+  });
+  EXPECT_EQ(path.controller.base(), 2);
+  EXPECT_EQ(path.controller.trials(), 1u);
 }
 
 TEST(CreditController, NoiseIsNoGain) {
@@ -137,7 +204,7 @@ TEST(CreditController, ALoneLossOnlyEndsATrial) {
 
 TEST(CreditController, DoesNotTryWhereAQueueHasFormed) {
   Path path;
-  path.controller.on_queueing(20 * kMillisecond);
+  path.controller.on_queueing(20 * kMillisecond, 0);
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
   EXPECT_EQ(path.controller.trials(), 0u);
   EXPECT_EQ(path.controller.credit(), 1);
