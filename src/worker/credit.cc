@@ -38,8 +38,8 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
 
 void CreditController::on_queueing(Nanos delay, Nanos shortest) {
   queueing_ = delay;
-  shortest_ = shortest;
   queued_ += delay;
+  shortest_ += shortest;
   ++reports_;
 }
 
@@ -47,14 +47,18 @@ Nanos CreditController::mean_queueing() const {
   return reports_ == 0 ? queueing_ : queued_ / static_cast<Nanos>(reports_);
 }
 
+Nanos CreditController::mean_shortest() const {
+  return reports_ == 0 ? 0 : shortest_ / static_cast<Nanos>(reports_);
+}
+
 // Little's law: what is outstanding on average is the rate of results times the time to a result.
 Nanos CreditController::mean_response() const {
   return answered_ == 0 ? 0 : static_cast<Nanos>(waited_ / static_cast<double>(answered_));
 }
 
-// Both are means over the same time: the larger window makes both longer.
+// All are means over the same time: the larger window makes them longer.
 bool CreditController::link_is_full() const {
-  const auto waiting = static_cast<double>(mean_response() - shortest_);
+  const auto waiting = static_cast<double>(mean_response() - mean_shortest());
   return queueing_ > kShortQueueing &&
          static_cast<double>(mean_queueing()) > kQueueingOnAFullLink * waiting;
 }
@@ -93,9 +97,9 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
 void CreditController::finish_interval(Nanos now) {
   const double before = goodput_;
   goodput_ = static_cast<double>(bytes_) / to_seconds(busy_);
-  if (trying_) gains_[intervals_ / 2] = goodput_ / before;
+  if (intervals_ % 2 == 1) gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
   ++intervals_;
-  trying_ = !trying_;
+  trying_ = (intervals_ + 1) / 2 % 2 == 1;
   // One pair alone may have met a hiccup of the machine, so both of the first must be clear; to
   // tell a small gain from noise takes all, and is worth it only where a larger window makes no
   // queue at a link.
@@ -106,7 +110,7 @@ void CreditController::finish_interval(Nanos now) {
     if (full || gains_[0] * gains_[1] < kClearLoss) return finish_trial(now, false);
   } else if (intervals_ == 2 * gains_.size()) {
     std::sort(gains_.begin(), gains_.end());
-    last_gain_ = gains_[gains_.size() / 2];
+    last_gain_ = (gains_[2] + gains_[3]) / 2;
     return finish_trial(now, last_gain_ >= kSmallGain);
   }
   begin_interval();
@@ -118,7 +122,7 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   ++trials_;
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
-  queued_ = 0;
+  queued_ = shortest_ = 0;
   reports_ = 0;
   waited_ = 0;
   answered_ = 0;

@@ -3,11 +3,11 @@
 // A window that is too large makes many senders overrun one switch port, and one lost tail costs a
 // retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
 // it is, so the controller starts at one segment and tries twice as much, in turn with what it has
-// (a-b-a-b), and keeps the larger window only if it moved more bytes per second: clearly so in both
-// pairs, or, where two pairs leave a doubt and the link is not full, in the median of five. On a
-// link that is full, twice the window moves nothing more, so it stays small. Losses in any part of
-// the job halve it, and the next trial waits; a lone one, which a packet out of order looks like
-// too, only ends a trial.
+// (a-b-b-a, so that a drift favours neither), and keeps the larger window only if it moved more
+// bytes per second: clearly so in both pairs, or, where two pairs leave a doubt and the link is not
+// full, in the median of six. On a link that is full, twice the window moves nothing more, so it
+// stays small. Losses in any part of the job halve it, and the next trial waits; a lone one, which
+// a packet out of order looks like too, only ends a trial.
 //
 // Packets queue for a link, but for busy processors too, and there larger windows save work. What
 // tells them apart is where the time between a segment and its result goes: on a full link it is
@@ -61,6 +61,7 @@ class CreditController {
   }
   bool link_is_full() const;
   Nanos mean_queueing() const;
+  Nanos mean_shortest() const;
   Nanos mean_response() const;
   void begin_interval();
   void finish_interval(Nanos now);
@@ -76,11 +77,11 @@ class CreditController {
   bool trying_ = false;          // the interval runs on the larger window
   size_t intervals_ = 0;            // finished in this trial
   double goodput_ = 0;           // of the last one, bytes per second
-  std::array<double, 5> gains_ = {};  // of the pairs of this trial
-  Nanos queueing_ = 0, shortest_ = 0;
+  std::array<double, 6> gains_ = {};  // of the pairs of this trial
+  Nanos queueing_ = 0;           // as last reported
   // Since the end of the last trial.
-  Nanos queued_ = 0;             // queueing, added up
-  size_t reports_ = 0;           // of it
+  Nanos queued_ = 0, shortest_ = 0;  // queueing and shortest round trips, added up
+  size_t reports_ = 0;           // of them
   double waited_ = 0;            // bytes outstanding, times for how long
   size_t answered_ = 0;          // bytes of results
   Nanos last_queueing_ = 0, last_response_ = 0;

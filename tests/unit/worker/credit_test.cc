@@ -99,6 +99,14 @@ TEST(CreditController, ASmallGainDoesNotCountWhereHalfTheTimeIsQueueing) {
   EXPECT_GT(path.controller.trials(), 3u);
 }
 
+// Connections and memory warm up: what comes later moves more, with either window.
+TEST(CreditController, ADriftIsNoGain) {
+  Path path;
+  path.run(5 * kSecond, [&](uint16_t) { return 25e6 * std::exp(to_seconds(path.now)); });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_GT(path.controller.trials(), 3u);
+}
+
 // A long way to the servers leaves packets little to queue for in all the time to a result.
 TEST(CreditController, TheLengthOfAPathIsNoWaiting) {
   for (const Nanos shortest : {35 * kMillisecond, Nanos{0}}) {
