@@ -183,8 +183,12 @@ def pairs(
     hosts: Hosts,
     layout: Layout,
     arguments: Sequence[str],
+    own: Sequence[str] = (),
 ) -> dict[str, list[float]]:
-    """Runs both libraries in turns; returns the median of each batch, in seconds, by library."""
+    """Runs both libraries in turns; returns the median of each batch, in seconds, by library.
+
+    ``own`` arguments are for Herring only.
+    """
     bare = dataclasses.replace(layout, servers=())
     if context.peer_only:
         with BenchJob(hosts, bare, arguments, "gloo") as gloo:
@@ -193,7 +197,7 @@ def pairs(
                 more = gloo.run_batch()
             return {"gloo": _batch_medians(context.note(name, gloo.finish(), hosts))}
     with BenchJob(hosts, bare, arguments, "gloo") as gloo:
-        with BenchJob(hosts, layout, arguments, "herring") as herring:
+        with BenchJob(hosts, layout, [*arguments, *own], "herring") as herring:
             run_pairs(herring, gloo)
             return {
                 "herring": _batch_medians(context.note(name, herring.finish(), hosts)),
@@ -228,6 +232,25 @@ def gloo_ratio(context: Context) -> list[Figure]:
         layout = Layout(range(8), range(8, 16))
         medians = pairs(context, "gloo-ratio", hosts, layout, arguments)
     return ratio("gloo-ratio", medians, 1.70, inverse=True)
+
+
+def algorithms(context: Context) -> list[Figure]:
+    """8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB: ring and butterfly in turns with Gloo's ring."""
+    figures = []
+    arguments = context.arguments("25M", 1, 5, batches=4)
+    model = 2 * 7 / 8 * 25e6 * 8 / (200 * MEGABIT)
+    for algorithm in ("ring", "butterfly"):
+        name = f"algorithms {algorithm}"
+        with Cluster(8, 200 * MEGABIT, 0.020) as hosts:
+            own = ["--algorithm", algorithm]
+            medians = pairs(context, name, hosts, Layout(range(8)), arguments, own)
+        figures += ratio(name, medians, 1.03)
+        for library, seconds in medians.items():
+            median = statistics.median(seconds)
+            demand = 1.10 if library == "herring" else None
+            measured = {"p50": median, "model": model}
+            figures.append(Figure(f"{name} {library}/model", median / model, demand, measured))
+    return figures
 
 
 def cpu_bound(context: Context) -> list[Figure]:
@@ -290,6 +313,7 @@ FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
     "shallow-queue": shallow_queue,
     "gloo-ratio": gloo_ratio,
     "colocated": colocated,
+    "algorithms": algorithms,
     "cpu-bound": cpu_bound,
     "one-node": one_node,
     "small": small,

@@ -82,6 +82,7 @@ bool EventLoop::in_loop_thread() const { return owner_.load() == std::this_threa
 void EventLoop::post(Task task) {
   {
     std::lock_guard lock(mutex_);
+    if (ended_) return;
     tasks_.push_back(std::move(task));
     if (std::exchange(awake_, true)) return;
   }
@@ -91,7 +92,7 @@ void EventLoop::post(Task task) {
 void EventLoop::post_before_drive(Task task) {
   if (!lends_) return post(std::move(task));
   std::lock_guard lock(mutex_);
-  tasks_.push_back(std::move(task));
+  if (!ended_) tasks_.push_back(std::move(task));
 }
 
 void EventLoop::wake_for_tasks() {
@@ -223,6 +224,12 @@ void EventLoop::run(const char* thread_name) {
   }
   run_tasks();  // what was posted together with stop() still runs
   run_deferred();
+  std::vector<Task> late;  // a task may hold what holds the loop
+  {
+    std::lock_guard guard(mutex_);
+    ended_ = true;
+    late.swap(tasks_);
+  }
   owner_.store(std::thread::id{});
 }
 
@@ -250,7 +257,7 @@ void EventLoop::run_with_drivers(std::unique_lock<std::mutex>& running) {
   }
 }
 
-bool EventLoop::drive(Nanos deadline, const std::function<bool()>& until) {
+bool EventLoop::drive(Nanos deadline, const std::function<bool()>& until) noexcept {
   if (!lends_ || in_loop_thread() || generation_ != fork_generation()) return false;
   if (driven_.exchange(true)) {
     wake_for_tasks();
@@ -284,6 +291,7 @@ bool EventLoop::drive(Nanos deadline, const std::function<bool()>& until) {
   } else if (next_timer < asleep_until_.load() - kTimerSlack) {
     wake();
   }
+  if (!can) wake_for_tasks();
   return can;
 }
 

@@ -35,14 +35,18 @@ class EventLoop {
   // characters) is what top and gdb show for the thread.
   void run(const char* thread_name = nullptr);
   void stop();
-  // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it.
+  // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it,
+  // those posted after its end are dropped.
   void post(Task task);
-  // Likewise, by a caller who will drive() at once: nobody is woken.
+  // Likewise, by a caller who will drive() at once: nobody is woken. Who then does not drive calls
+  // wake_for_tasks(); otherwise they wait for the next event.
   void post_before_drive(Task task);
+  void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,
   // stop() or a signal. False: it cannot, as another thread does so already, or the loop has ended.
-  // Only between run() and the end of the loop, else false.
-  bool drive(Nanos deadline, const std::function<bool()>& until);
+  // Only between run() and the end of the loop, else false. What a callback throws ends the process:
+  // nobody could go on with half an iteration.
+  bool drive(Nanos deadline, const std::function<bool()>& until) noexcept;
   bool in_loop_thread() const;
 
   // Below: loop thread only (or before run()).
@@ -61,7 +65,6 @@ class EventLoop {
 
  private:
   void wake();
-  void wake_for_tasks();
   // False: a signal came.
   bool iterate(int timeout_ms);
   void run_with_drivers(std::unique_lock<std::mutex>& running);
@@ -82,6 +85,7 @@ class EventLoop {
   std::mutex mutex_;
   std::vector<Task> tasks_;  // guarded by mutex_
   bool awake_ = false;       // guarded by mutex_: a wake-up is on its way
+  bool ended_ = false;       // guarded by mutex_: nothing will run any more
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> owner_{};
   uint64_t wakeups_ = 0;

@@ -46,7 +46,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
 }
 
 Status Partial::contribute(const char* data, bool waits, bool last,
-                           const partial::Place& place) {
+                           const partial::Place& place, bool takes) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
@@ -67,7 +67,7 @@ Status Partial::contribute(const char* data, bool waits, bool last,
                       payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
       self->announce(join, std::move(payload));
     };
-    waits ? engine_.loop()->post_before_drive(std::move(announces))
+    takes ? engine_.loop()->post_before_drive(std::move(announces))
           : engine_.run(std::move(announces));
   }
   return {};
@@ -223,7 +223,12 @@ bool Partial::wait_for(Nanos wait) {
     std::lock_guard lock(mutex_);
     return ended();
   };
-  if (has_ended() || engine_.loop()->drive(monotonic_now() + wait, has_ended)) return has_ended();
+  const auto loop = engine_.loop();
+  if (has_ended()) {
+    loop->wake_for_tasks();  // the contribution, if a result was there before it
+    return true;
+  }
+  if (loop->drive(monotonic_now() + wait, has_ended)) return has_ended();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
 }

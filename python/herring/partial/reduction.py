@@ -125,13 +125,17 @@ class PartialReduction:
             something else here.
           HerringError: the job has failed.
         """
+        self._contribute(array, waits, last, takes=False)
+
+    def _contribute(
+        self, array: Any, waits: bool = True, last: bool = False, takes: bool = True
+    ) -> None:
+        """`takes`: the caller takes a result at once, and sends what is to be sent meanwhile."""
         taken = self._partial.taken
-        if self._replay is None:
-            self._partial.contribute(array, waits, last)
-        else:
-            number = self._partial.produced + 1
-            place = self._replay.place(number, taken, waits, last)
-            self._partial.contribute(array, waits, last, *place)
+        place = (0, 0, 0)
+        if self._replay is not None:
+            place = self._replay.place(self._partial.produced + 1, taken, waits, last)
+        self._partial.contribute(array, waits, last, takes, *place)
         self._recorder.contributed(taken, waits)
 
     def take(self, array: Any, timeout: float | None = None) -> RoundInfo:
@@ -154,7 +158,7 @@ class PartialReduction:
 
     def allreduce(self, array: Any, timeout: float | None = None) -> RoundInfo:
         """Contributes `array` and writes the next round's result to it."""
-        self.contribute(array)
+        self._contribute(array)
         return self.take(array, timeout)
 
     def step(self, array: Any, result: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
@@ -177,7 +181,7 @@ class PartialReduction:
             while self.ready:
                 missed = True
                 yield self.take(result, timeout)
-            self.contribute(array, waits=not missed)
+            self._contribute(array, waits=not missed, takes=not missed)
             contributed = True
             if not missed:
                 yield self.take(result, timeout)
@@ -197,7 +201,7 @@ class PartialReduction:
         Yields:
           What is known about each result, while `array` holds it.
         """
-        self.contribute(array, last=True)
+        self._contribute(array, last=True)
         while not self.ended:
             info = self.take(array, timeout)
             produced, counted = self.contributions

@@ -172,6 +172,17 @@ TEST(Drive, NeedsALoopThatRuns) {
   EXPECT_TRUE(ran);
 }
 
+// What they hold may hold the loop.
+TEST(Drive, TasksThatComeAfterTheEndAreDropped) {
+  EventLoop loop(EventLoop::Drivers::kWaitersToo);
+  loop.stop();
+  loop.run();
+  auto held = std::make_shared<int>();
+  loop.post([held] { FAIL(); });
+  loop.post_before_drive([held] { FAIL(); });
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 void ignore_it(int) {}
 
 TEST_F(Lent, ASignalEndsADrive) {
