@@ -44,8 +44,8 @@ class EventLoop {
   void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,
   // stop() or a signal. False: it cannot, as another thread does so already, or the loop has ended.
-  // Only between run() and the end of the loop, else false. What a callback throws ends the process:
-  // nobody could go on with half an iteration.
+  // Only between run() and the end of the loop, else false. What a callback throws ends the
+  // process: nobody could go on with half an iteration.
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept;
   bool in_loop_thread() const;
 
