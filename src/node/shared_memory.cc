@@ -24,17 +24,19 @@ Status system_error(const char* what, size_t bytes) {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-Result<char*> map_file(int fd, size_t bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+// Without a descriptor: private memory.
+Result<char*> map_pages(int fd, size_t bytes) {
+  const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
   if (address == MAP_FAILED) return system_error("mmap", bytes);
-  // Advice only: without huge pages for shared memory nothing changes.
+  // Advice only: many systems have huge pages for private memory, but not for shared.
   if (bytes >= kHugePage) ::madvise(address, bytes, MADV_HUGEPAGE);
   return static_cast<char*>(address);
 }
 
 }  // namespace
 
-Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes) {
+Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing sharing) {
   static constinit std::atomic<uint32_t> next_id{1};
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0 || bytes > SIZE_MAX / 4) {
@@ -42,13 +44,15 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes) {
   }
   bytes = round_up(bytes, page);
   std::shared_ptr<SharedRegion> region(new SharedRegion);
-  region->fd_ = GuardedFd::open(
-      [] { return ::memfd_create("herring", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
-  const int fd = region->fd_.get();
-  if (fd < 0) return system_error("memfd_create", bytes);
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return system_error("ftruncate", bytes);
-  if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) return system_error("sealing", bytes);
-  Result<char*> address = map_file(fd, bytes);
+  if (sharing == Sharing::kNode) {
+    region->fd_ = GuardedFd::open(
+        [] { return ::memfd_create("herring", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+    const int fd = region->fd_.get();
+    if (fd < 0) return system_error("memfd_create", bytes);
+    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return system_error("ftruncate", bytes);
+    if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) return system_error("sealing", bytes);
+  }
+  Result<char*> address = map_pages(region->fd_.get(), bytes);
   if (!address.ok()) return address.status();
   region->data_ = *address;
   region->bytes_ = bytes;
@@ -69,7 +73,7 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t byte
     return Status(Code::kInvalidArgument, concat("shared memory: a peer's region has ",
                                                  info.st_size, " bytes instead of ", bytes));
   }
-  Result<char*> address = map_file(fd.get(), bytes);
+  Result<char*> address = map_pages(fd.get(), bytes);
   if (!address.ok()) return address.status();
   std::shared_ptr<SharedRegion> region(new SharedRegion);
   region->data_ = *address;
@@ -93,7 +97,7 @@ SharedHeap::Entries::const_iterator SharedHeap::entry_of(uintptr_t address) cons
 }
 
 Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes) {
-  auto region = SharedRegion::create(bytes);
+  auto region = SharedRegion::create(bytes, sharing_);
   if (!region.ok()) return region.status();
   const auto base = reinterpret_cast<uintptr_t>((*region)->data());
   auto entry = entries_.try_emplace(base).first;

@@ -1,6 +1,7 @@
 // Memory that the workers of one node share: anonymous files (memfd) mapped into each of them.
 // There is no name in any file system, so nothing is left behind after a crash, and the size of
-// /dev/shm (64 MB in many containers) does not matter.
+// /dev/shm (64 MB in many containers) does not matter. A worker that is alone on its node takes
+// private memory from the same heap: the system gives that huge pages more readily.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +19,17 @@
 
 namespace herring {
 
+// Who may map a region: the workers of the node, or this process alone.
+enum class Sharing { kNode, kProcess };
+
 // One mapping, readable and writable, page aligned. Either created here (other processes map it
 // through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into being on
 // first touch.
 class SharedRegion {
  public:
   // A new region of `bytes` > 0, rounded up to whole pages.
-  static Result<std::shared_ptr<SharedRegion>> create(size_t bytes);
+  static Result<std::shared_ptr<SharedRegion>> create(size_t bytes,
+                                                      Sharing sharing = Sharing::kNode);
   // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can
   // never shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
   static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);
@@ -35,7 +40,7 @@ class SharedRegion {
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // The descriptor to pass to peers; -1 for a peer's region and in forked children.
+  // The descriptor to pass to peers; -1 for a peer's region, a private one and in forked children.
   int fd() const { return fd_.get(); }
   // Names the region in this process, from 1 on, never used twice; 0 for a peer's region.
   uint32_t id() const { return id_; }
@@ -65,7 +70,8 @@ class SharedHeap {
     uint64_t offset;
   };
 
-  explicit SharedHeap(size_t cache_bytes = kDefaultCacheBytes) : cache_limit_(cache_bytes) {}
+  explicit SharedHeap(size_t cache_bytes = kDefaultCacheBytes, Sharing sharing = Sharing::kNode)
+      : cache_limit_(cache_bytes), sharing_(sharing) {}
   SharedHeap(const SharedHeap&) = delete;
   SharedHeap& operator=(const SharedHeap&) = delete;
 
@@ -112,6 +118,7 @@ class SharedHeap {
   std::vector<std::shared_ptr<SharedRegion>> retire(Entries::iterator entry);
 
   const size_t cache_limit_;
+  const Sharing sharing_;
   mutable std::mutex mutex_;  // always inside a ForkSection
   Entries entries_;
   size_t allocated_ = 0;

@@ -27,6 +27,8 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
     : cluster_(cluster),
       options_(std::move(options)),
       me_(cluster_.workers[options_.rank]),
+      heap_(SharedHeap::kDefaultCacheBytes,
+            cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess),
       bus_(std::move(bus)),
       next_stream_(static_cast<uint32_t>(cluster_.servers.size())) {
   links_ = std::make_unique<Links>(

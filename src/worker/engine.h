@@ -115,7 +115,7 @@ class Engine {
   const EngineOptions options_;
   const control::WorkerInfo me_;
   bool uses_node_stage_ = false;
-  SharedHeap heap_;
+  SharedHeap heap_;  // for neighbours on the node to map, if there are any
   // Of everybody who may still wait.
   const std::shared_ptr<transport::EventLoop> loop_ =
       std::make_shared<transport::EventLoop>(transport::EventLoop::Drivers::kWaitersToo);

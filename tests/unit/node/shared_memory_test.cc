@@ -115,6 +115,41 @@ TEST(SharedRegion, StaysMappedInAForkedChildWithoutItsDescriptor) {
   EXPECT_EQ(status, 0);
 }
 
+TEST(SharedRegion, PrivateOnesHaveNoDescriptorAndAChildsWritesStayInTheChild) {
+  const size_t before = open_fds();
+  auto made = SharedRegion::create(5 << 20, Sharing::kProcess);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  SharedRegion& region = **made;
+  EXPECT_EQ(region.fd(), -1);
+  EXPECT_EQ(open_fds(), before);
+  EXPECT_NE(region.id(), 0u);
+  EXPECT_EQ(region.data()[(5 << 20) - 1], 0);
+  region.data()[7] = 42;
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const bool good = region.data()[7] == 42;
+    region.data()[7] = 1;
+    ::_exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(region.data()[7], 42);
+}
+
+TEST(SharedHeap, APrivateHeapLocatesAndReusesLikeAnyOther) {
+  SharedHeap heap(8 << 20, Sharing::kProcess);
+  auto block = heap.allocate(3 << 20);
+  ASSERT_TRUE(block.ok());
+  const auto at = heap.locate(*block, 3 << 20);
+  ASSERT_TRUE(at);
+  EXPECT_EQ(heap.region(at->region)->fd(), -1);
+  EXPECT_TRUE(heap.free(*block));
+  auto again = heap.allocate(3 << 20);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *block);
+}
+
 TEST(SharedHeap, SmallBlocksShareARegionLargeOnesDoNot) {
   SharedHeap heap;
   auto a = heap.allocate(100), b = heap.allocate(1), c = heap.allocate(0);
