@@ -149,4 +149,12 @@ def test_steps_in_the_lab() -> None:
     assert len(found["step_seconds"]) == 2
     # Slept, whatever else happens; and averaging goes on when the last gradient is there.
     assert all(seconds >= 0.1 for seconds in found["last_gradient_seconds"])
-    assert all(map(float.__gt__, found["step_seconds"], found["last_gradient_seconds"]))
+    assert all(seconds > 0.1 for seconds in found["step_seconds"])
+
+
+def test_waiting_for_who_begins_late_counts_once() -> None:
+    worker = pytest.importorskip("herring.study.training_worker")
+    # The second worker ends its first step late, so the first waits within its next one: its own
+    # steps take 4, 5 and 4.
+    ended = [[10.0, 14.0, 19.0, 23.0], [10.5, 15.0, 19.0, 22.5]]
+    assert worker._steps_of_all(ended) == [4.5, 4.0, 4.0]

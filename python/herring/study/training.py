@@ -160,8 +160,8 @@ def training(scale: Scale) -> Table:
     )
     notes = [
         "computing is slept, not burnt: a step has real hooks and real averaging, but no "
-        "multiplications; its seconds are medians of the slowest worker's steps after "
-        f"{_WARMUP} others",
+        "multiplications; its seconds are medians over steps of the job, from when the last "
+        f"worker has ended one to the next, after {_WARMUP} others",
         "efficiency: throughput per host relative to the same strategy on one host; Herring has as "
         "many dedicated server hosts as workers, the others have none",
         f"averaging over the links takes Herring {COMMUNICATION:.3f} of the computing, as in the "

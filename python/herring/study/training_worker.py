@@ -224,9 +224,12 @@ STRATEGIES: dict[str, type[Any]] = {"herring": _Herring, "ddp": _Ddp, "ring": _R
 
 @dataclasses.dataclass
 class _Times:
-    """Of one worker, seconds per timed step."""
+    """Of one worker: when timed steps ended (the machine's clock), and seconds within each.
 
-    steps: list[float] = dataclasses.field(default_factory=list)
+    ``ended`` begins with the end of the last untimed step.
+    """
+
+    ended: list[float] = dataclasses.field(default_factory=list)
     produced: list[float] = dataclasses.field(default_factory=list)
     processor: float = 0.0
     wrong: int = 0
@@ -234,18 +237,32 @@ class _Times:
 
 def _train(strategy: Strategy, model: BertLarge, warmup: int, steps: int) -> _Times:
     times = _Times()
-    for number in range(warmup + steps):
-        start = time.monotonic()
+    for number in range(1, warmup + steps + 1):
+        strategy.step()
+        if number == 1:
+            times.wrong += model.wrong(strategy.size)
+        if number >= warmup:
+            times.ended.append(time.monotonic())
+        if number > warmup:
+            times.produced.append(model.clock.last)
         if number == warmup:
             processor = time.process_time()
-        strategy.step()
-        if number >= warmup:
-            times.steps.append(time.monotonic() - start)
-            times.produced.append(model.clock.last)
-            times.processor = (time.process_time() - processor) / (number + 1 - warmup)
-        if number in (0, warmup + steps - 1):
-            times.wrong += model.wrong(strategy.size)
+    times.processor = (time.process_time() - processor) / steps
+    times.wrong += model.wrong(strategy.size)
     return times
+
+
+def _steps_of_all(ended: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each step of the job: from when the last worker has ended one to the next.
+
+    Workers share the machine's clock. The longest of the workers' own steps would count time twice:
+    who begins early waits for the others, though nobody is the later for it.
+
+    Args:
+      ended: by worker, when each step ended, the one before the first included.
+    """
+    last = [max(moments) for moments in zip(*ended)]
+    return [end - before for before, end in zip(last, last[1:])]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,10 +276,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--strategy", choices=STRATEGIES, required=True)
     add("--bytes", type=float, required=True, metavar="N", help="of all gradients")
     add("--compute", type=float, required=True, metavar="SECONDS", help="slept per step")
-    add("--warmup", type=int, default=3, metavar="N", help="untimed steps (3)")
+    add("--warmup", type=int, default=3, metavar="N", help="untimed steps, at least 1 (3)")
     add("--steps", type=int, default=7, metavar="N", help="timed ones (7)")
     add("--json", metavar="FILE", help="write the results there (at rank 0)")
     options = parser.parse_args(argv)
+    if options.warmup < 1 or options.steps < 1:
+        parser.error("--warmup and --steps are at least 1")
     torch.set_num_threads(1)
     try:
         model = BertLarge(options.bytes, options.compute)
@@ -276,8 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if strategy.rank == 0 and options.json:
         found = {
             "bytes": sum(part.numel() for part in model.parts) * 4,
-            # A step is as long as for the slowest worker.
-            "step_seconds": [max(row) for row in zip(*(part.steps for part in times))],
+            "step_seconds": _steps_of_all([part.ended for part in times]),
             "last_gradient_seconds": [max(row) for row in zip(*(part.produced for part in times))],
             # Of all workers, per step.
             "processor_seconds": sum(part.processor for part in times),
