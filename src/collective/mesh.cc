@@ -4,7 +4,6 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <string_view>
 #include <utility>
 
 namespace herring::collective {
@@ -16,20 +15,6 @@ using transport::tcp::Address;
 constexpr Nanos kPatience = 60 * kSecond;
 // What the system takes beyond what is on its way.
 constexpr int kMostUnsent = 128 << 10;
-
-// BBR sends as fast, and has as much on its way, as it measured on this flow before. A schedule's
-// flow rests for whole steps, shares the link with its neighbours where one step meets the next,
-// and its acknowledgements wait behind data that goes the other way: with BBR, a butterfly's steps
-// were measured not to fill the link. Any other choice of the system's is kept, and so is BBR where
-// cubic is not allowed: slower, not wrong.
-void avoid_bbr(int fd) {
-  constexpr std::string_view kInstead = "cubic";
-  char name[16] = {};  // as long as the system's names can be
-  socklen_t length = sizeof(name) - 1;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) return;
-  if (std::string_view(name) != "bbr") return;
-  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kInstead.data(), kInstead.size());
-}
 
 }  // namespace
 
@@ -86,7 +71,9 @@ void Mesh::want(uint32_t rank) {
 void Mesh::adopt(uint32_t rank, GuardedFd fd, const std::string& peer) {
   // What waits in the socket of one flow would leave together with what goes to others later.
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
-  avoid_bbr(fd.get());
+  // A schedule's flow rests for whole steps, and shares the link with its neighbours where one step
+  // meets the next: with BBR, a butterfly's steps were measured not to fill the link.
+  transport::tcp::avoid_bbr(fd.get());
   auto flow =
       std::make_unique<transport::tcp::TcpFlow>(loop_, std::move(fd), handler_, peer);
   flow->user_index = rank;

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <string_view>
 
 #include "base/interrupt.h"
 
@@ -150,6 +151,15 @@ Status make_flow_socket(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   return {};
+}
+
+void avoid_bbr(int fd) {
+  constexpr std::string_view kInstead = "cubic";
+  char name[16] = {};  // as long as the system's names can be
+  socklen_t length = sizeof(name) - 1;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) return;
+  if (std::string_view(name) != "bbr") return;
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kInstead.data(), kInstead.size());
 }
 
 Result<GuardedFd> listen_on(const Address& address, int backlog) {

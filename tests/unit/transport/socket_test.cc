@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <string>
+#include <string_view>
 #include <thread>
 
 namespace herring::transport::tcp {
@@ -118,6 +122,27 @@ TEST(Socket, AnIPv4PeerOfAnIPv6ListenerIsShownByItsIPv4Address) {
   const UniqueFd accepted(accept(listener->get(), nullptr, nullptr));
   EXPECT_EQ(peer_address(accepted.get())->host, "127.0.0.1");
   EXPECT_EQ(local_address(accepted.get())->host, "127.0.0.1");
+}
+
+std::string congestion_control(int fd) {
+  char name[16] = {};
+  socklen_t length = sizeof(name) - 1;
+  EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length), 0);
+  return name;
+}
+
+TEST(Socket, OnlyBbrIsReplaced) {
+  size_t tried = 0;
+  for (std::string_view chosen : {"bbr", "reno", "cubic"}) {
+    const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (setsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, chosen.data(), chosen.size()) != 0) {
+      continue;  // this system does not have it
+    }
+    ++tried;
+    avoid_bbr(fd.get());
+    EXPECT_EQ(congestion_control(fd.get()), chosen == "bbr" ? "cubic" : chosen);
+  }
+  EXPECT_GT(tried, 0u);
 }
 
 }  // namespace
