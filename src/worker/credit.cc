@@ -15,6 +15,9 @@ constexpr Nanos kShortQueueing = kMillisecond;
 // Of the time to a result, queueing takes half on a full link (it is seen on the way there only),
 // and an eighth where the processors of all hosts are the limit.
 constexpr double kQueueingOnAFullLink = 0.25;
+// Where it takes most of it, nothing can be gained; what bursts of gradients make look like a gain
+// is their rhythm.
+constexpr double kQueueingBeyondDoubt = 0.6;
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
@@ -57,10 +60,9 @@ Nanos CreditController::mean_response() const {
 }
 
 // All are means over the same time: the larger window makes them longer.
-bool CreditController::link_is_full() const {
+bool CreditController::link_is_full(double share) const {
   const auto waiting = static_cast<double>(mean_response() - mean_shortest());
-  return queueing_ > kShortQueueing &&
-         static_cast<double>(mean_queueing()) > kQueueingOnAFullLink * waiting;
+  return queueing_ > kShortQueueing && static_cast<double>(mean_queueing()) > share * waiting;
 }
 
 void CreditController::on_start() {
@@ -87,7 +89,7 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
   // A queue that long is full use of the path already. (The acknowledgement of a single packet may
   // wait for the peer's process, so its round trip tells less.)
   const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
-  if (intervals_ == 0 && queueing_ > bounded && link_is_full()) return;
+  if (intervals_ == 0 && queueing_ > bounded && link_is_full(kQueueingOnAFullLink)) return;
   bytes_ += bytes;
   busy_ += busy;
   const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
@@ -95,6 +97,10 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
 }
 
 void CreditController::finish_interval(Nanos now) {
+  if (intervals_ == 0 && link_is_full(kQueueingBeyondDoubt)) {
+    hold(now, 0);
+    return begin_observation();
+  }
   const double before = goodput_;
   goodput_ = static_cast<double>(bytes_) / to_seconds(busy_);
   if (intervals_ % 2 == 1) gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
@@ -105,7 +111,7 @@ void CreditController::finish_interval(Nanos now) {
   // queue at a link.
   if (intervals_ == 4) {
     last_gain_ = std::min(gains_[0], gains_[1]);
-    const bool full = link_is_full();
+    const bool full = link_is_full(kQueueingOnAFullLink);
     if (last_gain_ >= (full ? kGainWorthAQueue : kClearGain)) return finish_trial(now, true);
     if (full || gains_[0] * gains_[1] < kClearLoss) return finish_trial(now, false);
   } else if (intervals_ == 2 * gains_.size()) {
@@ -122,16 +128,20 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   ++trials_;
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
-  queued_ = shortest_ = 0;
-  reports_ = 0;
-  waited_ = 0;
-  answered_ = 0;
   if (keep) {
     base_ = larger();
     pause_ = kFirstPause;
   } else {
     hold(now, 0);
   }
+  begin_observation();
+}
+
+void CreditController::begin_observation() {
+  queued_ = shortest_ = 0;
+  reports_ = 0;
+  waited_ = 0;
+  answered_ = 0;
   begin_interval();
 }
 

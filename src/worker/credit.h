@@ -12,7 +12,7 @@
 // Packets queue for a link, but for busy processors too, and there larger windows save work. What
 // tells them apart is where the time between a segment and its result goes: on a full link it is
 // half on the way there and half on the way back; where processes wait for processors, or for each
-// other, the way takes little of it.
+// other, the way takes little of it. Where it takes most of the time there is no trial at all.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
@@ -59,10 +59,12 @@ class CreditController {
   uint16_t larger() const {
     return static_cast<uint16_t>(std::min<uint32_t>(2u * base_, maximum_));
   }
-  bool link_is_full() const;
+  // Packets queue, and for more than this share of the time to a result.
+  bool link_is_full(double share) const;
   Nanos mean_queueing() const;
   Nanos mean_shortest() const;
   Nanos mean_response() const;
+  void begin_observation();
   void begin_interval();
   void finish_interval(Nanos now);
   void finish_trial(Nanos now, bool keep);
@@ -79,7 +81,7 @@ class CreditController {
   double goodput_ = 0;           // of the last one, bytes per second
   std::array<double, 6> gains_ = {};  // of the pairs of this trial
   Nanos queueing_ = 0;           // as last reported
-  // Since the end of the last trial.
+  // Since the end of the last trial, or the last decision against one.
   Nanos queued_ = 0, shortest_ = 0;  // queueing and shortest round trips, added up
   size_t reports_ = 0;           // of them
   double waited_ = 0;            // bytes outstanding, times for how long

@@ -74,9 +74,9 @@ TEST(CreditController, ASmallGainIsNotWorthAQueue) {
 
 TEST(CreditController, ALargeGainIsWorthAQueue) {
   Path path(64);
-  path.controller.on_queueing(2 * kMillisecond, 0);
-  path.run(30 * kSecond,
-           [](uint16_t credit) { return 25e6 * std::pow(std::min<int>(credit, 4), 0.15); });
+  path.run(30 * kSecond, [&](uint16_t credit) {
+    return path.queues_for(0.5, 25e6 * std::pow(std::min<int>(credit, 4), 0.15));
+  });
   EXPECT_EQ(path.controller.base(), 4);
 }
 
@@ -97,6 +97,23 @@ TEST(CreditController, ASmallGainDoesNotCountWhereHalfTheTimeIsQueueing) {
   });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
+}
+
+// Gradients come in bursts: which window they meet is chance.
+TEST(CreditController, NothingIsTriedWhereTheWayTakesMostOfTheTime) {
+  Path path;
+  std::mt19937 random(3);
+  std::bernoulli_distribution burst(0.5);
+  path.run(60 * kSecond, [&](uint16_t) {
+    return path.queues_for(0.8, burst(random) ? 25e6 : 12e6);
+  });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_EQ(path.controller.trials(), 0u);
+  // Whoever else used the link leaves: it is looked at again.
+  path.run(120 * kSecond, [&](uint16_t credit) {
+    return path.queues_for(0.1, 25e6 * std::min<int>(credit, 8));
+  });
+  EXPECT_EQ(path.controller.base(), 8);
 }
 
 // Connections and memory warm up: what comes later moves more, with either window.
