@@ -79,20 +79,23 @@ EventLoop::~EventLoop() = default;
 
 bool EventLoop::in_loop_thread() const { return owner_.load() == std::this_thread::get_id(); }
 
-void EventLoop::post(Task task) {
+bool EventLoop::post(Task task) {
   {
     std::lock_guard lock(mutex_);
-    if (ended_) return;
+    if (ended_) return false;
     tasks_.push_back(std::move(task));
-    if (std::exchange(awake_, true)) return;
+    if (std::exchange(awake_, true)) return true;
   }
   wake();
+  return true;
 }
 
-void EventLoop::post_before_drive(Task task) {
+bool EventLoop::post_before_drive(Task task) {
   if (!lends_) return post(std::move(task));
   std::lock_guard lock(mutex_);
-  if (!ended_) tasks_.push_back(std::move(task));
+  if (ended_) return false;
+  tasks_.push_back(std::move(task));
+  return true;
 }
 
 void EventLoop::wake_for_tasks() {

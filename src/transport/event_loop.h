@@ -35,12 +35,12 @@ class EventLoop {
   // characters) is what top and gdb show for the thread.
   void run(const char* thread_name = nullptr);
   void stop();
-  // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it,
-  // those posted after its end are dropped.
-  void post(Task task);
+  // Queues a task for the loop thread; wakes it when needed. Tasks posted before run() wait for it;
+  // false, and the task is dropped, after its end.
+  bool post(Task task);
   // Likewise, by a caller who will drive() at once: nobody is woken. Who then does not drive calls
   // wake_for_tasks(); otherwise they wait for the next event.
-  void post_before_drive(Task task);
+  bool post_before_drive(Task task);
   void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,
   // stop() or a signal. False: it cannot, as another thread does so already, or the loop has ended.

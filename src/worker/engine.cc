@@ -103,6 +103,11 @@ std::vector<double> Engine::weights() const {
   return weights;
 }
 
+Status Engine::run(std::function<void()> task, bool drives) {
+  if (drives ? loop_->post_before_drive(std::move(task)) : loop_->post(std::move(task))) return {};
+  return {Code::kShutdown, "herring was shut down"};
+}
+
 Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {
   auto operation = std::make_shared<Operation>(loop_);
   {
@@ -117,8 +122,7 @@ Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {
   }
   operation->request = std::move(request);
   operation->engine_ = this;
-  auto start_it = [this, operation] { start(operation); };
-  waits ? loop_->post_before_drive(start_it) : loop_->post(start_it);
+  HERRING_RETURN_IF_ERROR(run([this, operation] { start(operation); }, waits));
   return operation;
 }
 
@@ -430,7 +434,7 @@ void Engine::fail_now(const Status& status) {
 
 Status Engine::enlist(const std::shared_ptr<Partial>& partial, std::string message) {
   HERRING_RETURN_IF_ERROR(incomplete());
-  loop_->post([this, partial, message = std::move(message)] {
+  return run([this, partial, message = std::move(message)] {
     if (Status status = failure(); !status.ok()) return partial->fail(status);
     if (!partials_.emplace(partial->id(), partial).second) {
       return partial->fail({Code::kInvalidArgument,
@@ -444,7 +448,6 @@ Status Engine::enlist(const std::shared_ptr<Partial>& partial, std::string messa
       links_->send_control(server, header, message);
     }
   });
-  return {};
 }
 
 void Engine::delist(uint64_t id) {

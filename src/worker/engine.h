@@ -66,7 +66,8 @@ class Engine {
   void stop();
 
   // For planned operations, on the engine thread. `waiting` fails when the job does.
-  void run(std::function<void()> task) { loop_->post(std::move(task)); }
+  // kShutdown: it has ended meanwhile, and the task with it.
+  Status run(std::function<void()> task, bool drives = false);
   void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
   void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
   const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }

@@ -47,30 +47,26 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
 
 Status Partial::contribute(const char* data, bool waits, bool last,
                            const partial::Place& place, bool takes) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return failure_;
-    if ((place.contributors != 0) != options_.replays) {
-      return {Code::kInvalidArgument,
-              concat("'", options_.name, "' ", options_.replays ? "is a replay" : "is no replay",
-                     "; a contribution to it came with ", place.contributors,
-                     " recorded contributors")};
-    }
-    auto join = ledger_.produce(data, waits, last, place);
-    if (!join.ok()) {
-      return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};
-    }
-    if (!*join) return {};
-    const char* sent = options_.replays ? ledger_.announced() : data;
-    // Posted under the lock, so that joins leave in the order of what they announce.
-    auto announces = [self = shared_from_this(), join = **join,
-                      payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
-      self->announce(join, std::move(payload));
-    };
-    takes ? engine_.loop()->post_before_drive(std::move(announces))
-          : engine_.run(std::move(announces));
+  std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  if ((place.contributors != 0) != options_.replays) {
+    return {Code::kInvalidArgument,
+            concat("'", options_.name, "' ", options_.replays ? "is a replay" : "is no replay",
+                   "; a contribution to it came with ", place.contributors,
+                   " recorded contributors")};
   }
-  return {};
+  auto join = ledger_.produce(data, waits, last, place);
+  if (!join.ok()) {
+    return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};
+  }
+  if (!*join) return {};
+  const char* sent = options_.replays ? ledger_.announced() : data;
+  // Posted under the lock, so that joins leave in the order of what they announce.
+  auto announces = [self = shared_from_this(), join = **join,
+                    payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
+    self->announce(join, std::move(payload));
+  };
+  return engine_.run(std::move(announces), takes);
 }
 
 void Partial::digest(uint32_t rounds, uint64_t value) {

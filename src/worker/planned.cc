@@ -130,7 +130,7 @@ Status Planned::begin(bool active) {
     return {};
   }
   const auto round = round_;
-  engine_.run([this, round] {
+  run(round, [this, round] {
     if (Status status = engine_.failure(); !status.ok()) {
       round->completion->set(status);
     } else {
@@ -181,8 +181,12 @@ Result<std::shared_ptr<Completion>> Planned::waiting() {
   return round_->completion;
 }
 
+void Planned::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
+  if (Status status = engine_.run(std::move(task)); !status.ok()) round->completion->set(status);
+}
+
 void Planned::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
-  engine_.run([this, from, to, round] {
+  run(round, [this, from, to, round] {
     for (uint32_t b = from; b < to && !round->completion->done(); ++b) launch_one(b, round);
   });
 }

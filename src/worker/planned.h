@@ -55,6 +55,8 @@ class Planned {
   };
 
   Planned(Engine& engine, PlannedOptions options);
+  // On the engine thread; a round whose engine has ended fails.
+  void run(const std::shared_ptr<Round>& round, std::function<void()> task);
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
   void launch_one(uint32_t buffer, const std::shared_ptr<Round>& round);
   void buffer_done(const std::shared_ptr<Round>& round, uint32_t workers);

@@ -175,11 +175,14 @@ TEST(Drive, NeedsALoopThatRuns) {
 // What they hold may hold the loop.
 TEST(Drive, TasksThatComeAfterTheEndAreDropped) {
   EventLoop loop(EventLoop::Drivers::kWaitersToo);
+  bool ran = false;
+  EXPECT_TRUE(loop.post([&] { ran = true; }));
   loop.stop();
   loop.run();
+  EXPECT_TRUE(ran);
   auto held = std::make_shared<int>();
-  loop.post([held] { FAIL(); });
-  loop.post_before_drive([held] { FAIL(); });
+  EXPECT_FALSE(loop.post([held] { FAIL(); }));
+  EXPECT_FALSE(loop.post_before_drive([held] { FAIL(); }));
   EXPECT_EQ(held.use_count(), 1);
 }
 
