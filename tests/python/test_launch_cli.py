@@ -101,10 +101,29 @@ def test_check_without_running(core: types.ModuleType, capsys: pytest.CaptureFix
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["extension module"]["value"] == "SIMD level avx2"
     assert "127.0.0.1" in found["interface lo"]["value"]
-    for name in ("cpu", "cores", "memory", "/dev/shm", "open files", "locked memory", "openssl"):
+    named = ("cpu", "cores", "memory", "/dev/shm", "huge pages", "open files", "locked memory")
+    for name in (*named, "openssl"):
         assert found[name]["value"]
     assert cli.main(["check", "--no-run"]) == 0
     assert "SIMD level avx2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "value", "verdict"),
+    [
+        (["always [madvise] never", "always [advise] never"], ("madvise", "advise"), "ok"),
+        (["always madvise [never]", "always [never]"], ("never", "never"), "note"),
+        ([], ("never", "never"), "note"),
+    ],
+)
+def test_check_tells_where_huge_pages_are(
+    monkeypatch: pytest.MonkeyPatch, files: list[str], value: tuple[str, str], verdict: str
+) -> None:
+    read = iter([[line] for line in files] or [[], []])
+    monkeypatch.setattr(check, "_lines", lambda _path: next(read))
+    found = check._huge_pages()
+    assert found.value == f"private memory: {value[0]}, shared memory: {value[1]}"
+    assert found.verdict == verdict
 
 
 def test_check_reports_a_failed_trial(
