@@ -10,10 +10,11 @@
 #include <cstring>
 #include <iterator>
 
+#include "base/huge_pages.h"
+
 namespace herring {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 // Neither we nor a peer can change the size any more, nor add a seal that forbids writing.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -29,8 +30,7 @@ Result<char*> map_pages(int fd, size_t bytes) {
   const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
   if (address == MAP_FAILED) return system_error("mmap", bytes);
-  // Advice only: many systems have huge pages for private memory, but not for shared.
-  if (bytes >= kHugePage) ::madvise(address, bytes, MADV_HUGEPAGE);
+  advise_huge_pages(address, bytes);
   return static_cast<char*>(address);
 }
 

@@ -1,16 +1,15 @@
 // Equal blocks of memory for contributions and results, last returned first given out, so that the
 // working set stays in cache. Grows by slabs as credit grows; not thread-safe. Slabs are huge pages
-// where the system has them: every byte of a gradient goes through here by way of the kernel, which
-// otherwise looks up and counts each of its 4 KiB.
+// where the system has them.
 #pragma once
-
-#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <vector>
+
+#include "base/huge_pages.h"
 
 namespace herring::server {
 
@@ -31,7 +30,7 @@ class LanePool {
   size_t allocated() const { return slabs_.size() * lanes_per_slab(); }
 
  private:
-  static constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
+  static constexpr size_t kPage = 4096;
 
   struct Free {
     void operator()(char* p) const { std::free(p); }
@@ -43,7 +42,7 @@ class LanePool {
   void grow() {
     auto* slab = static_cast<char*>(std::aligned_alloc(kHugePage, slab_bytes()));
     if (slab == nullptr) throw std::bad_alloc();
-    ::madvise(slab, slab_bytes(), MADV_HUGEPAGE);  // advice only
+    advise_huge_pages(slab, slab_bytes());
     slabs_.emplace_back(slab);
     free_.reserve(allocated());
     for (size_t i = lanes_per_slab(); i-- > 0;) free_.push_back(slab + i * lane_bytes_);
