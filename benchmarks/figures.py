@@ -24,6 +24,7 @@ from typing import Any
 
 from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
+from herring import models
 from herring.lab import Cluster, ClusterError
 
 MEGABIT = 1e6
@@ -168,7 +169,7 @@ def colocated(context: Context) -> list[Figure]:
     figures = []
     n, size, rate = 8, 25_000_000, 200 * MEGABIT / 8
     for k in (0,) if context.peer_only else (0, 2, 4):
-        limit = 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * rate)
+        limit = models.colocated_time(n, k, size, rate)
         name = f"colocated k={k}"
         figures += link(context, name, n, size, 200, 0.020, 1.08, k, limit, None)
     return figures
@@ -238,12 +239,12 @@ def algorithms(context: Context) -> list[Figure]:
     """8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB: ring and butterfly in turns with Gloo's ring."""
     figures = []
     arguments = context.arguments("25M", 1, 5, batches=4)
-    model = 2 * 7 / 8 * 25e6 * 8 / (200 * MEGABIT)
     for algorithm in ("ring", "butterfly"):
         name = f"algorithms {algorithm}"
         with Cluster(8, 200 * MEGABIT, 0.020) as hosts:
             own = ["--algorithm", algorithm]
             medians = pairs(context, name, hosts, Layout(range(8)), arguments, own)
+        model = models.time(algorithm, 8, 25e6, 200 * MEGABIT / 8)
         figures += ratio(name, medians, 1.03)
         for library, seconds in medians.items():
             median = statistics.median(seconds)
