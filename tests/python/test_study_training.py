@@ -147,9 +147,39 @@ def test_steps_in_the_lab() -> None:
     assert found["wrong"] == 0  # averages of both hosts
     assert found["bytes"] == pytest.approx(1e6, rel=0.01)
     assert len(found["step_seconds"]) == 2
-    # Slept, whatever else happens; and averaging goes on when the last gradient is there.
+    # Slept, whatever else happens; and who begins a step last is not done with that alone.
     assert all(seconds >= 0.1 for seconds in found["last_gradient_seconds"])
     assert all(seconds > 0.1 for seconds in found["step_seconds"])
+
+
+class _Alone:
+    """No averaging; fails to bring the right gradients in the steps given."""
+
+    rank, size = 0, 1
+
+    def __init__(self, model: Any, wrong_in: tuple[int, ...] = ()) -> None:
+        self.model, self.wrong_in, self.steps = model, wrong_in, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.model.zero_grad()
+        self.model(1 if self.steps in self.wrong_in else 0).backward()
+
+
+def test_a_worker_times_its_steps_and_checks_the_first_and_the_last() -> None:
+    worker = pytest.importorskip("herring.study.training_worker")
+    model = worker.BertLarge(1e6, 0.02)
+    times = worker._train(_Alone(model), model, 2, 3)
+    assert len(times.ended) == 4
+    steps = worker._steps_of_all([times.ended])
+    # Averaging comes after the last gradient.
+    assert all(map(float.__gt__, steps, times.produced))
+    assert all(seconds >= 0.02 for seconds in times.produced)
+    assert len(times.produced) == 3
+    assert times.wrong == 0
+    elements = sum(part.numel() for part in model.parts)
+    for wrong_in, expected in (((1,), elements), ((5,), elements), ((1, 5), 2 * elements)):
+        assert worker._train(_Alone(model, wrong_in), model, 2, 3).wrong == expected
 
 
 def test_waiting_for_who_begins_late_counts_once() -> None:
