@@ -168,7 +168,7 @@ def _huge_pages() -> Finding:
     modes = []
     for name in ("enabled", "shmem_enabled"):
         chosen = re.search(r"\[(\w+)\]", "".join(_lines(f"{folder}/{name}")))
-        modes.append(chosen[1] if chosen else "never")
+        modes.append(chosen[1] if chosen else "not in this kernel")
     text = f"private memory: {modes[0]}, shared memory: {modes[1]}"
     if modes[0] == "never":
         advice = f"'echo madvise > {folder}/enabled' saves servers a few percent of their time"
