@@ -65,9 +65,10 @@ class Engine {
   // Ends the thread; what is in flight fails with kShutdown.
   void stop();
 
-  // For planned operations, on the engine thread. `waiting` fails when the job does.
-  // kShutdown: it has ended meanwhile, and the task with it.
+  // Queues a task for the engine thread; kShutdown if that has ended. `drives`: the caller waits
+  // for what comes of it at once (EventLoop::post_before_drive).
   Status run(std::function<void()> task, bool drives = false);
+  // On the engine thread, for planned operations: `waiting` fails when the job does.
   void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
   void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
   const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }
