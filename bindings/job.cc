@@ -41,6 +41,12 @@ wire::Collective parse_kind(const std::string& name) {
   raise({Code::kInvalidArgument, "no collective is called '" + name + "'"});
 }
 
+void check_name(const std::string& name) {
+  if (!name.empty() && name.size() <= 512) return;
+  raise({Code::kInvalidArgument, concat("the name of an operation has ", name.size(),
+                                        " characters; 1 to 512 are allowed")});
+}
+
 std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_size, int servers,
                                const std::string& rendezvous, int rendezvous_fd,
                                const std::string& host_id, nb::bytes secret,
@@ -66,10 +72,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   worker::Request request;
   request.kind = parse_kind(kind);
   request.name = name;
-  if (name.empty() || name.size() > 512) {
-    raise({Code::kInvalidArgument, concat("the name of an operation has ", name.size(),
-                                          " characters; 1 to 512 are allowed")});
-  }
+  check_name(name);
   request.op = take(parse_reduce_op(op));
   request.algorithm = take(collective::parse_algorithm(algorithm));
   if (request.algorithm != wire::Algorithm::kHerring &&
@@ -192,6 +195,12 @@ void register_job(nb::module_& module) {
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
            "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false)
+      .def("refuse",
+           [](Job& job, const std::string& kind, const std::string& name, const std::string& why) {
+             check_name(name);
+             job.engine().refuse(parse_kind(kind), name, why);
+           },
+           "kind"_a, "name"_a, "why"_a)
       .def("stats", &stats)
       .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &Job::shutdown, nb::call_guard<nb::gil_scoped_release>())

@@ -1,20 +1,24 @@
 """Collectives on arrays: anything with the buffer protocol or DLPack, in host memory.
 
-Operations are keyed by name; ranks may submit them in any order. Without a name, the n-th call of a
-kind on one rank meets the n-th on every other. Arrays must be contiguous (C order); operations in
-place need a writable one, and leave it undefined when they fail.
+Operations are keyed by name; ranks may submit them in any order. The n-th call of a name on one
+rank meets the n-th on every other, and without a name the n-th of a kind. A call that one rank
+refuses, or for which a rank comes too late, fails with the same error on every rank that makes it.
+Arrays must be contiguous (C order); operations in place need a writable one, and leave it undefined
+when they fail.
 """
 
 from __future__ import annotations
 
+import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from herring import _core
-from herring.errors import InvalidArgumentError, MismatchError
+from herring.errors import InvalidArgumentError, MismatchError, PeerLostError, ShutdownError
 from herring.runtime import job, next_name, size
 
 if TYPE_CHECKING:
@@ -73,6 +77,25 @@ class Handle:
         return self._array
 
 
+@contextmanager
+def called(kind: str, name: str | None) -> Iterator[str]:
+    """Yields the name of this call; what this rank refuses in the block, all ranks are told.
+
+    Args:
+      kind: the collective that the others wait in, should this rank refuse.
+      name: of the operation; None: the next of its kind.
+    """
+    name = name or next_name(kind)
+    try:
+        yield name
+    except (PeerLostError, ShutdownError):
+        raise  # nobody is left to tell
+    except Exception as error:
+        known = isinstance(error, InvalidArgumentError)
+        job().refuse(kind, name, str(error) if known else f"{type(error).__name__}: {error}")
+        raise
+
+
 def _seconds(timeout: float | None) -> float:
     if timeout is None:
         return 0.0
@@ -91,10 +114,10 @@ def _submit(
     **options: Any,
 ) -> _core.Operation:
     """`waits`: the caller waits for it at once; no other thread is woken to start it."""
-    seconds = _seconds(timeout)
-    return job().submit(
-        kind, array, name or next_name(kind), timeout=seconds, waits=waits, **options
-    )
+    with called(kind, name) as full_name:
+        return job().submit(
+            kind, array, full_name, timeout=_seconds(timeout), waits=waits, **options
+        )
 
 
 def allreduce_async(
@@ -213,15 +236,31 @@ def broadcast(
 
 
 def _collect(
-    kind: str, array: Any, name: str | None, timeout: float | None, **options: Any
+    kind: str,
+    array: Any,
+    name: str | None,
+    timeout: float | None,
+    splits: Sequence[int] | None = None,
+    **options: Any,
 ) -> tuple[Any, np.ndarray]:
-    operation = _submit(kind, array, name, timeout, **options)
+    with called(kind, name) as full_name:
+        if len(_shape(array)) == 0:
+            raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
+        if kind == "alltoall":
+            options["splits"] = _checked_splits(len(array), splits)
+        operation = job().submit(
+            kind, array, full_name, timeout=_seconds(timeout), waits=True, **options
+        )
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
 
 
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
+
+
 def _tail(array: Any) -> tuple[int, ...]:
-    return tuple(np.shape(array) if not hasattr(array, "shape") else array.shape)[1:]
+    return _shape(array)[1:]
 
 
 def allgather(array: Any, *, name: str | None = None, timeout: float | None = None) -> np.ndarray:
@@ -238,7 +277,6 @@ def allgather(array: Any, *, name: str | None = None, timeout: float | None = No
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    _needs_dimension("allgather", array)
     operation, flat = _collect("allgather", array, name, timeout)
     return flat.reshape(sum(operation.dims), *_tail(array))
 
@@ -270,7 +308,6 @@ def reduce_scatter(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    _needs_dimension("reduce_scatter", array)
     _, flat = _collect(
         "reduce_scatter", array, name, timeout, op=op, prescale=prescale, postscale=postscale
     )
@@ -301,27 +338,29 @@ def alltoall(
       InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    _needs_dimension("alltoall", array)
-    rows, ranks = len(array), size()
+    _, flat = _collect("alltoall", array, name, timeout, splits)
+    return flat.reshape(-1, *_tail(array))
+
+
+def _checked_splits(rows: int, splits: Sequence[int] | None) -> list[int]:
+    ranks = size()
     if splits is None:
         if rows % ranks:
             raise InvalidArgumentError(
                 f"alltoall: {rows} rows cannot be split evenly over {ranks} ranks; give splits"
             )
-        splits = [rows // ranks] * ranks
-    splits = [int(n) for n in splits]
-    if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
+        return [rows // ranks] * ranks
+    try:
+        counts = [operator.index(n) for n in splits]
+    except TypeError as error:
         raise InvalidArgumentError(
-            f"alltoall: splits is {splits}; it must be {ranks} counts that sum to {rows}"
+            f"alltoall: splits is {splits}; it must be integers ({error})"
+        ) from None
+    if len(counts) != ranks or sum(counts) != rows or min(counts) < 0:
+        raise InvalidArgumentError(
+            f"alltoall: splits is {counts}; it must be {ranks} counts that sum to {rows}"
         )
-    _, flat = _collect("alltoall", array, name, timeout, splits=splits)
-    return flat.reshape(-1, *_tail(array))
-
-
-def _needs_dimension(kind: str, array: Any) -> None:
-    shape = array.shape if hasattr(array, "shape") else np.shape(array)
-    if len(shape) == 0:
-        raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
+    return counts
 
 
 def barrier(*, name: str | None = None, timeout: float | None = None) -> None:
@@ -359,7 +398,8 @@ def broadcast_object(
     """
     name = name or next_name("broadcast_object")
     sending = job().rank == root
-    data = np.frombuffer(pickle.dumps(obj), np.uint8).copy() if sending else np.empty(0, np.uint8)
+    with called("broadcast", f"{name}.length"):
+        data = np.frombuffer(pickle.dumps(obj) if sending else b"", np.uint8).copy()
     length = np.array([len(data)], np.int64)
     broadcast(length, root, name=f"{name}.length", timeout=timeout)
     if not sending:
@@ -384,8 +424,10 @@ def allgather_object(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
-    operation, flat = _collect("allgather", data, name or next_name("allgather_object"), timeout)
+    name = name or next_name("allgather_object")
+    with called("allgather", name):
+        data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
+    operation, flat = _collect("allgather", data, name, timeout)
     objects, start = [], 0
     for length in operation.dims:
         objects.append(pickle.loads(flat[start : start + length].tobytes()))

@@ -9,23 +9,84 @@ namespace herring::server {
 
 using reduce::kTreeGroup;
 
-Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, Deliver deliver)
+namespace {
+
+Block g_all_released;
+
+}  // namespace
+
+Block* const Aggregator::kAllReleased = &g_all_released;
+
+Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
+                       Deliver deliver)
     : cluster_(cluster),
       segment_bytes_(segment_bytes),
+      most_open_(most_open),
       deliver_(std::move(deliver)),
       lanes_(segment_bytes),
-      wide_lanes_(2 * segment_bytes) {}
+      wide_lanes_(2 * segment_bytes),
+      open_(cluster.size) {}
 
 Aggregator::~Aggregator() = default;
 
-uint32_t Aggregator::contributor_of(const Operation& op, uint32_t rank) const {
-  switch (op.open.participants) {
+uint32_t Aggregator::expected_by(const wire::Open& open) const {
+  switch (open.participants) {
+    case wire::Participants::kNodes: return cluster_.nodes;
+    case wire::Participants::kRanks: return cluster_.size;
+    case wire::Participants::kPair: break;
+  }
+  return 2;
+}
+
+uint32_t Aggregator::contributor_of(const wire::Open& open, uint32_t rank) const {
+  switch (open.participants) {
     case wire::Participants::kNodes: return cluster_.workers[rank].node;
     case wire::Participants::kRanks: return rank;
     case wire::Participants::kPair:
-      return rank == op.open.pair_a ? 0 : rank == op.open.pair_b ? 1 : kNobody;
+      return rank == open.pair_a ? 0 : rank == open.pair_b ? 1 : kNobody;
   }
   return kNobody;
+}
+
+// What is wrong with it, whatever others say.
+Status Aggregator::check(const wire::Open& open, uint32_t rank) const {
+  HERRING_RETURN_IF_ERROR(reduce::check_stage(
+      {open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale}));
+  const auto wrong = [&](const auto&... what) {
+    return Status(Code::kInternal, concat("rank ", rank, " opens '", open.name, "' ", what...));
+  };
+  if (contributor_of(open, rank) == kNobody ||
+      (open.participants == wire::Participants::kPair &&
+       (open.pair_a >= open.pair_b || open.pair_b >= cluster_.size))) {
+    return wrong("between ranks ", open.pair_a, " and ", open.pair_b);
+  }
+  if (open.workers > cluster_.size) return wrong("for ", open.workers, " workers");
+  if (open.shard_bytes / segment_bytes_ >= kMostSegments) {
+    return wrong("with a shard of ", open.shard_bytes, " bytes");
+  }
+  return {};
+}
+
+Result<Operation*> Aggregator::add(const Key& key, const wire::Open& open, uint32_t rank) {
+  const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
+  if (open_[rank] >= most_open_ || segments_ + segments > kMostSegments) {
+    return Status(Code::kInternal,
+                  concat("rank ", rank, " opens '", open.name, "' with ", segments,
+                         " segments beside ", open_[rank], " operations of its own and ",
+                         segments_, " segments of all"));
+  }
+  auto op = std::make_unique<Operation>();
+  op->key = key;
+  op->open = open;
+  op->since = monotonic_now();
+  op->expected = expected_by(open);
+  op->opened_by.assign(op->expected, false);
+  op->first_rank = rank;
+  op->segments = segments;
+  op->blocks.assign((segments + kBlockSegments - 1) / kBlockSegments, nullptr);
+  ++open_[rank];
+  segments_ += segments;
+  return (operations_[key] = std::move(op)).get();
 }
 
 Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
@@ -34,48 +95,55 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
            a.shard_bytes != b.shard_bytes || a.prescale != b.prescale ||
            a.postscale != b.postscale || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
   };
-  reduce::Stage stage{open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale};
-  HERRING_RETURN_IF_ERROR(reduce::check_stage(stage));
-  if (open.shard_bytes / segment_bytes_ >= (1u << 26)) {
-    return {Code::kInternal,
-            concat("a shard of ", open.shard_bytes, " bytes is beyond all reason")};
-  }
+  HERRING_RETURN_IF_ERROR(check(open, rank));
   std::lock_guard lock(mutex_);
-  std::unique_ptr<Operation>& place = operations_[key];
-  if (!place) {
-    place = std::make_unique<Operation>();
-    place->key = key;
-    place->since = monotonic_now();
-    switch (open.participants) {
-      case wire::Participants::kNodes: place->expected = cluster_.nodes; break;
-      case wire::Participants::kRanks: place->expected = cluster_.size; break;
-      case wire::Participants::kPair: place->expected = 2; break;
-    }
-    const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
-    place->slots.assign(segments, nullptr);
-    place->done.assign(segments, false);
-    place->opened_by.assign(place->expected, false);
-    place->open = std::move(open);
-  } else if (differs(place->open, open)) {
-    const wire::Open& first = place->open;
+  const auto found = operations_.find(key);
+  Operation* op = found != operations_.end() ? found->second.get() : nullptr;
+  if (op == nullptr) {
+    auto added = add(key, open, rank);
+    if (!added.ok()) return added.status();
+    op = *added;
+  } else if (differs(op->open, open)) {
+    const wire::Open& first = op->open;
     return {Code::kMismatch,
             concat("ranks disagree about '", first.name, "': ", cluster_.describe_rank(rank),
                    " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
                    herring::name_of(open.op), "), others ", first.shard_bytes, " bytes of ",
                    herring::name_of(first.dtype), " (", herring::name_of(first.op), ")")};
   }
-  Operation& op = *place;
-  const uint32_t contributor = contributor_of(op, rank);
-  if (contributor == kNobody) {
-    return {Code::kInternal, concat("rank ", rank, " takes no part in '", op.open.name, "'")};
-  }
   // The local ranks of a node, and the flows of a rank, each open it once.
-  if (!op.opened_by[contributor]) {
-    op.opened_by[contributor] = true;
-    ++op.opened;
-    op.workers += open.workers;
+  const uint32_t contributor = contributor_of(open, rank);
+  if (!op->opened_by[contributor]) {
+    op->opened_by[contributor] = true;
+    op->workers += open.workers;
   }
   return {};
+}
+
+Slot* Aggregator::slot_of(const Operation& op, uint32_t segment) {
+  const Block* block = op.blocks[segment / kBlockSegments];
+  return block == nullptr ? nullptr : block->slots[segment % kBlockSegments];
+}
+
+bool Aggregator::is_done(const Operation& op, uint32_t segment) {
+  const Block* block = op.blocks[segment / kBlockSegments];
+  return block == kAllReleased ||
+         (block != nullptr && (block->done >> segment % kBlockSegments & 1) != 0);
+}
+
+void Aggregator::mark_done(const Slot& slot) {
+  slot.op->blocks[slot.segment / kBlockSegments]->done |= uint64_t{1}
+                                                          << slot.segment % kBlockSegments;
+}
+
+template <typename Action>
+void Aggregator::for_each_slot(Operation& op, const Action& action) {
+  for (Block* block : op.blocks) {
+    if (block == nullptr) continue;
+    for (Slot* slot : block->slots) {
+      if (slot != nullptr) action(*slot);
+    }
+  }
 }
 
 Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
@@ -87,12 +155,12 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
     return {Code::kInternal, concat("rank ", rank, " sent data of an operation it did not open")};
   }
   Operation& op = *found->second;
-  const uint32_t contributor = contributor_of(op, rank);
+  const uint32_t contributor = contributor_of(op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.opened_by[contributor] ||
-      count > transport::Destinations::kMaxPieces || first + count > op.slots.size()) {
+      count > transport::Destinations::kMaxPieces || first + count > op.segments) {
     return {Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count, " of '",
-                                    op.open.name, "', which has ", op.slots.size())};
+                                    op.open.name, "', which has ", op.segments)};
   }
   const uint64_t begin = first * segment_bytes_;
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
@@ -101,15 +169,17 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
     return {Code::kInternal, concat("rank ", rank, " sent ", header.payload, " bytes where '",
                                     op.open.name, "' needs ", end - begin)};
   }
-  for (uint64_t s = first; s < first + count; ++s) {
-    if (op.done[s] || (op.slots[s] != nullptr &&
-                       op.slots[s]->contributions[contributor].state != Contribution::kNone)) {
+  for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
+    const Slot* slot = slot_of(op, s);
+    if (is_done(op, s) ||
+        (slot != nullptr && slot->contributions[contributor].state != Contribution::kNone)) {
       return {Code::kInternal, concat("rank ", rank, " sent segment ", s, " of '", op.open.name,
                                       "' twice")};
     }
   }
-  for (uint64_t s = first; s < first + count; ++s) {
-    Slot* slot = op.slots[s] != nullptr ? op.slots[s] : take_slot(op, static_cast<uint32_t>(s));
+  for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
+    Slot* slot = slot_of(op, s);
+    if (slot == nullptr) slot = take_slot(op, s);
     Contribution& contribution = slot->contributions[contributor];
     contribution.from = from;
     contribution.state = Contribution::kReceiving;
@@ -145,7 +215,17 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
     slot->groups[g].members =
         static_cast<uint16_t>(std::min<size_t>(kTreeGroup, op.expected - g * kTreeGroup));
   }
-  op.slots[segment] = slot;
+  Block*& block = op.blocks[segment / kBlockSegments];
+  if (block == nullptr) {
+    if (free_blocks_.empty()) {
+      all_blocks_.push_back(std::make_unique<Block>());
+      free_blocks_.push_back(all_blocks_.back().get());
+    }
+    block = free_blocks_.back();
+    free_blocks_.pop_back();
+    *block = {};
+  }
+  block->slots[segment % kBlockSegments] = slot;
   if (op.open.participants == wire::Participants::kRanks) {
     for (uint32_t rank : lost_) {
       slot->contributions[rank].state = Contribution::kLost;
@@ -160,26 +240,26 @@ void Aggregator::rank_lost(uint32_t rank) {
   std::vector<Slot*> waiting;
   {
     std::lock_guard lock(mutex_);
+    if (std::find(lost_.begin(), lost_.end(), rank) != lost_.end()) return;
     lost_.push_back(rank);
     for (auto& [key, op] : operations_) {
       if (op->open.participants != wire::Participants::kRanks) continue;
-      for (Slot* slot : op->slots) {
-        if (slot == nullptr) continue;
-        Contribution& contribution = slot->contributions[rank];
-        if (contribution.state == Contribution::kHere) continue;
+      for_each_slot(*op, [&](Slot& slot) {
+        Contribution& contribution = slot.contributions[rank];
+        if (contribution.state == Contribution::kHere) return;
         if (contribution.lane != nullptr) {
           lanes_.give(std::exchange(contribution.lane, nullptr));
-          --slot->given;
+          --slot.given;
         }
-        waiting.push_back(slot);
-      }
+        waiting.push_back(&slot);
+      });
     }
   }
   for (Slot* slot : waiting) settle(*slot, rank, Contribution::kLost);
 }
 
 void Aggregator::arrived(Slot& slot, uint32_t rank) {
-  settle(slot, contributor_of(*slot.op, rank), Contribution::kHere);
+  settle(slot, contributor_of(slot.op->open, rank), Contribution::kHere);
 }
 
 // Nothing more of this contribution will come.
@@ -191,17 +271,18 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     group_index = contributor / kTreeGroup;
     Group& group = slot.groups[group_index];
     if (++group.arrived < group.members) return;
-    if (slot.groups.size() == 1) slot.op->done[slot.segment] = true;
+    if (slot.groups.size() == 1) mark_done(slot);
   }
   // From here on nobody else touches this group (or, with one group, this slot).
   if (slot.groups.size() > 1) {
     combine_group(slot, group_index);
     std::lock_guard lock(mutex_);
     if (++slot.groups_done < slot.groups.size()) return;
-    slot.op->done[slot.segment] = true;
+    mark_done(slot);
   }
   finish(slot);
   deliver_(slot);
+  result_sent(slot);  // deliver_ may have found that nobody is left to send it to
 }
 
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
@@ -235,7 +316,7 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
 void Aggregator::finish(Slot& slot) {
   const wire::Open& open = slot.op->open;
   slot.results_pending.store(
-      static_cast<uint32_t>(std::count_if(
+      1 + static_cast<uint32_t>(std::count_if(
           slot.contributions.begin(), slot.contributions.end(),
           [](const Contribution& one) { return one.state != Contribution::kLost; })),
       std::memory_order_relaxed);
@@ -291,16 +372,26 @@ void Aggregator::result_sent(Slot& slot) {
   std::lock_guard lock(mutex_);
   Operation& op = *slot.op;
   lanes_.give(slot.result);
-  op.slots[slot.segment] = nullptr;
+  Block*& block = op.blocks[slot.segment / kBlockSegments];
+  block->slots[slot.segment % kBlockSegments] = nullptr;
   free_slots_.push_back(&slot);
-  if (++op.released == op.slots.size()) operations_.erase(op.key);
+  ++op.released;
+  const uint32_t first = slot.segment / kBlockSegments * kBlockSegments;
+  if (++block->released == std::min(kBlockSegments, op.segments - first)) {
+    free_blocks_.push_back(block);
+    block = kAllReleased;
+  }
+  if (op.released < op.segments) return;
+  --open_[op.first_rank];
+  segments_ -= op.segments;
+  operations_.erase(op.key);
 }
 
 std::string Aggregator::describe_missing(const Operation& op,
                                          std::vector<uint32_t>* present) const {
   std::string missing;
   for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-    const uint32_t contributor = contributor_of(op, rank);
+    const uint32_t contributor = contributor_of(op.open, rank);
     if (contributor == kNobody) continue;
     if (op.opened_by[contributor]) {
       present->push_back(rank);

@@ -7,6 +7,7 @@
 // call.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -42,6 +43,15 @@ struct Contribution {
   bool wants_result = false;
 };
 
+// What is known of kBlockSegments segments. Blocks come and go as their segments do, so that an
+// operation takes memory for what is on its way, whatever its size.
+inline constexpr uint32_t kBlockSegments = 64;
+struct Block {
+  std::array<Slot*, kBlockSegments> slots{};  // null before the first and after the last use
+  uint64_t done = 0;                          // bits: completed once, never again
+  uint32_t released = 0;                      // segments whose results have all been sent
+};
+
 // One shard of one buffer in one round.
 struct Operation {
   Key key;
@@ -50,10 +60,10 @@ struct Operation {
   bool warned = false;
   uint32_t expected = 0;               // contributors
   uint64_t workers = 0;                // workers in the contributions opened so far
-  uint32_t opened = 0;                 // contributors that opened it
-  std::vector<bool> opened_by;
-  std::vector<Slot*> slots;            // by segment; null before the first and after the last use
-  std::vector<bool> done;              // by segment: completed once, never again
+  std::vector<bool> opened_by;         // contributors
+  uint32_t first_rank = 0;             // that opened it
+  uint32_t segments = 0;
+  std::vector<Block*> blocks;          // null before the first use, kAllReleased after the last
   uint32_t released = 0;               // segments whose results have all been sent
 };
 
@@ -80,7 +90,9 @@ class Aggregator {
   // `deliver(slot)`: the slot's result is there; send it to slot.contributions[i].from for each i.
   using Deliver = std::function<void(Slot&)>;
 
-  Aggregator(const control::Cluster& cluster, size_t segment_bytes, Deliver deliver);
+  // `most_open`: operations that one rank may have begun and that are still in progress.
+  Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
+             Deliver deliver);
   ~Aggregator();
 
   // kOpen from `rank`. kMismatch when it contradicts what another contributor said.
@@ -115,7 +127,19 @@ class Aggregator {
  private:
   static constexpr uint32_t kNobody = ~0u;
 
-  uint32_t contributor_of(const Operation& op, uint32_t rank) const;
+  // All segments of the operations in progress: 1 TB of segments of 8 KiB.
+  static constexpr uint64_t kMostSegments = uint64_t{1} << 27;
+  static Block* const kAllReleased;
+
+  uint32_t expected_by(const wire::Open& open) const;
+  uint32_t contributor_of(const wire::Open& open, uint32_t rank) const;
+  Status check(const wire::Open& open, uint32_t rank) const;
+  Result<Operation*> add(const Key& key, const wire::Open& open, uint32_t rank);
+  static Slot* slot_of(const Operation& op, uint32_t segment);
+  static bool is_done(const Operation& op, uint32_t segment);
+  void mark_done(const Slot& slot);
+  template <typename Action>
+  void for_each_slot(Operation& op, const Action& action);
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state);
   void combine_group(Slot& slot, uint32_t group);
@@ -123,7 +147,7 @@ class Aggregator {
   std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
 
   const control::Cluster& cluster_;
-  const size_t segment_bytes_;
+  const size_t segment_bytes_, most_open_;
   const Deliver deliver_;
 
   std::mutex mutex_;  // guards everything below
@@ -132,6 +156,10 @@ class Aggregator {
   LanePool wide_lanes_;  // partial sums of 16-bit floats
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;
+  std::vector<std::unique_ptr<Block>> all_blocks_;
+  std::vector<Block*> free_blocks_;
+  std::vector<size_t> open_;   // by rank: operations that it was the first to open
+  uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks
 };
 

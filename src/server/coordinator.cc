@@ -1,7 +1,6 @@
 #include "server/coordinator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "plan/split.h"
@@ -12,6 +11,15 @@ namespace {
 
 using wire::Announce;
 using wire::Collective;
+using Announces = std::vector<const Announce*>;  // by rank
+
+// What may wait here for one rank: far more than a program needs that waits for its results.
+constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
+// Calls that failed and that some rank has still not made. With more, ranks make different calls.
+constexpr size_t kMostFailed = 1 << 16;
+// Larger gathered results go by segments and credit, not as one frame.
+constexpr uint64_t kLargestReply = 8 << 20;
+constexpr uint64_t kLargestResult = uint64_t{1} << 60;  // bytes, all ranks' together
 
 uint64_t row_elements(const Announce& a) {
   return std::accumulate(a.shape.begin() + (a.shape.empty() ? 0 : 1), a.shape.end(), uint64_t{1},
@@ -64,143 +72,257 @@ std::string list_ranks(const std::vector<uint32_t>& ranks) {
   return text;
 }
 
-}  // namespace
-
-std::string describe_mismatch(const std::vector<Announce>& calls) {
-  std::map<std::string, std::vector<uint32_t>> who;
-  bool equal = true;
-  for (uint32_t rank = 0; rank < calls.size(); ++rank) {
-    equal &= agree(calls[0], calls[rank]);
-    who[describe(calls[rank])].push_back(rank);
-  }
+// "" when all calls agree, else who called what.
+std::string describe_mismatch(const Announces& calls) {
+  const bool equal = std::all_of(calls.begin(), calls.end(),
+                                 [&](const Announce* call) { return agree(*calls[0], *call); });
   if (equal) return {};
-  std::string text = concat("ranks disagree about '", calls[0].name, "':");
+  std::map<std::string, std::vector<uint32_t>> who;
+  for (uint32_t rank = 0; rank < calls.size(); ++rank) who[describe(*calls[rank])].push_back(rank);
+  std::string text = concat("ranks disagree about '", calls[0]->name, "':");
   for (const auto& [what, ranks] : who) text += concat(" ", list_ranks(ranks), ": ", what, ";");
   text.pop_back();
   return text;
 }
 
-Coordinator::Coordinator(const control::Cluster& cluster, uint32_t stream)
-    : cluster_(cluster), stream_(stream) {}
+uint64_t bytes_of(const Announce& a) { return a.elements() * size_of(a.dtype); }
 
-Result<std::vector<Answer>> Coordinator::announce(uint32_t rank, std::string text, Nanos now) {
+// The bytes that `rank` must send along: of a broadcast only the root has any.
+uint64_t payload_bytes(const Announce& a, uint32_t rank) {
+  const bool sends = a.kind != Collective::kBarrier &&
+                     (a.kind != Collective::kBroadcast || a.root == rank);
+  return a.inline_payload && a.refusal.empty() && sends ? bytes_of(a) : 0;
+}
+
+bool reduces(Collective kind) {
+  return kind == Collective::kAllreduce || kind == Collective::kReduceScatter;
+}
+
+Status check_splits(const Announce& a, uint32_t size) {
+  uint64_t sum = 0;
+  bool overflow = false;
+  for (const uint64_t split : a.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
+  if (!overflow && a.splits.size() == size && sum == rows(a)) return {};
+  return {Code::kInvalidArgument,
+          concat("splits of '", a.name, "' must be ", size,
+                 " counts that sum to the first dimension, ", rows(a))};
+}
+
+// What no rank could see alone.
+Status check(const Announces& calls) {
+  if (const std::string text = describe_mismatch(calls); !text.empty()) {
+    return {Code::kMismatch, text};
+  }
+  const Announce& first = *calls[0];
+  const auto size = static_cast<uint32_t>(calls.size());
+  if (first.kind == Collective::kBroadcast && first.root >= size) {
+    return {Code::kInvalidArgument, concat("root ", first.root, " of '", first.name,
+                                           "' is no rank; the job has ", size)};
+  }
+  if (reduces(first.kind)) {
+    HERRING_RETURN_IF_ERROR(
+        check_reducible(first.dtype, first.op, first.prescale, first.postscale));
+  }
+  uint64_t all = 0;
+  for (const Announce* call : calls) {
+    if (call->kind == Collective::kAlltoall) HERRING_RETURN_IF_ERROR(check_splits(*call, size));
+    if (__builtin_add_overflow(all, bytes_of(*call), &all) || all > kLargestResult) {
+      return {Code::kInvalidArgument, concat("the arrays of '", call->name, "' are too large: ",
+                                             describe(*call))};
+    }
+  }
+  return {};
+}
+
+// Of the rank that gets most.
+uint64_t largest_reply(const Announces& calls) {
+  const Collective kind = calls[0]->kind;
+  uint64_t largest = 0;
+  if (kind == Collective::kAllgather) {
+    for (const Announce* call : calls) largest += bytes_of(*call);
+  } else if (kind == Collective::kAlltoall) {
+    for (size_t to = 0; to < calls.size(); ++to) {
+      uint64_t bytes = 0;
+      for (const Announce* call : calls) {
+        bytes += call->splits[to] * row_elements(*call) * size_of(call->dtype);
+      }
+      largest = std::max(largest, bytes);
+    }
+  }
+  return largest;
+}
+
+// Per-rank counts of what is gathered; see wire::Go.
+wire::Go head_of(const Announces& calls) {
+  wire::Go go;
+  for (const Announce* call : calls) {
+    if (call->kind == Collective::kAllgather) {
+      go.counts.push_back(call->elements());
+      go.dims.push_back(rows(*call));
+    } else if (call->kind == Collective::kAlltoall) {
+      for (const uint64_t split : call->splits) go.counts.push_back(split * row_elements(*call));
+    }
+  }
+  return go;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const control::Cluster& cluster, uint32_t stream)
+    : cluster_(cluster), stream_(stream), loads_(cluster.size) {}
+
+// The call that `rank` makes with its next announcement of a name: the first it has not made.
+Coordinator::Calls::iterator Coordinator::next_call(Calls& calls, uint32_t rank, Nanos now) {
+  const auto found = std::find_if(calls.begin(), calls.end(),
+                                  [rank](const Pending& pending) { return !pending.here[rank]; });
+  if (found != calls.end()) return found;
+  Pending& pending = calls.emplace_back();
+  pending.since = now;
+  pending.here.assign(cluster_.size, false);
+  for (const uint32_t gone : left_) pending.here[gone] = true;
+  pending.arrived = static_cast<uint32_t>(left_.size());
+  return calls.end() - 1;
+}
+
+Status Coordinator::announce(uint32_t rank, std::string text, Nanos now,
+                             std::vector<Answer>& out) {
   auto decoded = wire::decode_announce(text);
   if (!decoded.ok()) return decoded.status();
-  std::lock_guard lock(mutex_);
-  const std::string name = decoded->name;
-  Pending& pending = pending_[name];
-  if (pending.calls.empty()) {
-    pending.calls.resize(cluster_.size);
-    pending.since = now;
+  if (decoded->payload.size() != payload_bytes(*decoded, rank)) {
+    return {Code::kInternal,
+            concat("rank ", rank, " announced '", decoded->name, "' with ",
+                   decoded->payload.size(), " bytes, not ", payload_bytes(*decoded, rank))};
   }
-  Call& call = pending.calls[rank];
-  if (call.here) {
-    return Status(Code::kInternal, concat("rank ", rank, " announced '", name, "' twice"));
-  }
-  call.here = true;
-  call.text = std::move(text);
-  call.message = std::move(*decoded);
-  // Moving the text may have moved its bytes; the payload is its tail.
-  const size_t payload_bytes = call.message.payload.size();
-  call.message.payload = std::string_view(call.text).substr(call.text.size() - payload_bytes);
+  const auto name = names_.try_emplace(decoded->name).first;
+  const auto place = next_call(name->second, rank, now);
+  Pending& pending = *place;
+  pending.here[rank] = true;
   ++pending.arrived;
+
+  Call call{rank, std::move(text), std::move(*decoded)};
+  if (pending.failure) {
+    if (call.message.refusal.empty()) {
+      out.push_back(error_answer(rank, call.message.id, *pending.failure));
+    }
+  } else {
+    Status objection = objection_to(call);
+    if (call.message.refusal.empty()) {
+      ++waiting_;
+      ++loads_[rank].calls;
+      loads_[rank].bytes += call.text.size();
+      // Moving the text may have moved its bytes; the payload is its tail.
+      const size_t payload = call.message.payload.size();
+      Call& kept = pending.calls.emplace_back(std::move(call));
+      kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - payload);
+    }
+    if (!objection.ok()) fail(pending, std::move(objection), out);
+  }
   if (pending.arrived == cluster_.size) {
-    auto node = pending_.extract(name);
-    return resolve(std::move(node.mapped()));
+    if (pending.failure) {
+      --failed_;
+    } else {
+      resolve(pending, out);
+    }
+    name->second.erase(place);
+    if (name->second.empty()) names_.erase(name);
+  }
+  return {};
+}
+
+// Why a call cannot complete, whatever the other ranks do.
+Status Coordinator::objection_to(const Call& call) const {
+  const Announce& message = call.message;
+  if (!message.refusal.empty()) {
+    return {Code::kInvalidArgument,
+            concat(wire::name_of(message.kind), " '", message.name, "' was refused by ",
+                   cluster_.describe_rank(call.rank), ": ", message.refusal)};
   }
   if (!left_.empty()) {
-    auto node = pending_.extract(name);
-    return fail(node.mapped(), Code::kPeerLost,
-                concat("'", name, "' cannot complete: ",
-                       cluster_.describe_rank(left_.front()), " has left the job"));
+    return {Code::kPeerLost,
+            concat("'", message.name, "' cannot complete: ", cluster_.describe_rank(left_.front()),
+                   " has left the job without calling it")};
   }
-  return std::vector<Answer>{};
+  const Load& load = loads_[call.rank];
+  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostBytes) {
+    return {Code::kInvalidArgument,
+            concat("'", message.name, "' is one too many: ", load.calls, " calls of ",
+                   cluster_.describe_rank(call.rank), " with ", load.bytes,
+                   " bytes wait for others; wait for some before more are made")};
+  }
+  return {};
 }
 
-std::vector<Answer> Coordinator::fail(const Pending& pending, Code code,
-                                      const std::string& text) const {
-  std::vector<Answer> answers;
-  for (uint32_t rank = 0; rank < pending.calls.size(); ++rank) {
-    if (!pending.calls[rank].here) continue;
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kOpError;
-    const uint64_t id = pending.calls[rank].message.id;
-    answers.push_back({rank, header, encode(wire::OpError{id, code, text})});
+// Answers those who have made the call; the others are answered when they make it.
+void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
+  for (const Call& call : pending.calls) {
+    out.push_back(error_answer(call.rank, call.message.id, why));
   }
-  return answers;
+  answered(pending);
+  pending.calls.clear();
+  pending.failure = std::move(why);
+  if (++failed_ != kMostFailed) return;
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    out.push_back(error_answer(
+        rank, 0,
+        {Code::kMismatch,
+         concat("ranks make different calls: ", kMostFailed,
+                " have failed that some rank has not made; the last: ",
+                pending.failure->message())}));
+  }
 }
 
-std::vector<Answer> Coordinator::resolve(Pending pending) {
-  std::vector<Announce> calls;
+void Coordinator::answered(const Pending& pending) {
+  waiting_ -= pending.calls.size();
+  for (const Call& call : pending.calls) {
+    --loads_[call.rank].calls;
+    loads_[call.rank].bytes -= call.text.size();
+  }
+}
+
+void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
+  Announces calls(cluster_.size);
   bool small = true;
   for (const Call& call : pending.calls) {
-    calls.push_back(call.message);
+    calls[call.rank] = &call.message;
     small &= call.message.inline_payload;
   }
-  if (const std::string text = describe_mismatch(calls); !text.empty()) {
-    return fail(pending, Code::kMismatch, text);
-  }
-  const Announce& first = calls[0];
-  if (first.kind == Collective::kBroadcast && first.root >= cluster_.size) {
-    return fail(pending, Code::kInvalidArgument,
-                concat("root ", first.root, " of '", first.name, "' is no rank; the job has ",
-                       cluster_.size));
-  }
-  for (const Announce& call : calls) {
-    const bool reduces =
-        call.kind == Collective::kAllreduce || call.kind == Collective::kReduceScatter;
-    Status status =
-        reduces ? check_reducible(call.dtype, call.op, call.prescale, call.postscale) : Status();
-    if (call.kind == Collective::kAlltoall) {
-      const uint64_t sum = std::accumulate(call.splits.begin(), call.splits.end(), uint64_t{0});
-      if (call.splits.size() != cluster_.size || sum != rows(call)) {
-        status = {Code::kInvalidArgument,
-                  concat("splits of '", call.name, "' must be ", cluster_.size,
-                         " counts that sum to the first dimension, ", rows(call))};
-      }
+  answered(pending);
+  if (Status wrong = check(calls); !wrong.ok()) {
+    for (const Call& call : pending.calls) {
+      out.push_back(error_answer(call.rank, call.message.id, wrong));
     }
-    if (!status.ok()) return fail(pending, status.code(), status.message());
+  } else if (small && largest_reply(calls) <= kLargestReply) {
+    compute(calls, out);
+  } else {
+    launch(calls, out);
   }
-  if (small) return compute(pending);
-
-  wire::Go go;
-  if (first.kind == Collective::kAllgather) {
-    for (const Announce& call : calls) {
-      go.counts.push_back(call.elements());
-      go.dims.push_back(rows(call));
-    }
-  } else if (first.kind == Collective::kAlltoall) {
-    for (const Announce& call : calls) {
-      for (uint64_t split : call.splits) go.counts.push_back(split * row_elements(call));
-    }
-  }
-  const uint32_t ticket = next_ticket_++;
-  std::vector<Answer> answers;
-  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kGo;
-    header.stream = stream_;
-    header.round = ticket;
-    go.id = calls[rank].id;
-    answers.push_back({rank, header, encode(go)});
-  }
-  return answers;
 }
 
-std::vector<Answer> Coordinator::compute(const Pending& pending) const {
-  const Announce& first = pending.calls[0].message;
+void Coordinator::launch(const Announces& calls, std::vector<Answer>& out) {
+  wire::Go go = head_of(calls);
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kGo;
+  header.stream = stream_;
+  header.round = next_ticket_++;
+  for (uint32_t rank = 0; rank < calls.size(); ++rank) {
+    go.id = calls[rank]->id;
+    out.push_back({rank, header, encode(go)});
+  }
+}
+
+void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) const {
+  const Announce& first = *calls[0];
   const size_t item = size_of(first.dtype);
-  const uint32_t size = cluster_.size;
+  const auto size = static_cast<uint32_t>(calls.size());
   std::string common;                         // result that all ranks share
   std::vector<std::string> own(size);         // or one for each
-  wire::Go head;
   switch (first.kind) {
     case Collective::kBarrier: break;
-    case Collective::kBroadcast: common = pending.calls[first.root].message.payload; break;
+    case Collective::kBroadcast: common = calls[first.root]->payload; break;
     case Collective::kAllreduce:
     case Collective::kReduceScatter: {
       std::vector<const void*> sources;
-      for (const Call& call : pending.calls) sources.push_back(call.message.payload.data());
+      for (const Announce* call : calls) sources.push_back(call->payload.data());
       std::string result(first.payload.size(), '\0');
       const reduce::Stage stage{first.dtype, first.dtype, first.op, first.prescale,
                                 first.op == ReduceOp::kAverage ? double(size) : 1.0,
@@ -218,93 +340,87 @@ std::vector<Answer> Coordinator::compute(const Pending& pending) const {
       break;
     }
     case Collective::kAllgather:
-      for (const Call& call : pending.calls) {
-        common += call.message.payload;
-        head.counts.push_back(call.message.elements());
-        head.dims.push_back(rows(call.message));
-      }
+      for (const Announce* call : calls) common += call->payload;
       break;
     case Collective::kAlltoall:
-      for (uint32_t from = 0; from < size; ++from) {
-        const Announce& call = pending.calls[from].message;
-        const size_t row = row_elements(call) * item;
+      for (const Announce* call : calls) {
+        const size_t row = row_elements(*call) * item;
         size_t at = 0;
         for (uint32_t to = 0; to < size; ++to) {
-          own[to] += call.payload.substr(at, call.splits[to] * row);
-          at += call.splits[to] * row;
-          head.counts.push_back(call.splits[to] * row_elements(call));
+          own[to] += call->payload.substr(at, call->splits[to] * row);
+          at += call->splits[to] * row;
         }
       }
       break;
   }
-  std::vector<Answer> answers;
+  wire::Go head = head_of(calls);
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kReply;
   for (uint32_t rank = 0; rank < size; ++rank) {
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kReply;
-    head.id = pending.calls[rank].message.id;
-    answers.push_back({rank, header, encode(head) + (own[rank].empty() ? common : own[rank])});
+    head.id = calls[rank]->id;
+    out.push_back({rank, header, encode(head) + (own[rank].empty() ? common : own[rank])});
   }
-  return answers;
 }
 
 std::string Coordinator::missing(const Pending& pending) const {
   std::string text;
-  for (uint32_t rank = 0; rank < pending.calls.size(); ++rank) {
-    if (!pending.calls[rank].here) {
-      text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-    }
+  for (uint32_t rank = 0; rank < pending.here.size(); ++rank) {
+    if (!pending.here[rank]) text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
   }
   return text;
 }
 
-std::vector<Answer> Coordinator::overdue(Nanos now) {
-  std::vector<Answer> answers;
-  std::lock_guard lock(mutex_);
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    Pending& pending = it->second;
-    const auto here = std::find_if(pending.calls.begin(), pending.calls.end(),
-                                   [](const Call& call) { return call.here; });
-    const Nanos age = now - pending.since;
-    if (age > here->message.timeout_ms * kMillisecond) {
-      auto failed = fail(pending, Code::kTimeout,
-                         concat(wire::name_of(here->message.kind), " '", it->first, "' waited ",
-                                to_seconds(age), " s for ", missing(pending),
-                                ", which did not call it; check that every rank makes the same "
-                                "calls, or raise HERRING_TIMEOUT"));
-      std::move(failed.begin(), failed.end(), std::back_inserter(answers));
-      it = pending_.erase(it);
-      continue;
+void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
+  if (waiting_ == 0) return;
+  for (auto& [name, calls] : names_) {
+    for (Pending& pending : calls) {
+      if (pending.failure) continue;
+      const Announce& first = pending.calls.front().message;
+      const Nanos age = now - pending.since;
+      if (age > first.timeout_ms * kMillisecond) {
+        fail(pending,
+             {Code::kTimeout,
+              concat(wire::name_of(first.kind), " '", name, "' waited ", to_seconds(age),
+                     " s for ", missing(pending),
+                     ", which did not call it; check that every rank makes the same calls, or "
+                     "raise HERRING_TIMEOUT")},
+             out);
+      } else if (!pending.warned && age > first.warn_ms * kMillisecond) {
+        pending.warned = true;
+        out.push_back(warning_answer(pending.calls.front().rank,
+                                     concat(wire::name_of(first.kind), " '", name, "' has waited ",
+                                            age / kSecond, " s for ", missing(pending))));
+      }
     }
-    if (!pending.warned && age > here->message.warn_ms * kMillisecond) {
-      pending.warned = true;
-      const auto rank = static_cast<uint32_t>(here - pending.calls.begin());
-      wire::FrameHeader header;
-      header.type = wire::FrameType::kWarning;
-      answers.push_back({rank, header,
-                         concat(wire::name_of(here->message.kind), " '", it->first, "' has waited ",
-                                age / kSecond, " s for ", missing(pending))});
-    }
-    ++it;
   }
-  return answers;
 }
 
-std::vector<Answer> Coordinator::rank_left(uint32_t rank) {
-  std::vector<Answer> answers;
-  std::lock_guard lock(mutex_);
+void Coordinator::rank_left(uint32_t rank, std::vector<Answer>& out) {
+  if (std::find(left_.begin(), left_.end(), rank) != left_.end()) return;
   left_.push_back(rank);
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    if (it->second.calls[rank].here) {
-      ++it;
-      continue;
+  for (auto name = names_.begin(); name != names_.end();) {
+    Calls& calls = name->second;
+    for (auto pending = calls.begin(); pending != calls.end();) {
+      if (!pending->here[rank]) {
+        pending->here[rank] = true;
+        ++pending->arrived;
+        if (!pending->failure) {
+          fail(*pending,
+               {Code::kPeerLost, concat("'", name->first, "' cannot complete: ",
+                                        cluster_.describe_rank(rank),
+                                        " has left the job without calling it")},
+               out);
+        }
+      }
+      if (pending->arrived == cluster_.size) {
+        --failed_;
+        pending = calls.erase(pending);
+      } else {
+        ++pending;
+      }
     }
-    auto failed = fail(it->second, Code::kPeerLost,
-                       concat("'", it->first, "' cannot complete: ", cluster_.describe_rank(rank),
-                              " has left the job without calling it"));
-    std::move(failed.begin(), failed.end(), std::back_inserter(answers));
-    it = pending_.erase(it);
+    name = calls.empty() ? names_.erase(name) : std::next(name);
   }
-  return answers;
 }
 
 }  // namespace herring::server

@@ -3,18 +3,17 @@
 #include <algorithm>
 
 #include "server/server.h"
+#include "wire/credit.h"
 
 namespace herring::server {
 namespace {
 
 constexpr uint32_t kMaxOpenPayload = 4096;
-// Streams that may each have one frame beyond the credit, and a change of credit on its way.
-constexpr size_t kSlackSegments = 64 * 64;
 
 }  // namespace
 
-Peer::Peer(Server& server, Proxy& proxy, uint32_t rank)
-    : server_(server), proxy_(proxy), rank_(rank) {
+Peer::Peer(Server& server, Proxy& proxy, uint32_t rank, uint32_t number)
+    : server_(server), proxy_(proxy), rank_(rank), number_(number) {
   flush_task_ = [this] {
     flush_scheduled_ = false;
     flush_results();
@@ -25,24 +24,22 @@ Peer::~Peer() { proxy_.loop().forget(&flush_task_); }
 
 Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
                        transport::Destinations& out) {
+  if (!expelled_) {
+    Status status = begin_frame(header, out);
+    if (status.ok()) return {};
+    expel(status);
+  }
+  out.count = 0;
+  control_.resize(header.payload);
+  out.add(control_.data(), control_.size());
+  return {};
+}
+
+Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destinations& out) {
   switch (header.type) {
-    case wire::FrameType::kData:
-      if (outstanding_ + header.segments > server_.max_outstanding_segments() + kSlackSegments) {
-        return {Code::kInternal, concat("rank ", rank_, " exceeds its credit")};
-      }
-      HERRING_RETURN_IF_ERROR(taken(header.taken));
-      HERRING_RETURN_IF_ERROR(server_.aggregator().begin(header, rank_, this, out, slots_));
-      segments_complete_ = 0;
-      segments_total_ = header.segments;
-      outstanding_ += header.segments;
-      if (header.flags & wire::kFlagSteers) server_.set_credit(header.credit);
-      if (header.signals != last_signals_) {
-        server_.add_signals(header.signals - last_signals_);
-        last_signals_ = header.signals;
-      }
-      return {};
+    case wire::FrameType::kData: return begin_data(header, out);
     case wire::FrameType::kOpen:
-      if (header.payload > kMaxOpenPayload) break;
+      if (header.payload > kMaxOpenPayload || opened_) break;
       control_.resize(header.payload);
       out.add(control_.data(), control_.size());
       return {};
@@ -63,8 +60,36 @@ Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
                                   header.payload, " bytes from rank ", rank_)};
 }
 
+Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations& out) {
+  HERRING_RETURN_IF_ERROR(taken(header.taken));
+  const Key key{header.stream, header.round, header.buffer};
+  if (opened_ && *opened_ != key) {
+    return {Code::kInternal, concat("rank ", rank_, " opened an operation and sent no data of it")};
+  }
+  const auto stream = outstanding_of_.try_emplace(header.stream).first;
+  if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
+      outstanding_of_.size() > kMostStreams) {
+    return {Code::kInternal,
+            concat("rank ", rank_, " exceeds its credit of ", server_.credit_max(),
+                   " segments: ", header.segments, " beyond ", outstanding_, ", ", stream->second,
+                   " of them in one of ", outstanding_of_.size(), " streams")};
+  }
+  HERRING_RETURN_IF_ERROR(server_.aggregator().begin(header, rank_, this, out, slots_));
+  opened_.reset();
+  segments_complete_ = 0;
+  segments_total_ = header.segments;
+  outstanding_ += header.segments;
+  stream->second += header.segments;
+  if ((header.flags & wire::kFlagSteers) && rank_ == 0) server_.set_credit(header.credit);
+  if (header.signals != last_signals_) {
+    server_.add_signals(header.signals - last_signals_);
+    last_signals_ = header.signals;
+  }
+  return {};
+}
+
 void Peer::on_payload(transport::Flow&, const wire::FrameHeader& header, size_t received) {
-  if (header.type == wire::FrameType::kData) {
+  if (header.type == wire::FrameType::kData && !expelled_) {
     const size_t segment = server_.aggregator().segment_bytes();
     complete_segments(received == header.payload ? segments_total_ : received / segment);
   }
@@ -77,23 +102,34 @@ void Peer::complete_segments(size_t up_to) {
 }
 
 Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
+  if (expelled_) return {};
+  Status status;
   switch (header.type) {
-    case wire::FrameType::kData:
-      complete_segments(segments_total_);
-      return {};
-    case wire::FrameType::kTaken: return {};
+    case wire::FrameType::kData: complete_segments(segments_total_); break;
+    case wire::FrameType::kTaken: break;
     case wire::FrameType::kOpen: {
       auto open = wire::decode_open(control_);
-      if (!open.ok()) return open.status();
-      return server_.open({header.stream, header.round, header.buffer}, std::move(*open), rank_);
+      opened_ = {header.stream, header.round, header.buffer};
+      status = open.ok() ? server_.open(*opened_, std::move(*open), rank_) : open.status();
+      break;
     }
-    case wire::FrameType::kAnnounce: return server_.announce(rank_, std::move(control_));
-    default: return server_.series(header.type, rank_, control_);
+    default: status = server_.control(header.type, rank_, std::move(control_));
   }
+  if (!status.ok()) expel(status);
+  return {};
+}
+
+// A member that breaks the protocol ends its job: everybody is told why, it as well.
+void Peer::expel(const Status& why) {
+  expelled_ = true;
+  server_.end_job({Code::kInternal, concat("server ", server_.index(), " gave up on rank ", rank_,
+                                           ": ", why.message())});
+  release_all();
+  proxy_.loop().post([this] { flow_->finish(); });
 }
 
 void Peer::queue_result(Slot& slot, bool with_payload) {
-  if (flow_->closed()) {
+  if (flow_->closed() || expelled_) {
     server_.aggregator().result_sent(slot);
     return;
   }
@@ -141,8 +177,8 @@ void Peer::flush_results() {
       frame[header.segments - 1] = next.slot;
       results_.pop();
     }
-    outstanding_ -= header.segments;
     const bool lend = header.payload >= transport::Flow::kLeastLent;
+    if (!lend) answered(header.stream, header.segments);
     Ring<Slot*>& kept = lend ? lent_ : in_flight_;
     for (int i = 0; i < header.segments; ++i) kept.push(frame[i]);
     if (lend) {
@@ -156,12 +192,18 @@ void Peer::flush_results() {
 
 void Peer::on_sent(transport::Flow&, uint64_t segments) { release(in_flight_, segments); }
 
+void Peer::answered(uint32_t stream, uint32_t segments) {
+  outstanding_ -= segments;
+  outstanding_of_[stream] -= segments;
+}
+
 Status Peer::taken(uint16_t taken) {
   const auto count = static_cast<uint16_t>(taken - std::exchange(taken_, taken));
   if (count > lent_.size()) {
     return {Code::kInternal, concat("rank ", rank_, " took ", count, " segments where ",
                                     lent_.size(), " were lent")};
   }
+  for (uint16_t i = 0; i < count; ++i) answered(lent_[i]->op->key.stream, 1);
   release(lent_, count);
   return {};
 }
@@ -174,19 +216,27 @@ void Peer::release(Ring<Slot*>& slots, size_t count) {
   }
 }
 
+// Nobody will read what was to be sent, or is on its way.
+void Peer::release_all() {
+  for (; !results_.empty(); results_.pop()) {
+    server_.aggregator().result_sent(*results_.front().slot);
+  }
+  release(in_flight_, in_flight_.size());
+  release(lent_, lent_.size());
+}
+
 void Peer::send(const wire::FrameHeader& header, std::string payload) {
   flow_->send_owned(header, std::move(payload));
 }
 
 void Peer::drop() {
   flow_->close({});
-  for (; !results_.empty(); results_.pop()) {
-    server_.aggregator().result_sent(*results_.front().slot);
-  }
-  release(in_flight_, in_flight_.size());
-  release(lent_, lent_.size());  // who is dropped reads nothing more that counts
+  release_all();
 }
 
-void Peer::on_closed(transport::Flow&, const Status& why) { server_.peer_closed(*this, why); }
+void Peer::on_closed(transport::Flow&, const Status& why) {
+  release_all();
+  server_.peer_closed(*this, why);
+}
 
 }  // namespace herring::server

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <unordered_map>
 
 #include "base/ring.h"
 #include "server/aggregator.h"
@@ -14,20 +16,24 @@ namespace herring::server {
 class Server;
 class Proxy;
 
+// Streams that one flow may carry: plans, series and servers have one each.
+inline constexpr size_t kMostStreams = 1 << 16;
+
 class Peer : public transport::FlowHandler {
  public:
-  Peer(Server& server, Proxy& proxy, uint32_t rank);
+  Peer(Server& server, Proxy& proxy, uint32_t rank, uint32_t number);
   ~Peer() override;
 
   void start(std::unique_ptr<transport::Flow> flow) { flow_ = std::move(flow); }
   Proxy& proxy() { return proxy_; }
   uint32_t rank() const { return rank_; }
+  uint32_t number() const { return number_; }  // among the flows of its worker
   // Proxy's thread: the slot's result goes to this worker (or only its acknowledgement).
   void queue_result(Slot& slot, bool with_payload);
   void send(const wire::FrameHeader& header, std::string payload);
   bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
   uint32_t poll_losses() { return static_cast<uint32_t>(losses_.poll(flow_->path_info())); }
-  // Its worker is dead: ends the flow, and lets go of what it was to be sent. Proxy's thread.
+  // Its worker is dead: ends the flow. Proxy's thread.
   void drop();
   const transport::FlowCounters& counters() const { return flow_->counters(); }
 
@@ -44,20 +50,27 @@ class Peer : public transport::FlowHandler {
   };
 
   static uint16_t workers_in(const Slot& slot);
+  Status begin_frame(const wire::FrameHeader& header, transport::Destinations& out);
+  Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
   Status taken(uint16_t taken);
+  void answered(uint32_t stream, uint32_t segments);
   void release(Ring<Slot*>& slots, size_t count);
+  void release_all();
+  void expel(const Status& why);
   void flush_results();
 
   Server& server_;
   Proxy& proxy_;
-  const uint32_t rank_;
+  const uint32_t rank_, number_;
   std::unique_ptr<transport::Flow> flow_;
 
   // The data frame being received.
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
   std::string control_;  // payload of any other frame
+  bool expelled_ = false;  // it broke the protocol: what it still sends is read and dropped
+  std::optional<Key> opened_;  // described by the last frame; the next must bring data of it
 
   Ring<Result> results_;    // combined, not yet handed to the flow
   Ring<Slot*> in_flight_;   // handed to the flow, not yet sent
@@ -65,7 +78,9 @@ class Peer : public transport::FlowHandler {
   uint16_t taken_ = 0;      // segments of lent results that the worker has read, modulo 2^16
   transport::EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
-  size_t outstanding_ = 0;  // segments taken from this flow and not yet answered
+  // Segments received and not yet answered (lent results: not yet taken), in all and by stream.
+  size_t outstanding_ = 0;
+  std::unordered_map<uint32_t, uint32_t> outstanding_of_;
   uint32_t last_signals_ = 0;
   transport::LossCounter losses_;
 };

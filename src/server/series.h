@@ -13,7 +13,7 @@
 
 #include "control/cluster.h"
 #include "partial/round_owner.h"
-#include "server/coordinator.h"
+#include "server/answer.h"
 #include "wire/partial.h"
 
 namespace herring::server {

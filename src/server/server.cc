@@ -49,12 +49,13 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   max_frame_segments_ = static_cast<uint32_t>(
       std::clamp<size_t>(options.frame_max / options.segment_bytes, 1,
                          transport::Destinations::kMaxPieces));
-  max_outstanding_segments_ = 2 * credit_max_;
+  flows_ = options.flows;
   // Beside the payload: name, shape and, for alltoall, a split per rank.
   max_announce_payload_ = options.small_bytes + 16 * size_t{cluster.size} + 65536;
-  first_peer_.assign(cluster_.size, nullptr);
-  waits_.resize(cluster_.size);
-  aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes,
+  recipients_.resize(cluster_.size);
+  // An operation stays while anybody has segments of it on the way; every stream may have one more.
+  const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
+  aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes, most_open,
                                              [this](Slot& slot) { deliver(slot); });
   coordinator_ = std::make_unique<Coordinator>(cluster_, index);
   series_ = std::make_unique<SeriesTable>(cluster_, index);
@@ -96,9 +97,11 @@ Proxy& Server::proxy_of(uint32_t rank) {
 void Server::admit_waiting() {
   if (!attached_) return;
   for (Waiting& one : std::exchange(waiting_, {})) {
-    if (one.hello.rank >= cluster_.size || one.hello.epoch != cluster_.epoch) {
-      log(LogLevel::kWarning, "dropped a connection from ", one.from.to_string(), ": rank ",
-          one.hello.rank, " of epoch ", one.hello.epoch, " is not part of this job");
+    if (one.hello.rank >= cluster_.size || one.hello.epoch != cluster_.epoch ||
+        one.hello.flow >= flows_) {
+      log(LogLevel::kWarning, "dropped a connection from ", one.from.to_string(), ": flow ",
+          one.hello.flow, " of rank ", one.hello.rank, " of epoch ", one.hello.epoch,
+          " is not part of this job");
       continue;
     }
     accept(std::move(one.fd), one.hello, one.from);
@@ -110,105 +113,47 @@ void Server::accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp
   // std::function wants copyable captures.
   auto shared = std::make_shared<GuardedFd>(std::move(fd));
   proxy.loop().post([this, &proxy, shared, hello, name = from.to_string()] {
-    auto peer = std::make_unique<Peer>(*this, proxy, hello.rank);
+    const bool known = std::any_of(
+        proxy.peers_.begin(), proxy.peers_.end(), [&](const std::unique_ptr<Peer>& peer) {
+          return peer->rank() == hello.rank && peer->number() == hello.flow;
+        });
+    if (known) {
+      return log(LogLevel::kWarning, "dropped a connection from ", name, ": flow ", hello.flow,
+                 " of rank ", hello.rank, " is here already");
+    }
+    auto peer = std::make_unique<Peer>(*this, proxy, hello.rank, hello.flow);
     peer->start(std::make_unique<transport::tcp::TcpFlow>(proxy.loop(), std::move(*shared), *peer,
                                                           name));
-    if (hello.flow == 0) {
-      std::lock_guard lock(peers_mutex_);
-      first_peer_[hello.rank] = peer.get();
-    }
     proxy.peers_.push_back(std::move(peer));
+    if (hello.flow != 0) return;
+    std::lock_guard lock(changes_);
+    recipients_[hello.rank].peer = proxy.peers_.back().get();
+    send_waiting(hello.rank);
   });
 }
 
 Status Server::open(const Key& key, wire::Open open, uint32_t rank) {
   Status status = aggregator_->open(key, std::move(open), rank);
-  if (status.code() == Code::kMismatch) {
-    // A planned operation that differs: the job cannot go on, and everybody should know why.
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kOpError;
-    for (uint32_t r = 0; r < cluster_.size; ++r) {
-      tell(r, header, encode(wire::OpError{0, status.code(), status.message()}));
-    }
-    return {};
-  }
-  return status;
-}
-
-Status Server::announce(uint32_t rank, std::string text) {
-  auto answers = coordinator_->announce(rank, std::move(text), monotonic_now());
-  if (!answers.ok()) return answers.status();
-  dispatch(std::move(*answers));
+  if (status.code() != Code::kMismatch) return status;
+  end_job(status);  // a planned operation that differs: the job cannot go on
   return {};
 }
 
-void Server::tell_what_waits(uint32_t rank) {
-  for (Answer& answer : std::exchange(waits_[rank], {})) tell_in_order(std::move(answer));
-}
-
-// Rounds must reach every worker in order, whichever proxy closes them: so nothing takes a short
-// cut past a loop's queue where there are several loops.
-void Server::tell_in_order(Answer answer) {
-  if (proxies_.size() == 1) return tell(answer.rank, answer.header, std::move(answer.payload));
-  Peer* peer;
-  {
-    std::lock_guard lock(peers_mutex_);
-    peer = first_peer_[answer.rank];
-  }
-  if (peer == nullptr) return;
-  peer->proxy().loop().post([peer, one = std::move(answer)] {
-    peer->send(one.header, one.payload);
-  });
-}
-
-// A change of the series that `from` has asked for, and what is to be said about it. Where many
-// workers share few cores, those who compute would wake up between those who wait for a round: they
-// are told a moment later, or when they ask for something themselves.
-Status Server::change_series(
-    const std::function<Status(Nanos, std::vector<Answer>&)>& change,  // no template: it recurs
-    uint32_t from) {
-  std::lock_guard lock(series_mutex_);
-  std::vector<Answer> answers;
-  Status status = change(monotonic_now(), answers);
-  if (from < waits_.size()) tell_what_waits(from);
-  bool some_wait = false;
-  for (Answer& answer : answers) {
-    if (answer.can_wait) {
-      some_wait = true;
-      waits_[answer.rank].push_back(std::move(answer));
-    } else {
-      tell_what_waits(answer.rank);
-      tell_in_order(std::move(answer));
+void Server::end_job(const Status& why) {
+  log(LogLevel::kError, why.message());
+  static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
+    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+      out.push_back(error_answer(rank, 0, why));
     }
-  }
-  if (some_wait && !std::exchange(some_wait_, true)) {
-    proxies_[0]->loop().post([this] {
-      proxies_[0]->loop().call_after(kMoment, [this] {
-        std::lock_guard timer_lock(series_mutex_);
-        some_wait_ = false;
-        for (uint32_t rank = 0; rank < waits_.size(); ++rank) tell_what_waits(rank);
-      });
-    });
-  }
-  const Nanos wake = series_->wake_at();
-  if (wake != 0 && (series_wake_ == 0 || wake < series_wake_)) {
-    series_wake_ = wake;
-    proxies_[0]->loop().post([this, wake] {
-      proxies_[0]->loop().call_at(wake, [this] {
-        static_cast<void>(change_series([this](Nanos now, std::vector<Answer>& out) {
-          series_wake_ = 0;
-          series_->tick(now, out);
-          return Status();
-        }));
-      });
-    });
-  }
-  return status;
+    return Status();
+  }));
 }
 
-Status Server::series(wire::FrameType type, uint32_t rank, std::string_view text) {
-  return change_series([&](Nanos now, std::vector<Answer>& out) {
+Status Server::control(wire::FrameType type, uint32_t rank, std::string text) {
+  return change([&](Nanos now, std::vector<Answer>& out) {
     switch (type) {
+      case wire::FrameType::kAnnounce:
+        return coordinator_->announce(rank, std::move(text), now, out);
       case wire::FrameType::kEnlist: return series_->enlist(rank, text, now, out);
       case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
       default: return series_->received(rank, text, now, out);
@@ -216,30 +161,63 @@ Status Server::series(wire::FrameType type, uint32_t rank, std::string_view text
   }, rank);
 }
 
-void Server::dispatch(std::vector<Answer> answers) {
-  for (Answer& answer : answers) {
-    {
-      std::lock_guard lock(series_mutex_);
-      if (series_) tell_what_waits(answer.rank);
+// The one way to answer workers. `from`: who asked for the change.
+Status Server::change(const Change& change, uint32_t from) {
+  std::lock_guard lock(changes_);
+  std::vector<Answer> answers;
+  Status status = change(monotonic_now(), answers);
+  answer(std::move(answers), from);
+  set_timers();
+  return status;
+}
+
+// Where many workers share few cores, those who compute would wake up between those who wait for a
+// round: they are told a moment later, or when they ask for something themselves.
+void Server::answer(std::vector<Answer> answers, uint32_t from) {
+  if (from != kNobody) send_waiting(from);
+  for (Answer& one : answers) {
+    const uint32_t rank = one.rank;
+    const bool can_wait = one.can_wait;
+    recipients_[rank].waiting.push_back(std::move(one));
+    if (!can_wait) {
+      send_waiting(rank);
+    } else if (!std::exchange(some_wait_, true)) {
+      proxies_[0]->loop().post([this] {
+        proxies_[0]->loop().call_after(kMoment, [this] {
+          std::lock_guard lock(changes_);
+          some_wait_ = false;
+          for (uint32_t r = 0; r < recipients_.size(); ++r) send_waiting(r);
+        });
+      });
     }
-    tell(answer.rank, answer.header, std::move(answer.payload));
   }
 }
 
-void Server::tell(uint32_t rank, const wire::FrameHeader& header, std::string payload) {
-  Peer* peer;
-  {
-    std::lock_guard lock(peers_mutex_);
-    peer = first_peer_[rank];
-  }
-  if (peer == nullptr) return;
-  if (&peer->proxy() == t_proxy) {
-    peer->send(header, std::move(payload));
-  } else {
-    peer->proxy().loop().post([peer, header, payload = std::move(payload)] {
-      peer->send(header, payload);
+// Nothing takes a short cut past a loop's queue where there are several loops: it would overtake.
+void Server::send_waiting(uint32_t rank) {
+  Recipient& to = recipients_[rank];
+  if (to.waiting.empty() || (to.peer == nullptr && !to.gone)) return;
+  std::vector<Answer> answers = std::exchange(to.waiting, {});
+  if (to.gone) return;
+  auto send = [peer = to.peer, answers = std::move(answers)]() mutable {
+    for (Answer& one : answers) peer->send(one.header, std::move(one.payload));
+  };
+  proxies_.size() == 1 ? send() : static_cast<void>(to.peer->proxy().loop().post(std::move(send)));
+}
+
+void Server::set_timers() {
+  const Nanos wake = series_->wake_at();
+  if (wake == 0 || (series_wake_ != 0 && wake >= series_wake_)) return;
+  series_wake_ = wake;
+  proxies_[0]->loop().post([this, wake] {
+    proxies_[0]->loop().call_at(wake, [this] {
+      static_cast<void>(change([this](Nanos now, std::vector<Answer>& out) {
+        series_wake_ = 0;
+        series_->tick(now, out);
+        return Status();
+      }));
     });
-  }
+  });
 }
 
 void Server::deliver(Slot& slot) {
@@ -267,29 +245,33 @@ void Server::watch(Proxy& proxy) {
     if (const uint32_t losses = peer->poll_losses()) add_signals(losses);
   }
   if (proxy.index() == 0) {
-    const Nanos now = monotonic_now();
-    dispatch(coordinator_->overdue(now));
-    static_cast<void>(change_series([this](Nanos when, std::vector<Answer>& out) {
-      series_->overdue(when, out);
+    static_cast<void>(change([this](Nanos now, std::vector<Answer>& out) {
+      coordinator_->overdue(now, out);
+      series_->overdue(now, out);
+      report_overdue(now, out);
       return Status();
     }));
-    for (const Aggregator::Overdue& item : aggregator_->overdue(now)) {
-      wire::FrameHeader header;
-      header.type = item.fatal ? wire::FrameType::kOpError : wire::FrameType::kWarning;
-      for (uint32_t rank : item.ranks) {
-        tell(rank, header,
-             item.fatal ? encode(wire::OpError{0, Code::kTimeout, item.text}) : item.text);
-        if (!item.fatal) break;  // one rank's log is enough
-      }
-    }
   }
   proxy.loop().call_after(kWatchInterval, [this, &proxy] { watch(proxy); });
+}
+
+void Server::report_overdue(Nanos now, std::vector<Answer>& out) {
+  for (const Aggregator::Overdue& item : aggregator_->overdue(now)) {
+    for (const uint32_t rank : item.ranks) {
+      out.push_back(item.fatal ? error_answer(rank, 0, {Code::kTimeout, item.text})
+                               : warning_answer(rank, item.text));
+      if (!item.fatal) break;  // one rank's log is enough
+    }
+  }
 }
 
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
-    dispatch(coordinator_->rank_left(rank));
+    static_cast<void>(change([this, rank](Nanos, std::vector<Answer>& out) {
+      coordinator_->rank_left(rank, out);
+      return Status();
+    }));
     if (outlives_workers()) rank_lost(rank);
   });
 }
@@ -303,8 +285,8 @@ void Server::rank_lost(uint32_t rank) {
         if (peer->rank() == rank) peer->drop();
       }
       aggregator_->rank_lost(rank);
-      dispatch(coordinator_->rank_left(rank));
-      static_cast<void>(change_series([this, rank](Nanos now, std::vector<Answer>& out) {
+      static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
+        coordinator_->rank_left(rank, out);
         series_->lost(rank, now, out);
         return Status();
       }));
@@ -312,13 +294,18 @@ void Server::rank_lost(uint32_t rank) {
   });
 }
 
+// On the peer's thread, never inside a change.
 void Server::peer_closed(Peer& peer, const Status& why) {
   // Membership decides whether this is a death or an end; here it only ends the flow.
   log(LogLevel::kDebug, "server ", index_, ": flow of rank ", peer.rank(), " ended: ",
       why.message());
   {
-    std::lock_guard lock(peers_mutex_);
-    if (first_peer_[peer.rank()] == &peer) first_peer_[peer.rank()] = nullptr;
+    std::lock_guard lock(changes_);
+    Recipient& recipient = recipients_[peer.rank()];
+    if (recipient.peer == &peer) {
+      recipient.peer = nullptr;
+      recipient.gone = true;
+    }
   }
   if (why.code() == Code::kInternal) {
     log(LogLevel::kError, "server ", index_, " dropped rank ", peer.rank(), ": ", why.message());
@@ -326,10 +313,10 @@ void Server::peer_closed(Peer& peer, const Status& why) {
 }
 
 bool Server::idle() {
-  bool idle;
+  bool idle = true;
   {
-    std::lock_guard lock(series_mutex_);
-    idle = !some_wait_;
+    std::lock_guard lock(changes_);
+    idle = !some_wait_ && (!coordinator_ || coordinator_->idle());
   }
   for (auto& proxy : proxies_) {
     std::promise<bool> answer;
@@ -341,7 +328,7 @@ bool Server::idle() {
     });
     idle &= result.get();
   }
-  return idle && (!aggregator_ || aggregator_->idle()) && (!coordinator_ || coordinator_->idle());
+  return idle && (!aggregator_ || aggregator_->idle());
 }
 
 void Server::stop() {

@@ -34,6 +34,7 @@ struct DataPlaneOptions {
   size_t credit = 0;  // bytes per flow; 0: self-controlled
   size_t credit_max = 1 << 20;
   size_t small_bytes = 65536;
+  uint32_t flows = 1;  // of a worker to a server
 
   uint16_t credit_segments(size_t bytes) const {
     return static_cast<uint16_t>(std::clamp<size_t>(bytes / segment_bytes, 1, 65535));
@@ -96,16 +97,18 @@ class Server {
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
-  Status announce(uint32_t rank, std::string text);
-  // kEnlist, kJoin, kReceived.
-  Status series(wire::FrameType type, uint32_t rank, std::string_view text);
+  // kAnnounce, kEnlist, kJoin, kReceived.
+  Status control(wire::FrameType type, uint32_t rank, std::string text);
+  // Every worker fails with this.
+  void end_job(const Status& why);
   void peer_closed(Peer& peer, const Status& why);
+  uint32_t index() const { return index_; }
   uint16_t credit() const { return credit_.load(std::memory_order_relaxed); }
   void set_credit(uint16_t segments);
   uint32_t signals() const { return signals_.load(std::memory_order_relaxed); }
   void add_signals(uint32_t n) { signals_.fetch_add(n, std::memory_order_relaxed); }
   uint32_t max_frame_segments() const { return max_frame_segments_; }
-  size_t max_outstanding_segments() const { return max_outstanding_segments_; }
+  uint16_t credit_max() const { return credit_max_.load(std::memory_order_relaxed); }
   size_t max_announce_payload() const { return max_announce_payload_; }
 
  private:
@@ -113,13 +116,15 @@ class Server {
   void admit_waiting();
   void accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from);
   void deliver(Slot& slot);
-  void dispatch(std::vector<Answer> answers);
-  Status change_series(const std::function<Status(Nanos, std::vector<Answer>&)>& change,
-                       uint32_t from = ~0u);
-  void tell_in_order(Answer answer);
-  void tell_what_waits(uint32_t rank);
-  void tell(uint32_t rank, const wire::FrameHeader& header, std::string payload);
+  // Changes what the server keeps of operations, and answers.
+  using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
+  static constexpr uint32_t kNobody = ~0u;
+  Status change(const Change& change, uint32_t from = kNobody);
+  void answer(std::vector<Answer> answers, uint32_t from);
+  void send_waiting(uint32_t rank);
+  void set_timers();
   void watch(Proxy& proxy);
+  void report_overdue(Nanos now, std::vector<Answer>& out);
   Proxy& proxy_of(uint32_t rank);
 
   transport::tcp::Address address_;
@@ -139,17 +144,24 @@ class Server {
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<SeriesTable> series_;
-  std::mutex series_mutex_;  // what a change of the series says leaves in the order of changes
-  Nanos series_wake_ = 0;    // a timer is set for then; guarded by series_mutex_
-  std::vector<std::vector<Answer>> waits_;  // by rank: what can wait; guarded by series_mutex_
-  bool some_wait_ = false;                  // a timer is set for them; guarded by series_mutex_
   std::atomic<uint16_t> credit_{1}, credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;
-  size_t max_outstanding_segments_ = 0, max_announce_payload_ = 0;
+  size_t max_announce_payload_ = 0;
+  uint32_t flows_ = 1;
 
-  std::mutex peers_mutex_;
-  std::vector<Peer*> first_peer_;  // by rank: where answers go; guarded by peers_mutex_
+  // Where the answers to one rank go.
+  struct Recipient {
+    Peer* peer = nullptr;         // its first flow
+    bool gone = false;            // that flow has ended
+    std::vector<Answer> waiting;  // for the flow, or for a moment
+  };
+  // Guards coordinator_, series_ and everything below. Held while a change is made and until what
+  // it says is queued: every worker hears of changes in their order, whichever proxy makes them.
+  std::mutex changes_;
+  std::vector<Recipient> recipients_;  // by rank
+  bool some_wait_ = false;             // a timer is set for them
+  Nanos series_wake_ = 0;              // a timer is set for then
 };
 
 }  // namespace herring::server

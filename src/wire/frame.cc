@@ -18,7 +18,7 @@ bool plausible(const FrameHeader& header) {
   const bool counted = header.type == FrameType::kData || header.type == FrameType::kResult;
   if (counted != (header.segments > 0)) return false;
   if (counted && (header.flags & kFlagEmpty) && header.payload != 0) return false;
-  return header.payload <= kMaxControlPayload;
+  return header.payload <= kMaxPayload;
 }
 
 }  // namespace herring::wire

@@ -74,7 +74,10 @@ inline constexpr uint8_t kFlagLent = 8;
 // Streams from here on are those of partial all-reduces, numbered by their owners.
 inline constexpr uint32_t kPartialStreams = 1u << 31;
 
-// Control payloads (all but kData, kResult, kAnnounce, kReply) stay below this.
+// No frame has more; who receives one expects far less in most cases, and says so before memory is
+// touched. Room for the largest `frame_max` and `small_bytes`, with what stands before a payload.
+inline constexpr uint32_t kMaxPayload = 96u << 20;
+// Messages of the control plane stay below this.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;
 
 // False for a header no peer would send: unknown type, impossible counts.

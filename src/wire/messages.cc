@@ -88,7 +88,7 @@ std::string encode(const Announce& a) {
   out.put(a.id).put(a.kind).put(a.dtype).put(a.op).put(a.algorithm);
   out.put(static_cast<uint8_t>(a.inline_payload));
   out.put(a.root).put(a.prescale).put(a.postscale).put(a.timeout_ms).put(a.warn_ms);
-  out.text(a.name);
+  out.text(a.name).text(std::string_view(a.refusal).substr(0, kMaxRefusal));
   put_list(out, a.shape);
   put_list(out, a.splits);
   return out.take();
@@ -116,16 +116,17 @@ Result<Announce> decode_announce(std::string_view text) {
   a.timeout_ms = in.get<uint32_t>();
   a.warn_ms = in.get<uint32_t>();
   a.name = in.text(kMaxName);
+  a.refusal = in.text(kMaxRefusal);
   if (!get_list(in, a.shape, kMaxDims) || !get_list(in, a.splits, kMaxCounts)) {
     return malformed("announce");
   }
   a.payload = in.rest();
   const uint64_t elements = a.elements();
   if (!in.ok() || elements > (uint64_t{1} << 48)) return malformed("announce");
-  if (a.inline_payload ? a.payload.size() != elements * size_of(a.dtype) && !a.payload.empty()
-                       : !a.payload.empty()) {
-    return malformed("announce");
-  }
+  // Whether it must have one (of a broadcast only the root has) is the coordinator's to check.
+  const bool whole = a.inline_payload && a.refusal.empty() &&
+                     a.payload.size() == elements * size_of(a.dtype);
+  if (!whole && !a.payload.empty()) return malformed("announce");
   return a;
 }
 

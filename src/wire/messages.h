@@ -44,6 +44,8 @@ enum class Collective : uint8_t {
   kBarrier,
 };
 inline constexpr int kNumCollectives = 6;
+// Bytes of Announce::refusal; longer ones are cut.
+inline constexpr size_t kMaxRefusal = 4096;
 const char* name_of(Collective kind);
 
 // How an all-reduce is done: by servers, or by messages between workers (collective/schedule.h).
@@ -69,8 +71,9 @@ struct Announce {
   double prescale = 1.0, postscale = 1.0;
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::string name;
+  std::string refusal;           // why this rank cannot take part, though it was called; else empty
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> splits;  // alltoall: elements for each rank
+  std::vector<uint64_t> splits;  // alltoall: rows for each rank
   std::string_view payload;      // into the decoded text
 
   uint64_t elements() const;

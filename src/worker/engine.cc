@@ -126,12 +126,29 @@ Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {
   return operation;
 }
 
+uint32_t Engine::owner_of(const std::string& name) const {
+  return static_cast<uint32_t>(fnv1a(name) % cluster_.servers.size());
+}
+
+void Engine::refuse(wire::Collective kind, const std::string& name, const std::string& why) {
+  wire::Announce announce;
+  announce.kind = kind;
+  announce.name = name;
+  announce.refusal = why.empty() ? "no reason given" : why;
+  loop_->post([this, server = owner_of(name), payload = encode(announce)] {
+    if (!failure().ok()) return;
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kAnnounce;
+    links_->send_control(server, header, payload);
+  });
+}
+
 void Engine::start(const std::shared_ptr<Operation>& operation) {
   operation->id_ = next_id_++;
   operations_.emplace(operation->id_, operation);
   if (Status status = failure(); !status.ok()) return finish(*operation, status);
   const Request& request = operation->request;
-  operation->server_ = static_cast<uint32_t>(fnv1a(request.name) % cluster_.servers.size());
+  operation->server_ = owner_of(request.name);
   const size_t bytes = request.bytes();
 
   wire::Announce announce;

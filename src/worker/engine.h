@@ -49,6 +49,9 @@ class Engine {
   // the job has failed.
   // `waits`: the caller waits for it at once.
   Result<std::shared_ptr<Operation>> submit(Request request, bool waits = false);
+  // This rank was called to take part and cannot, for a reason of its own: every other rank's call
+  // of that number and name fails with it. Any thread.
+  void refuse(wire::Collective kind, const std::string& name, const std::string& why);
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);
   // A process is gone. Where there is a partial all-reduce, the job goes on without a worker unless
@@ -97,6 +100,7 @@ class Engine {
   friend class Operation;
 
   void start(const std::shared_ptr<Operation>& operation);
+  uint32_t owner_of(const std::string& name) const;
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);

@@ -41,6 +41,7 @@ server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes) {
   options.credit = settings.get_bytes("credit");
   options.credit_max = settings.get_bytes("credit_max");
   options.small_bytes = settings.get_bytes("small_bytes");
+  options.flows = static_cast<uint32_t>(settings.get_int("flows"));
   return options;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "transport/tcp/flow.h"
+#include "wire/credit.h"
 
 namespace herring::worker {
 namespace {
@@ -16,7 +17,6 @@ constexpr size_t kFramesPerWindow = 2;
 constexpr double kFramesAhead = 2;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
-constexpr uint32_t kMaxReply = 64u << 20;
 
 }  // namespace
 
@@ -108,7 +108,7 @@ void Links::pump(uint32_t server) {
   }
 }
 
-// Streams take turns in the order of their ids; each may have one frame on its way whatever the
+// Streams take turns in the order of their ids; each may have one segment on its way whatever the
 // others use, so that none can wait for another. (Where servers differ ahead() may hold even that
 // one, but never on the link that is behind.)
 bool Links::pump_link(Link& link) {
@@ -157,9 +157,12 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
                                          transport::Destinations::kMaxPieces);
   const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1, most);
   const size_t left = run.first + run.count - item.next;
-  const size_t count = std::min(left, frame_limit);
+  size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
-  if (path.outstanding + count > window && stream.outstanding > 0) return false;
+  if (!wire::within_credit(path.outstanding, stream.outstanding, count, window)) {
+    if (stream.outstanding > 0) return false;
+    count = 1;
+  }
   if (balances_ && ahead(stream_id, item, count)) return false;
 
   const plan::Shard& shard = transfer.shards[run.shard];
@@ -230,7 +233,6 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
     case wire::FrameType::kWarning:
     case wire::FrameType::kRound:
     case wire::FrameType::kCommit:
-      if (header.payload > kMaxReply) break;
       link_flow.control.resize(header.payload);
       out.add(link_flow.control.data(), link_flow.control.size());
       return {};

@@ -196,8 +196,7 @@ def alltoall(
     """
     dense = _at_least_1d(require_dense(tensor, "alltoall"))
     words, dtype = _words(on_host(dense, "alltoall"))
-    rows = None if splits is None else [int(s) for s in splits]
-    return _tensor(herring.alltoall(words, rows, name=name), dtype, tensor.device)
+    return _tensor(herring.alltoall(words, splits, name=name), dtype, tensor.device)
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
   AggregatorTest()
       : nodes(GetParam()),
         cluster(make_cluster(nodes)),
-        aggregator(cluster, kSegment, [this](Slot& slot) {
+        aggregator(cluster, kSegment, 100, [this](Slot& slot) {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
           for (uint32_t i = 0; i < nodes; ++i) aggregator.result_sent(slot);

@@ -37,9 +37,25 @@ Call small(uint64_t id, std::string payload) {
 class CoordinatorTest : public testing::Test {
  protected:
   std::vector<Answer> say(uint32_t rank, const Call& call, Nanos now = 0) {
-    auto answers = coordinator.announce(rank, call.text(), now);
-    EXPECT_TRUE(answers.ok()) << answers.status().to_string();
-    return answers.ok() ? *answers : std::vector<Answer>{};
+    std::vector<Answer> answers;
+    const Status status = coordinator.announce(rank, call.text(), now, answers);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return answers;
+  }
+  std::vector<Answer> overdue(Nanos now) {
+    std::vector<Answer> answers;
+    coordinator.overdue(now, answers);
+    return answers;
+  }
+  std::vector<Answer> leave(uint32_t rank) {
+    std::vector<Answer> answers;
+    coordinator.rank_left(rank, answers);
+    return answers;
+  }
+  static wire::OpError error_in(const Answer& answer) {
+    auto error = wire::decode_op_error(answer.payload);
+    EXPECT_TRUE(answer.header.type == wire::FrameType::kOpError && error.ok());
+    return error.ok() ? *error : wire::OpError{};
   }
 
   control::Cluster cluster = make_cluster(3);
@@ -95,13 +111,13 @@ TEST_F(CoordinatorTest, DisagreementSaysWhoHadWhat) {
 
 TEST_F(CoordinatorTest, WarnsOnceThenFailsNamingTheMissing) {
   say(1, small(1, floats({1})), 0);
-  EXPECT_TRUE(coordinator.overdue(400 * kMillisecond).empty());
-  auto answers = coordinator.overdue(600 * kMillisecond);
+  EXPECT_TRUE(overdue(400 * kMillisecond).empty());
+  auto answers = overdue(600 * kMillisecond);
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(answers[0].header.type, wire::FrameType::kWarning);
   EXPECT_NE(answers[0].payload.find("rank 0 ("), std::string::npos);
-  EXPECT_TRUE(coordinator.overdue(700 * kMillisecond).empty());
-  answers = coordinator.overdue(1100 * kMillisecond);
+  EXPECT_TRUE(overdue(700 * kMillisecond).empty());
+  answers = overdue(1100 * kMillisecond);
   ASSERT_EQ(answers.size(), 1u);
   const auto error = wire::decode_op_error(answers[0].payload);
   ASSERT_TRUE(error.ok());
@@ -112,7 +128,7 @@ TEST_F(CoordinatorTest, WarnsOnceThenFailsNamingTheMissing) {
 
 TEST_F(CoordinatorTest, WhoLeftFailsWhatStillNeedsIt) {
   say(0, small(0, floats({1})));
-  auto answers = coordinator.rank_left(2);
+  auto answers = leave(2);
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kPeerLost);
   answers = say(1, small(1, floats({1})));  // and what is announced later
@@ -120,13 +136,134 @@ TEST_F(CoordinatorTest, WhoLeftFailsWhatStillNeedsIt) {
   EXPECT_NE(wire::decode_op_error(answers[0].payload)->text.find("rank 2"), std::string::npos);
 }
 
+TEST_F(CoordinatorTest, WhoComesTooLateGetsTheErrorOfItsOwnCall) {
+  say(0, small(1, floats({1})), 0);
+  say(1, small(2, floats({2})), 0);
+  EXPECT_EQ(overdue(2 * kSecond).size(), 2u);
+  EXPECT_TRUE(coordinator.idle());
+  // Ranks 0 and 1 are at their second call already.
+  EXPECT_TRUE(say(0, small(3, floats({10})), 2 * kSecond).empty());
+  EXPECT_FALSE(coordinator.idle());
+  auto answers = say(2, small(4, floats({3})), 2 * kSecond);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 2u);
+  EXPECT_EQ(error_in(answers[0]).id, 4u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kTimeout);
+  EXPECT_NE(error_in(answers[0]).text.find("rank 2 ("), std::string::npos);
+  EXPECT_TRUE(say(2, small(5, floats({30})), 2 * kSecond).empty());
+  answers = say(1, small(6, floats({20})), 2 * kSecond);
+  ASSERT_EQ(answers.size(), 3u);
+  std::string_view result;
+  ASSERT_TRUE(wire::decode_go(answers[2].payload, &result).ok());
+  EXPECT_EQ(result, floats({60}));
+}
+
+TEST_F(CoordinatorTest, SeveralCallsOfOneNameMeetInTheirOrder) {
+  EXPECT_TRUE(say(0, small(1, floats({1}))).empty());
+  EXPECT_TRUE(say(0, small(2, floats({10}))).empty());
+  EXPECT_TRUE(say(1, small(1, floats({2}))).empty());
+  EXPECT_TRUE(say(1, small(2, floats({20}))).empty());
+  for (const float expected : {6.0f, 60.0f}) {
+    const auto answers = say(2, small(3, floats({expected / 2})));
+    ASSERT_EQ(answers.size(), 3u);
+    std::string_view result;
+    ASSERT_TRUE(wire::decode_go(answers[0].payload, &result).ok());
+    EXPECT_EQ(result, floats({expected}));
+  }
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(CoordinatorTest, WhatOneRankRefusesFailsAtOnceOnAll) {
+  say(0, small(1, floats({1})));
+  Call refused = small(0, "");
+  refused.message.inline_payload = false;
+  refused.message.refusal = "no such dtype";
+  auto answers = say(1, refused);
+  ASSERT_EQ(answers.size(), 1u) << "who refuses knows already";
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument);
+  EXPECT_NE(error_in(answers[0]).text.find("rank 1 ("), std::string::npos);
+  EXPECT_NE(error_in(answers[0]).text.find("no such dtype"), std::string::npos);
+  answers = say(2, small(2, floats({1})));
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument);
+  // The next call is not touched by it.
+  say(0, small(3, floats({1})));
+  say(1, small(3, floats({1})));
+  EXPECT_EQ(say(2, small(3, floats({1}))).size(), 3u);
+}
+
+TEST_F(CoordinatorTest, CallsThatFailedAreForgottenWhenTheLastCannotComeAnyMore) {
+  say(0, small(1, floats({1})));
+  EXPECT_EQ(leave(2).size(), 1u);
+  EXPECT_EQ(say(1, small(1, floats({1}))).size(), 1u);
+  for (uint32_t rank : {1, 0}) {
+    const auto answers = say(rank, small(2, floats({1})));
+    ASSERT_EQ(answers.size(), 1u);
+    EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
+  }
+  EXPECT_TRUE(leave(2).empty()) << "twice";
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(CoordinatorTest, WhatAMemberKeepsWaitingIsBounded) {
+  std::vector<Answer> answers;
+  size_t calls = 0;
+  for (; answers.empty() && calls < 100'000; ++calls) {
+    Call call = small(calls, floats({1}));
+    call.message.name = std::to_string(calls);
+    answers = say(0, call);
+  }
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(calls, 65'537u);
+  EXPECT_EQ(error_in(answers[0]).id, calls - 1);
+  EXPECT_NE(error_in(answers[0]).text.find("rank 0 ("), std::string::npos);
+}
+
+TEST_F(CoordinatorTest, LargeGatheredResultsGoBySegments) {
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    Call call = small(rank, std::string(3 << 20, 'x'));
+    call.message.kind = Collective::kAllgather;
+    answers = say(rank, call);
+  }
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(answers[0].header.type, wire::FrameType::kGo);
+  // Skewed: one rank gets everything.
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    Call call = small(rank, std::string(3 << 20, 'x'));
+    call.message.kind = Collective::kAlltoall;
+    call.message.splits = {call.message.shape[0], 0, 0};
+    answers = say(rank, call);
+  }
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(answers[0].header.type, wire::FrameType::kGo);
+}
+
+TEST_F(CoordinatorTest, SumsThatOverflowAreRefused) {
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    Call call = small(rank, floats({1, 2}));
+    call.message.kind = Collective::kAlltoall;
+    call.message.splits = {uint64_t{1} << 63, uint64_t{1} << 63, 2};  // 2, modulo 2^64
+    answers = say(rank, call);
+  }
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument);
+}
+
 TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
-  EXPECT_FALSE(coordinator.announce(0, "rubbish", 0).ok());
+  std::vector<Answer> out;
+  EXPECT_FALSE(coordinator.announce(0, "rubbish", 0, out).ok());
   Call call = small(0, floats({1, 2}));
   call.message.shape = {3};  // the payload has two elements
-  EXPECT_FALSE(coordinator.announce(0, call.text(), 0).ok());
-  ASSERT_TRUE(coordinator.announce(0, small(0, floats({1})).text(), 0).ok());
-  EXPECT_FALSE(coordinator.announce(0, small(0, floats({1})).text(), 0).ok());  // twice
+  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
+  call.payload.clear();  // it must have one
+  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
+  call.message.kind = Collective::kBroadcast;
+  call.message.root = 0;
+  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
+  EXPECT_TRUE(coordinator.announce(1, call.text(), 0, out).ok()) << "only the root has a payload";
 }
 
 }  // namespace

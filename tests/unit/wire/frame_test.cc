@@ -50,9 +50,9 @@ TEST(Frame, OnlyWhatAPeerWouldSendIsPlausible) {
     EXPECT_EQ(plausible(header), known && !counted) << type;
     header.segments = 1;
     EXPECT_EQ(plausible(header), known && counted) << type;
-    header.payload = kMaxControlPayload;
+    header.payload = kMaxPayload;
     EXPECT_EQ(plausible(header), known && counted) << type;
-    header.payload = kMaxControlPayload + 1;
+    header.payload = kMaxPayload + 1;
     EXPECT_FALSE(plausible(header)) << type;
     header.payload = UINT32_MAX;
     EXPECT_FALSE(plausible(header)) << type;

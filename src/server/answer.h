@@ -1,0 +1,34 @@
+// What a server says to one worker beside results: a frame on the worker's first flow.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "wire/messages.h"
+#include "wire/frame.h"
+
+namespace herring::server {
+
+struct Answer {
+  uint32_t rank = 0;
+  wire::FrameHeader header;
+  std::string payload;
+  bool can_wait = false;  // for a moment: whoever gets it is computing
+};
+
+// kOpError of the call `id`; of the whole job where `id` is 0.
+inline Answer error_answer(uint32_t rank, uint64_t id, const Status& why) {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kOpError;
+  return {rank, header, encode(wire::OpError{id, why.code(), why.message()})};
+}
+
+// Text for the worker's log.
+inline Answer warning_answer(uint32_t rank, std::string text) {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kWarning;
+  return {rank, header, std::move(text)};
+}
+
+}  // namespace herring::server
