@@ -1,0 +1,253 @@
+// A real server, and members that speak the protocol as they like.
+#include "server/server.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "fixture.h"
+
+namespace herring::server {
+namespace {
+
+constexpr size_t kSegment = 1024;
+constexpr Nanos kPatience = 30 * kSecond;
+
+transport::tcp::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
+
+// One flow of a worker, by hand.
+class Client {
+ public:
+  Client(const Server& server, uint32_t rank, uint32_t flow = 0) {
+    auto fd = transport::tcp::connect_and_prove(server.address(), "",
+                                                {wire::Role::kWorker, rank, flow, 0}, credentials(),
+                                                monotonic_now() + kPatience);
+    EXPECT_TRUE(fd.ok()) << fd.status().to_string();
+    if (fd.ok()) fd_ = std::move(*fd);
+  }
+
+  void send(wire::FrameHeader header, std::string_view payload = {}) {
+    header.payload = static_cast<uint32_t>(payload.size());
+    write(&header, sizeof(header));
+    write(payload.data(), payload.size());
+  }
+  void announce(wire::Announce message, std::string_view payload = {}) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kAnnounce;
+    send(header, encode(message).append(payload));
+  }
+  void open(uint32_t stream, uint64_t bytes, uint32_t round = 0) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kOpen;
+    header.stream = stream;
+    header.round = round;
+    wire::Open open;
+    open.workers = 1;
+    open.shard_bytes = bytes;
+    open.timeout_ms = open.warn_ms = 60'000;
+    open.name = "op";
+    send(header, encode(open));
+  }
+  void data(uint32_t stream, uint16_t segments, uint32_t first = 0, uint32_t round = 0) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kData;
+    header.stream = stream;
+    header.round = round;
+    header.first_segment = first;
+    header.segments = segments;
+    send(header, std::string(segments * kSegment, '\0'));
+  }
+
+  struct Frame {
+    wire::FrameHeader header;
+    std::string payload;
+  };
+  // The next frame; one of type kHeartbeat when the connection ends or nothing comes.
+  Frame receive() {
+    Frame frame;
+    if (!read(&frame.header, sizeof(frame.header))) return {};
+    frame.payload.resize(frame.header.payload);
+    return read(frame.payload.data(), frame.payload.size()) ? frame : Frame{};
+  }
+  std::string error() {
+    const Frame frame = receive();
+    EXPECT_EQ(frame.header.type, wire::FrameType::kOpError);
+    const auto error = wire::decode_op_error(frame.payload);
+    return error.ok() ? error->text : error.status().message();
+  }
+  bool ended() { return receive().header.type == wire::FrameType::kHeartbeat; }
+
+ private:
+  bool ready(short events) {
+    pollfd one{fd_.get(), events, 0};
+    return poll(&one, 1, static_cast<int>(kPatience / kMillisecond)) == 1;
+  }
+  void write(const void* data, size_t bytes) {
+    for (size_t done = 0; done < bytes && ready(POLLOUT);) {
+      const ssize_t n = ::send(fd_.get(), static_cast<const char*>(data) + done, bytes - done,
+                               MSG_NOSIGNAL);
+      if (n < 0) return;  // the server has closed: what it said before is still to be read
+      done += static_cast<size_t>(n);
+    }
+  }
+  bool read(void* data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+      if (!ready(POLLIN)) return false;
+      const ssize_t n = ::recv(fd_.get(), static_cast<char*>(data) + done, bytes - done, 0);
+      if (n <= 0) return false;
+      done += static_cast<size_t>(n);
+    }
+    return true;
+  }
+
+  GuardedFd fd_;
+};
+
+// Nodes of one worker; parameter: proxies.
+class ServerTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  ServerTest() {
+    auto started = Server::start({"127.0.0.1", 0, credentials()});
+    EXPECT_TRUE(started.ok()) << started.status().to_string();
+    server = std::move(*started);
+    DataPlaneOptions options;
+    options.proxies = GetParam();
+    options.segment_bytes = kSegment;
+    options.credit_max = 8 * kSegment;
+    server->attach(cluster, 0, options);
+  }
+
+  wire::Announce message(const std::string& name, uint64_t elements, bool inlined) {
+    wire::Announce announce;
+    announce.name = name;
+    announce.shape = {elements};
+    announce.inline_payload = inlined;
+    announce.timeout_ms = announce.warn_ms = 60'000;
+    return announce;
+  }
+
+  static constexpr uint32_t kRanks = 4;
+  control::Cluster cluster = make_cluster(kRanks);
+  std::unique_ptr<Server> server;
+};
+
+TEST_P(ServerTest, EveryRankHearsOfTicketsInTheirOrder) {
+  constexpr uint32_t kCalls = 500;
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([this, rank] {
+      Client client(*server, rank);
+      std::vector<uint32_t> order(kCalls);
+      for (uint32_t i = 0; i < kCalls; ++i) order[i] = i;
+      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
+      for (const uint32_t i : order) client.announce(message(std::to_string(i), 1 << 20, false));
+      for (uint32_t ticket = 0; ticket < kCalls; ++ticket) {
+        const Client::Frame frame = client.receive();
+        ASSERT_EQ(frame.header.type, wire::FrameType::kGo);
+        ASSERT_EQ(frame.header.round, ticket) << "rank " << rank;
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST_P(ServerTest, WhoConnectsLateHearsWhatWasSaidBefore) {
+  Client first(*server, 0);
+  first.open(7, 2 * kSegment);
+  first.data(3, 1);  // of an operation that it has not opened
+  EXPECT_NE(first.error().find("gave up on rank 0"), std::string::npos);
+  EXPECT_TRUE(first.ended());
+  Client late(*server, 1);
+  EXPECT_NE(late.error().find("gave up on rank 0"), std::string::npos);
+}
+
+TEST_P(ServerTest, EveryStreamMaySendOneSegmentBeyondTheCreditAndNoMore) {
+  Client client(*server, 0), other(*server, 1);
+  client.open(0, 64 * kSegment);
+  client.data(0, 8);  // the whole credit
+  for (uint32_t stream = 1; stream <= 300; ++stream) {
+    client.open(stream, 64 * kSegment);
+    client.data(stream, 1);
+  }
+  client.announce(message("still a member", 1, false));
+  wire::Announce refusal = message("still a member", 1, false);
+  refusal.refusal = "on purpose";
+  other.announce(refusal);
+  EXPECT_NE(client.error().find("on purpose"), std::string::npos) << "it was no member any more";
+  client.data(300, 1, 1);  // a second one
+  EXPECT_NE(client.error().find("exceeds its credit of 8 segments"), std::string::npos);
+  EXPECT_NE(other.error().find("gave up on rank 0"), std::string::npos);
+}
+
+TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
+  const auto expect_refusal = [this](const char* what, const auto& act) {
+    Client witness(*server, 1);
+    Client client(*server, 0);
+    act(client);
+    EXPECT_NE(client.error().find(what), std::string::npos) << what;
+    EXPECT_NE(witness.error().find("gave up on rank 0"), std::string::npos) << what;
+    // A fresh server for the next one.
+    server->stop();
+    auto started = Server::start({"127.0.0.1", 0, credentials()});
+    ASSERT_TRUE(started.ok());
+    server = std::move(*started);
+    DataPlaneOptions options;
+    options.proxies = GetParam();
+    options.segment_bytes = kSegment;
+    server->attach(cluster, 0, options);
+  };
+  expect_refusal("with 0 bytes, not 4096", [&](Client& client) {
+    client.announce(message("an empty payload", 1024, true));
+  });
+  expect_refusal("sent no data of it", [](Client& client) {
+    client.open(0, kSegment);
+    client.data(1, 1);
+  });
+  expect_refusal("unexpected open", [](Client& client) {
+    client.open(0, kSegment);
+    client.open(1, kSegment);
+  });
+  expect_refusal("with a shard of", [](Client& client) { client.open(0, uint64_t{1} << 60); });
+  expect_refusal("malformed", [](Client& client) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kOpen;
+    client.send(header, "rubbish");
+  });
+  expect_refusal("took 9 segments", [](Client& client) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kTaken;
+    header.taken = 9;
+    client.send(header);
+  });
+  expect_refusal("unexpected", [](Client& client) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kGo;
+    client.send(header, "x");
+  });
+}
+
+TEST_P(ServerTest, OneConnectionPerFlow) {
+  Client first(*server, 0);
+  Client again(*server, 0);
+  EXPECT_TRUE(again.ended());
+  Client unknown(*server, 0, 5);
+  EXPECT_TRUE(unknown.ended());
+  Client stranger(*server, 4);
+  EXPECT_TRUE(stranger.ended());
+  std::vector<std::unique_ptr<Client>> others;
+  first.announce(message("b", 1, true), "1234");
+  for (uint32_t rank = 1; rank < kRanks; ++rank) {
+    others.push_back(std::make_unique<Client>(*server, rank));
+    others.back()->announce(message("b", 1, true), "1234");
+  }
+  EXPECT_EQ(first.receive().header.type, wire::FrameType::kReply) << "the first is served";
+}
+
+INSTANTIATE_TEST_SUITE_P(Proxies, ServerTest, testing::Values(1, 2, 4));
+
+}  // namespace
+}  // namespace herring::server
