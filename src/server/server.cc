@@ -333,7 +333,7 @@ bool Server::idle() {
 
 void Server::stop() {
   for (auto& proxy : proxies_) proxy->join();
-  if (acceptor_) acceptor_->close();
+  acceptor_.reset();  // before the loop that it is in
   for (auto& proxy : proxies_) proxy->peers_.clear();
 }
 
