@@ -13,7 +13,7 @@ OTHER_ORDERS = """
 import random
 herring.init()
 rank, size = herring.rank(), herring.size()
-for attempt, (elements, count) in enumerate(((131_072, 250), (131_072, 250), (200, 500))):
+for attempt, (elements, count) in enumerate(((20_000, 400), (20_000, 400), (200, 300))):
     arrays = [np.full(elements, rank + i, np.float32) for i in range(count)]
     order = list(range(count))
     random.Random(rank + 77 * attempt).shuffle(order)
