@@ -9,10 +9,10 @@
 // it announced enters the next round that closes, but closes none.
 //
 // A worker that *flushes* joins with `last`: it produces nothing more, and takes results until the
-// series has ended. With each that it takes it *follows*: it joins again with the same `upto` and the
-// next `base`, so that the owner knows how far it is. It does not count towards the quorum any more,
-// which is that of the others if fewer are left. When all members flush and wait for the same round,
-// that one takes all that is pending, and is the last of the series for all of them.
+// series has ended. With each that it takes it *follows*: it joins again with the same `upto` and
+// the next `base`, so that the owner knows how far it is. It does not count towards the quorum any
+// more, which is that of the others if fewer are left. When all members flush and wait for the same
+// round, that one takes all that is pending, and is the last of the series for all of them.
 //
 // In a *replay* of a recorded series joins say which round they are in and how many contributors
 // that one has; it closes when so many have come, and the quorum means nothing.
@@ -132,8 +132,8 @@ class RoundOwner {
   bool enters(const Rank& rank) const {
     return rank.joined() && (!quorum_.replays || rank.round == round_);
   }
-  // Of workers that flush: one follows when it has taken all results, and lags when so many wait for
-  // it that there must not be another one.
+  // Of workers that flush: one follows when it has taken all results, and lags when so many wait
+  // for it that there must not be another one.
   bool follows(const Rank& rank) const { return rank.member && rank.last && rank.base > round_; }
   bool lags(const Rank& rank) const {
     return rank.member && rank.last && !follows(rank) &&
