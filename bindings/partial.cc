@@ -93,7 +93,7 @@ void register_partial(nb::module_& module) {
                           "A worker in a round's result: its rank; upto, the number of its newest "
                           "contribution in it (all since its last one are); staleness, the rounds "
                           "from the result that the oldest of them was computed on to this one; "
-                          "active, it waited for this round and counts towards the quorum; waited, "
+                          "active, it waited for this round, or flushes; waited, "
                           "seconds since it contributed, less than 0 if it was late by so much for "
                           "the round that it missed.")
       .def_ro("rank", &Contributor::rank)
@@ -104,9 +104,9 @@ void register_partial(nb::module_& module) {
 
   nb::class_<Taken>(module, "RoundInfo",
                     "What is known about a round, the same on every rank: its number from 0; the "
-                    "contributors by rank; active, how many of them count towards the quorum; the "
-                    "divisor; attempts, more than 1 when contributors died; last, whether workers "
-                    "left the series with it; lost, a list of (rank, contributions counted, "
+                    "contributors by rank; active, how many of them waited for it; the "
+                    "divisor; attempts, more than 1 when contributors died; last, whether the "
+                    "series ends with it; lost, a list of (rank, contributions counted, "
                     "contributions announced) of workers that are gone. Of this rank: queued, "
                     "the seconds that the result lay here.")
       .def_prop_ro("round", [](const Taken& t) { return t.info.round; })

@@ -37,7 +37,7 @@ void Ledger::fold() {
 
 Join Ledger::announce() {
   for (Cell& cell : cells_) cell.announced = true;
-  return {rank_, cells_.empty() ? produced_ : cells_.back().upto, base_, last_};
+  return {rank_, produced_, last_ ? taken_ + 1 : base_, last_};
 }
 
 std::optional<Join> Ledger::announce_recorded() {
@@ -46,15 +46,15 @@ std::optional<Join> Ledger::announce_recorded() {
   Cell& first = cells_.front();
   if (first.upto != first.place.upto) return {};
   first.announced = true;
-  return Join{rank_, first.upto, first.base, first.last, first.place.round,
-              first.place.contributors};
+  return Join{rank_, first.upto, first.last ? taken_ + 1 : first.base, first.last,
+              first.place.round, first.place.contributors};
 }
 
 Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool last,
                                             const Place& place) {
-  if (owed_ || last_) {
+  if (last_ || (owed_ && !last)) {
     return Status(Code::kInvalidArgument,
-                  last_ ? "a contribution after the last one"
+                  last_ ? "a contribution after its flush; begin another series"
                         : "a contribution before the result of the one before was taken");
   }
   if (place.contributors != 0 && place.upto <= produced_) {
@@ -71,19 +71,27 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
   cells_.push_back({take_block(), produced_, false, base_, last, place});
   std::memcpy(cells_.back().data.get(), data, bytes_);
   if (recorded) return announce_recorded();
-  const bool blocked = (waits || last) && ready_ == taken_;
+  // Who flushes produces nothing with which it could be announced later.
+  const bool blocked = last || (waits && ready_ == taken_);
   if (cells_.size() > 1 && !blocked) return std::optional<Join>();
   return std::optional(announce());
 }
 
-Status Ledger::closed(uint32_t round, uint64_t upto, const char** push) {
+Status Ledger::closed(uint32_t round, uint64_t upto, bool last, const char** push) {
   *push = nullptr;
-  // A repeated round closes again before it was completed.
-  if (round != closed_ && !(round + 1 == closed_ && ready_ == round)) {
-    return {Code::kInternal, concat("round ", round, " has closed, expected is ", closed_)};
+  // A repeated round closes again before it was completed; there is none after the last one.
+  if (round != ready_ || (ended_ && (!last || round == closed_))) {
+    return {Code::kInternal, concat("round ", round, " has closed, expected is ", ready_,
+                                    ended_ ? ", and the last one was known" : "")};
+  }
+  if (last && (!last_ || (upto != produced_ && (upto != 0 || counted_ != produced_)))) {
+    return {Code::kInternal,
+            concat("round ", round, " is said to be the last one; it counts contribution ", upto,
+                   " of ", produced_, " produced", last_ ? "" : ", and more are to come")};
   }
   closed_ = round + 1;
   closing_ = upto;
+  ended_ = last;
   if (!pushes_ && cells_.empty()) {
     if (upto > produced_ || (upto != 0 && upto <= counted_)) {
       return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
@@ -120,11 +128,13 @@ std::optional<Join> Ledger::completed() {
   return announce();
 }
 
-void Ledger::take() {
+std::optional<Join> Ledger::take() {
   free_.push_back(std::move(queue_.front()));
   queue_.pop_front();
   ++taken_;
   owed_ = false;
+  if (!last_ || ended_ || (!cells_.empty() && !cells_.back().announced)) return {};
+  return Join{rank_, produced_, taken_ + 1, true};
 }
 
 }  // namespace herring::partial

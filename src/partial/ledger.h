@@ -34,7 +34,7 @@ class Ledger {
 
   // The worker has produced a contribution. `waits`: it takes one more result before it produces
   // the next; else it goes on with those it has taken. `last`: it produces no more, and takes
-  // results until its own is counted. The join to announce, if any; kInvalidArgument when it did
+  // results until the series has ended. The join to announce, if any; kInvalidArgument when it did
   // not do what it said last time.
   // With a place it is announced together with the others of its round, when all of them are there
   // and what came before them is counted: so nothing can be merged that was not.
@@ -43,9 +43,10 @@ class Ledger {
   // In a replay: the contribution that the last join has announced.
   const char* announced() const { return cells_.front().data.get(); }
 
-  // A round has closed; `upto`: how much of this worker is in it, 0 for nothing. `*push`: the
-  // memory to push, which stays as it is until the result is complete; null for nothing.
-  Status closed(uint32_t round, uint64_t upto, const char** push);
+  // A round has closed; `upto`: how much of this worker is in it, 0 for nothing; `last`: the series
+  // ends with it. `*push`: the memory to push, which stays as it is until the result is complete;
+  // null for nothing.
+  Status closed(uint32_t round, uint64_t upto, bool last, const char** push);
   // The round is committed and its result is all here, in `result()`. The join to announce now, if
   // any.
   std::optional<Join> completed();
@@ -56,13 +57,14 @@ class Ledger {
   uint32_t ready() const { return ready_ - taken_; }
   // The oldest one; it may be read without the lock until take().
   const char* front() const { return queue_.front().get(); }
-  void take();
+  // The join to announce, if the worker flushes: how far it has followed.
+  std::optional<Join> take();
 
   uint64_t produced() const { return produced_; }
   uint64_t counted() const { return counted_; }
   uint32_t taken() const { return taken_; }
-  // Its last contribution is counted.
-  bool finished() const { return last_ && counted_ == produced_; }
+  // The series' last round has closed.
+  bool ended() const { return ended_; }
   size_t bytes() const { return bytes_; }
   // Blocks of memory set aside so far, of bytes() each.
   size_t blocks() const { return blocks_; }
@@ -92,7 +94,8 @@ class Ledger {
   uint64_t closing_ = 0;                 // how much of this worker the closed round has
   uint32_t closed_ = 0, ready_ = 0, taken_ = 0;  // rounds
   uint32_t base_ = 0;                    // what the next contribution will be computed on
-  bool last_ = false, owed_ = false;     // a result must be taken before the next contribution
+  bool last_ = false, ended_ = false;
+  bool owed_ = false;                    // a result must be taken before the next contribution
   std::deque<Block> queue_;              // results from taken_ on
   std::vector<Block> free_;
   size_t blocks_ = 0;

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace herring::partial {
+namespace {
+
+// Who is later than that is said to be so late.
+constexpr uint32_t kRoundsRemembered = 1024;
+
+}  // namespace
 
 Status check(const Quorum& quorum) {
   if (quorum.quorum < 1 || quorum.quorum > quorum.workers) {
@@ -10,21 +16,46 @@ Status check(const Quorum& quorum) {
             concat("the quorum is ", quorum.quorum,
                    "; it must be from 1 to the number of workers, ", quorum.workers)};
   }
-  if (quorum.grace < 0) {
-    return {Code::kInvalidArgument, concat("the grace is ", to_seconds(quorum.grace),
-                                           " s; it must not be negative")};
+  if (quorum.grace < 0 || quorum.grace > kMaxGrace) {
+    return {Code::kInvalidArgument,
+            concat("the grace is ", to_seconds(quorum.grace),
+                   " s; it must not be negative, nor more than ", to_seconds(kMaxGrace))};
+  }
+  if (quorum.staleness > kMaxStaleness) {
+    return {Code::kInvalidArgument, concat("the staleness is ", quorum.staleness,
+                                           " rounds; at most ", kMaxStaleness, " are allowed")};
   }
   return {};
 }
 
 RoundOwner::RoundOwner(const Quorum& quorum, bool pushes)
     : quorum_(quorum), pushes_(pushes), ranks_(quorum.workers),
-      closed_at_(size_t{quorum.staleness} + 2, 0) {}
+      closed_at_(std::min(quorum.staleness, kRoundsRemembered) + 2, 0) {}
+
+Status RoundOwner::check(const Join& join) const {
+  const Rank& rank = ranks_[join.rank];
+  const bool adds = join.upto > rank.upto;
+  if (adds && rank.last) {
+    return {Code::kInternal,
+            concat("contribution ", join.upto, " after the last one, ", rank.upto)};
+  }
+  // Nobody has results of rounds that are still to come, or gives results back.
+  if (join.base > round_ + 1 || (adds && join.base < rank.base)) {
+    return {Code::kInternal,
+            concat("base ", join.base, " after ", rank.base, ", while round ", round_, " is open")};
+  }
+  return {};
+}
 
 bool RoundOwner::join(const Join& join, Nanos now) {
-  if (join.rank >= ranks_.size()) return false;
+  if (!member(join.rank)) return false;
   Rank& rank = ranks_[join.rank];
-  if (!rank.member || join.upto <= rank.upto) return false;
+  if (rank.last && join.upto == rank.upto && join.base > rank.base) {
+    rank.base = join.base;
+    rank.waits_since = now;
+    return true;
+  }
+  if (join.upto <= rank.upto) return false;
   if (!rank.joined()) rank.joined_at = now;
   if (pushing_ && rank.upto == at_close_[join.rank].upto) rank.joined_next_at = now;
   rank.upto = join.upto;
@@ -51,33 +82,38 @@ void RoundOwner::lost(uint32_t rank) {
   if (contributes) pushing_.reset();
 }
 
+// Whether all members flush, and the open round leaves nothing pending.
+bool RoundOwner::is_last() const {
+  return std::none_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return rank.member && (!rank.last || (rank.joined() && !enters(rank)));
+  });
+}
+
 // Whether the quorum is met and no contribution would become too old.
 bool RoundOwner::complete(bool* everybody) const {
-  if (quorum_.replays) {
-    *everybody = true;  // there is nobody more to come
-    uint32_t here = 0, recorded = 0;
-    for (const Rank& rank : ranks_) {
-      if (!enters(rank)) continue;
-      ++here;
-      recorded = std::max(recorded, rank.contributors);
-    }
-    return here > 0 && here >= recorded;
-  }
-  uint32_t members = 0, joined = 0, actives = 0;
-  bool too_old = false, last = false;
+  *everybody = true;
+  uint32_t members = 0, contributing = 0, entering = 0, recorded = 0, actives = 0;
+  bool must_wait = false;
+  const bool last = is_last();
   for (const Rank& rank : ranks_) {
     if (!rank.member) continue;
     ++members;
-    joined += rank.joined();
+    // Whoever misses results when the series ends would go on following it.
+    must_wait |= last ? !follows(rank) : lags(rank);
+    if (enters(rank)) {
+      ++entering;
+      recorded = std::max(recorded, rank.contributors);
+    }
+    if (rank.last || quorum_.replays) continue;
+    ++contributing;
     actives += active(rank);
-    last |= rank.joined() && rank.last;
+    *everybody &= rank.joined();
     // It may be missed by this round only if the next `staleness` rounds do not depend on it yet.
-    too_old |= !rank.joined() && round_ - rank.oldest >= quorum_.staleness;
+    must_wait |= !rank.joined() && round_ - rank.oldest >= quorum_.staleness;
   }
-  *everybody = joined == members;
-  // Whoever leaves takes everything along that is pending anywhere.
-  if (last) return actives == members;
-  return members > 0 && actives >= std::min(quorum_.quorum, members) && !too_old;
+  if (must_wait || members == 0) return false;
+  if (quorum_.replays) return entering > 0 && entering >= recorded;
+  return actives >= std::min(quorum_.quorum, contributing);
 }
 
 std::optional<Closed> RoundOwner::close(Nanos now) {
@@ -102,22 +138,29 @@ std::optional<Closed> RoundOwner::close(Nanos now) {
   closed.attempt = attempt_++;
   last_round_ = closed.round;
   last_attempt_ = closed.attempt;
+  closed.last = is_last();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
     if (!rank.member) continue;
     closed.members.push_back(r);
-    rank.receiving = pushes_;
+    if (follows(rank) || (enters(rank) && active(rank))) closed.waiting.push_back(r);
     if (!enters(rank)) continue;
-    closed.last |= rank.last;
-    const bool late = rank.oldest < round_;
-    const Nanos since =
-        late ? closed_at_[rank.oldest % closed_at_.size()] - rank.joined_at : now - rank.joined_at;
+    Nanos since = now - rank.joined_at;
+    if (rank.oldest < round_) {
+      const auto remembered = static_cast<uint32_t>(closed_at_.size());
+      const uint32_t missed = std::max(rank.oldest, round_ - std::min(round_, remembered));
+      since = closed_at_[missed % remembered] - rank.joined_at;
+    }
     closed.contributors.push_back({r, rank.upto, round_ - rank.oldest, active(rank), since});
   }
   closed_at_[round_ % closed_at_.size()] = now;
   at_close_ = ranks_;
   pushing_ = closed;
-  if (!pushes_) commit();
+  if (!pushes_ || closed.contributors.empty()) {
+    commit();
+    return closed;
+  }
+  for (uint32_t r : closed.members) ranks_[r].receiving = true;
   return closed;
 }
 
@@ -128,7 +171,9 @@ void RoundOwner::commit() {
     rank.counted = one.upto;
     rank.oldest = then.base;
     if (rank.joined()) rank.joined_at = rank.joined_next_at;
-    if (then.last) rank.member = rank.receiving = false;
+  }
+  if (pushing_->last) {
+    for (Rank& rank : ranks_) rank.member = rank.receiving = false;
   }
   pushing_.reset();
   ++round_;
@@ -136,7 +181,7 @@ void RoundOwner::commit() {
 }
 
 bool RoundOwner::received(uint32_t rank, uint32_t round, uint32_t attempt, bool whole) {
-  if (rank >= ranks_.size() || round != last_round_ || attempt != last_attempt_) return false;
+  if (!member(rank) || round != last_round_ || attempt != last_attempt_) return false;
   ranks_[rank].receiving = false;
   if (!pushing_ || !whole) return false;  // committed already, or given up
   commit();

@@ -10,6 +10,8 @@ namespace {
 
 // A server numbers its streams in a range of its own.
 constexpr uint32_t kStreamsPerServer = 1 << 14;
+// Far more than there are models in a job. Each may hold a contribution of every rank.
+constexpr size_t kMaxSeries = 1024;
 
 bool agree(const wire::Enlist& a, const wire::Enlist& b) {
   return a.name == b.name && a.dtype == b.dtype && a.op == b.op &&
@@ -55,11 +57,17 @@ Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
   any_.store(true);
   const uint64_t id = wire::series_id(enlist->name);
   if (id % cluster_.servers.size() != server_) return {};
+  if (series_.size() >= kMaxSeries && !series_.contains(id)) {
+    fail({Code::kInvalidArgument,
+          concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' beside ", kMaxSeries,
+                 " other series of partial all-reduces on ", cluster_.describe_server(server_),
+                 "; flush() those that are no longer used")},
+         out);
+    return {};
+  }
   std::unique_ptr<Series>& series = series_[id];
   if (!series) {
-    const uint32_t stream =
-        wire::kPartialStreams + server_ * kStreamsPerServer + next_stream_++ % kStreamsPerServer;
-    series = std::make_unique<Series>(*enlist, cluster_.size, stream);
+    series = std::make_unique<Series>(*enlist, cluster_.size, free_stream());
     for (uint32_t r = 0; r < cluster_.size; ++r) {
       if (lost_[r]) series->owner.lost(r);
     }
@@ -73,6 +81,17 @@ Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
   series->enlisted[rank] = true;
   advance(id, *series, now, out);
   return {};
+}
+
+uint32_t SeriesTable::free_stream() {
+  for (;;) {
+    const uint32_t stream =
+        wire::kPartialStreams + server_ * kStreamsPerServer + next_stream_++ % kStreamsPerServer;
+    const bool taken = std::any_of(series_.begin(), series_.end(), [stream](const auto& one) {
+      return one.second && one.second->stream == stream;
+    });
+    if (!taken) return stream;
+  }
 }
 
 void SeriesTable::fail(const Status& why, std::vector<Answer>& out) const {
@@ -93,15 +112,20 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   }
   Series& series = *found->second;
   const wire::Enlist& options = series.options;
-  const size_t bytes = options.inline_payload ? options.elements * size_of(options.dtype) : 0;
+  const bool adds = join->upto > series.owner.announced(rank);
+  const size_t bytes =
+      options.inline_payload && (adds || !join->last) ? options.elements * size_of(options.dtype)
+                                                      : 0;
   if (join->payload.size() != bytes) {
     return {Code::kInternal, concat("rank ", rank, " joins '", options.name, "' with ",
                                     join->payload.size(), " bytes, not ", bytes)};
   }
   if (!series.owner.member(rank)) return {};  // the dead
-  if (options.replays ? join->contributors == 0 || join->contributors > cluster_.size ||
-                            join->round < series.owner.round()
-                      : join->contributors != 0) {
+  const bool misplaced = options.replays
+                             ? join->contributors == 0 || join->contributors > cluster_.size ||
+                                   join->round < series.owner.round()
+                             : join->contributors != 0;
+  if (adds && misplaced) {
     return {Code::kInternal, concat("rank ", rank, " joins round ", join->round, " of '",
                                     options.name, "' with ", join->contributors, " contributors, ",
                                     options.replays ? "in round " : "which is no replay, in round ",
@@ -109,8 +133,12 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   }
   const partial::Join said{rank,       join->upto,  join->base,
                            join->last, join->round, join->contributors};
+  if (Status possible = series.owner.check(said); !possible.ok()) {
+    return {possible.code(),
+            concat("rank ", rank, " joins '", options.name, "' with ", possible.message())};
+  }
   if (!series.owner.join(said, now)) return {};  // a duplicate
-  if (options.inline_payload) add(series.held[rank], join->payload, options.dtype);
+  if (options.inline_payload && adds) add(series.held[rank], join->payload, options.dtype);
   if (Status same = compare(series, rank, *join); !same.ok()) {
     fail(same, out);
     return {};
@@ -171,6 +199,7 @@ std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
     sums.push_back(sum);
   }
   std::string result(options.elements * size_of(options.dtype), '\0');
+  if (sums.empty()) return result;  // a last round in which nobody has anything left
   reduce::combine(sums.data(), sums.size(), result.data(), options.elements,
                   {wide, options.dtype, options.op, 1.0, static_cast<double>(divisor), 1.0});
   for (const partial::Contributor& one : closed.contributors) series.held[one.rank].clear();
@@ -191,7 +220,7 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     message.lost = series.owner.losses();
     if (series.options.op == ReduceOp::kAverage) {
       message.divisor = series.options.by_contributors
-                            ? static_cast<uint32_t>(closed->contributors.size())
+                            ? std::max<uint32_t>(closed->contributors.size(), 1)
                             : cluster_.size;
     }
     std::string payload = encode(message);
@@ -202,7 +231,7 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     header.round = series.next_ticket++;
     // Those who wait first: the others compute.
     std::vector<bool> waits(cluster_.size, false);
-    for (const partial::Contributor& one : closed->contributors) waits[one.rank] = one.active;
+    for (const uint32_t rank : closed->waiting) waits[rank] = true;
     for (const bool waiting : {true, false}) {
       for (uint32_t rank : closed->members) {
         if (waits[rank] != waiting) continue;
@@ -266,8 +295,8 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
         concat("partial all-reduce '", options.name, "', round ", series->owner.round(),
                ", has waited ", to_seconds(now - since), " s for ",
                options.replays ? "recorded contributors among " : "", missing,
-               fatal ? ", which did not join it; check that every rank makes equally many calls, "
-                       "or raise HERRING_TIMEOUT"
+               fatal ? ", which did not come; check that every rank goes on with the series "
+                       "until it flushes it, or raise HERRING_TIMEOUT"
                      : "");
     if (fatal) {
       series->failed = true;

@@ -63,6 +63,7 @@ class SeriesTable {
   Status compare(Series& series, uint32_t rank, const wire::JoinMessage& join);
   Status check(const wire::Enlist& enlist, uint32_t rank) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
+  uint32_t free_stream();
 
   const control::Cluster& cluster_;
   const uint32_t server_;

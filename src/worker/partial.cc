@@ -25,8 +25,10 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
                          options.name, "': late contributions are added up, so it must be "
                          "'average' or 'sum'"));
   }
-  HERRING_RETURN_IF_ERROR(partial::check({engine.cluster().size, options.quorum,
-                                          from_seconds(options.grace), options.staleness}));
+  const bool sane = options.grace >= 0 && options.grace <= to_seconds(partial::kMaxGrace);
+  const Nanos grace = sane ? from_seconds(options.grace) : -1;
+  HERRING_RETURN_IF_ERROR(
+      partial::check({engine.cluster().size, options.quorum, grace, options.staleness}));
   std::shared_ptr<Partial> partial(new Partial(engine, std::move(options)));
   wire::Enlist enlist;
   enlist.dtype = partial->options_.dtype;
@@ -35,7 +37,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
   enlist.inline_payload = !partial->pushes_;
   enlist.elements = partial->options_.elements;
   enlist.quorum = partial->options_.quorum;
-  enlist.grace = from_seconds(partial->options_.grace);
+  enlist.grace = grace;
   enlist.staleness = partial->options_.staleness;
   enlist.replays = partial->options_.replays;
   enlist.timeout_ms = engine.timeout_ms(0);
@@ -103,7 +105,9 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   if (message.payload.size() != (pushes_ ? 0 : bytes_)) {
     return nonsense(concat("came with ", message.payload.size(), " bytes"));
   }
-  if (message.contributors.empty()) return nonsense("closed without a contribution");
+  if (message.contributors.empty() && !message.last) {
+    return nonsense("closed without a contribution");
+  }
   const uint32_t rank = engine_.options().rank;
   uint64_t upto = 0;
   for (const partial::Contributor& one : message.contributors) {
@@ -118,13 +122,22 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   info_.lost = std::move(message.lost);
   attempt_ = message.attempt;
   transferred_ = committed_ = false;
+  const bool nothing = info_.contributors.empty();
   const char* send = nullptr;
   {
     std::lock_guard lock(mutex_);
-    HERRING_RETURN_IF_ERROR(ledger_.closed(message.round, upto, &send));
-    if (!pushes_) std::memcpy(ledger_.result(), message.payload.data(), bytes_);
+    if (ledger_.ready() > options_.staleness + 1) {
+      return nonsense(concat("closed while ", ledger_.ready(),
+                             " results wait to be taken here; staleness is ", options_.staleness));
+    }
+    HERRING_RETURN_IF_ERROR(ledger_.closed(message.round, upto, message.last, &send));
+    if (!pushes_) {
+      std::memcpy(ledger_.result(), message.payload.data(), bytes_);
+    } else if (nothing) {
+      std::memset(ledger_.result(), 0, bytes_);
+    }
   }
-  if (!pushes_) {
+  if (!pushes_ || nothing) {
     complete();
     return {};
   }
@@ -191,10 +204,7 @@ void Partial::complete() {
     join = ledger_.completed();
     if (join && !pushes_) payload.assign(ledger_.announced(), bytes_);
     info_.completed_at = monotonic_now();
-    const bool mine = std::any_of(
-        info_.contributors.begin(), info_.contributors.end(),
-        [&](const partial::Contributor& one) { return one.rank == engine_.options().rank; });
-    ended = info_.last && mine && ledger_.finished();
+    ended = info_.last;
     infos_.push_back(std::move(info_));
     info_ = {};
     info_.round = infos_.back().round + 1;
@@ -242,7 +252,11 @@ Result<RoundInfo> Partial::take(char* out) {
   }
   std::memcpy(out, front, bytes_);
   std::lock_guard lock(mutex_);
-  ledger_.take();
+  if (const auto join = ledger_.take()) {
+    // If the engine has ended, nobody is there to be told.
+    static_cast<void>(
+        engine_.run([self = shared_from_this(), join = *join] { self->announce(join, {}); }));
+  }
   RoundInfo info = std::move(infos_.front());
   infos_.pop_front();
   return info;

@@ -10,6 +10,7 @@ from herring.partial.replay import Replay
 __all__ = ["Quorum", "is_partial", "quorum_of"]
 
 _STALENESS = 4
+_LONGEST_GRACE = 24 * 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Quorum:
 
     Attributes:
       q: workers that must have contributed and be waiting for the result, 1 to the number of
-        workers; of those alive, if fewer are left.
+        workers; if fewer are left that live and have not flushed, all of these.
       grace: seconds to wait for more, once the quorum is met.
       staleness: rounds that a contribution may miss; the round after them waits for it. 0: every
         round waits for everybody.
@@ -37,8 +38,11 @@ class Quorum:
             raise InvalidArgumentError(
                 f"the quorum is {self.q}; it must be from 1 to the number of workers, {workers}"
             )
-        if not self.grace >= 0:
-            raise InvalidArgumentError(f"the grace is {self.grace} s; it must not be negative")
+        if not 0 <= self.grace <= _LONGEST_GRACE:
+            raise InvalidArgumentError(
+                f"the grace is {self.grace} s; it must not be negative, nor more than "
+                f"{_LONGEST_GRACE} s"
+            )
         if not isinstance(self.staleness, int) or not 0 <= self.staleness <= 1 << 20:
             raise InvalidArgumentError(
                 f"the staleness is {self.staleness}; it must be a number of rounds, not negative"

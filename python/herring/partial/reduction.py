@@ -82,6 +82,7 @@ class PartialReduction:
         self._recorder = self.statistics.begin(
             {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
         )
+        self._flushes = False
         self.ended = False
 
     @property
@@ -118,7 +119,8 @@ class PartialReduction:
           array: is copied.
           waits: the worker takes one more result before it goes on. Only workers that wait close
             rounds. False, after results were taken that had been missed: it goes on at once.
-          last: the worker contributes nothing after this; the round waits for everybody.
+          last: the worker contributes nothing after this, and takes results until one with
+            `RoundInfo.last`, which comes when all workers have said so.
 
         Raises:
           InvalidArgumentError: the array does not fit, a result was not taken, or a replay had
@@ -191,7 +193,11 @@ class PartialReduction:
             raise
 
     def flush(self, array: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
-        """Ends the series with a round that waits for everybody; nothing stays pending.
+        """Ends the series, with a last round that is the same on all ranks; nothing stays pending.
+
+        Whoever flushes while others make more steps takes the results of those as well: rounds go
+        on without waiting for it, and end when all ranks flush. Begun again, after a `TimeoutError`
+        or by a caller that left the loop, it goes on where it was, and contributes nothing.
 
         Args:
           array: the last contribution (zeros do); then one result after the other, those that were
@@ -200,13 +206,19 @@ class PartialReduction:
 
         Yields:
           What is known about each result, while `array` holds it.
+
+        Raises:
+          InvalidArgumentError: the series has ended.
+          TimeoutError: a rank neither goes on nor flushes; the message names it.
         """
-        self._contribute(array, last=True)
+        if self.ended:
+            raise InvalidArgumentError(f"'{self.name}' was flushed already; begin another series")
+        if not self._flushes:
+            self._contribute(array, last=True)
+            self._flushes = True
         while not self.ended:
             info = self.take(array, timeout)
-            produced, counted = self.contributions
-            self.ended = info.last and produced == counted and self.ready == 0
-            self._recorder.ended = self.ended
+            self.ended = self._recorder.ended = info.last
             yield info
 
     def digest(self, value: int) -> None:
@@ -232,12 +244,15 @@ _series: dict[str, PartialReduction | None] = {}
 _began_with: dict[str, str] = {}
 # Of all series of a name, those that were flushed included.
 _statistics: dict[str, RoundStatistics] = {}
+# Results of a flush that has timed out.
+_flushed: dict[str, list[np.ndarray]] = {}
 
 
 def _forget() -> None:
     _series.clear()
     _began_with.clear()
     _statistics.clear()
+    _flushed.clear()
 
 
 forget_job.append(_forget)
@@ -281,7 +296,11 @@ def allreduce_in_rounds(
 
 
 def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) -> list[np.ndarray]:
-    """Ends a series of `allreduce(..., sync=)`: a full round with all that is still pending.
+    """Ends a series of `allreduce(..., sync=)` (collective), with a round of all that is pending.
+
+    Ranks may have made different numbers of calls: who flushes takes the results of the others'
+    rounds until all flush. So all have the same last result. The next all-reduce of the name begins
+    another series.
 
     Args:
       array: this rank's last contribution; zeros do. Not changed.
@@ -289,17 +308,26 @@ def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) 
       timeout: seconds to wait for each result.
 
     Returns:
-      The results that this rank has not got yet, in order; the last one is the full round's.
+      The results that this rank has not got yet, in order.
 
     Raises:
       InvalidArgumentError: there is no such series.
+      TimeoutError: a rank neither goes on nor flushes. Called again it goes on waiting; `array` is
+        not contributed again.
     """
     series = _series.get(name)
     if series is None:
-        raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
+        raise InvalidArgumentError(
+            f"the partial all-reduce '{name}' was flushed already, or began with sync='full'; "
+            "there is nothing to flush"
+            if name in _statistics or name in _series
+            else f"no partial all-reduce named '{name}' was begun"
+        )
     work = np.array(array, copy=True, order="C")
-    results = [work.copy() for _ in series.flush(work, timeout)]
-    del _series[name], _began_with[name]
+    results = _flushed.setdefault(name, [])
+    for _ in series.flush(work, timeout):
+        results.append(work.copy())
+    del _series[name], _began_with[name], _flushed[name]
     return results
 
 

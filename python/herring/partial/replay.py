@@ -189,9 +189,6 @@ class Recorder:
             rounds.append([(rank, uptos[rank]) for rank, _ in added])
         return rounds
 
-    def __len__(self) -> int:
-        return len(self._counts)
-
 
 def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
     """Writes a recording (collective; rank 0 writes). All ranks succeed, or none.
@@ -205,24 +202,20 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
             f"rank {lost[0][0]} is gone: what it did is not known, so '{path}' cannot be recorded"
         )
     rank = job().rank
-    mine = [(one.steps, len(one), one.ended) for one in recorders]
+    mine = [(one.steps, one.ended) for one in recorders]
     everyone = allgather_object(mine, name=next_name("recording"))
     numbers = [len(of_rank) for of_rank in everyone]
     if len(set(numbers)) > 1:
         raise InvalidArgumentError(f"ranks have {numbers} series to be saved to '{path}'")
     series = []
     for number, recorder in enumerate(recorders):
-        steps, lengths, ended = zip(*(of_rank[number] for of_rank in everyone))
+        steps, ended = zip(*(of_rank[number] for of_rank in everyone))
         if not all(ended):
             raise InvalidArgumentError(
                 f"series {number} is not at its end on rank {ended.index(False)}: flush() it "
                 f"before it is saved to '{path}'"
             )
-        # A rank that has flushed does not see the rounds of those who go on.
-        longest = lengths.index(max(lengths))
-        rounds = recorder.rounds if rank == longest else None
-        rounds = broadcast_object(rounds, longest, name=next_name("recording.rounds"))
-        series.append({**recorder.options, "rounds": rounds, "steps": steps})
+        series.append({**recorder.options, "rounds": recorder.rounds, "steps": steps})
     problem = ""
     if rank == 0:
         recording = {

@@ -178,9 +178,11 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             yield from self._partial.steps()
 
     def flush(self) -> Iterator[RoundInfo]:
-        """As `rounds`, at the end of training: with a round that waits for everybody.
+        """As `rounds`, at the end of training: the last round is the same on all ranks.
 
-        Nothing stays pending after it. Buffers of rank 0 then go to all, if `broadcast_buffers`.
+        Ranks may have made different numbers of steps: who flushes applies the results of those who
+        go on, until all flush. Nothing stays pending after it. Buffers of rank 0 then go to all, if
+        `broadcast_buffers`.
         """
         if self._partial is None:
             return

@@ -155,9 +155,10 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         return loss
 
     def flush(self) -> None:
-        """Ends training in partial modes: applies what is pending, in a round that waits for all.
+        """Ends training in partial modes: makes the steps of all rounds until all ranks flush.
 
-        With sync="full" there is nothing to do.
+        Ranks may have made different numbers of steps; afterwards their parameters are equal. With
+        sync="full" there is nothing to do.
         """
         if self._partial is not None:
             self._step_in_rounds(self._partial.flush())

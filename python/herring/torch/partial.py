@@ -167,11 +167,16 @@ class PartialReducer(Pausable):
         with contextlib.closing(series.step(self._mine.numpy(), self._result.numpy())) as results:
             for info in results:
                 self._note(info)
-                yield info
-                self._applied(series)
+                try:
+                    yield info
+                finally:  # also for a caller that leaves its loop
+                    self._applied(series)
 
     def flush(self) -> Iterator[RoundInfo]:
-        """As `steps`, and ends the series with a round that waits for everybody."""
+        """As `steps`, and ends the series; shows the results of all rounds until all ranks flush.
+
+        Begun again, by a caller that left its loop, it goes on where it was.
+        """
         series = self._open()
         if self.pending:
             self._gather()
@@ -180,9 +185,12 @@ class PartialReducer(Pausable):
         self._result.copy_(self._mine)
         for info in series.flush(self._result.numpy()):
             self._note(info)
-            yield info
-            self.rounds += 1
-        self._series = None
+            if series.ended:
+                self._series = None
+            try:
+                yield info
+            finally:
+                self.rounds += 1
 
     def close(self) -> None:
         """Removes the hooks."""

@@ -98,6 +98,47 @@ def partial_optimizer_applies_every_round() -> None:
     optimizer.close()
 
 
+@case
+def partial_ranks_that_make_different_numbers_of_steps_end_alike() -> None:
+    rank, size = herring.rank(), herring.size()
+    delays = random.Random(rank)
+    for number, sync in enumerate(["solo", "majority", herring.Quorum(2, staleness=1)] * 2):
+        wraps, model = number < 3, torch.nn.Linear(40, 3, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        if wraps:
+            wrapper = forward = herring.DistributedDataParallel(model, sync=sync)
+        else:
+            forward, parameters = model, model.named_parameters()
+            wrapper = herring.DistributedOptimizer(inner, parameters, sync=sync)
+        steps = 3 + 4 * ((rank + number) % size)
+        for step in range(steps):
+            if delays.random() < 0.5:
+                time.sleep(delays.random() * 0.01)
+            inner.zero_grad()
+            # Gradients are whole numbers, and do not depend on the weights.
+            (forward(torch.full((1, 40), 1.0 + rank)) * (1 + step)).sum().backward()
+            if not wraps:
+                wrapper.step()
+                continue
+            for _ in wrapper.rounds():
+                inner.step()
+                if step % 2:
+                    break  # what is left is taken in the next step
+        if wraps:
+            for _ in wrapper.flush():
+                inner.step()
+        else:
+            wrapper.flush()
+        same_everywhere(model.parameters())
+        sums = herring.allgather_object((1 + rank) * steps * (steps + 1) / 2)
+        close(model.weight.detach(), torch.full((3, 40), -sum(sums) / size), 1e-5)
+        rounds = herring.allgather_object(wrapper.round)
+        assert set(rounds) == {wrapper.round} == {len(wrapper.statistics.rounds)}, rounds
+        wrapper.close()
+
+
 def _train(sync, seed: int, wraps_model: bool):
     """Two series of rounds with random delays; the parameters, and the wrapper."""
     delays = random.Random(seed * 100 + herring.rank())

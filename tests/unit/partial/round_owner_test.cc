@@ -18,6 +18,9 @@ TEST(Quorum, NamesWhatIsWrong) {
   EXPECT_NE(check({4, 5, 0, 0}).message().find("quorum is 5"), std::string::npos);
   EXPECT_EQ(check({4, 0, 0, 0}).code(), Code::kInvalidArgument);
   EXPECT_NE(check({4, 1, -kSecond, 0}).message().find("grace is -1"), std::string::npos);
+  EXPECT_EQ(check({4, 1, kMaxGrace + 1, 0}).code(), Code::kInvalidArgument);
+  EXPECT_NE(check({4, 1, 0, kMaxStaleness + 1}).message().find("staleness is 1048577"),
+            std::string::npos);
 }
 
 TEST(RoundOwner, ClosesWithTheQuorumAndNotBefore) {
@@ -187,16 +190,115 @@ TEST(RoundOwner, ANextRoundWaitsUntilAllHaveThisOne) {
 
 TEST(RoundOwner, TheLastRoundWaitsForAllAndEndsTheSeries) {
   RoundOwner owner({3, 1, 0, 9}, false);
-  owner.join({0, 1, 0, true}, 0);
-  owner.join({1, 1, 1}, 0);
+  owner.join({0, 1, 1, true}, 0);
   EXPECT_FALSE(owner.close(0));
-  owner.join({1, 2, 0, true}, 0);
-  owner.join({2, 1, 0, true}, 0);
+  owner.join({1, 1, 1, true}, 0);
+  EXPECT_FALSE(owner.close(0)) << "rank 2 may still contribute, or flush";
+  EXPECT_EQ(owner.missing(), (Ranks{2}));
+  owner.join({2, 1, 1, true}, 0);
   const auto closed = owner.close(0);
   ASSERT_TRUE(closed);
   EXPECT_TRUE(closed->last);
   EXPECT_EQ(ranks_of(*closed), (Ranks{0, 1, 2}));
   EXPECT_TRUE(owner.ended());
+}
+
+TEST(RoundOwner, WhoHasFlushedFollowsUntilAllHave) {
+  RoundOwner owner({3, 2, 0, 9}, false);
+  EXPECT_TRUE(owner.join({0, 1, 1, true}, 0));
+  EXPECT_TRUE(owner.join({1, 1, 1}, 0));
+  EXPECT_FALSE(owner.close(0)) << "of those who contribute two must wait";
+  EXPECT_TRUE(owner.join({2, 1, 1}, 0));
+  auto closed = owner.close(0);
+  ASSERT_TRUE(closed);
+  EXPECT_FALSE(closed->last);
+  EXPECT_EQ(ranks_of(*closed), (Ranks{0, 1, 2}));
+  EXPECT_TRUE(owner.join({0, 1, 2, true}, 10));
+  EXPECT_FALSE(owner.join({0, 1, 2, true}, 11)) << "a duplicate";
+  EXPECT_EQ(owner.waiting_since(), 10);
+  EXPECT_EQ(owner.missing(), (Ranks{1, 2}));
+  owner.join({1, 2, 2, true}, 12);
+  EXPECT_FALSE(owner.close(12));
+  owner.join({2, 2, 2}, 12);
+  closed = owner.close(12);
+  ASSERT_TRUE(closed) << "fewer contribute than the quorum";
+  EXPECT_EQ(closed->members, (Ranks{0, 1, 2}));
+  EXPECT_EQ(closed->waiting, (Ranks{0, 1, 2}));
+  EXPECT_EQ(ranks_of(*closed), (Ranks{1, 2}));
+  owner.join({2, 3, 3, true}, 13);
+  owner.join({0, 1, 3, true}, 13);
+  EXPECT_FALSE(owner.close(13)) << "rank 1 has a result to take";
+  EXPECT_EQ(owner.missing(), (Ranks{1}));
+  owner.join({1, 2, 3, true}, 14);
+  closed = owner.close(14);
+  ASSERT_TRUE(closed);
+  EXPECT_TRUE(closed->last);
+  EXPECT_EQ(ranks_of(*closed), (Ranks{2}));
+  EXPECT_EQ(closed->members, (Ranks{0, 1, 2}));
+  EXPECT_TRUE(owner.ended());
+}
+
+TEST(RoundOwner, NobodyGetsFurtherAheadOfOneThatHasFlushedThanItsMemoryAllows) {
+  RoundOwner owner({2, 1, 0, 2}, false);
+  owner.join({0, 1, 1, true}, 0);
+  for (uint32_t round = 0; round < 2; ++round) {
+    owner.join({1, round + 1, round + 1}, 0);
+    ASSERT_TRUE(owner.close(0)) << round;
+  }
+  owner.join({1, 3, 3}, 0);
+  EXPECT_FALSE(owner.close(0));
+  EXPECT_EQ(owner.missing(), (Ranks{0}));
+  owner.join({0, 1, 2, true}, 0);  // has taken the first of the two
+  EXPECT_TRUE(owner.close(0));
+}
+
+TEST(RoundOwner, TheLastRoundIsEmptyWhenTheOnlyOneThatContributedHasDied) {
+  for (const bool pushes : {false, true}) {
+    RoundOwner owner({2, 1, 0, 9}, pushes);
+    owner.join({0, 1, 1, true}, 0);
+    owner.join({1, 1, 1}, 0);
+    ASSERT_TRUE(owner.close(0));
+    owner.received(0, 0, 0);
+    owner.received(1, 0, 0);
+    owner.join({0, 1, 2, true}, 0);
+    EXPECT_FALSE(owner.close(0));
+    owner.lost(1);
+    const auto closed = owner.close(0);
+    ASSERT_TRUE(closed);
+    EXPECT_TRUE(closed->last && closed->contributors.empty());
+    EXPECT_EQ(closed->members, (Ranks{0}));
+    EXPECT_TRUE(owner.ended());
+  }
+}
+
+TEST(RoundOwner, ALastRoundThatIsRepeatedIsTheLastAgain) {
+  RoundOwner owner({2, 2, 0, 9}, true);
+  owner.join({0, 1, 1, true}, 0);
+  owner.join({1, 1, 1, true}, 0);
+  EXPECT_TRUE(owner.close(0)->last);
+  owner.lost(1);
+  EXPECT_FALSE(owner.ended());
+  EXPECT_FALSE(owner.received(0, 0, 0, false));
+  const auto again = owner.close(0);
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(again->last);
+  EXPECT_EQ(again->attempt, 1u);
+  EXPECT_EQ(ranks_of(*again), (Ranks{0}));
+  EXPECT_TRUE(owner.received(0, 0, 1));
+  EXPECT_TRUE(owner.ended());
+}
+
+TEST(RoundOwner, ToldWhatNobodyCanSayItNamesIt) {
+  RoundOwner owner({2, 2, 0, 9}, false);
+  EXPECT_TRUE(owner.check({0, 1, 1}).ok());
+  EXPECT_NE(owner.check({0, 1, 2}).message().find("base 2 after 0, while round 0 is open"),
+            std::string::npos);
+  owner.join({0, 1, 1, true}, 0);
+  EXPECT_TRUE(owner.check({0, 1, 1, true}).ok());
+  EXPECT_NE(owner.check({0, 2, 1}).message().find("contribution 2 after the last one, 1"),
+            std::string::npos);
+  owner.join({1, 1, 1}, 0);
+  EXPECT_FALSE(owner.check({1, 2, 0}).ok());
 }
 
 TEST(RoundOwner, AReplayClosesWithTheRecordedContributorsAlone) {

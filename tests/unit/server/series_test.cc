@@ -218,6 +218,72 @@ TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kPeerLost);
 }
 
+TEST_F(SeriesTest, WhoHasFlushedFollowsWithoutBytesUntilAllHave) {
+  for (const bool inlined : {true, false}) {
+    SeriesTable fresh(cluster, 0);
+    wire::Enlist enlist;
+    enlist.name = "s";
+    enlist.inline_payload = inlined;
+    enlist.elements = 2;
+    enlist.quorum = 1;
+    enlist.staleness = 3;
+    std::vector<Answer> answers;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(fresh.enlist(rank, encode(enlist), 0, answers).ok());
+    }
+    const auto say = [&](uint32_t rank, uint64_t upto, uint32_t base, bool last,
+                         const std::string& payload) {
+      wire::JoinMessage message;
+      message.id = id;
+      message.upto = upto;
+      message.base = base;
+      message.last = last;
+      answers.clear();
+      return fresh.join(rank, encode(message) + (inlined ? payload : ""), 5, answers);
+    };
+    const auto closes = [&](uint32_t round, bool last) {
+      ASSERT_EQ(answers.size(), 3u);
+      const auto message = wire::decode_round(answers[0].payload);
+      EXPECT_EQ(message->round, round);
+      EXPECT_EQ(message->last, last);
+      for (uint32_t rank = 0; rank < 3 && !inlined; ++rank) {
+        const wire::RoundMark mark{id, round, 0, true};
+        ASSERT_TRUE(fresh.received(rank, encode(mark), 5, answers).ok());
+      }
+    };
+    ASSERT_TRUE(say(0, 1, 1, true, floats({3, 6})).ok());
+    ASSERT_TRUE(say(1, 1, 1, true, floats({3, 6})).ok());
+    EXPECT_TRUE(answers.empty());
+    ASSERT_TRUE(say(2, 1, 1, false, floats({3, 6})).ok());
+    closes(0, false);
+    ASSERT_TRUE(say(0, 1, 2, true, "").ok());
+    EXPECT_TRUE(answers.empty());
+    if (inlined) {
+      EXPECT_FALSE(say(0, 1, 2, true, floats({3, 6})).ok()) << "it has nothing more";
+    }
+    ASSERT_TRUE(say(1, 1, 2, true, "").ok());
+    ASSERT_TRUE(say(2, 2, 2, true, floats({9, 0})).ok());
+    if (inlined) {
+      EXPECT_EQ(wire::decode_round(answers[0].payload)->payload, floats({3, 0}));
+    }
+    closes(1, true);
+  }
+}
+
+TEST_F(SeriesTest, ThereIsAMostOfSeriesAtATime) {
+  wire::Enlist enlist;
+  std::vector<Answer> answers;
+  for (int i = 0; answers.empty() && i < 1 << 16; ++i) {
+    enlist.name = concat("name ", i);
+    ASSERT_TRUE(table.enlist(1, encode(enlist), 0, answers).ok());
+  }
+  ASSERT_EQ(answers.size(), 3u);
+  const auto error = wire::decode_op_error(answers[0].payload);
+  EXPECT_EQ(error->code, Code::kInvalidArgument);
+  EXPECT_NE(error->text.find("begins 'name 1024' beside 1024 other"), std::string::npos)
+      << error->text;
+}
+
 TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   enlist(true);
   std::vector<Answer> answers;
