@@ -68,7 +68,7 @@ EventLoop::EventLoop(Drivers drivers)
   }
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = wake_.get();
+  event.data.u64 = static_cast<uint32_t>(wake_.get());  // generation 0
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
   if (!lends_) return;
   event.data.fd = epoll_.get();
@@ -115,12 +115,17 @@ void EventLoop::stop() {
   post([this] { stopping_.store(true); });
 }
 
+uint64_t EventLoop::tag(int fd) const {
+  return uint64_t{watched_[fd].generation} << 32 | static_cast<uint32_t>(fd);
+}
+
 void EventLoop::add(int fd, uint32_t events, EventHandler* handler) {
-  if (static_cast<size_t>(fd) >= handlers_.size()) handlers_.resize(fd + 1, nullptr);
-  handlers_[fd] = handler;
+  if (static_cast<size_t>(fd) >= watched_.size()) watched_.resize(fd + 1);
+  watched_[fd].handler = handler;
+  if (++watched_[fd].generation == 0) ++watched_[fd].generation;
   epoll_event event{};
   event.events = events;
-  event.data.fd = fd;
+  event.data.u64 = tag(fd);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     log(LogLevel::kError, "epoll cannot watch descriptor ", fd, ": ", strerror(errno));
   }
@@ -129,13 +134,13 @@ void EventLoop::add(int fd, uint32_t events, EventHandler* handler) {
 void EventLoop::modify(int fd, uint32_t events) {
   epoll_event event{};
   event.events = events;
-  event.data.fd = fd;
+  event.data.u64 = tag(fd);
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
 void EventLoop::remove(int fd) {
-  if (fd < 0 || static_cast<size_t>(fd) >= handlers_.size()) return;
-  handlers_[fd] = nullptr;
+  if (fd < 0 || static_cast<size_t>(fd) >= watched_.size()) return;
+  watched_[fd].handler = nullptr;
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
@@ -199,12 +204,15 @@ bool EventLoop::iterate(int timeout_ms) {
   const int n = epoll_wait(epoll_.get(), events, kBatch, timeout_ms);
   ++wakeups_;
   for (int i = 0; i < n; ++i) {
-    const int fd = events[i].data.fd;
-    if (fd == wake_.get()) {
+    const uint64_t tag = events[i].data.u64;
+    if (tag == static_cast<uint32_t>(wake_.get())) {
       uint64_t drained;
-      [[maybe_unused]] ssize_t ignored = ::read(fd, &drained, sizeof(drained));
-    } else if (EventHandler* handler = handlers_[fd]) {
-      handler->on_events(events[i].events);
+      [[maybe_unused]] ssize_t ignored = ::read(wake_.get(), &drained, sizeof(drained));
+      continue;
+    }
+    const Watched& watched = watched_[static_cast<uint32_t>(tag)];
+    if (watched.generation == tag >> 32 && watched.handler != nullptr) {
+      watched.handler->on_events(events[i].events);
     }
   }
   run_tasks();

@@ -76,7 +76,14 @@ class EventLoop {
 
   GuardedFd epoll_;
   GuardedFd wake_;
-  std::vector<EventHandler*> handlers_;  // by descriptor
+  struct Watched {
+    EventHandler* handler = nullptr;
+    // Tells what was added from what had the same number before: an event of that one may still be
+    // among those of this iteration.
+    uint32_t generation = 0;
+  };
+  uint64_t tag(int fd) const;
+  std::vector<Watched> watched_;  // by descriptor
   std::map<std::pair<Nanos, TimerId>, Task> timers_;
   std::map<TimerId, Nanos> timer_times_;
   TimerId next_timer_ = 1;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -53,6 +54,44 @@ TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
   loop.run();
   EXPECT_EQ(steps, 3);
   EXPECT_FALSE(loop.in_loop_thread());
+}
+
+// Two descriptors are ready at once. Whoever is told first closes the other, whose number a new one
+// gets: what was to be said to the old one is not for the new one.
+TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
+  EventLoop loop;
+  struct Replacer : EventHandler {
+    void on_events(uint32_t) override {
+      loop->remove(fd);
+      loop->remove(other->fd);
+      ::close(other->fd);
+      fresh->fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+      EXPECT_EQ(fresh->fd, other->fd);
+      loop->add(fresh->fd, EPOLLIN, fresh);
+      ::close(fd);
+      loop->stop();
+    }
+    EventLoop* loop = nullptr;
+    Replacer* other = nullptr;
+    struct Fresh : EventHandler {
+      void on_events(uint32_t) override { ++events; }
+      int fd = -1, events = 0;
+    }* fresh = nullptr;
+    int fd = -1;
+  };
+  Replacer first, second;
+  Replacer::Fresh fresh;
+  first.loop = second.loop = &loop;
+  first.fresh = second.fresh = &fresh;
+  first.other = &second;
+  second.other = &first;
+  for (Replacer* one : {&first, &second}) {
+    one->fd = ::eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC);
+    loop.add(one->fd, EPOLLIN, one);
+  }
+  loop.run();
+  EXPECT_EQ(fresh.events, 0);
+  ::close(fresh.fd);
 }
 
 TEST(EventLoop, StopBeforeRunEndsItAtOnce) {
