@@ -323,7 +323,7 @@ void LocalBus::fail(uint32_t rank, const Status& status) {
   if (on_peer_closed_) on_peer_closed_(rank, status);
   rank_of_fd_.erase(peer.fd.get());
   peer.fd.reset();
-  // Its regions stay mapped: work in progress may still hold addresses there.
+  peer.imports.clear();  // work in progress has shares of what it points into
 }
 
 // ---- regions ----
@@ -374,8 +374,8 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
                 concat("node: local rank ", peer, " has not exported a region ", region));
 }
 
-Result<char*> LocalBus::peer_memory(uint32_t peer, uint32_t region, uint64_t offset,
-                                    uint64_t bytes) const {
+Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t region,
+                                                    uint64_t offset, uint64_t bytes) const {
   auto mapped = peer_region(peer, region);
   if (!mapped.ok()) return mapped.status();
   const uint64_t size = (*mapped)->bytes();
@@ -384,7 +384,8 @@ Result<char*> LocalBus::peer_memory(uint32_t peer, uint32_t region, uint64_t off
                   concat("node: bytes ", offset, " + ", bytes, " of region ", region,
                          " of local rank ", peer, ", which has ", size));
   }
-  return (*mapped)->data() + offset;
+  char* const data = (*mapped)->data() + offset;
+  return std::shared_ptr<char>(std::move(*mapped), data);
 }
 
 void LocalBus::close() {

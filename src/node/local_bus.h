@@ -90,16 +90,16 @@ class LocalBus {
   // connect() are announced there). Returns SharedRegion::id(). Cheap when repeated. The bus does
   // not keep the region alive here; the peers' mappings keep its memory.
   uint32_t export_region(const std::shared_ptr<SharedRegion>& region);
-  // The peers unmap it once they have seen all earlier messages. Unknown ids are passed over.
+  // The peers let go of it once they have seen all earlier messages; what still points into it
+  // keeps it mapped. Unknown ids are passed over.
   void release_region(uint32_t region);
 
   // The address here of `bytes` bytes at `offset` of a region that `peer` exported (or this worker
-  // itself, while the region is alive). Checked against the region's bounds. Valid until the peer
-  // releases the region, or else until close(): a dead peer's regions stay mapped, for work in
-  // progress, but no new addresses are given out.
-  Result<char*> peer_memory(uint32_t peer, uint32_t region, uint64_t offset, uint64_t bytes) const;
-  // The whole region, kept mapped as long as the caller holds it.
-  Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
+  // itself, while the region is alive), with a share of the mapping: whatever the peer does, it
+  // stays as long as the result does. Checked against the region's bounds. kPeerLost once the peer
+  // is gone.
+  Result<std::shared_ptr<char>> peer_memory(uint32_t peer, uint32_t region, uint64_t offset,
+                                            uint64_t bytes) const;
 
   // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all
   // that is queued could be sent. No handler runs.
@@ -139,6 +139,7 @@ class LocalBus {
   std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes, UniqueFd passed);
   std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message, UniqueFd passed);
   void fail(uint32_t rank, const Status& status);
+  Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
   Status lost(uint32_t rank) const;
 
   LocalListener listener_;

@@ -118,7 +118,7 @@ Result<void*> SharedHeap::allocate_small(size_t bytes) {
     return entry.region->data() + offset;
   };
   for (auto& [base, entry] : entries_) {
-    if (!entry.slab) continue;
+    if (!entry.slab || entry.retired) continue;
     for (auto hole = entry.holes.begin(); hole != entry.holes.end(); ++hole) {
       if (hole->second >= bytes) return take(entry, hole);
     }
@@ -164,16 +164,19 @@ Result<void*> SharedHeap::allocate(size_t bytes) {
   return block;
 }
 
-std::vector<std::shared_ptr<SharedRegion>> SharedHeap::retire(Entries::iterator entry) {
+std::shared_ptr<SharedRegion> SharedHeap::evict(Entries::iterator entry) {
+  std::shared_ptr<SharedRegion> region = std::move(entry->second.region);
+  if (entry->second.cached) cached_ -= region->bytes();
+  released_.push_back(region->id());
+  entries_.erase(entry);
+  return region;
+}
+
+std::vector<std::shared_ptr<SharedRegion>> SharedHeap::keep(Entries::iterator entry) {
   std::vector<std::shared_ptr<SharedRegion>> evicted;
-  auto evict = [&](Entries::iterator it) {
-    released_.push_back(it->second.region->id());
-    evicted.push_back(std::move(it->second.region));
-    entries_.erase(it);
-  };
   const size_t bytes = entry->second.region->bytes();
-  if (bytes > cache_limit_) {  // Not worth the place of all others.
-    evict(entry);
+  if (bytes > cache_limit_ || entry->second.retired) {  // Not worth the place of all others.
+    evicted.push_back(evict(entry));
     return evicted;
   }
   entry->second.cached = true;
@@ -185,10 +188,20 @@ std::vector<std::shared_ptr<SharedRegion>> SharedHeap::retire(Entries::iterator 
       if (!it->second.cached) continue;
       if (oldest == entries_.end() || it->second.cached_at < oldest->second.cached_at) oldest = it;
     }
-    cached_ -= oldest->second.region->bytes();
-    evict(oldest);
+    evicted.push_back(evict(oldest));
   }
   return evicted;
+}
+
+void SharedHeap::retire_all() {
+  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is let go
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const auto one = entry++;
+    one->second.retired = true;
+    if (one->second.cached) evicted.push_back(evict(one));
+  }
 }
 
 bool SharedHeap::free(void* p) {
@@ -221,7 +234,7 @@ bool SharedHeap::free(void* p) {
     }
     entry.holes.emplace(offset, bytes);
   }
-  if (entry.blocks.empty()) evicted = retire(found);
+  if (entry.blocks.empty()) evicted = keep(found);
   return true;
 }
 

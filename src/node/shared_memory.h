@@ -90,6 +90,10 @@ class SharedHeap {
   // them can let go (LocalBus::release_region).
   std::vector<uint32_t> take_released();
 
+  // From now on nothing that was handed out before is handed out again: where the job has failed,
+  // neighbours may still write there for a moment.
+  void retire_all();
+
   struct Usage {
     size_t regions;    // mapped now, cached ones included
     size_t allocated;  // bytes handed out, rounded up to the alignment
@@ -102,6 +106,7 @@ class SharedHeap {
     std::shared_ptr<SharedRegion> region;
     bool slab = false;
     bool cached = false;
+    bool retired = false;  // nothing is handed out from it any more
     uint64_t cached_at = 0;
     std::map<size_t, size_t> holes;            // of a slab: offset -> bytes, never adjacent
     std::unordered_map<size_t, size_t> blocks;  // handed out: offset -> bytes
@@ -115,7 +120,8 @@ class SharedHeap {
   Result<void*> allocate_large(size_t bytes);
   // Keeps a region in which nothing is handed out any more, and evicts the oldest ones above the
   // cap; the caller drops the result after the lock is let go.
-  std::vector<std::shared_ptr<SharedRegion>> retire(Entries::iterator entry);
+  std::vector<std::shared_ptr<SharedRegion>> keep(Entries::iterator entry);
+  std::shared_ptr<SharedRegion> evict(Entries::iterator entry);
 
   const size_t cache_limit_;
   const Sharing sharing_;

@@ -101,6 +101,8 @@ class Flow {
   virtual size_t backlog() const = 0;
   // Stops at once. With an error, on_closed(error) follows from the loop; with ok nothing follows.
   virtual void close(Status why) = 0;
+  // As close({}), and what was lent and has not left yet is taken back: none of it is read later.
+  virtual void abandon() = 0;
   // Writes what is queued and tells the other side that no more comes; closes, without a report,
   // when it closes too (bounded by the caller's own deadline). Frames may arrive until then; none
   // can be sent.

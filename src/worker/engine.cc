@@ -75,8 +75,7 @@ void Engine::stop() {
     if (std::exchange(stopped_, true)) return;
   }
   loop_->post([this] {
-    links_->finish();
-    fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"});
+    fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"}, true);
   });
   loop_->stop();
   thread_.join();
@@ -203,15 +202,21 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
   if (header.type == wire::FrameType::kOpError) {
     auto error = wire::decode_op_error(payload);
     if (!error.ok()) return malformed(error.status());
-    if (error->id == 0) return fail_now({error->code, error->text});
-    if (auto operation = find(error->id)) finish(*operation, {error->code, error->text});
-    return;
+    const Status why(error->code, error->text);
+    if (error->id == 0) return fail_now(why);
+    auto operation = find(error->id);
+    if (!operation) return;
+    // What moves cannot be called back from one rank alone.
+    return operation->launched_ ? fail_now(why) : finish(*operation, why);
   }
   std::string_view rest;
   auto go = wire::decode_go(payload, &rest);
   if (!go.ok()) return malformed(go.status());
   auto operation = find(go->id);
   if (!operation) return;  // failed meanwhile
+  if (operation->launched_) {
+    return malformed({Code::kInternal, concat("answered '", operation->request.name, "' twice")});
+  }
   if (header.type == wire::FrameType::kReply) {
     on_reply(*operation, std::move(*go), rest);
   } else {
@@ -276,6 +281,12 @@ Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
   return transfer;
 }
 
+bool Engine::push(Operation& operation, Transfer& transfer) {
+  const Status pushed = links_->push(transfer, operation.shared_from_this());
+  if (!pushed.ok()) fail_now(pushed);
+  return pushed.ok();
+}
+
 void Engine::launch_allreduce(Operation& operation, Key key) {
   const Request& request = operation.request;
   const size_t bytes = request.bytes();
@@ -283,7 +294,7 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     operation.parts_left_ = 1;
     Transfer& transfer = add_transfer(operation, key, bytes);
     transfer.send = transfer.receive = request.receive;
-    links_->push(transfer);
+    push(operation, transfer);
     return;
   }
   char* data = request.receive;
@@ -317,6 +328,7 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     task.shards = cluster_.nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
                                       : plan::shard_layout(task.bytes, weights());
     task.on_done = [this, &operation](uint32_t) { part_done(operation); };
+    task.keeps = operation.shared_from_this();
     node_stage_->post(std::move(task));
     if (!failure().ok()) return;
   }
@@ -325,11 +337,17 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
 // Everything but all-reduce.
 void Engine::launch_exchange(Operation& operation, Key key) {
   const Request& request = operation.request;
+  const Status fits = check_counts(request, operation.counts, options_.rank, cluster_.size);
+  if (!fits.ok()) return fail_now(fits);
   const Exchange exchange =
       plan_exchange(request, operation.counts, options_.rank, cluster_.size);
   char* out = request.kind == wire::Collective::kBroadcast
                   ? request.receive
                   : operation.make_result(exchange.result_bytes);
+  if (out == nullptr) {
+    return fail_now({Code::kInternal, concat("no memory for the result of '", request.name,
+                                             "', which has ", exchange.result_bytes, " bytes")});
+  }
   if (exchange.own) {
     std::memcpy(out + *exchange.own->receive, request.send + *exchange.own->send,
                 exchange.own->bytes);
@@ -346,7 +364,9 @@ void Engine::launch_exchange(Operation& operation, Key key) {
     if (block.receive) transfer.receive = out + *block.receive;
   }
   operation.parts_left_ = operation.transfers_.size() + 1;
-  for (Transfer& transfer : operation.transfers_) links_->push(transfer);
+  for (Transfer& transfer : operation.transfers_) {
+    if (!push(operation, transfer)) return;
+  }
   part_done(operation);
 }
 
@@ -390,6 +410,10 @@ void Engine::meet_workers() {
   operation->request.send = place->data();
   operation->then_ = [this, place, gathered = operation.get()](const Status& status) {
     if (!status.ok()) return fail_now(status);
+    if (gathered->result_bytes != cluster_.size * kMaxAddress) {
+      return fail_now({Code::kInternal, concat("the workers' addresses have ",
+                                               gathered->result_bytes, " bytes")});
+    }
     std::vector<std::string> addresses;
     for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
       const char* text = gathered->result.get() + rank * kMaxAddress;
@@ -434,14 +458,22 @@ void Engine::fail(const Status& status) {
   loop_->post([this, status] { fail_now(status); });
 }
 
-void Engine::fail_now(const Status& status) {
+void Engine::abort(const Status& status) {
+  fail(status);
+  options_.abort(status.message());
+}
+
+// `leaves`: what was said to the servers still goes out.
+void Engine::fail_now(const Status& status, bool leaves) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return;
     failure_ = status;
   }
-  // First nothing may touch callers' memory any more, then they are told.
-  if (status.code() != Code::kShutdown) links_->clear();
+  // First nothing here may touch callers' memory any more, then they are told. Neighbours may for a
+  // moment: what they know as ours is not used again.
+  leaves ? links_->finish() : links_->clear();
+  heap_.retire_all();
   executor_->clear();
   node_stage_->clear();
   while (!operations_.empty()) finish(*operations_.begin()->second, status);
@@ -541,14 +573,14 @@ Engine::Counters Engine::counters() {
     std::lock_guard lock(mutex_);
     if (stopped_) return {};
   }
-  loop_->post([&] {
+  const bool asked = loop_->post([&] {
     const transport::FlowCounters workers = executor_->counters();
     answer.set_value({links_->counters(),
                       {workers.bytes_sent, workers.bytes_received},
                       links_->credit_bytes(),
                       loop_->wakeups()});
   });
-  return result.get();
+  return asked ? result.get() : Counters{};
 }
 
 }  // namespace herring::worker

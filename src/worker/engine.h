@@ -31,6 +31,8 @@ struct EngineOptions {
   size_t small_bytes = 65536;
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
   double timeout = 1800, warn_after = 60;  // seconds
+  // Makes the whole job give up; any thread.
+  std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };
 
 class Engine {
@@ -54,6 +56,8 @@ class Engine {
   void refuse(wire::Collective kind, const std::string& name, const std::string& why);
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);
+  // Likewise on every rank: what only this one knows.
+  void abort(const Status& status);
   // A process is gone. Where there is a partial all-reduce, the job goes on without a worker unless
   // something else that needs it has begun to move bytes; otherwise it fails.
   void peer_lost(const control::Loss& loss);
@@ -113,7 +117,8 @@ class Engine {
   bool survives(const control::Loss& loss) const;
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
-  void fail_now(const Status& status);
+  void fail_now(const Status& status, bool leaves = false);
+  bool push(Operation& operation, Transfer& transfer);  // false: the job has failed
   void tick();
   std::shared_ptr<Operation> find(uint64_t id);
 

@@ -101,6 +101,23 @@ Exchange all_blocks(const Request& request, const std::vector<uint64_t>& counts,
 
 }  // namespace
 
+Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                    uint32_t size) {
+  const bool gathers = request.kind == wire::Collective::kAllgather;
+  if (!gathers && request.kind != wire::Collective::kAlltoall) return {};
+  const uint64_t most = (uint64_t{1} << 62) / size_of(request.dtype);
+  uint64_t all = 0, own = 0;
+  bool fit = counts.size() == (gathers ? size : uint64_t{size} * size);
+  for (size_t i = 0; fit && i < counts.size(); ++i) {
+    fit = counts[i] <= most - all;
+    all += counts[i];
+    if (gathers ? i == rank : i / size == rank) own += counts[i];
+  }
+  if (fit && own * size_of(request.dtype) == request.bytes()) return {};
+  return {Code::kInternal, concat("the counts that came for '", request.name,
+                                  "' do not fit its ", request.bytes(), " bytes")};
+}
+
 Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                        uint32_t size) {
   Exchange exchange = all_blocks(request, counts, rank, size);

@@ -220,6 +220,7 @@ Status Job::connect() {
   engine.buffer_bytes = shared->get_bytes("buffer_bytes");
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
+  engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine_ = std::make_unique<Engine>(cluster, engine, std::move(*bus), std::move(flows));
 
   member_->watch(

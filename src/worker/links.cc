@@ -52,7 +52,13 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
   controller_.set_flows(flows);
 }
 
-void Links::push(Transfer& transfer) {
+Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
+  const Key& key = transfer.key;
+  if (transfers_.count(key) != 0) {
+    return {Code::kInternal, concat("stream ", key.stream, ", round ", key.round, ", buffer ",
+                                    key.buffer, " of '", transfer.open.name,
+                                    "' is in flight already")};
+  }
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT16_MAX;
   transfer.opened.assign(transfer.runs.size(), 0);
@@ -64,10 +70,10 @@ void Links::push(Transfer& transfer) {
   }
   if (transfer.segments_left == 0) {
     transfer.owner->on_transfer_done(transfer);
-    return;
+    return {};
   }
   if (transfers_.empty()) controller_.on_start();
-  transfers_.emplace(transfer.key, &transfer);
+  transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
     const plan::SegmentRun& run = transfer.runs[r];
@@ -81,6 +87,7 @@ void Links::push(Transfer& transfer) {
     return (a + n - options_.first_server % n) % n < (b + n - options_.first_server % n) % n;
   });
   for (uint32_t server : touched) pump(server);
+  return {};
 }
 
 // The least loaded server has one share, so that its flows keep to the credit; one with three times
@@ -253,7 +260,7 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
                                           header.first_segment, "+", header.segments, ")"));
   };
   if (found == transfers_.end()) return nonsense("that nobody waits for");
-  Transfer& transfer = *found->second;
+  Transfer& transfer = *found->second.transfer;
   uint32_t r = 0;
   for (; r < transfer.runs.size(); ++r) {
     if (transfer.shards[transfer.runs[r].shard].server == flow.server) break;
@@ -331,9 +338,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   }
   transfer.segments_left -= header.segments;
   const bool done = transfer.segments_left == 0;
-  if (done) transfers_.erase(transfer.key);
+  const auto let_go = done ? transfers_.extract(transfer.key) : decltype(transfers_)::node_type();
   if (transfer.receive != nullptr) transfer.owner->on_result(transfer, flow.range);
-  if (done) transfer.owner->on_transfer_done(transfer);  // may push more, or destroy it
+  if (done) transfer.owner->on_transfer_done(transfer);  // may push more
   if (server < links_.size()) pump(server);
   give_back(flow);
 }
@@ -386,17 +393,25 @@ std::vector<Links::ServerCounters> Links::counters() const {
 }
 
 void Links::clear() {
-  transfers_.clear();
   for (Link& link : links_) {
-    link.streams.clear();
-    for (auto& flow : link.flows) flow->flow->close({});
+    for (auto& flow : link.flows) flow->flow->abandon();
   }
+  forget_transfers();
 }
 
 void Links::finish() {
   for (Link& link : links_) {
-    for (auto& flow : link.flows) flow->flow->finish();
+    for (auto& flow : link.flows) {
+      path_of(*flow).outstanding > 0 ? flow->flow->abandon() : flow->flow->finish();
+    }
   }
+  forget_transfers();
+}
+
+// Once no flow reads or writes for them any more.
+void Links::forget_transfers() {
+  for (Link& link : links_) link.streams.clear();
+  const auto let_go = std::exchange(transfers_, {});
 }
 
 }  // namespace herring::worker

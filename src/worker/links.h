@@ -42,13 +42,16 @@ class Links : private transport::FlowHandler {
   void add_flow(uint32_t server, GuardedFd fd, const std::string& peer);
   size_t servers() const { return links_.size(); }
 
-  // Pushes the transfer's runs behind what its stream has queued. It must stay in place until
-  // on_transfer_done(); clear() ends all at once.
-  void push(Transfer& transfer);
+  // Pushes the transfer's runs behind what its stream has queued. Links owns a share of `keeps`,
+  // where the transfer and the memory that it points to live, until on_transfer_done() has returned
+  // or all transfers were forgotten. kInternal: its key is in flight already.
+  Status push(Transfer& transfer, std::shared_ptr<void> keeps = nullptr);
   void send_control(uint32_t server, const wire::FrameHeader& header, std::string payload);
-  // Forgets every transfer and closes every flow (the job has failed or ended).
+  // Both forget every transfer: afterwards nothing touches the memory of any.
+  // Closes every flow (the job has failed).
   void clear();
-  // Writes out what is queued, then closes.
+  // Writes out what is queued, then closes. Flows with something of a transfer on its way cannot:
+  // they close at once.
   void finish();
 
   // Polls what the paths say about congestion; call it now and then.
@@ -72,6 +75,10 @@ class Links : private transport::FlowHandler {
     plan::Range range;
     transport::LossCounter losses;
     uint32_t signals = 0;        // losses so far
+  };
+  struct Pushed {
+    Transfer* transfer = nullptr;
+    std::shared_ptr<void> keeps;
   };
   struct Item {
     Transfer* transfer = nullptr;
@@ -100,6 +107,7 @@ class Links : private transport::FlowHandler {
   void account(size_t sent);
   void give_back(LinkFlow& flow);
   void lost(uint32_t count, Nanos now);
+  void forget_transfers();
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
   Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
@@ -112,7 +120,7 @@ class Links : private transport::FlowHandler {
   const OnControl on_control_;
   const OnClosed on_closed_;
   std::vector<Link> links_;  // by server
-  std::unordered_map<Key, Transfer*, KeyHash> transfers_;
+  std::unordered_map<Key, Pushed, KeyHash> transfers_;
   CreditController controller_;
   uint16_t credit_;
   bool balances_ = false;                  // servers differ: none gets far ahead of the others

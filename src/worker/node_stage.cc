@@ -57,9 +57,9 @@ void NodeStage::BusSocket::on_events(uint32_t events) {
 }
 
 NodeStage::Entry& NodeStage::entry(const Key& key) {
-  std::unique_ptr<Entry>& place = tasks_[key];
+  std::shared_ptr<Entry>& place = tasks_[key];
   if (!place) {
-    place = std::make_unique<Entry>();
+    place = std::make_shared<Entry>();
     place->task.key = key;
     place->ranks.resize(local_size_);
     place->since = monotonic_now();
@@ -68,8 +68,11 @@ NodeStage::Entry& NodeStage::entry(const Key& key) {
 }
 
 void NodeStage::post(NodeTask task) {
+  if (cleared_) return;
   Entry& e = entry(task.key);
-  e.mine = true;
+  if (std::exchange(e.mine, true)) {
+    return on_failure_({Code::kInternal, concat("'", task.name, "' is in flight already")});
+  }
   e.task = std::move(task);
   LocalMessage message;
   message.kind = kPost;
@@ -91,12 +94,13 @@ void NodeStage::post(NodeTask task) {
   Posted& mine = e.ranks[options_.local_rank];
   mine.here = true;
   mine.active = e.task.active;
-  mine.data = e.task.data;
+  mine.data = {e.task.keeps, e.task.data};
   mine.bytes = e.task.bytes;
   if (++e.posted == local_size_) all_posted(e);
 }
 
 void NodeStage::on_message(const LocalMessage& message) {
+  if (cleared_) return;
   const Key key{message.stream, message.round, message.buffer};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
@@ -110,6 +114,7 @@ void NodeStage::on_message(const LocalMessage& message) {
                                                   " is done with a buffer out of turn")});
     }
     peer.done = true;
+    if (message.part > 0) e.result_workers = message.part;
     ++e.done;
     return maybe_finish(e);
   }
@@ -121,7 +126,7 @@ void NodeStage::on_message(const LocalMessage& message) {
   }
   peer.here = true;
   peer.active = !(message.flags & kInactive);
-  peer.data = *memory;
+  peer.data = std::move(*memory);
   peer.bytes = message.bytes;
   if (++e.posted == local_size_) all_posted(e);
 }
@@ -175,8 +180,9 @@ void NodeStage::work() {
     e.reduced += bytes;
     budget -= bytes;
     if (e.reduced == e.slice.bytes) {
+      const std::shared_ptr<Entry> reduced = found->second;
       ready_.pop();
-      options_.nodes == 1 ? slice_done(e) : push_slice(e);
+      options_.nodes == 1 ? slice_done(e) : push_slice(reduced);
     }
   }
   if (!ready_.empty()) schedule_work();
@@ -216,7 +222,7 @@ void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
     const size_t count = std::min(kBlockBytes / item, end - element);
     sources.clear();
     for (const Posted& rank : e.ranks) {
-      if (rank.active) sources.push_back(rank.data + element * item);
+      if (rank.active) sources.push_back(rank.data.get() + element * item);
     }
     char* out = last_stage || !converts(task) ? task.data + element * item
                                               : task.staging + element * wire_item;
@@ -236,7 +242,7 @@ void NodeStage::share(Entry& e, size_t element, size_t elements) {
   const size_t offset = element * item, bytes = elements * item;
   for (uint32_t r = 0; r < local_size_; ++r) {
     if (r == options_.local_rank) continue;
-    std::memcpy(e.ranks[r].data + offset, e.task.data + offset, bytes);
+    std::memcpy(e.ranks[r].data.get() + offset, e.task.data + offset, bytes);
   }
 }
 
@@ -253,13 +259,14 @@ wire::Open NodeStage::open_of(const Entry& e) const {
   return open;
 }
 
-void NodeStage::push_slice(Entry& e) {
+void NodeStage::push_slice(const std::shared_ptr<Entry>& entry) {
+  Entry& e = *entry;
   Transfer& transfer = e.transfer;
   char* base = converts(e.task) ? e.task.staging : e.task.data;
   transfer.open = open_of(e);
   transfer.send = e.workers > 0 ? base : nullptr;
   transfer.receive = base;
-  links_.push(transfer);
+  if (Status pushed = links_.push(transfer, entry); !pushed.ok()) on_failure_(pushed);
 }
 
 void NodeStage::on_result(Transfer& transfer, plan::Range range) {
@@ -275,7 +282,7 @@ void NodeStage::on_result(Transfer& transfer, plan::Range range) {
 
 void NodeStage::on_transfer_done(Transfer& transfer) {
   Entry& e = entry(transfer.key);
-  if (transfer.workers > 0) e.workers = transfer.workers;
+  if (transfer.workers > 0) e.result_workers = transfer.workers;
   slice_done(e);
 }
 
@@ -285,6 +292,7 @@ void NodeStage::slice_done(Entry& e) {
   message.stream = e.task.key.stream;
   message.round = e.task.key.round;
   message.buffer = e.task.key.buffer;
+  message.part = e.result_workers;  // not every local rank has a part of a small buffer
   if (local_size_ > 1) bus_.send_to_all(message);
   e.ranks[options_.local_rank].done = true;
   ++e.done;
@@ -295,7 +303,7 @@ void NodeStage::maybe_finish(Entry& e) {
   if (e.done < local_size_) return;
   auto node = tasks_.extract(e.task.key);
   const Entry& finished = *node.mapped();
-  finished.task.on_done(finished.workers);
+  finished.task.on_done(finished.result_workers > 0 ? finished.result_workers : finished.workers);
 }
 
 void NodeStage::release_regions() {
@@ -323,6 +331,7 @@ void NodeStage::check_deadlines(Nanos now) {
 }
 
 void NodeStage::clear() {
+  cleared_ = true;
   tasks_.clear();
   ready_.clear();
 }

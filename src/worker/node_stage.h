@@ -37,6 +37,7 @@ struct NodeTask {
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
   std::function<void(uint32_t workers)> on_done;
+  std::shared_ptr<void> keeps;         // what data and staging lie in; let go of when all is done
 };
 
 class NodeStage : private TransferOwner {
@@ -63,6 +64,7 @@ class NodeStage : private TransferOwner {
   // Who is missing for how long; fails what is past its deadline.
   void check_deadlines(Nanos now);
   bool busy() const { return !tasks_.empty(); }
+  // Forgets all tasks, for good: afterwards nothing here touches anybody's memory.
   void clear();
 
  private:
@@ -72,7 +74,7 @@ class NodeStage : private TransferOwner {
 
   struct Posted {
     bool here = false, active = true, done = false;
-    char* data = nullptr;
+    std::shared_ptr<char> data;      // a neighbour's stays mapped, whatever it does meanwhile
     uint64_t bytes = 0;
   };
   struct Entry {
@@ -80,7 +82,8 @@ class NodeStage : private TransferOwner {
     NodeTask task;
     std::vector<Posted> ranks;       // by local rank
     uint32_t posted = 0, done = 0;
-    uint32_t workers = 0;            // contributing, on this node; of the result in the end
+    uint32_t workers = 0;            // contributing, on this node
+    uint32_t result_workers = 0;     // on all nodes, as the results of any local rank say
     Nanos since = 0;
     bool warned = false;
     Transfer transfer;               // of this rank's slice
@@ -103,7 +106,7 @@ class NodeStage : private TransferOwner {
   // Reduces wire bytes [begin, begin + bytes) of the slice.
   void reduce(Entry& entry, size_t begin, size_t bytes);
   void share(Entry& entry, size_t element, size_t elements);
-  void push_slice(Entry& entry);
+  void push_slice(const std::shared_ptr<Entry>& entry);
   void slice_done(Entry& entry);
   void maybe_finish(Entry& entry);
   void on_result(Transfer&, plan::Range range) override;
@@ -120,9 +123,10 @@ class NodeStage : private TransferOwner {
   const OnFailure on_failure_;
   const uint32_t local_size_;
   std::unordered_map<int, BusSocket> sockets_;
-  std::unordered_map<Key, std::unique_ptr<Entry>, KeyHash> tasks_;
+  std::unordered_map<Key, std::shared_ptr<Entry>, KeyHash> tasks_;
   Ring<Key> ready_;                  // all posted, to be reduced in this order
   bool work_scheduled_ = false;
+  bool cleared_ = false;
 };
 
 }  // namespace herring::worker

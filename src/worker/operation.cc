@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <numeric>
 
 #include "worker/engine.h"
@@ -16,7 +17,7 @@ void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
 
 char* Operation::make_result(size_t bytes) {
   result_bytes = bytes;
-  result = std::make_unique<char[]>(std::max<size_t>(bytes, 1));
+  result.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
   return result.get();
 }
 

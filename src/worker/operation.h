@@ -28,7 +28,7 @@ struct Request {
   size_t bytes() const;
 };
 
-class Operation : public TransferOwner {
+class Operation : public TransferOwner, public std::enable_shared_from_this<Operation> {
  public:
   explicit Operation(std::shared_ptr<transport::EventLoop> loop) : completion(std::move(loop)) {}
 
@@ -42,7 +42,7 @@ class Operation : public TransferOwner {
  private:
   friend class Engine;
   void on_transfer_done(Transfer&) override;
-  char* make_result(size_t bytes);
+  char* make_result(size_t bytes);     // null: no memory
 
   class Engine* engine_ = nullptr;
   uint64_t id_ = 0;

@@ -142,12 +142,11 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
     return {};
   }
   transfer_.key = {header.stream, header.round, 0};
-  launch(upto, send);
-  return {};
+  return launch(upto, send);
 }
 
 // The others need this worker's part, empty or not: that is how servers know who wants the result.
-void Partial::launch(uint64_t upto, const char* send) {
+Status Partial::launch(uint64_t upto, const char* send) {
   const auto contributors = static_cast<uint32_t>(info_.contributors.size());
   transferring_ = true;
   transfer_.open.dtype = options_.dtype;
@@ -171,7 +170,7 @@ void Partial::launch(uint64_t upto, const char* send) {
   transfer_.runs =
       plan::local_slice(transfer_.shards, engine_.options().links.segment_bytes, 0, 1);
   transfer_.owner = this;
-  engine_.links().push(transfer_);
+  return engine_.links().push(transfer_, shared_from_this());
 }
 
 void Partial::on_transfer_done(Transfer& done) {

@@ -75,7 +75,7 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
 
  private:
   Partial(Engine& engine, PartialOptions options);
-  void launch(uint64_t upto, const char* send);
+  Status launch(uint64_t upto, const char* send);
   void complete();
   void announce(const partial::Join& join, std::string payload);
 

@@ -7,27 +7,95 @@
 
 namespace herring::worker {
 
-// Where no node stage is needed, a buffer goes straight from the arena to the servers and back.
-class Planned::Direct : public TransferOwner {
+class Planned::Work : public std::enable_shared_from_this<Work> {
  public:
-  explicit Direct(Planned& planned) : planned_(planned) {}
+  Work(Engine& engine, PlannedOptions options, plan::Plan plan)
+      : engine(engine), options(std::move(options)), plan(std::move(plan)),
+        stream(engine.next_stream()) {}
+  ~Work();
+  Status allocate();
+  DType wire_of(uint32_t arena) const;
+
+  // Queues a task for the engine thread; a round whose engine has ended fails.
+  void run(const std::shared_ptr<Round>& round, std::function<void()> task);
+  void begin(const std::shared_ptr<Round>& round);
+  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
+
+  Engine& engine;
+  const PlannedOptions options;
+  const plan::Plan plan;
+  const uint32_t stream;
+  std::vector<char*> arenas;
+  std::atomic<uint32_t> contributors{0};
+
+ private:
+  class Direct;  // pushes a buffer without a node stage
+
+  void launch_one(uint32_t buffer, const std::shared_ptr<Round>& round);
+  void buffer_done(const std::shared_ptr<Round>& round, uint32_t workers);
+
+  std::vector<char*> staging_;  // by arena; null where nothing is converted
+  std::vector<std::vector<plan::Shard>> wire_shards_;  // by buffer
+  std::vector<std::unique_ptr<Direct>> direct_;        // by buffer; engine thread
+};
+
+// Where no node stage is needed, a buffer goes straight from the arena to the servers and back.
+class Planned::Work::Direct : public TransferOwner {
+ public:
+  explicit Direct(Work& work) : work_(work) {}
   Transfer transfer;
   std::shared_ptr<Round> round;
 
   void on_transfer_done(Transfer& done) override {
-    planned_.buffer_done(std::exchange(round, nullptr), done.workers);
+    work_.buffer_done(std::exchange(round, nullptr), done.workers);
   }
 
  private:
-  Planned& planned_;
+  Work& work_;
 };
 
-Planned::Planned(Engine& engine, PlannedOptions options)
-    : engine_(engine), options_(std::move(options)) {}
+Planned::Planned(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
-DType Planned::wire_of(uint32_t arena) const {
-  const DType dtype = plan_.arenas[arena].dtype;
-  return options_.narrow && dtype == DType::kFloat32 ? options_.wire : dtype;
+const plan::Plan& Planned::plan() const { return work_->plan; }
+char* Planned::arena(size_t i) const { return work_->arenas[i]; }
+uint32_t Planned::contributors() const { return work_->contributors.load(); }
+
+DType Planned::Work::wire_of(uint32_t arena) const {
+  const DType dtype = plan.arenas[arena].dtype;
+  return options.narrow && dtype == DType::kFloat32 ? options.wire : dtype;
+}
+
+Status Planned::Work::allocate() {
+  for (uint32_t a = 0; a < plan.arenas.size(); ++a) {
+    const plan::Arena& arena = plan.arenas[a];
+    for (const bool staging : {false, true}) {
+      auto& list = staging ? staging_ : arenas;
+      if (staging && wire_of(a) == arena.dtype) {
+        list.push_back(nullptr);
+        continue;
+      }
+      auto memory = engine.heap().allocate(staging ? arena.bytes / 2 : arena.bytes);
+      if (!memory.ok()) return memory.status();
+      list.push_back(static_cast<char*>(*memory));
+    }
+  }
+  for (const plan::Buffer& buffer : plan.buffers) {
+    const bool narrow = staging_[buffer.arena] != nullptr;
+    const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
+    wire_shards_.push_back(engine.cluster().nodes == 1
+                               ? std::vector<plan::Shard>{{0, 0, bytes}}
+                               : plan::shard_layout(bytes, engine.weights()));
+    direct_.push_back(std::make_unique<Direct>(*this));
+  }
+  return {};
+}
+
+Planned::Work::~Work() {
+  for (auto* list : {&arenas, &staging_}) {
+    for (char* memory : *list) {
+      if (memory != nullptr) engine.heap().free(memory);
+    }
+  }
 }
 
 Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
@@ -49,100 +117,61 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
   auto plan = plan::make_plan(gradients, shape, plan_options);
   if (!plan.ok()) return plan.status();
 
-  std::unique_ptr<Planned> planned(new Planned(engine, std::move(options)));
-  planned->plan_ = std::move(*plan);
-  planned->stream_ = engine.next_stream();
-  for (uint32_t a = 0; a < planned->plan_.arenas.size(); ++a) {
-    const plan::Arena& arena = planned->plan_.arenas[a];
-    for (const bool staging : {false, true}) {
-      auto& list = staging ? planned->staging_ : planned->arenas_;
-      if (staging && planned->wire_of(a) == arena.dtype) {
-        list.push_back(nullptr);
-        continue;
-      }
-      auto memory = engine.heap().allocate(staging ? arena.bytes / 2 : arena.bytes);
-      if (!memory.ok()) return memory.status();
-      list.push_back(static_cast<char*>(*memory));
-    }
-  }
-  for (const plan::Buffer& buffer : planned->plan_.buffers) {
-    const bool narrow = planned->staging_[buffer.arena] != nullptr;
-    const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
-    planned->wire_shards_.push_back(cluster.nodes == 1
-                                        ? std::vector<plan::Shard>{{0, 0, bytes}}
-                                        : plan::shard_layout(bytes, engine.weights()));
-    planned->direct_.push_back(std::make_unique<Direct>(*planned));
-  }
-  return planned;
+  auto work = std::make_shared<Work>(engine, std::move(options), std::move(*plan));
+  HERRING_RETURN_IF_ERROR(work->allocate());
+  return std::unique_ptr<Planned>(new Planned(std::move(work)));
 }
 
 Planned::~Planned() {
-  // Nothing of a round may be left in the engine when the memory goes.
-  std::shared_ptr<Round> round;
-  {
-    std::lock_guard lock(mutex_);
-    round = round_;
+  std::lock_guard lock(mutex_);
+  if (round_ == nullptr || round_->completion->done() || next_buffer_ == plan().buffers.size()) {
+    return;
   }
-  if (round != nullptr && !round->completion->done()) {
-    engine_.fail({Code::kShutdown,
-                  concat("planned operation '", options_.name, "' was closed inside a round")});
-    round->completion->wait_for(5 * kSecond);
-  }
-  for (auto* list : {&arenas_, &staging_}) {
-    for (char* memory : *list) {
-      if (memory != nullptr) engine_.heap().free(memory);
-    }
-  }
+  Engine& engine = work_->engine;
+  engine.abort({Code::kShutdown,
+                concat("planned operation '", work_->options.name, "' was closed inside round ",
+                       round_->number, ", before gradients ", missing(),
+                       " were ready; wait() for the round before close()")});
 }
 
 uint64_t Planned::signature() const {
   Fnv1a hash;
-  for (uint64_t value : {plan_.hash, uint64_t{stream_}, static_cast<uint64_t>(options_.op),
-                         static_cast<uint64_t>(options_.narrow),
-                         static_cast<uint64_t>(options_.wire)}) {
+  const PlannedOptions& options = work_->options;
+  for (uint64_t value : {plan().hash, uint64_t{work_->stream}, static_cast<uint64_t>(options.op),
+                         static_cast<uint64_t>(options.narrow),
+                         static_cast<uint64_t>(options.wire)}) {
     hash.add(value);
   }
   return hash.value();
 }
 
 Status Planned::begin(bool active) {
-  HERRING_RETURN_IF_ERROR(engine_.incomplete());
+  HERRING_RETURN_IF_ERROR(work_->engine.incomplete());
   std::unique_lock lock(mutex_);
   if (round_ != nullptr && !round_->completion->done()) {
     return {Code::kInvalidArgument,
-            concat("'", options_.name, "': begin() inside a round; wait() for it first")};
+            concat("'", work_->options.name, "': begin() inside a round; wait() for it first")};
   }
   round_ = std::make_shared<Round>();
-  round_->completion = std::make_shared<Completion>(engine_.loop());
+  round_->completion = std::make_shared<Completion>(work_->engine.loop());
   round_->number = next_round_++;
   round_->active = active;
-  round_->buffers_left = static_cast<uint32_t>(plan_.buffers.size());
-  ready_.assign(plan_.gradients.size(), !active);
-  missing_.assign(plan_.buffers.size(), 0);
+  round_->buffers_left = static_cast<uint32_t>(plan().buffers.size());
+  ready_.assign(plan().gradients.size(), !active);
+  missing_.assign(plan().buffers.size(), 0);
   if (active) {
-    for (const auto& buffers : plan_.buffers_of) {
+    for (const auto& buffers : plan().buffers_of) {
       for (uint32_t b : buffers) ++missing_[b];
     }
   }
   next_buffer_ = 0;
-  if (plan_.buffers.empty()) {
+  if (plan().buffers.empty()) {
     round_->completion->set({});
     return {};
   }
-  const auto round = round_;
-  run(round, [this, round] {
-    if (Status status = engine_.failure(); !status.ok()) {
-      round->completion->set(status);
-    } else {
-      engine_.track(round->completion);
-    }
-  });
-  uint32_t to = 0;
-  while (to < missing_.size() && missing_[to] == 0) ++to;
-  if (to > 0) {
-    next_buffer_ = to;
-    launch(0, to, round);
-  }
+  work_->begin(round_);
+  while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
+  if (next_buffer_ > 0) work_->launch(0, next_buffer_, round_);
   return {};
 }
 
@@ -150,93 +179,109 @@ Status Planned::ready(size_t index) {
   std::lock_guard lock(mutex_);
   if (round_ == nullptr || index >= ready_.size() || ready_[index]) {
     return {Code::kInvalidArgument,
-            concat("'", options_.name, "': gradient ", index,
+            concat("'", work_->options.name, "': gradient ", index,
                    round_ == nullptr         ? " is ready before begin()"
                    : index >= ready_.size() ? " does not exist"
                                              : " is ready twice in one round")};
   }
   ready_[index] = true;
-  for (uint32_t b : plan_.buffers_of[index]) --missing_[b];
+  for (uint32_t b : plan().buffers_of[index]) --missing_[b];
   const uint32_t from = next_buffer_;
   while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
-  if (next_buffer_ > from) launch(from, next_buffer_, round_);
+  if (next_buffer_ > from) work_->launch(from, next_buffer_, round_);
   return {};
+}
+
+std::string Planned::missing() const {
+  std::string missing;
+  size_t count = 0;
+  for (size_t i = 0; i < ready_.size(); ++i) {
+    if (ready_[i] || plan().buffers_of[i].empty()) continue;
+    if (count++ < 10) missing += (missing.empty() ? "" : ", ") + std::to_string(i);
+  }
+  return count > 10 ? concat(missing, " and ", count - 10, " more") : missing;
 }
 
 Result<std::shared_ptr<Completion>> Planned::waiting() {
   std::lock_guard lock(mutex_);
+  const std::string& name = work_->options.name;
   if (round_ == nullptr) {
-    return Status(Code::kInvalidArgument, concat("'", options_.name, "': wait() before begin()"));
+    return Status(Code::kInvalidArgument, concat("'", name, "': wait() before begin()"));
   }
-  if (!round_->completion->done() && next_buffer_ < plan_.buffers.size()) {
-    std::string missing;
-    for (size_t i = 0, named = 0; i < ready_.size() && named < 10; ++i) {
-      if (!ready_[i] && !plan_.buffers_of[i].empty()) {
-        missing += (named++ == 0 ? "" : ", ") + std::to_string(i);
-      }
-    }
-    return Status(Code::kInvalidArgument, concat("'", options_.name, "': wait() before gradients ",
-                                                 missing, " were ready; call ready() for each"));
+  if (!round_->completion->done() && next_buffer_ < plan().buffers.size()) {
+    return Status(Code::kInvalidArgument, concat("'", name, "': wait() before gradients ",
+                                                 missing(), " were ready; call ready() for each"));
   }
   return round_->completion;
 }
 
-void Planned::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
-  if (Status status = engine_.run(std::move(task)); !status.ok()) round->completion->set(status);
+void Planned::Work::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
+  if (Status status = engine.run(std::move(task)); !status.ok()) round->completion->set(status);
 }
 
-void Planned::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
-  run(round, [this, from, to, round] {
-    for (uint32_t b = from; b < to && !round->completion->done(); ++b) launch_one(b, round);
+void Planned::Work::begin(const std::shared_ptr<Round>& round) {
+  run(round, [self = shared_from_this(), round] {
+    if (Status status = self->engine.failure(); !status.ok()) {
+      round->completion->set(status);
+    } else {
+      self->engine.track(round->completion);
+    }
   });
 }
 
-void Planned::launch_one(uint32_t index, const std::shared_ptr<Round>& round) {
-  const plan::Buffer& buffer = plan_.buffers[index];
-  const DType dtype = plan_.arenas[buffer.arena].dtype;
-  char* data = arenas_[buffer.arena] + buffer.range.offset;
+void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
+  run(round, [self = shared_from_this(), from, to, round] {
+    for (uint32_t b = from; b < to && !round->completion->done(); ++b) self->launch_one(b, round);
+  });
+}
+
+void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& round) {
+  const plan::Buffer& buffer = plan.buffers[index];
+  const DType dtype = plan.arenas[buffer.arena].dtype;
+  char* data = arenas[buffer.arena] + buffer.range.offset;
   char* staging = staging_[buffer.arena];
-  if (engine_.uses_node_stage() || staging != nullptr) {
+  if (engine.uses_node_stage() || staging != nullptr) {
     NodeTask task;
-    task.key = {stream_, round->number, index};
-    task.name = options_.name;
+    task.key = {stream, round->number, index};
+    task.name = options.name;
     task.data = data;
     task.bytes = buffer.range.bytes;
     task.dtype = dtype;
     task.wire = wire_of(buffer.arena);
     task.staging = staging == nullptr ? nullptr : staging + buffer.range.offset / 2;
-    task.op = options_.op;
+    task.op = options.op;
     task.active = round->active;
-    task.timeout_ms = engine_.timeout_ms(0);
-    task.warn_ms = engine_.warn_ms();
+    task.timeout_ms = engine.timeout_ms(0);
+    task.warn_ms = engine.warn_ms();
     task.shards = wire_shards_[index];
     task.on_done = [this, round](uint32_t workers) { buffer_done(round, workers); };
-    engine_.node_stage().post(std::move(task));
+    task.keeps = shared_from_this();
+    engine.node_stage().post(std::move(task));
     return;
   }
   Direct& direct = *direct_[index];
   direct.round = round;
   Transfer& transfer = direct.transfer;
-  transfer.key = {stream_, round->number, index};
+  transfer.key = {stream, round->number, index};
   transfer.open.dtype = dtype;
-  transfer.open.op = options_.op;
+  transfer.open.op = options.op;
   transfer.open.workers = round->active ? 1 : 0;
-  transfer.open.timeout_ms = engine_.timeout_ms(0);
-  transfer.open.warn_ms = engine_.warn_ms();
-  transfer.open.name = options_.name;
+  transfer.open.timeout_ms = engine.timeout_ms(0);
+  transfer.open.warn_ms = engine.warn_ms();
+  transfer.open.name = options.name;
   transfer.send = round->active ? data : nullptr;
   transfer.receive = data;
   transfer.shards = wire_shards_[index];
-  transfer.runs =
-      plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
+  transfer.runs = plan::local_slice(transfer.shards, engine.options().links.segment_bytes, 0, 1);
   transfer.owner = &direct;
-  engine_.links().push(transfer);
+  const Status pushed = engine.links().push(transfer, shared_from_this());
+  if (!pushed.ok()) engine.fail(pushed);
 }
 
-void Planned::buffer_done(const std::shared_ptr<Round>& round, uint32_t workers) {
-  contributors_.store(workers);
+void Planned::Work::buffer_done(const std::shared_ptr<Round>& round, uint32_t workers) {
+  contributors.store(workers);
   if (--round->buffers_left > 0) return;
-  engine_.untrack(round->completion);
+  engine.untrack(round->completion);
   round->completion->set({});
 }
 

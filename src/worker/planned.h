@@ -29,10 +29,12 @@ class Planned {
   static Result<std::unique_ptr<Planned>> create(Engine& engine,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options);
+  // A round of which everything is ready goes on, and the arenas live as long. Inside any other the
+  // job fails, on every rank: they wait for gradients that nobody can bring any more.
   ~Planned();
 
-  const plan::Plan& plan() const { return plan_; }
-  char* arena(size_t i) const { return arenas_[i]; }
+  const plan::Plan& plan() const;
+  char* arena(size_t i) const;
   // Equal on two ranks exactly when their planned operations fit together.
   uint64_t signature() const;
 
@@ -43,10 +45,10 @@ class Planned {
   // The running round's completion; kInvalidArgument names gradients that are not ready.
   Result<std::shared_ptr<Completion>> waiting();
   // Workers that contributed to the last finished round.
-  uint32_t contributors() const { return contributors_.load(); }
+  uint32_t contributors() const;
 
  private:
-  class Direct;  // pushes a buffer without a node stage
+  class Work;  // the plan and its memory; what the engine has of a round owns a share of it
   struct Round {
     std::shared_ptr<Completion> completion;
     uint32_t number = 0;
@@ -54,23 +56,11 @@ class Planned {
     uint32_t buffers_left = 0;  // engine thread
   };
 
-  Planned(Engine& engine, PlannedOptions options);
-  // On the engine thread; a round whose engine has ended fails.
-  void run(const std::shared_ptr<Round>& round, std::function<void()> task);
-  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
-  void launch_one(uint32_t buffer, const std::shared_ptr<Round>& round);
-  void buffer_done(const std::shared_ptr<Round>& round, uint32_t workers);
-  DType wire_of(uint32_t arena) const;
+  explicit Planned(std::shared_ptr<Work> work);
+  // The first gradients that are not ready.
+  std::string missing() const;
 
-  Engine& engine_;
-  const PlannedOptions options_;
-  plan::Plan plan_;
-  uint32_t stream_ = 0;
-  std::vector<char*> arenas_;
-  std::vector<char*> staging_;                       // by arena; null where nothing is converted
-  std::vector<std::vector<plan::Shard>> wire_shards_;  // by buffer
-  std::vector<std::unique_ptr<Direct>> direct_;      // by buffer; engine thread
-  std::atomic<uint32_t> contributors_{0};
+  const std::shared_ptr<Work> work_;
 
   std::mutex mutex_;  // guards everything below
   std::shared_ptr<Round> round_;

@@ -49,7 +49,7 @@ class TransferOwner {
   virtual ~TransferOwner() = default;
   // `range` of the buffer now holds results (only when receive is set).
   virtual void on_result(Transfer&, plan::Range /*range*/) {}
-  // All segments are answered; Links has let go of the transfer.
+  // All segments are answered; Links has let go of the transfer, but for its share of the owner.
   virtual void on_transfer_done(Transfer&) = 0;
 };
 

@@ -241,7 +241,7 @@ TEST_P(NodeOf, ReducesInSharedMemory) {
         if (got.kind != kFilled || got.round != round) continue;
         auto memory = w.bus->peer_memory(got.from, got.region, got.offset, got.bytes);
         w.check(memory.ok(), memory.status().to_string());
-        all.push_back(reinterpret_cast<int*>(*memory));
+        all.push_back(reinterpret_cast<int*>(memory->get()));
       }
       const uint64_t slice = count / n;
       for (uint64_t i = w.rank * slice; i < (w.rank + 1) * slice; ++i) {
@@ -299,7 +299,7 @@ TEST_P(NodeOf, AllSurvivorsLearnOfAKilledWorker) {
     w.loop_until([&] { return !w.closed.empty(); });
     w.check(w.closed.count(victim) == 1 && w.closed[victim].code() == Code::kPeerLost,
             w.closed.begin()->second.to_string());
-    w.check((*memory)[5] == static_cast<char>(victim + 1), "the victim's memory is gone");
+    w.check(memory->get()[5] == static_cast<char>(victim + 1), "the victim's memory is gone");
     w.check(w.bus->peer_memory(victim, victims_region, 0, 1).status().code() == Code::kPeerLost,
             "addresses in a dead worker's memory are still given out");
     m.kind = 2;
@@ -330,7 +330,7 @@ TEST_P(NodeOf, AFloodLosesNothingAndKeepsOrder) {
           w.check(m.round == seen[m.from]++, "out of order");
           auto memory = w.bus->peer_memory(m.from, m.region, 0, 4096);
           w.check(memory.ok(), memory.status().to_string());
-          w.check(**memory == static_cast<char>(m.round / 100), "another region's content");
+          w.check(*memory->get() == static_cast<char>(m.round / 100), "another region's content");
         },
         nullptr);
     std::shared_ptr<SharedRegion> region, previous;

@@ -308,6 +308,14 @@ void TcpFlow::close(Status why) {
   }
 }
 
+void TcpFlow::abandon() {
+  if (closed()) return;
+  // Or the system would go on sending lent pages, whatever is in them by then.
+  const linger at_once{1, 0};
+  setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  close({});
+}
+
 void TcpFlow::finish() {
   if (closed() || finishing_) return;
   finishing_ = true;

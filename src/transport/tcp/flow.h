@@ -23,6 +23,7 @@ class TcpFlow final : public Flow, private EventHandler {
   void send_owned(wire::FrameHeader header, std::string payload) override;
   size_t backlog() const override { return backlog_; }
   void close(Status why) override;
+  void abandon() override;
   void finish() override;
   bool closed() const override { return !fd_.valid(); }
   const FlowCounters& counters() const override { return counters_; }

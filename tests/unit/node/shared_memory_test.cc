@@ -229,6 +229,33 @@ TEST(SharedHeap, ReusesAndEvictsTheOldest) {
   EXPECT_NE(heap.region(id_b), nullptr);
 }
 
+// Neighbours may still write to what was handed out before: nobody else gets it.
+TEST(SharedHeap, NothingIsHandedOutAgainOnceAllIsRetired) {
+  SharedHeap heap;
+  const auto take = [&](size_t bytes) {
+    auto block = heap.allocate(bytes);
+    EXPECT_TRUE(block.ok());
+    return *block;
+  };
+  const auto id_of = [&](void* block) { return heap.locate(block, 1)->region; };
+  void* const small = take(64);
+  void* const large = take(SharedHeap::kLargeBytes);
+  void* const cached = take(2 * SharedHeap::kLargeBytes);
+  const std::set<uint32_t> before{id_of(small), id_of(large), id_of(cached)};
+  heap.free(cached);
+  heap.retire_all();
+  EXPECT_EQ(heap.take_released().size(), 1u) << "nobody uses it";
+  heap.free(large);
+  for (const size_t bytes : {size_t{64}, SharedHeap::kLargeBytes, 2 * SharedHeap::kLargeBytes}) {
+    EXPECT_EQ(before.count(id_of(take(bytes))), 0u);
+  }
+  EXPECT_EQ(heap.take_released().size(), 1u);
+  std::memset(small, 1, 64);  // who has it keeps it
+  heap.free(small);
+  EXPECT_EQ(heap.take_released().size(), 1u);
+  EXPECT_EQ(heap.usage().cached, 0u);
+}
+
 TEST(SharedHeap, NothingLeaks) {
   const auto shm = left_in_shm();
   const size_t before = open_fds();

@@ -13,6 +13,25 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
+TEST(Exchange, CountsThatDoNotFitTheCallAreRefused) {
+  Request request;
+  request.dtype = DType::kInt32;
+  request.shape = {3, 2};
+  request.kind = wire::Collective::kAllgather;
+  EXPECT_TRUE(check_counts(request, {1, 6, 0}, 1, 3).ok());
+  EXPECT_FALSE(check_counts(request, {6, 1, 0}, 1, 3).ok());
+  EXPECT_FALSE(check_counts(request, {1, 6}, 1, 3).ok());
+  EXPECT_FALSE(check_counts(request, {}, 1, 3).ok());
+  EXPECT_FALSE(check_counts(request, {UINT64_MAX - 5, 6, 0}, 1, 3).ok());
+  request.kind = wire::Collective::kAlltoall;
+  EXPECT_TRUE(check_counts(request, {9, 8, 2, 4}, 1, 2).ok());
+  EXPECT_FALSE(check_counts(request, {9, 8, 2, 5}, 1, 2).ok());
+  EXPECT_FALSE(check_counts(request, {9, 8, 6}, 1, 2).ok());
+  EXPECT_FALSE(check_counts(request, {uint64_t{1} << 63, 8, 6, 0}, 1, 2).ok());
+  request.kind = wire::Collective::kBroadcast;
+  EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
+}
+
 // All ranks of an operation on int32, with servers that sum each block over who contributes to it.
 class Ranks {
  public:

@@ -94,6 +94,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
     transfer.owner = this;
   }
+  void push() { EXPECT_TRUE(links->push(transfer).ok()); }
   void on_transfer_done(Transfer&) override {
     if (on_done) return on_done();
     done = true;
@@ -126,7 +127,7 @@ TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
   servers[1]->answering = true;
   uint32_t light = 0, heavy = 0;
   loop.post([&] {
-    links->push(transfer);
+    push();
     when_quiet([&] {
       heavy = servers[0]->segments;
       light = servers[1]->segments;
@@ -156,11 +157,11 @@ TEST_F(LinksTest, AllThatWasLentIsGivenBack) {
     // More than 2^16 segments in all: the count wraps.
     if (++rounds < 700) {
       ++transfer.key.round;
-      return links->push(transfer);
+      return push();
     }
     when_all_is_taken();
   };
-  loop.post([&] { links->push(transfer); });
+  loop.post([&] { push(); });
   loop.run();
   EXPECT_EQ(server.lent, 700u * 96);
   EXPECT_EQ(server.taken, server.lent);
@@ -168,12 +169,41 @@ TEST_F(LinksTest, AllThatWasLentIsGivenBack) {
   EXPECT_EQ(data, expected);
 }
 
+// However it ends, the memory is the caller's again: what comes late goes nowhere.
+TEST_F(LinksTest, NothingTouchesATransferThatWasForgotten) {
+  for (const bool finishes : {true, false}) {
+    servers.clear();
+    done = false;
+    make({1, 1});
+    servers[0]->answering = servers[1]->answering = false;
+    auto owned = std::make_shared<int>();
+    const std::weak_ptr<int> share = owned;
+    loop.post([&] {
+      EXPECT_TRUE(links->push(transfer, std::move(owned)).ok());
+      EXPECT_FALSE(links->push(transfer).ok()) << "in flight already";
+      when_quiet([&] {
+        EXPECT_FALSE(share.expired());
+        finishes ? links->finish() : links->clear();
+        EXPECT_TRUE(share.expired());
+        data.assign(data.size(), 'x');
+        expected = data;
+        servers[0]->answer();
+        servers[1]->answer();
+        loop.call_after(20 * kMillisecond, [&] { loop.stop(); });
+      });
+    });
+    loop.run();
+    EXPECT_FALSE(done);
+    EXPECT_EQ(data, expected);
+  }
+}
+
 TEST_F(LinksTest, EqualServersDoNotWaitForEachOther) {
   make({1, 1});
   servers[1]->answering = true;
   uint32_t free_one = 0, stuck = 0;
   loop.post([&] {
-    links->push(transfer);
+    push();
     when_quiet([&] {
       stuck = servers[0]->segments;
       free_one = servers[1]->segments;

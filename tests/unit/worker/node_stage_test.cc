@@ -1,0 +1,190 @@
+// The local ranks of a node in one process, on one loop.
+#include "worker/node_stage.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "../transport/pair.h"
+
+namespace herring::worker {
+namespace {
+
+using transport::Destinations;
+using transport::EventLoop;
+using transport::Flow;
+using transport::tcp::TcpFlow;
+
+constexpr size_t kSegment = 1024, kSmall = 64;
+
+// Answers what is pushed with the same bytes, in the name of so many workers.
+class Server : public transport::FlowHandler {
+ public:
+  Server(EventLoop& loop, GuardedFd fd, uint16_t workers)
+      : flow_(loop, std::move(fd), *this, "worker"), workers_(workers) {}
+  Status on_header(Flow&, const wire::FrameHeader& header, Destinations& out) override {
+    payload_.resize(header.payload);
+    if (header.payload > 0) out.add(payload_.data(), payload_.size());
+    return {};
+  }
+  Status on_frame(Flow& flow, const wire::FrameHeader& pushed) override {
+    if (pushed.type != wire::FrameType::kData) return {};
+    wire::FrameHeader header = pushed;
+    header.type = wire::FrameType::kResult;
+    header.flags = 0;
+    header.workers = workers_;
+    if (pushed.flags & wire::kFlagEmpty) payload_.assign(kSmall, '\0');
+    flow.send_owned(header, payload_);
+    return {};
+  }
+  void on_closed(Flow&, const Status&) override {}
+
+ private:
+  TcpFlow flow_;
+  const uint16_t workers_;
+  std::string payload_;
+};
+
+class NodeStageTest : public ::testing::Test {
+ protected:
+  struct Rank {
+    std::unique_ptr<SharedHeap> heap = std::make_unique<SharedHeap>(0);  // keeps nothing
+    std::unique_ptr<LocalBus> bus;
+    std::unique_ptr<Server> server;
+    std::unique_ptr<Links> links;
+    std::unique_ptr<NodeStage> stage;
+    std::vector<uint32_t> workers;  // of what is done
+    std::vector<Status> failures;
+  };
+
+  void make(uint32_t size, uint32_t nodes) {
+    ranks = std::vector<Rank>(size);
+    std::vector<LocalAddress> addresses;
+    for (Rank& rank : ranks) {
+      auto bus = LocalBus::listen();
+      ASSERT_TRUE(bus.ok());
+      rank.bus = std::move(*bus);
+      addresses.push_back(rank.bus->address());
+    }
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        const Nanos deadline = monotonic_now() + 30 * kSecond;
+        EXPECT_TRUE(ranks[r].bus->connect(r, addresses, deadline).ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t r = 0; r < size; ++r) {
+      Rank& rank = ranks[r];
+      LinksOptions options;
+      options.segment_bytes = kSegment;
+      rank.links = std::make_unique<Links>(
+          loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
+          [](uint32_t, const Status&) {});
+      if (nodes > 1) {
+        auto [near, far] = transport::tcp::testing::connected_pair();
+        rank.server = std::make_unique<Server>(loop, std::move(far), 5);
+        rank.links->add_flow(0, std::move(near), "server");
+      }
+      NodeStage::Options stage;
+      stage.nodes = nodes;
+      stage.local_rank = r;
+      stage.most_local_ranks = size;
+      stage.segment_bytes = kSegment;
+      stage.names.assign(size, "a rank");
+      rank.stage = std::make_unique<NodeStage>(
+          loop, *rank.bus, *rank.heap, *rank.links, stage,
+          [&rank](const Status& why) { rank.failures.push_back(why); });
+      rank.stage->attach();
+    }
+  }
+
+  char* allocate(uint32_t r, size_t bytes) {
+    auto memory = ranks[r].heap->allocate(bytes);
+    EXPECT_TRUE(memory.ok());
+    return static_cast<char*>(*memory);
+  }
+
+  void post(uint32_t r, char* data, size_t bytes, uint32_t round = 0, bool active = true) {
+    NodeTask task;
+    task.key = {3, round, 0};
+    task.name = "test";
+    task.data = data;
+    task.bytes = bytes;
+    task.op = ReduceOp::kSum;
+    task.active = active;
+    task.timeout_ms = task.warn_ms = 60'000;
+    task.shards = {{0, 0, bytes}};
+    task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
+    ranks[r].stage->post(std::move(task));
+  }
+
+  using Step = std::function<void()>;
+  // Runs each step on the loop, when what the one before has set off is over: all runs in this
+  // thread, so that takes a few turns.
+  void run(std::vector<Step> steps) {
+    constexpr int kTurns = 200;
+    int turns = 0;
+    size_t next = 0;
+    Step turn = [&] {
+      if (turns++ % kTurns == 0) {
+        if (next == steps.size()) return loop.stop();
+        steps[next++]();
+      }
+      loop.post(turn);
+    };
+    loop.post(turn);
+    loop.run();
+  }
+
+  EventLoop loop;
+  std::vector<Rank> ranks;
+};
+
+// Its plan was closed, its array was freed, its process has ended: what a neighbour has posted can
+// be read and written for as long as somebody may do so.
+TEST_F(NodeStageTest, ANeighboursMemoryStaysWhileItIsUsed) {
+  constexpr size_t kBytes = 2 * SharedHeap::kLargeBytes;
+  make(2, 1);
+  char* const mine = allocate(0, kBytes);
+  char* const gone = allocate(1, kBytes);
+  for (size_t i = 0; i < kBytes / 4; ++i) {
+    reinterpret_cast<float*>(mine)[i] = 2;
+    reinterpret_cast<float*>(gone)[i] = 3;
+  }
+  run({[&] {
+         post(1, gone, kBytes);
+         ranks[1].stage->clear();  // its job has failed
+         ASSERT_TRUE(ranks[1].heap->free(gone));
+         ranks[1].stage->release_regions();
+       },
+       [&] { post(0, mine, kBytes); }});
+  // Rank 0 has reduced its half, and waits for the other one.
+  EXPECT_TRUE(ranks[0].failures.empty());
+  EXPECT_TRUE(ranks[0].workers.empty());
+  EXPECT_TRUE(ranks[0].stage->busy());
+  EXPECT_EQ(reinterpret_cast<float*>(mine)[kBytes / 8 - 1], 5);
+  EXPECT_EQ(reinterpret_cast<float*>(mine)[kBytes / 8], 2);
+}
+
+TEST_F(NodeStageTest, AllLocalRanksKnowWhoIsInASmallResult) {
+  make(3, 2);
+  std::vector<char*> data;
+  for (uint32_t r = 0; r < 3; ++r) {
+    data.push_back(allocate(r, kSmall));
+    std::memset(data[r], 0, kSmall);
+  }
+  // One segment, which local rank 0 pushes; in the second round nobody here has anything to add.
+  std::vector<Step> rounds;
+  for (const uint32_t round : {0u, 1u}) {
+    rounds.push_back([&, round] {
+      for (uint32_t r = 0; r < 3; ++r) post(r, data[r], kSmall, round, round == 0 && r != 1);
+    });
+  }
+  run(rounds);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.workers, (std::vector<uint32_t>{5, 5}));
+}
+
+}  // namespace
+}  // namespace herring::worker
