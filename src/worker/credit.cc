@@ -24,6 +24,9 @@ constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
 constexpr Nanos kBoundedQueueingOfOne = 8 * kMillisecond;
 constexpr Nanos kBoundedQueueing = 4 * kMillisecond;
+// Of the shortest round trip: a long path's varies by more than the above, and a queue that is
+// shorter leaves room to look whether there is more to gain.
+constexpr Nanos kPathsPerLongQueue = 4;
 constexpr Nanos kOneEvent = kSecond;
 constexpr uint32_t kLossesThatCount = 3;
 
@@ -41,6 +44,7 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
 
 void CreditController::on_queueing(Nanos delay, Nanos shortest) {
   queueing_ = delay;
+  path_ = shortest;
   queued_ += delay;
   shortest_ += shortest;
   ++reports_;
@@ -63,6 +67,10 @@ Nanos CreditController::mean_response() const {
 bool CreditController::link_is_full(double share) const {
   const auto waiting = static_cast<double>(mean_response() - mean_shortest());
   return queueing_ > kShortQueueing && static_cast<double>(mean_queueing()) > share * waiting;
+}
+
+bool CreditController::queue_is_long(Nanos least) const {
+  return queueing_ > std::max(least, path_ / kPathsPerLongQueue);
 }
 
 void CreditController::on_start() {
@@ -89,7 +97,7 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
   // A queue that long is full use of the path already. (The acknowledgement of a single packet may
   // wait for the peer's process, so its round trip tells less.)
   const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
-  if (intervals_ == 0 && queueing_ > bounded && link_is_full(kQueueingOnAFullLink)) return;
+  if (intervals_ == 0 && queue_is_long(bounded) && link_is_full(kQueueingOnAFullLink)) return;
   bytes_ += bytes;
   busy_ += busy;
   const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
@@ -97,7 +105,7 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
 }
 
 void CreditController::finish_interval(Nanos now) {
-  if (intervals_ == 0 && link_is_full(kQueueingBeyondDoubt)) {
+  if (intervals_ == 0 && queue_is_long(kShortQueueing) && link_is_full(kQueueingBeyondDoubt)) {
     hold(now, 0);
     return begin_observation();
   }

@@ -12,7 +12,8 @@
 // Packets queue for a link, but for busy processors too, and there larger windows save work. What
 // tells them apart is where the time between a segment and its result goes: on a full link it is
 // half on the way there and half on the way back; where processes wait for processors, or for each
-// other, the way takes little of it. Where it takes most of the time there is no trial at all.
+// other, the way takes little of it. Where it takes most of the time there is no trial at all,
+// unless the queue is short against the path itself: a long path that is nearly empty looks so too.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
@@ -61,6 +62,8 @@ class CreditController {
   }
   // Packets queue, and for more than this share of the time to a result.
   bool link_is_full(double share) const;
+  // Packets queue for longer than `least`, and than a good part of the empty path takes.
+  bool queue_is_long(Nanos least) const;
   Nanos mean_queueing() const;
   Nanos mean_shortest() const;
   Nanos mean_response() const;
@@ -80,7 +83,7 @@ class CreditController {
   size_t intervals_ = 0;            // finished in this trial
   double goodput_ = 0;           // of the last one, bytes per second
   std::array<double, 6> gains_ = {};  // of the pairs of this trial
-  Nanos queueing_ = 0;           // as last reported
+  Nanos queueing_ = 0, path_ = 0;  // as last reported; the shortest round trip
   // Since the end of the last trial, or the last decision against one.
   Nanos queued_ = 0, shortest_ = 0;  // queueing and shortest round trips, added up
   size_t reports_ = 0;           // of them

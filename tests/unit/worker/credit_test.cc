@@ -136,6 +136,27 @@ TEST(CreditController, TheLengthOfAPathIsNoWaiting) {
   }
 }
 
+// A round trip of 100 ms varies by more than a queue on a short path would last: that is no reason
+// not to look. What is on the way fits the path until the window is 16 segments.
+TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
+  constexpr Nanos kShortest = 100 * kMillisecond;
+  for (const Nanos queueing : {10 * kMillisecond, 20 * kMillisecond}) {
+    Path path;
+    path.run(600 * kSecond, [&](uint16_t credit) {
+      path.controller.on_queueing(queueing, kShortest);
+      return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(kShortest + queueing);
+    });
+    EXPECT_EQ(path.controller.base(), 16) << queueing / kMillisecond << " ms";
+  }
+  // A queue as long as the path is one.
+  Path path;
+  path.run(600 * kSecond, [&](uint16_t credit) {
+    path.controller.on_queueing(kShortest, kShortest);
+    return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(2 * kShortest);
+  });
+  EXPECT_EQ(path.controller.trials(), 0u);
+}
+
 // Ranks do not begin an all-reduce at once, and how long the first one waits is no one's gain.
 TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
   Path path;
