@@ -5,7 +5,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -16,10 +15,17 @@ namespace {
 
 using worker::Planned;
 
-std::unique_ptr<Planned> make(worker::Job& job,
-                              const std::vector<std::pair<uint64_t, std::string>>& gradients,
-                              const std::string& name, const std::string& op,
-                              const std::string& wire_dtype, size_t buffer_bytes) {
+// The job outlives the plan, and every view of its memory, which may outlive the plan.
+struct PlanHandle {
+  nb::object job;
+  std::unique_ptr<Planned> planned;
+};
+
+PlanHandle make(nb::object job_object,
+                const std::vector<std::pair<uint64_t, std::string>>& gradients,
+                const std::string& name, const std::string& op, const std::string& wire_dtype,
+                size_t buffer_bytes) {
+  worker::Job& job = nb::cast<worker::Job&>(job_object);
   std::vector<plan::Gradient> list;
   for (const auto& [elements, dtype] : gradients) {
     list.push_back({elements, take(parse_dtype(dtype))});
@@ -30,7 +36,23 @@ std::unique_ptr<Planned> make(worker::Job& job,
   options.narrow = !wire_dtype.empty();
   if (options.narrow) options.wire = take(parse_dtype(wire_dtype));
   options.buffer_bytes = buffer_bytes;
-  return take(Planned::create(job.engine(), list, std::move(options)));
+  return {job_object, take(Planned::create(job.engine(), list, std::move(options)))};
+}
+
+nb::object arena(const PlanHandle& handle, size_t i) {
+  const Planned& planned = *handle.planned;
+  if (i >= planned.plan().arenas.size()) throw nb::index_error("no such arena");
+  struct Owner {
+    nb::object job;
+    std::shared_ptr<char> memory;
+  };
+  auto* owner = new Owner{handle.job, planned.arena(i)};
+  nb::capsule capsule(owner, [](void* p) noexcept {
+    nb::gil_scoped_acquire gil;
+    delete static_cast<Owner*>(p);
+  });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
+      reinterpret_cast<uint8_t*>(owner->memory.get()), {planned.plan().arenas[i].bytes}, capsule));
 }
 
 using Place = std::tuple<uint32_t, size_t, size_t>;
@@ -39,43 +61,39 @@ using Place = std::tuple<uint32_t, size_t, size_t>;
 
 void register_planned(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<Planned>(module, "Planned")
+  nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
-                  "buffer_bytes"_a, nb::keep_alive<0, 1>())
-      .def("begin", [](Planned& p, bool active) { check(p.begin(active)); }, "active"_a = true)
-      .def("ready", [](Planned& p, size_t index) { check(p.ready(index)); }, "index"_a)
-      .def("wait", [](Planned& p, double seconds) {
-        wait(*take(p.waiting()), seconds, "the round");
+                  "buffer_bytes"_a)
+      .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
+           "active"_a = true)
+      .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)
+      .def("wait", [](PlanHandle& h, double seconds) {
+        wait(*take(h.planned->waiting()), seconds, "the round");
       }, "seconds"_a = 0.0)
-      .def("arena", [](nb::object self, size_t i) {
-        Planned& p = nb::cast<Planned&>(self);
-        if (i >= p.plan().arenas.size()) throw nb::index_error("no such arena");
-        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
-            reinterpret_cast<uint8_t*>(p.arena(i)), {p.plan().arenas[i].bytes}, self);
-      }, "index"_a)
-      .def_prop_ro("arenas", [](const Planned& p) {
+      .def("arena", &arena, "index"_a)
+      .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;
-        for (const auto& arena : p.plan().arenas) {
+        for (const auto& arena : h.planned->plan().arenas) {
           all.emplace_back(name_of(arena.dtype), arena.bytes);
         }
         return all;
       })
-      .def_prop_ro("placements", [](const Planned& p) {
+      .def_prop_ro("placements", [](const PlanHandle& h) {
         std::vector<Place> all;
-        for (const auto& one : p.plan().placements) {
+        for (const auto& one : h.planned->plan().placements) {
           all.emplace_back(one.arena, one.range.offset, one.range.bytes);
         }
         return all;
       })
-      .def_prop_ro("buffers", [](const Planned& p) {
+      .def_prop_ro("buffers", [](const PlanHandle& h) {
         std::vector<Place> all;
-        for (const auto& one : p.plan().buffers) {
+        for (const auto& one : h.planned->plan().buffers) {
           all.emplace_back(one.arena, one.range.offset, one.range.bytes);
         }
         return all;
       })
-      .def_prop_ro("signature", &Planned::signature)
-      .def_prop_ro("contributors", &Planned::contributors);
+      .def_prop_ro("signature", [](const PlanHandle& h) { return h.planned->signature(); })
+      .def_prop_ro("contributors", [](const PlanHandle& h) { return h.planned->contributors(); });
 }
 
 }  // namespace herring::bindings

@@ -57,7 +57,7 @@ class Planned::Work::Direct : public TransferOwner {
 Planned::Planned(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
 const plan::Plan& Planned::plan() const { return work_->plan; }
-char* Planned::arena(size_t i) const { return work_->arenas[i]; }
+std::shared_ptr<char> Planned::arena(size_t i) const { return {work_, work_->arenas[i]}; }
 uint32_t Planned::contributors() const { return work_->contributors.load(); }
 
 DType Planned::Work::wire_of(uint32_t arena) const {

@@ -34,7 +34,8 @@ class Planned {
   ~Planned();
 
   const plan::Plan& plan() const;
-  char* arena(size_t i) const;
+  // With a share of the plan's memory, which may outlive it (but not the engine).
+  std::shared_ptr<char> arena(size_t i) const;
   // Equal on two ranks exactly when their planned operations fit together.
   uint64_t signature() const;
 

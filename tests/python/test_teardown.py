@@ -66,15 +66,19 @@ def average():
         plan.ready(i)
     plan.wait()
 if rank == 1:
+    view = plan.arena(0)
+    view[:] = 1
     plan.begin()
     plan.ready(1)
     plan.ready(0)
     plan.close()
+    view.sum()  # outlives the plan
     own = herring.empty(1_200_000)
     own[:] = -1
     raises(herring.ShutdownError, "'p' was closed inside round 0, before gradients 2 were ready",
            lambda: [herring.barrier() for _ in range(100)])
     assert (own == -1).all()
+    view[:] = 4
 else:
     raises(herring.PeerLostError, "'p' was closed inside round 0", average)
     plan.close()
