@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 
+#include "base/fork_guard.h"
 #include "base/hash.h"
 
 namespace herring::worker {
@@ -25,6 +26,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   const PlannedOptions options;
   const plan::Plan plan;
   const uint32_t stream;
+  const uint32_t generation = fork_generation();
   std::vector<char*> arenas;
   std::atomic<uint32_t> contributors{0};
 
@@ -123,6 +125,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
 }
 
 Planned::~Planned() {
+  if (work_->generation != fork_generation()) return;  // a child is no member of the job
   std::lock_guard lock(mutex_);
   if (round_ == nullptr || round_->completion->done() || next_buffer_ == plan().buffers.size()) {
     return;
