@@ -90,11 +90,21 @@ void apply_process_settings(const Settings& settings) {
   }
 }
 
-// Waits until the server has handed out everything, or all workers have left; bounded.
+// Waits until the server has handed out everything, or all workers have left; bounded, the more so
+// where nothing moves any more.
 void drain(server::Server& server, const std::atomic<bool>& ended) {
-  const Nanos deadline = monotonic_now() + 10 * kSecond;
-  while (!ended.load() && !server.idle() && monotonic_now() < deadline) {
+  constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
+  const Nanos start = monotonic_now();
+  Nanos moved_at = start;
+  uint64_t traffic = server.traffic();
+  while (!ended.load() && !server.idle()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const Nanos now = monotonic_now();
+    if (const uint64_t bytes = server.traffic(); bytes != traffic) {
+      traffic = bytes;
+      moved_at = now;
+    }
+    if (now - start > kMost || now - moved_at > kStandstill) return;
   }
 }
 
@@ -291,6 +301,8 @@ void Job::shutdown() {
   if (engine_) engine_->stop();
   if (member_) member_->goodbye();
   if (server_) {
+    // The rendezvous tells all others that this rank has left.
+    server_->rank_left(options_.rank);
     if (healthy) drain(*server_, ended_);
     if (server_member_) server_member_->goodbye();
     server_->stop();
