@@ -533,8 +533,8 @@ void Engine::rank_left(uint32_t rank) {
   });
 }
 
-// A server is gone. If its process died, the rendezvous will say who; if it ended because its job or
-// its worker did, that only concerns what still needs it.
+// A server is gone. If its process died, the rendezvous will say who; if it ended because its
+// worker has left, that only concerns what still needs it.
 void Engine::on_link_closed(uint32_t server, const Status& why) {
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
   if (why.code() == Code::kInternal) return fail_now({Code::kInternal, text});

@@ -1,4 +1,4 @@
-"""Ranks that leave while others still want something of them: every wait ends, at once, with who left.
+"""Ranks that leave while others still want something of them: every wait ends, and says who left.
 
 The deadline is long where an end "at once" is meant, so that only news of the leaver can end a wait
 within the job's time limit.
@@ -7,6 +7,7 @@ within the job's time limit.
 from __future__ import annotations
 
 import pytest
+
 from jobs import expect_success, run_job
 
 LEAVERS = {
