@@ -297,11 +297,12 @@ class Member::Impl final : public Channel::Owner {
   void look() {
     const Nanos now = monotonic_now();
     const Nanos late = silence_.tick(now, look_period_);
-    channel_->forgive(late, now);
-    const Nanos silent = now - channel_->heard_at();
+    channel_->look(late, now);
+    const Nanos silent = channel_->silent(now);
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();
-      rendezvous_ended(concat("is lost: nothing was heard from it for ", to_seconds(silent),
+      rendezvous_ended(concat("is lost: nothing was heard from it or its system for ",
+                              to_seconds(silent),
                               " s (time-out ", to_seconds(rhythm_.timeout), " s)"),
                        false);
     }

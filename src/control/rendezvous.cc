@@ -445,20 +445,20 @@ class Rendezvous::Impl final : public Channel::Owner {
     const Nanos late = silence_.tick(now, period);
     for (size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = *peers_[i];
-      peer.channel->forgive(late, now);
-      const Nanos silent = now - peer.channel->heard_at();
+      peer.channel->look(late, now);
+      const Nanos silent = peer.channel->silent(now);
       const bool mute = peer.kind == Kind::kUnknown && !peer.gone &&
                         now - peer.accepted > options_.connect_timeout;
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (!peer.gone && peer.kind != Kind::kUnknown) {
         const std::string held_up =
-            concat("this process was not heard for ", to_seconds(silent), " s, more than the ",
+            concat("this machine was not heard for ", to_seconds(silent), " s, more than the ",
                    to_seconds(options_.heartbeat_timeout),
                    " s of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
-        lose(peer, concat("nothing was heard from it for ", to_seconds(silent), " s (time-out ",
-                          to_seconds(options_.heartbeat_timeout), " s)"));
-        peer.channel->forgive(silent, now);  // a moment to read why, should it come back
+        lose(peer, concat("nothing was heard from it or its system for ", to_seconds(silent),
+                          " s (time-out ", to_seconds(options_.heartbeat_timeout), " s)"));
+        peer.channel->look(silent, now);  // a moment to read why, should it come back
       } else {
         peer.channel->close();
       }

@@ -153,6 +153,11 @@ Status make_flow_socket(int fd) {
   return {};
 }
 
+void repeat_steadily(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
+}
+
 void avoid_bbr(int fd) {
   constexpr std::string_view kInstead = "cubic";
   char name[16] = {};  // as long as the system's names can be
