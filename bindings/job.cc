@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 #include "bindings.h"
@@ -83,7 +84,23 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   options.rendezvous_fd = rendezvous_fd;
   options.host_id = host_id;
   options.secret = std::string(secret.c_str(), secret.size());
-  options.settings = take(Settings::load(settings));
+  auto loaded = Settings::load(settings);
+  if (!loaded.ok()) {
+    // The others get the error too; only what is needed to find them is taken from the settings.
+    std::map<std::string, std::string> known;
+    if (const char* name = std::getenv("HERRING_JOB"); name != nullptr && *name != '\0') {
+      known["job"] = name;
+    }
+    options.settings = take(Settings::load(known, [](const char*) -> const char* {
+      return nullptr;
+    }));
+    without_gil([&] {
+      Job::decline(std::move(options), loaded.status());
+      return true;
+    });
+    raise(loaded.status());
+  }
+  options.settings = std::move(*loaded);
   return take(without_gil([&] { return Job::start(std::move(options)); }));
 }
 

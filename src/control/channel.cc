@@ -37,7 +37,7 @@ void Channel::send(FrameType type, std::string payload, uint8_t flags) {
 Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
   heard_at_ = monotonic_now();
-  if (header.type < FrameType::kRegister || header.type > FrameType::kAbort) {
+  if (header.type < FrameType::kWarning || header.type > FrameType::kAbort) {
     return {Code::kInternal, concat("it sent a frame of type ", wire::name_of(header.type),
                                     " on a control connection")};
   }
