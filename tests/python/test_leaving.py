@@ -110,3 +110,45 @@ def test_uneven_data_in_training_names_who_ran_out_of_it(layout: str, buffers: b
     script = f"BUFFERS = {buffers}\n{TRAINING}"
     output = expect_success(run_job(LEAVERS[layout], script, HERRING_TIMEOUT="600"))
     assert output.count("told") == 1
+
+
+def test_a_deadline_is_kept_although_no_server_can() -> None:
+    output = expect_success(
+        run_job(
+            ["-n", "2", "--nodes", "2", "--servers", "2"],
+            """
+        import subprocess
+        herring.init(timeout=1)
+        herring.barrier()
+        if herring.rank() == 0:
+            for pid in subprocess.run(["pgrep", "-P", str(os.getppid()), "-f", "[s]erver --stay"],
+                                      capture_output=True, text=True).stdout.split():
+                os.kill(int(pid), signal.SIGSTOP)
+        raises(herring.TimeoutError, "'stuck'", herring.allreduce, np.zeros(300_000), name="stuck")
+        print("ended", flush=True)
+    """,
+        )
+    )
+    assert output.count("ended") == 2
+
+
+@pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
+def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> None:
+    # Twice the heartbeat time-out, and rank 0 hosts the rendezvous as well.
+    expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        herring.barrier()
+        if herring.rank() == 0:
+            if os.fork() == 0:
+                os.kill(os.getppid(), signal.SIGSTOP)
+                time.sleep(3)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+        for _ in range(50):
+            assert herring.allreduce(np.ones(100_000, np.float32), "average")[0] == 1
+    """,
+        )
+    )
