@@ -7,6 +7,10 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
 #include "bindings.h"
 #include "collective/schedule.h"
 
@@ -17,19 +21,38 @@ using worker::Job;
 using worker::Operation;
 
 // An operation and the arrays that must stay alive while it is in flight.
-struct Handle {
+struct InFlight {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<ArrayView> array;
+};
+
+// Operations whose handles went before they were complete: the engine may still write into their
+// arrays. Guarded by the GIL; never destroyed, since Python goes before it.
+std::vector<InFlight>& abandoned() {
+  static auto* const list = new std::vector<InFlight>;
+  return *list;
+}
+
+// Lets go of arrays that nobody writes into any more.
+void release_abandoned() {
+  auto& list = abandoned();
+  const auto complete = std::partition(list.begin(), list.end(), [](const InFlight& one) {
+    return !one.operation->completion.done();
+  });
+  // Releasing an array may run anything, this too.
+  const std::vector<InFlight> released(std::make_move_iterator(complete),
+                                       std::make_move_iterator(list.end()));
+  list.erase(complete, list.end());
+}
+
+struct Handle : InFlight {
   std::string what;
 
   ~Handle() {
-    // Nobody may write into an array that Python has taken back: the engine either finishes or
-    // fails.
     if (operation && !operation->completion.done()) {
-      nb::gil_scoped_release release;
-      while (!operation->completion.wait_for(kSecond)) {
-      }
+      abandoned().push_back({std::move(operation), std::move(array)});
     }
+    release_abandoned();
   }
 };
 
@@ -61,7 +84,23 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   options.rendezvous_fd = rendezvous_fd;
   options.host_id = host_id;
   options.secret = std::string(secret.c_str(), secret.size());
-  options.settings = take(Settings::load(settings));
+  auto loaded = Settings::load(settings);
+  if (!loaded.ok()) {
+    // The others get the error too; only what is needed to find them is taken from the settings.
+    std::map<std::string, std::string> known;
+    if (const char* name = std::getenv("HERRING_JOB"); name != nullptr && *name != '\0') {
+      known["job"] = name;
+    }
+    options.settings = take(Settings::load(known, [](const char*) -> const char* {
+      return nullptr;
+    }));
+    without_gil([&] {
+      Job::decline(std::move(options), loaded.status());
+      return true;
+    });
+    raise(loaded.status());
+  }
+  options.settings = std::move(*loaded);
   return take(without_gil([&] { return Job::start(std::move(options)); }));
 }
 
@@ -105,6 +144,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
       check(check_reducible(request.dtype, request.op, prescale, postscale));
     }
   }
+  release_abandoned();
   handle->operation = take(job.engine().submit(std::move(request), waits));
   return handle;
 }
@@ -120,6 +160,14 @@ nb::object result_of(Handle& handle) {
   nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
   using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
   return nb::cast(Bytes(owner->data.get(), {bytes}, capsule));
+}
+
+void shut_down(Job& job) {
+  {
+    nb::gil_scoped_release release;
+    job.shutdown();
+  }
+  release_abandoned();
 }
 
 nb::object empty(nb::object job_object, size_t bytes) {
@@ -203,7 +251,7 @@ void register_job(nb::module_& module) {
            "kind"_a, "name"_a, "why"_a)
       .def("stats", &stats)
       .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
-      .def("shutdown", &Job::shutdown, nb::call_guard<nb::gil_scoped_release>())
+      .def("shutdown", &shut_down)
       .def("failure", [](Job& job) { return job.engine().failure().message(); })
       .def_prop_ro("rank", &Job::rank)
       .def_prop_ro("size", [](const Job& job) { return job.cluster().size; })

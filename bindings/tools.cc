@@ -1,5 +1,6 @@
 // What needs no job: settings, servers, what this machine can do.
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include "base/log.h"
@@ -37,6 +38,14 @@ nb::list setting_warnings() {
   return all;
 }
 
+// connect_timeout and warn_after; the defaults where the settings are wrong: Job.start says so
+// then, to the others too.
+std::pair<double, double> start_up_times(const std::map<std::string, std::string>& overrides) {
+  auto loaded = Settings::load(overrides);
+  const Settings settings = loaded.ok() ? std::move(*loaded) : Settings();
+  return {settings.get_seconds("connect_timeout"), settings.get_seconds("warn_after")};
+}
+
 void run_server(nb::dict options) {
   std::map<std::string, std::string> overrides;
   std::string rendezvous, secret;
@@ -61,6 +70,7 @@ void register_tools(nb::module_& module) {
   using namespace nb::literals;
   module.def("settings", &settings);
   module.def("setting_warnings", &setting_warnings);
+  module.def("start_up_times", &start_up_times, "overrides"_a);
   module.def("run_server", &run_server, "options"_a);
   module.def("simd_level", &reduce::simd_level);
   module.def("dtype_of", [](nb::object array) {

@@ -53,7 +53,7 @@ _NUMPY = {
 
 
 class Handle:
-    """An operation under way. Keep it until it is complete: its end waits for the operation's."""
+    """An operation under way. Until it is complete its array is kept, also without the handle."""
 
     def __init__(self, operation: _core.Operation, array: Any) -> None:
         self._operation = operation

@@ -6,9 +6,11 @@ One job at a time per process. After `shutdown` another `init` may follow.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
@@ -106,10 +108,15 @@ def init(**settings: Any) -> None:
                 f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
             )
         overrides = {name: str(value) for name, value in settings.items()}
-        for text in _core.setting_warnings():
-            _core.log_warning(text)
         worker = detect(os.environ)
-        meeting = meet(worker, os.environ)
+        with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
+            for text in _core.setting_warnings():
+                _core.log_warning(text)
+        patience, warn_after = _core.start_up_times(overrides)
+        deadline = time.monotonic() + patience
+        meeting = meet(worker, os.environ, patience, warn_after)
+        # Finding the others and meeting them have one time-out together.
+        overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:
             descriptor = meeting.take_descriptor()
             _job = _core.Job.start(

@@ -1,13 +1,31 @@
 #include "control/channel.h"
 
+#include "transport/tcp/socket.h"
+
 namespace herring::control {
 
 using wire::FrameType;
 
+namespace {
+
+GuardedFd steady(GuardedFd fd) {
+  transport::tcp::repeat_steadily(fd.get());
+  return fd;
+}
+
+}  // namespace
+
 Channel::Channel(transport::EventLoop& loop, GuardedFd fd, std::string peer, uint32_t limit,
                  Owner& owner)
-    : owner_(owner), limit_(limit), heard_at_(monotonic_now()),
-      flow_(loop, std::move(fd), *this, std::move(peer)) {}
+    : owner_(owner), limit_(limit), heard_at_(monotonic_now()), acknowledged_at_(heard_at_),
+      flow_(loop, steady(std::move(fd)), *this, std::move(peer)) {}
+
+void Channel::look(Nanos late, Nanos now) {
+  const transport::PathInfo path = flow_.path_info();
+  const Nanos acknowledged = path.unacknowledged == 0 ? now : now - path.acknowledged_ago;
+  heard_at_ = std::min(heard_at_ + late, now);
+  acknowledged_at_ = std::max(std::min(acknowledged_at_ + late, now), acknowledged);
+}
 
 void Channel::send(FrameType type, std::string payload, uint8_t flags) {
   wire::FrameHeader header;
@@ -19,7 +37,7 @@ void Channel::send(FrameType type, std::string payload, uint8_t flags) {
 Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
   heard_at_ = monotonic_now();
-  if (header.type < FrameType::kRegister || header.type > FrameType::kAbort) {
+  if (header.type < FrameType::kWarning || header.type > FrameType::kAbort) {
     return {Code::kInternal, concat("it sent a frame of type ", wire::name_of(header.type),
                                     " on a control connection")};
   }

@@ -55,8 +55,11 @@ class Channel final : private transport::FlowHandler {
   size_t backlog() const { return flow_.backlog(); }
 
   Nanos heard_at() const { return heard_at_; }
-  // See Silence.
-  void forgive(Nanos time, Nanos now) { heard_at_ = std::min(heard_at_ + time, now); }
+  // Looks whether the other side's system acknowledges what is sent. `late`: see Silence.
+  void look(Nanos late, Nanos now);
+  // For how long neither the process nor its system was heard: a process may be stopped, or held up
+  // by its disk, and a machine that acknowledges for it is not dead.
+  Nanos silent(Nanos now) const { return now - std::max(heard_at_, acknowledged_at_); }
 
   void* user = nullptr;  // the owner's own
 
@@ -68,7 +71,7 @@ class Channel final : private transport::FlowHandler {
 
   Owner& owner_;
   const uint32_t limit_;
-  Nanos heard_at_;
+  Nanos heard_at_, acknowledged_at_;
   std::string payload_;
   transport::tcp::TcpFlow flow_;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "control/channel.h"
 #include "control/messages.h"
 #include "transport/loop_thread.h"
@@ -45,6 +46,18 @@ class Member::Impl final : public Channel::Owner {
   ~Impl() override { thread_.stop(); }
 
   bool here() const { return thread_.here(); }
+
+  // The registration met the end of an earlier job: it is worth another try.
+  bool again() {
+    std::lock_guard lock(mutex_);
+    return again_;
+  }
+
+  void decline(const Status& why) {
+    channel_->send(FrameType::kAbort, encode(why));
+    thread_.start("herring-control");
+    drain();
+  }
 
   // Registers and waits; see Member::join.
   Status join(const Registration& registration, const StartServer& start_server) {
@@ -163,14 +176,16 @@ class Member::Impl final : public Channel::Owner {
     return phase_;
   }
 
-  void fail(const Status& why) {
+  void fail(const Status& why, bool again = false) {
     std::lock_guard lock(mutex_);
     if (phase_ == Phase::kReady || phase_ == Phase::kFailed) return;
     failure_ = why;
+    again_ = again;
     set_phase(Phase::kFailed);
   }
 
   Status on_message(Channel&, FrameType type, uint8_t flags, std::string_view payload) override {
+    greeted_ = true;
     switch (type) {
       case FrameType::kHeartbeat: {
         auto rhythm = decode_rhythm(payload);
@@ -186,10 +201,13 @@ class Member::Impl final : public Channel::Owner {
         if (phase() == Phase::kReady) {
           report({Event::Kind::kAbort, {}, why.message()});
         } else {
-          fail(why);
+          fail(why, flags == kFlagAgain);
         }
         return {};
       }
+      case FrameType::kWarning:
+        log(LogLevel::kWarning, payload);
+        return {};
       case FrameType::kPeerLost: {
         auto loss = decode_loss(payload);
         if (!loss.ok()) return loss.status();
@@ -243,7 +261,8 @@ class Member::Impl final : public Channel::Owner {
     const std::string rendezvous = options_.rendezvous.to_string();
     if (phase() != Phase::kReady) {
       fail({Code::kPeerLost, concat("rank 0, which hosts the rendezvous ", rendezvous, ", ", how,
-                                    ", before everybody had registered")});
+                                    ", before everybody had registered")},
+           !greeted_);
       return;
     }
     report_loss({false, left, 0,
@@ -297,11 +316,12 @@ class Member::Impl final : public Channel::Owner {
   void look() {
     const Nanos now = monotonic_now();
     const Nanos late = silence_.tick(now, look_period_);
-    channel_->forgive(late, now);
-    const Nanos silent = now - channel_->heard_at();
+    channel_->look(late, now);
+    const Nanos silent = channel_->silent(now);
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();
-      rendezvous_ended(concat("is lost: nothing was heard from it for ", to_seconds(silent),
+      rendezvous_ended(concat("is lost: nothing was heard from it or its system for ",
+                              to_seconds(silent),
                               " s (time-out ", to_seconds(rhythm_.timeout), " s)"),
                        false);
     }
@@ -339,6 +359,7 @@ class Member::Impl final : public Channel::Owner {
   OnEnd on_end_;
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // after goodbye()
+  bool greeted_ = false;  // the rendezvous has said something
   bool ended_ = false;
   std::deque<Event> events_;  // not yet delivered
   std::set<std::pair<bool, uint32_t>> known_losses_;
@@ -348,6 +369,7 @@ class Member::Impl final : public Channel::Owner {
   // Guarded by mutex_; index_ and cluster_ until the phase is kReady.
   Phase phase_ = Phase::kRegistered;
   Status failure_;
+  bool again_ = false;
   bool start_server_ = false;
   uint32_t index_ = 0;
   Cluster cluster_;
@@ -367,7 +389,7 @@ Member::~Member() {
 namespace {
 
 Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline) {
+                          Nanos deadline, bool& warned) {
   if (options.credentials.secret.empty()) {
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
@@ -376,8 +398,20 @@ Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint3
   wire::Hello hello;
   hello.role = role;
   hello.rank = rank;
-  auto fd = transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
-                                              options.credentials, deadline);
+  const auto attempt = [&](Nanos until) {
+    return transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
+                                             options.credentials, until);
+  };
+  const Nanos warning =
+      warned ? deadline : std::min(deadline, monotonic_now() + options.warn_after);
+  auto fd = attempt(warning);
+  if (!fd.ok() && warning < deadline && monotonic_now() >= warning && !interrupted()) {
+    warned = true;
+    log(LogLevel::kWarning, "has waited ", to_seconds(options.warn_after),
+        " s for rank 0 at the rendezvous ", options.rendezvous.to_string(), ": ",
+        fd.status().message());
+    fd = attempt(deadline);
+  }
   if (fd.ok()) return fd;
   const Status& why = fd.status();
   const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
@@ -389,32 +423,55 @@ Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint3
                              why.message(), hint));
 }
 
+constexpr Nanos kPause = 20 * kMillisecond, kLongestPause = 500 * kMillisecond;
+constexpr Nanos kDeclining = 2 * kSecond;
+
 }  // namespace
+
+// Until the deadline, where it meets an earlier job of the same processes that has not ended yet.
+template <typename Register>
+Result<std::unique_ptr<Member>> Member::meet(const Options& options, wire::Role role, uint32_t rank,
+                                             Register&& register_) {
+  const Nanos deadline = monotonic_now() + options.connect_timeout;
+  bool warned = false;
+  for (Nanos pause = kPause;; pause = std::min(pause * 2, kLongestPause)) {
+    auto fd = connect(options, role, rank, deadline, warned);
+    if (!fd.ok()) return fd.status();
+    auto impl = std::make_unique<Impl>(options, std::move(*fd));
+    const Status status = register_(*impl, std::max<Nanos>(deadline - monotonic_now(), 0));
+    if (status.ok()) return std::unique_ptr<Member>(new Member(std::move(impl)));
+    if (!impl->again() || monotonic_now() + pause >= deadline || interrupted()) return status;
+    impl.reset();
+    poll_until(nullptr, 0, monotonic_now() + pause);
+  }
+}
 
 Result<std::unique_ptr<Member>> Member::join(const Options& options,
                                              const WorkerRegistration& registration,
                                              const StartServer& start_server) {
   HERRING_RETURN_IF_ERROR(check_limits(registration));
-  const Nanos deadline = monotonic_now() + options.connect_timeout;
-  auto fd = connect(options, wire::Role::kWorker, registration.rank, deadline);
-  if (!fd.ok()) return fd.status();
-  auto impl = std::make_unique<Impl>(options, std::move(*fd));
-  const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
-  HERRING_RETURN_IF_ERROR(impl->join({registration, getpid(), patience}, start_server));
-  return std::unique_ptr<Member>(new Member(std::move(impl)));
+  return meet(options, wire::Role::kWorker, registration.rank, [&](Impl& impl, Nanos patience) {
+    return impl.join({registration, getpid(), patience}, start_server);
+  });
 }
 
 Result<std::unique_ptr<Member>> Member::join(const Options& options,
                                              const ServerRegistration& registration) {
-  const Nanos deadline = monotonic_now() + options.connect_timeout;
-  auto fd = connect(options, wire::Role::kServer, ~0u, deadline);
-  if (!fd.ok()) return fd.status();
-  auto impl = std::make_unique<Impl>(options, std::move(*fd));
-  ServerRegistration complete = registration;
-  if (complete.host.empty()) complete.host = impl->local_address();
-  const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
-  HERRING_RETURN_IF_ERROR(impl->join({complete, getpid(), patience}, nullptr));
-  return std::unique_ptr<Member>(new Member(std::move(impl)));
+  return meet(options, wire::Role::kServer, ~0u, [&](Impl& impl, Nanos patience) {
+    ServerRegistration complete = registration;
+    if (complete.host.empty()) complete.host = impl.local_address();
+    // A server may have been there long before the workers.
+    if (registration.dedicated) patience = options.connect_timeout;
+    return impl.join({complete, getpid(), patience}, nullptr);
+  });
+}
+
+void Member::decline(Options options, wire::Role role, uint32_t rank, const Status& why) {
+  options.connect_timeout = std::min(options.connect_timeout, kDeclining);
+  bool warned = true;
+  auto fd = connect(options, role, rank, monotonic_now() + options.connect_timeout, warned);
+  if (!fd.ok()) return;  // who waits will name it as missing
+  Impl(options, std::move(*fd)).decline(why);
 }
 
 const Cluster& Member::cluster() const { return impl_->cluster(); }
@@ -425,9 +482,8 @@ void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
   impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
 }
 
-void Member::abort(const std::string& reason) {
-  impl_->send_abort({Code::kShutdown, reason});
-}
+void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }
+void Member::abort(const Status& why) { impl_->send_abort(why); }
 
 void Member::goodbye() { impl_->goodbye(); }
 

@@ -36,6 +36,7 @@ class Member {
     std::string source;  // local address to connect from, or empty
     transport::tcp::Credentials credentials;
     Nanos connect_timeout = 60 * kSecond;
+    Nanos warn_after = 60 * kSecond;  // of waiting for a rendezvous that does not answer
     Nanos heartbeat_interval = 250 * kMillisecond;
     Nanos heartbeat_timeout = 1500 * kMillisecond;
   };
@@ -65,13 +66,19 @@ class Member {
   // Callbacks run on the member's thread, also for what happened before this call. on_end: all
   // workers have said goodbye, servers end. None may destroy the member. Call once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
+  // This process cannot take part: everybody gets the error instead of waiting for it. Bounded.
+  static void decline(Options options, wire::Role role, uint32_t rank, const Status& why);
   // Tells everybody to give up. Any thread; never blocks.
   void abort(const std::string& reason);
+  void abort(const Status& why);
   // Leaves cleanly; at most about a second. Any thread but the member's own. No callbacks after it.
   void goodbye();
 
  private:
   class Impl;
+  template <typename Register>
+  static Result<std::unique_ptr<Member>> meet(const Options& options, wire::Role role,
+                                              uint32_t rank, Register&& register_);
   explicit Member(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

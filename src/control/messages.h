@@ -51,7 +51,10 @@ Result<Rhythm> decode_rhythm(std::string_view payload);
 std::string encode(const Loss& loss);
 Result<Loss> decode_loss(std::string_view payload);
 
-// kAbort, both ways: an error for everybody. Cuts the text to kMaxTextBytes.
+// kAbort, both ways: an error for everybody. Cuts the text to kMaxTextBytes. From a process that
+// has not registered: it cannot take part, and says why. With the flag, to a member that registers:
+// an earlier job of the same processes has not ended yet, come again.
+inline constexpr uint8_t kFlagAgain = 1;
 std::string encode(const Status& why);
 Status decode_abort(std::string_view payload, Status& why);
 

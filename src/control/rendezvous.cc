@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -60,10 +61,17 @@ class Rendezvous::Impl final : public Channel::Owner {
     beat();
     look();
     arm_deadline();
+    thread_.loop().call_after(options_.warn_after, [this] { warn(); });
     thread_.start("herring-meet");
   }
 
   const Address& address() const { return address_; }
+
+  void tell_all(Nanos most) {
+    if (!thread_.here()) return;
+    std::unique_lock lock(mutex_);
+    stopped_changed_.wait_for(lock, std::chrono::nanoseconds(most), [this] { return all_told_; });
+  }
 
   void stop() {
     if (!thread_.here()) return;
@@ -117,7 +125,10 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     if (peer.gone) return {};  // it cannot know yet
     if (type == FrameType::kRegister) return on_register(peer, payload);
-    if (peer.kind == Kind::kUnknown) return nonsense("a message before its registration");
+    if (peer.kind == Kind::kUnknown) {
+      if (type == FrameType::kAbort) return on_declined(peer, payload);
+      return nonsense("a message before its registration");
+    }
     if (type == FrameType::kGoodbye) {
       on_goodbye(peer);
       return {};
@@ -154,18 +165,23 @@ class Rendezvous::Impl final : public Channel::Owner {
     auto decoded = decode_registration(payload);
     if (!decoded.ok()) return nonsense(concat("a ", decoded.status().message()));
     peer.pid = decoded->pid;
+    auto* worker = std::get_if<WorkerRegistration>(&decoded->what);
     if (state_ == State::kFailed) {
-      refuse(peer, failure_);
+      // Who has heard it comes for the next job.
+      const bool knows = worker != nullptr ? !told_.insert(worker->rank).second
+                                           : told_servers_++ >= options_.dedicated_servers;
+      refuse(peer, failure_, knows || stopping_);
       return {};
     }
-    if (auto* worker = std::get_if<WorkerRegistration>(&decoded->what)) {
+    if (worker != nullptr) {
       peer.worker = std::move(*worker);
       peer.index = peer.worker.rank;
       if (state_ != State::kGathering) {
         refuse(peer, {Code::kConfiguration,
                       concat("rank ", peer.index, " comes too late: this job runs already, with ",
                              cluster_.describe_rank(peer.index), "; start another job with another "
-                             "HERRING_RENDEZVOUS, or end the one that runs")});
+                             "HERRING_RENDEZVOUS, or end the one that runs")},
+               !is_here(peer.index));
         return {};
       }
       peer.kind = Kind::kWorker;
@@ -174,7 +190,8 @@ class Rendezvous::Impl final : public Channel::Owner {
       if (peer.server.host.empty()) peer.server.host = peer.host;
       const Status status = peer.server.dedicated ? place_for_dedicated() : place_for(peer.server);
       if (!status.ok()) {
-        refuse(peer, status);
+        const bool next = peer.server.dedicated && dedicated_here() < options_.dedicated_servers;
+        refuse(peer, status, next);
         return {};
       }
       peer.kind = Kind::kServer;
@@ -202,10 +219,43 @@ class Rendezvous::Impl final : public Channel::Owner {
             concat("a colocated server of node ", server.node, " is not expected here")};
   }
 
-  void refuse(Peer& peer, const Status& why) {
+  // `again`: it comes for the next job of the same processes, when this one has ended.
+  void refuse(Peer& peer, const Status& why, bool again = false) {
     peer.gone = true;
-    peer.channel->send(FrameType::kAbort, encode(why));
+    peer.channel->send(FrameType::kAbort, encode(why), again ? kFlagAgain : 0);
     // The member closes the connection when it has read this.
+    if (state_ == State::kFailed) check_told();
+  }
+
+  bool is_here(uint32_t rank) const {
+    return std::any_of(peers_.begin(), peers_.end(), [rank](const auto& peer) {
+      return peer->kind == Kind::kWorker && !peer->gone && peer->index == rank;
+    });
+  }
+
+  uint32_t dedicated_here() const {
+    return static_cast<uint32_t>(std::count_if(peers_.begin(), peers_.end(), [](const auto& peer) {
+      return peer->kind == Kind::kServer && !peer->gone && peer->server.dedicated;
+    }));
+  }
+
+  // A process of the job that found out by itself that it cannot take part.
+  Status on_declined(Peer& peer, std::string_view payload) {
+    Status why;
+    if (!decode_abort(payload, why).ok()) return nonsense("a malformed abort");
+    peer.gone = true;
+    if (state_ == State::kGathering) {
+      const std::string text = concat("a process on ", peer.host, " cannot join: ", why.message());
+      fail({why.code(), text});
+    }
+    return {};
+  }
+
+  void check_told() {
+    if (told_.size() < options_.size || told_servers_ < options_.dedicated_servers) return;
+    std::lock_guard lock(mutex_);
+    all_told_ = true;
+    stopped_changed_.notify_all();
   }
 
   // A member waits for the others only so long; the message that lists who is missing must come
@@ -265,7 +315,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     auto assembled = assemble(all);
     if (!assembled.ok()) return fail(assembled.status());
     cluster_ = std::move(*assembled);
-    cluster_.epoch = 1;
+    // Nothing of an earlier job of the same processes, with the same secret, is taken for this one.
+    cluster_.epoch = std::random_device()() | 1;
     number_servers();
     auto weights = choose_weights(cluster_.settings, cluster_.nodes, options_.dedicated_servers);
     if (!weights.ok()) return fail(weights.status());
@@ -314,8 +365,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
   }
 
-  void on_deadline() {
-    if (state_ != State::kGathering && state_ != State::kStartingServers) return;
+  std::string describe_missing() const {
     std::string missing;
     if (state_ == State::kGathering) {
       std::set<uint32_t> ranks;
@@ -333,6 +383,19 @@ class Rendezvous::Impl final : public Channel::Owner {
       missing = concat("the colocated servers of nodes ",
                        list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
     }
+    return missing;
+  }
+
+  void warn() {
+    if (state_ != State::kGathering && state_ != State::kStartingServers) return;
+    broadcast(FrameType::kWarning,
+              concat("has waited ", to_seconds(options_.warn_after), " s at the rendezvous ",
+                     address_.to_string(), " for ", describe_missing()),
+              nullptr);
+  }
+
+  void on_deadline() {
+    if (state_ != State::kGathering && state_ != State::kStartingServers) return;
     std::string refused;
     if (refusals_ > 0) {
       refused = concat("; ", refusals_, refusals_ == 1 ? " connection was" : " connections were",
@@ -340,16 +403,19 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     fail({Code::kTimeout,
           concat("not everybody has registered at the rendezvous ", address_.to_string(),
-                 " within ", to_seconds(monotonic_now() - started_), " s: missing ", missing,
-                 refused, "; look at the output of the missing processes, or raise "
-                 "HERRING_CONNECT_TIMEOUT")});
+                 " within ", to_seconds(monotonic_now() - started_), " s: missing ",
+                 describe_missing(), refused, "; look at the output of the missing processes, or "
+                 "raise HERRING_CONNECT_TIMEOUT")});
   }
 
   void fail(const Status& why) {
     state_ = State::kFailed;
     failure_ = why;
     for (const auto& peer : peers_) {
-      if (peer->kind != Kind::kUnknown && !peer->gone) refuse(*peer, why);
+      if (peer->kind == Kind::kUnknown || peer->gone) continue;
+      if (peer->kind == Kind::kWorker) told_.insert(peer->index);
+      if (peer->kind == Kind::kServer && peer->server.dedicated) ++told_servers_;
+      refuse(*peer, why);
     }
   }
 
@@ -445,20 +511,20 @@ class Rendezvous::Impl final : public Channel::Owner {
     const Nanos late = silence_.tick(now, period);
     for (size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = *peers_[i];
-      peer.channel->forgive(late, now);
-      const Nanos silent = now - peer.channel->heard_at();
+      peer.channel->look(late, now);
+      const Nanos silent = peer.channel->silent(now);
       const bool mute = peer.kind == Kind::kUnknown && !peer.gone &&
                         now - peer.accepted > options_.connect_timeout;
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (!peer.gone && peer.kind != Kind::kUnknown) {
         const std::string held_up =
-            concat("this process was not heard for ", to_seconds(silent), " s, more than the ",
+            concat("this machine was not heard for ", to_seconds(silent), " s, more than the ",
                    to_seconds(options_.heartbeat_timeout),
                    " s of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
-        lose(peer, concat("nothing was heard from it for ", to_seconds(silent), " s (time-out ",
-                          to_seconds(options_.heartbeat_timeout), " s)"));
-        peer.channel->forgive(silent, now);  // a moment to read why, should it come back
+        lose(peer, concat("nothing was heard from it or its system for ", to_seconds(silent),
+                          " s (time-out ", to_seconds(options_.heartbeat_timeout), " s)"));
+        peer.channel->look(silent, now);  // a moment to read why, should it come back
       } else {
         peer.channel->close();
       }
@@ -478,6 +544,13 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void begin_stop() {
     stopping_ = true;
+    // Who comes now comes for the next job: there may be one, at the same address.
+    acceptor_.close();
+    const Status over(Code::kPeerLost,
+                      concat("the rendezvous ", address_.to_string(), " has ended"));
+    for (const auto& peer : peers_) {
+      if (peer->kind == Kind::kUnknown && !peer->gone) refuse(*peer, over, true);
+    }
     if (state_ == State::kGathering || state_ == State::kStartingServers) {
       fail({Code::kPeerLost, concat("the rendezvous ", address_.to_string(),
                                     " has ended before everybody had registered")});
@@ -511,6 +584,8 @@ class Rendezvous::Impl final : public Channel::Owner {
   State state_ = State::kGathering;
   std::vector<std::unique_ptr<Peer>> peers_;
   uint32_t dedicated_ = 0;  // registered dedicated servers
+  std::set<uint32_t> told_;    // ranks that know failure_
+  uint32_t told_servers_ = 0;  // dedicated ones that do
   Status contradiction_;    // seen, but not yet told
   Status failure_;
   Cluster cluster_;
@@ -523,7 +598,8 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   std::mutex mutex_;
   std::condition_variable stopped_changed_;
-  bool stopped_ = false;  // guarded by mutex_
+  bool stopped_ = false;   // guarded by mutex_
+  bool all_told_ = false;  // guarded by mutex_
 };
 
 Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -551,6 +627,8 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
   }
+  // Every process has a connection, two where it hosts a server.
+  transport::tcp::want_descriptors(2 * size_t{options.size} + options.dedicated_servers);
   Status rhythm = check_rhythm({options.heartbeat_interval, options.heartbeat_timeout});
   if (!rhythm.ok()) return rhythm;
   auto impl = std::make_unique<Impl>(std::move(listener), std::move(options));
@@ -560,6 +638,7 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
 
 const transport::tcp::Address& Rendezvous::address() const { return impl_->address(); }
 
+void Rendezvous::tell_all(Nanos most) { impl_->tell_all(most); }
 void Rendezvous::stop() { impl_->stop(); }
 
 }  // namespace herring::control

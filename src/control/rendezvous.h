@@ -19,6 +19,7 @@ struct RendezvousOptions {
   Nanos connect_timeout = 60 * kSecond;
   Nanos heartbeat_interval = 250 * kMillisecond;
   Nanos heartbeat_timeout = 1500 * kMillisecond;
+  Nanos warn_after = 60 * kSecond;  // then those who wait are told whom they wait for
 };
 
 class Rendezvous {
@@ -29,6 +30,9 @@ class Rendezvous {
   Rendezvous& operator=(const Rendezvous&) = delete;
 
   const transport::tcp::Address& address() const;
+  // Waits, up to `most`, until an error that keeps the job from forming is known to everybody, also
+  // to those who have yet to come.
+  void tell_all(Nanos most);
   // Waits a bounded moment (about a second) for members that are still saying goodbye; members that
   // remain learn that the rendezvous has ended.
   void stop();

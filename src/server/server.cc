@@ -331,6 +331,23 @@ bool Server::idle() {
   return idle && (!aggregator_ || aggregator_->idle());
 }
 
+uint64_t Server::traffic() {
+  uint64_t bytes = 0;
+  for (auto& proxy : proxies_) {
+    std::promise<uint64_t> answer;
+    auto result = answer.get_future();
+    proxy->loop().post([&] {
+      uint64_t sum = 0;
+      for (const auto& peer : proxy->peers_) {
+        sum += peer->counters().bytes_sent + peer->counters().bytes_received;
+      }
+      answer.set_value(sum);
+    });
+    bytes += result.get();
+  }
+  return bytes;
+}
+
 void Server::stop() {
   for (auto& proxy : proxies_) proxy->join();
   acceptor_.reset();  // before the loop that it is in

@@ -93,6 +93,8 @@ class Server {
   void stop();
   // Nothing is being summed, announced or sent. Any thread; bounded.
   bool idle();
+  // Bytes sent and received so far. Any thread; bounded.
+  uint64_t traffic();
 
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }

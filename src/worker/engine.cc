@@ -19,6 +19,12 @@ constexpr size_t kMaxAddress = 64;
 constexpr Nanos kTick = 50 * kMillisecond;
 // What is in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
+// A server's other connections may still bring results when one of them has ended.
+constexpr Nanos kClosedGrace = 100 * kMillisecond;
+// Who died, or left, is told by the rendezvous, maybe a little later than connections end.
+constexpr Nanos kNews = kSecond;
+// Servers keep deadlines; after so long this process does without them.
+constexpr Nanos kDeadlineMargin = 2 * kSecond;
 
 }  // namespace
 
@@ -36,15 +42,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
         on_control(server, header, payload);
       },
-      [this](uint32_t server, const Status& why) {
-        // The rendezvous will say who died; if it does not, this is the best we know.
-        const std::string text = concat("lost ", cluster_.describe_server(server), ": ",
-                                        why.message());
-        if (why.code() == Code::kInternal) return fail_now({Code::kInternal, text});
-        loop_->call_after(kSecond, [this, text] {
-          if (left_.empty()) fail_now({Code::kPeerLost, text});
-        });
-      });
+      [this](uint32_t server, const Status& why) { on_link_closed(server, why); });
   for (ServerFlow& flow : flows) links_->add_flow(flow.server, std::move(flow.fd), flow.peer);
 
   NodeStage::Options node;
@@ -96,6 +94,12 @@ Status Engine::incomplete() const {
   return failure_.ok() ? incomplete_ : failure_;
 }
 
+// Of those who have left, if any.
+Status Engine::departure() const {
+  if (left_.empty()) return {};
+  return {Code::kPeerLost, concat(cluster_.describe_rank(left_.front()), " has left the job")};
+}
+
 std::vector<double> Engine::weights() const {
   std::vector<double> weights;
   for (const control::ServerInfo& server : cluster_.servers) weights.push_back(server.weight);
@@ -112,7 +116,10 @@ Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
-    if (!incomplete_.ok()) return incomplete_;
+    if (!incomplete_.ok()) {
+      return Status(incomplete_.code(), concat("'", request.name, "' cannot complete: ",
+                                               incomplete_.message()));
+    }
     if (!names_.insert(request.name).second) {
       return Status(Code::kInvalidArgument,
                     concat("an operation named '", request.name,
@@ -144,6 +151,7 @@ void Engine::refuse(wire::Collective kind, const std::string& name, const std::s
 
 void Engine::start(const std::shared_ptr<Operation>& operation) {
   operation->id_ = next_id_++;
+  operation->started_ = monotonic_now();
   operations_.emplace(operation->id_, operation);
   if (Status status = failure(); !status.ok()) return finish(*operation, status);
   const Request& request = operation->request;
@@ -548,21 +556,82 @@ void Engine::rank_left(uint32_t rank) {
   loop_->post([this, rank] {
     left_.push_back(rank);
     left_since_ = monotonic_now();
+    std::lock_guard lock(mutex_);
+    // What it had called has been announced by now here too: it would not have left otherwise.
+    if (incomplete_.ok()) {
+      incomplete_ = {Code::kPeerLost, concat(cluster_.describe_rank(rank),
+                                             " has left the job without calling it")};
+    }
   });
+}
+
+// A server is gone. If its process died, the rendezvous will say who; if it ended because its
+// worker has left, that only concerns what still needs it.
+void Engine::on_link_closed(uint32_t server, const Status& why) {
+  const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
+  if (why.code() == Code::kInternal) return fail_now({Code::kInternal, text});
+  loop_->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text] {
+    if (left_.empty()) return fail_now({Code::kPeerLost, text});
+    fail_what_needs(server);
+  });
+}
+
+void Engine::fail_what_needs(uint32_t server) {
+  const Status gone(Code::kPeerLost, concat(departure().message(), ", and ",
+                                            cluster_.describe_server(server), " has ended"));
+  const bool moving =
+      links_->busy() || !partials_.empty() || (cluster_.nodes > 1 && !waiting_.empty()) ||
+      std::any_of(operations_.begin(), operations_.end(),
+                  [](const auto& one) { return one.second->launched_; });
+  if (moving) return fail_now(gone);
+  std::vector<std::shared_ptr<Operation>> announced;
+  for (const auto& [id, operation] : operations_) {
+    if (operation->server_ == server) announced.push_back(operation);
+  }
+  for (const auto& operation : announced) {
+    finish(*operation, {gone.code(), concat("'", operation->request.name, "' cannot complete: ",
+                                            gone.message())});
+  }
+}
+
+// What was in flight when a rank left may complete without it. Announced operations are failed by
+// their owner, which knows; what is pushed without a word is failed here.
+void Engine::check_departures(Nanos now) {
+  if (left_.empty() || !partials_.empty()) return;
+  if (now - std::max(left_since_, links_->answered_at()) <= kLeftGrace) return;
+  if (!links_->busy() && !node_stage_->busy()) return;
+  fail_now({Code::kPeerLost, concat(departure().message(), " while others still wait for it")});
+}
+
+// The deadline dies with its keeper, so who waits keeps it too.
+void Engine::check_deadlines(Nanos now) {
+  node_stage_->check_deadlines(now);
+  executor_->check_deadlines(now);
+  std::string name;
+  Nanos waited = 0;
+  if (const Transfer* late = links_->overdue(now, kDeadlineMargin)) {
+    name = late->open.name;
+    waited = now - late->pushed_at;
+  }
+  for (const auto& [id, operation] : operations_) {
+    if (operation->launched_) continue;
+    const Nanos age = now - operation->started_;
+    if (age <= timeout_ms(operation->request.timeout) * kMillisecond + kDeadlineMargin) continue;
+    name = operation->request.name;
+    waited = age;
+  }
+  if (name.empty()) return;
+  fail_now({Code::kTimeout, concat("'", name, "' has waited ", to_seconds(waited),
+                                   " s, and no server has answered or kept its deadline; look at "
+                                   "the output of the other ranks and servers")});
 }
 
 void Engine::tick() {
   const Nanos now = monotonic_now();
   links_->poll_paths();
-  node_stage_->check_deadlines(now);
-  executor_->check_deadlines(now);
   node_stage_->release_regions();
-  // Announced operations are failed by their owner; what is pushed without a word is failed here.
-  if (!left_.empty() && partials_.empty() && now - left_since_ > kLeftGrace &&
-      (links_->busy() || node_stage_->busy())) {
-    fail_now({Code::kPeerLost, concat(cluster_.describe_rank(left_.front()),
-                                      " has left the job while others still wait for it")});
-  }
+  check_deadlines(now);
+  check_departures(now);
   loop_->call_after(kTick, [this] { tick(); });
 }
 

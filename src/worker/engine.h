@@ -64,7 +64,8 @@ class Engine {
   // A rank has said goodbye: what still needs it fails.
   void rank_left(uint32_t rank);
   Status failure() const;
-  // As failure(), or that a worker is gone without whom only partial all-reduces can go on.
+  // As failure(), or that a worker is gone or has left, without whom only partial all-reduces can
+  // go on.
   Status incomplete() const;
   // Takes part in a series of partial all-reduces; `message` goes to all servers.
   Status enlist(const std::shared_ptr<Partial>& partial, std::string message);
@@ -115,6 +116,11 @@ class Engine {
   void meet_workers();
   Status on_series(const wire::FrameHeader& header, std::string_view payload);
   bool survives(const control::Loss& loss) const;
+  Status departure() const;
+  void on_link_closed(uint32_t server, const Status& why);
+  void fail_what_needs(uint32_t server);
+  void check_departures(Nanos now);
+  void check_deadlines(Nanos now);
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
   void fail_now(const Status& status, bool leaves = false);

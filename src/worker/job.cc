@@ -78,6 +78,7 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
   options.source = *source;
   options.credentials = {secret, wire::job_id(settings.get_string("job"))};
   options.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+  options.warn_after = from_seconds(settings.get_seconds("warn_after"));
   options.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
   options.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
   return options;
@@ -90,55 +91,97 @@ void apply_process_settings(const Settings& settings) {
   }
 }
 
-// Waits until the server has handed out everything, or all workers have left; bounded.
+// Waits until the server has handed out everything, or all workers have left; bounded, the more so
+// where nothing moves any more.
 void drain(server::Server& server, const std::atomic<bool>& ended) {
-  const Nanos deadline = monotonic_now() + 10 * kSecond;
-  while (!ended.load() && !server.idle() && monotonic_now() < deadline) {
+  constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
+  const Nanos start = monotonic_now();
+  Nanos moved_at = start;
+  uint64_t traffic = server.traffic();
+  while (!ended.load() && !server.idle()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const Nanos now = monotonic_now();
+    if (const uint64_t bytes = server.traffic(); bytes != traffic) {
+      traffic = bytes;
+      moved_at = now;
+    }
+    if (now - start > kMost || now - moved_at > kStandstill) return;
   }
 }
 
 }  // namespace
 
+// Others may only be on their way when this process finds that it cannot take part.
+constexpr Nanos kTelling = 5 * kSecond;
+
 Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
   apply_process_settings(options.settings);
   set_log_identity(concat("rank ", options.rank));
   std::unique_ptr<Job> job(new Job(std::move(options)));
-  HERRING_RETURN_IF_ERROR(job->connect());
-  return job;
+  Status status = job->host_rendezvous();
+  if (status.ok()) status = job->join();
+  if (status.ok()) status = job->connect();
+  if (status.ok()) return job;
+  job->tell_others(status);
+  return status;
 }
 
-Status Job::connect() {
-  const Settings& settings = options_.settings;
-  std::string rendezvous = options_.rendezvous;
-  if (options_.rank == 0 && options_.hosts_rendezvous) {
-    auto listener = [&]() -> Result<GuardedFd> {
-      if (options_.rendezvous_fd >= 0) {
-        return transport::tcp::adopt_listener(options_.rendezvous_fd);
-      }
-      if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
-      auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
-      if (!address.ok()) return address.status();
-      return transport::tcp::listen_on(*address, 1024);
-    }();
-    if (!listener.ok()) return listener.status();
-    control::RendezvousOptions hosting;
-    hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
-    hosting.size = options_.size;
-    hosting.dedicated_servers = options_.dedicated_servers;
-    hosting.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
-    hosting.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
-    hosting.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
-    auto started = control::Rendezvous::start(std::move(*listener), hosting);
-    if (!started.ok()) return started.status();
-    rendezvous_ = std::move(*started);
-    if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
+void Job::decline(JobOptions options, const Status& why) {
+  set_log_identity(concat("rank ", options.rank));
+  Job job(std::move(options));
+  if (job.host_rendezvous().ok()) job.tell_others(why);
+}
+
+void Job::tell_others(const Status& why) {
+  if (interrupted()) return;  // leaving is no error of the job's
+  if (member_) return member_->abort(why);
+  if (options_.rendezvous.empty()) return;
+  if (!asked_) {
+    auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
+    if (!member.ok()) return;
+    control::Member::decline(*member, wire::Role::kWorker, options_.rank,
+                             {why.code(), concat("rank ", options_.rank, ": ", why.message())});
+    if (rendezvous_) rendezvous_->tell_all(std::min(kTelling, member->connect_timeout));
   }
-  auto member = member_options(rendezvous, options_.secret, settings);
+}
+
+Status Job::host_rendezvous() {
+  const Settings& settings = options_.settings;
+  std::string& rendezvous = options_.rendezvous;
+  if (options_.rank != 0 || !options_.hosts_rendezvous) return {};
+  auto listener = [&]() -> Result<GuardedFd> {
+    if (options_.rendezvous_fd >= 0) {
+      return transport::tcp::adopt_listener(options_.rendezvous_fd);
+    }
+    if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
+    auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+    if (!address.ok()) return address.status();
+    return transport::tcp::listen_on(*address, 1024);
+  }();
+  if (!listener.ok()) return listener.status();
+  control::RendezvousOptions hosting;
+  hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
+  hosting.size = options_.size;
+  hosting.dedicated_servers = options_.dedicated_servers;
+  hosting.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+  hosting.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
+  hosting.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  hosting.warn_after = from_seconds(settings.get_seconds("warn_after"));
+  auto started = control::Rendezvous::start(std::move(*listener), hosting);
+  if (!started.ok()) return started.status();
+  rendezvous_ = std::move(*started);
+  if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
+  return {};
+}
+
+Status Job::join() {
+  const Settings& settings = options_.settings;
+  auto member = member_options(options_.rendezvous, options_.secret, settings);
   if (!member.ok()) return member.status();
 
   auto bus = LocalBus::listen();
   if (!bus.ok()) return bus.status();
+  bus_ = std::move(*bus);
   control::WorkerRegistration registration;
   registration.rank = options_.rank;
   registration.size = options_.size;
@@ -151,16 +194,23 @@ Status Job::connect() {
     registration.host_id += concat("#", options_.rank);
     registration.local_rank = registration.local_size = -1;
   }
-  registration.bus = encode_bus((*bus)->address());
+  registration.bus = encode_bus(bus_->address());
   registration.settings = shared_settings(settings);
+  asked_ = true;
   auto joined = control::Member::join(*member, registration,
                                       [&](const control::Cluster& cluster, uint32_t node) {
                                         return start_colocated_server(cluster, node, *member);
                                       });
   if (server_joining_.joinable()) server_joining_.join();
   if (!joined.ok()) return joined.status();
-  HERRING_RETURN_IF_ERROR(server_status_);
   member_ = std::move(*joined);
+  return server_status_;
+}
+
+Status Job::connect() {
+  const Settings& settings = options_.settings;
+  auto member = member_options(options_.rendezvous, options_.secret, settings);
+  if (!member.ok()) return member.status();
   const control::Cluster& cluster = member_->cluster();
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
@@ -175,7 +225,7 @@ Status Job::connect() {
     if (!address.ok()) return address.status();
     neighbours.push_back(std::move(*address));
   }
-  HERRING_RETURN_IF_ERROR((*bus)->connect(me.local_rank, neighbours, deadline));
+  HERRING_RETURN_IF_ERROR(bus_->connect(me.local_rank, neighbours, deadline));
 
   const auto flows_per_server = static_cast<uint32_t>(shared->get_int("flows"));
   std::vector<Engine::ServerFlow> flows;
@@ -221,7 +271,7 @@ Status Job::connect() {
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
-  engine_ = std::make_unique<Engine>(cluster, engine, std::move(*bus), std::move(flows));
+  engine_ = std::make_unique<Engine>(cluster, engine, std::move(bus_), std::move(flows));
 
   member_->watch(
       [this](const control::Loss& loss) {
@@ -292,6 +342,8 @@ void Job::shutdown() {
   if (engine_) engine_->stop();
   if (member_) member_->goodbye();
   if (server_) {
+    // The rendezvous tells all others that this rank has left.
+    server_->rank_left(options_.rank);
     if (healthy) drain(*server_, ended_);
     if (server_member_) server_member_->goodbye();
     server_->stop();

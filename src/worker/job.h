@@ -28,7 +28,10 @@ struct JobOptions {
 
 class Job {
  public:
+  // Where this process alone cannot take part, the others get its error too.
   static Result<std::unique_ptr<Job>> start(JobOptions options);
+  // The same for an error that was found before: nothing is started. Bounded.
+  static void decline(JobOptions options, const Status& why);
   ~Job();
 
   Engine& engine() { return *engine_; }
@@ -41,11 +44,16 @@ class Job {
 
  private:
   explicit Job(JobOptions options) : options_(std::move(options)) {}
+  Status host_rendezvous();
+  Status join();
   Status connect();
+  void tell_others(const Status& why);
   Status start_colocated_server(const control::Cluster& cluster, uint32_t node,
                                 const control::Member::Options& member_options);
 
-  const JobOptions options_;
+  JobOptions options_;
+  std::unique_ptr<LocalBus> bus_;  // until the engine has it
+  bool asked_ = false;  // the rendezvous: what it answers, everybody gets
   std::unique_ptr<control::Rendezvous> rendezvous_;
   std::unique_ptr<server::Server> server_;
   std::unique_ptr<control::Member> member_, server_member_;

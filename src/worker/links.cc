@@ -61,6 +61,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT16_MAX;
+  transfer.pushed_at = monotonic_now();
   transfer.opened.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -313,7 +314,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
-  const Nanos now = monotonic_now();
+  const Nanos now = answered_at_ = monotonic_now();
   const size_t outstanding = total_outstanding_;
   total_outstanding_ -= header.segments;
   if (options_.steers) {
@@ -343,6 +344,15 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   if (done) transfer.owner->on_transfer_done(transfer);  // may push more
   if (server < links_.size()) pump(server);
   give_back(flow);
+}
+
+const Transfer* Links::overdue(Nanos now, Nanos margin) const {
+  for (const auto& [key, pushed] : transfers_) {
+    const Transfer& transfer = *pushed.transfer;
+    const Nanos waited = now - std::max(transfer.pushed_at, answered_at_);
+    if (waited > transfer.open.timeout_ms * kMillisecond + margin) return &transfer;
+  }
+  return nullptr;
 }
 
 void Links::lost(uint32_t count, Nanos now) {

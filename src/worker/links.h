@@ -57,6 +57,11 @@ class Links : private transport::FlowHandler {
   // Polls what the paths say about congestion; call it now and then.
   void poll_paths();
   bool busy() const { return !transfers_.empty(); }
+  // When a server last answered with a result.
+  Nanos answered_at() const { return answered_at_; }
+  // A transfer that is overdue by `margin`, while no server has answered anything; or null. Servers
+  // keep the deadlines: this is for the case that they cannot.
+  const Transfer* overdue(Nanos now, Nanos margin) const;
   size_t credit_bytes() const { return credit() * options_.segment_bytes; }
   struct ServerCounters {
     uint64_t bytes_sent = 0, bytes_received = 0;
@@ -127,6 +132,7 @@ class Links : private transport::FlowHandler {
   std::vector<uint32_t> server_signals_;   // losses as last heard, by server
   size_t total_outstanding_ = 0;
   Nanos busy_since_ = 0;
+  Nanos answered_at_ = 0;
 };
 
 }  // namespace herring::worker

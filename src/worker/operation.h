@@ -48,6 +48,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   uint64_t id_ = 0;
   uint32_t server_ = 0;
   bool launched_ = false;              // bytes of it may be moving
+  Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   char* staging_ = nullptr;            // in the shared heap, for an array that is not

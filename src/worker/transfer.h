@@ -37,6 +37,7 @@ struct Transfer {
   TransferOwner* owner = nullptr;
 
   // Progress, kept by Links.
+  Nanos pushed_at = 0;
   uint32_t segments_left = 0;
   uint16_t workers = 0;                  // contributing workers, as the results say
   uint16_t fewest_workers = 0;           // in any of its results

@@ -139,7 +139,7 @@ def test_everybody_learns_of_a_killed_server() -> None:
         herring.allreduce(array, name="warm")
         if herring.rank() == 0:
             servers = subprocess.run(["pgrep", "-P", str(os.getppid()), "-f",
-                                      "[s]erver --rendezvous"],
+                                      "[s]erver --stay"],
                                      capture_output=True, text=True).stdout.split()
             assert len(servers) == 1, servers
             os.kill(int(servers[0]), signal.SIGKILL)
@@ -215,7 +215,11 @@ def run_alone(script: str, **environment: str) -> subprocess.CompletedProcess[st
     ("environment", "error", "text"),
     [
         ({"HERRING_RANK": "0"}, "ConfigurationError", "HERRING_SIZE"),
-        ({"HERRING_RANK": "3", "HERRING_SIZE": "2"}, "ConfigurationError", "must be less than"),
+        (
+            {"HERRING_RANK": "3", "HERRING_SIZE": "2"},
+            "ConfigurationError",
+            "contradicts HERRING_SIZE",
+        ),
         ({"HERRING_TIMEOUT": "soon"}, "ConfigurationError", "HERRING_TIMEOUT"),
         ({"HERRING_FLOWS": "1000"}, "ConfigurationError", "HERRING_FLOWS"),
         (

@@ -219,9 +219,11 @@ def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> 
     os.waitpid(child, 0)
     assert (folder / "key").exists()
     with pytest.raises(TimeoutError, match="key"):
-        publication.wait_for(folder, "key", 0.05, "this test")
+        publication.wait_for(folder, "key", publication.Wait("this test", 0.05, 60))
     note = publication.Publication(folder, "key", {"secret": "new"})
-    assert publication.wait_for(folder, "key", 1, "this test") == {"secret": "new"}
+    assert publication.wait_for(folder, "key", publication.Wait("this test", 1, 60)) == {
+        "secret": "new"
+    }
     with pytest.raises(ConfigurationError, match="same name"):
         publication.Publication(folder, "key", {})
     note.withdraw()

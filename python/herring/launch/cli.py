@@ -45,7 +45,9 @@ example, two hosts with a worker each and a third with the server:
   host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
   host3$ herring server
 
-The server ends with the job. With more servers, start one on each further host.
+The server ends with the job; with --stay it waits for the next one at the same rendezvous (a
+notebook, or a script that calls init and shutdown more than once). With more servers, start one on
+each further host.
 """
 
 
@@ -145,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
         help="interface or address to serve on (default: HERRING_INTERFACE, else the one that "
         "leads to the rendezvous)",
     )
+    server.add_argument(
+        "--stay",
+        action="store_true",
+        help="serve job after job at this rendezvous, until SIGTERM or Ctrl-C",
+    )
 
     config = _command(
         commands, "config", "print every setting with its value, origin and meaning", "", _config
@@ -234,7 +241,7 @@ def _run(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace) -> int:
     from herring.launch.server import run_server
 
-    return run_server(options.rendezvous, options.interface)
+    return run_server(options.rendezvous, options.interface, options.stay)
 
 
 def _config(options: argparse.Namespace) -> int:

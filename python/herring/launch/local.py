@@ -66,7 +66,7 @@ class RunOptions:
     prefix: bool = True
     keep_going: bool = False
     server_command: Sequence[str] = field(
-        default=(sys.executable, "-m", "herring.launch.cli", "server")
+        default=(sys.executable, "-m", "herring.launch.cli", "server", "--stay")
     )
 
     def check(self) -> None:
@@ -488,13 +488,17 @@ class Launcher:
             child.group = 0
         workers_ended = all(c.ended for c in self._children if not c.is_server)
         if code and not self._stopping:
-            if child.is_server and workers_ended:
+            if child.is_server and workers_ended and code == -signal.SIGTERM:
+                pass  # it was told to, before it had begun
+            elif child.is_server and workers_ended:
                 self._say(f"{child.name} {_how(code)} after all workers had ended")
             else:
                 self._on_failure(child)
         elif code and not child.is_server and self._signal and self._status is None:
             self._status = 128 + self._signal
         if workers_ended and not self._stopping and self._stop_servers_at is None:
+            # Servers stay for the workers' next job; there is none now.
+            self._signal_servers(signal.SIGTERM)
             self._stop_servers_at = time.monotonic() + _SERVER_SECONDS
 
     def _on_failure(self, child: _Child) -> None:
@@ -520,6 +524,11 @@ class Launcher:
         for child in self._children:
             if child.group and (servers or not child.is_server):
                 # Also where the first process has ended: it may have left others in its group.
+                guard.kill_group(child.group, number)
+
+    def _signal_servers(self, number: int) -> None:
+        for child in self._children:
+            if child.group and child.is_server:
                 guard.kill_group(child.group, number)
 
     def _say(self, text: str) -> None:

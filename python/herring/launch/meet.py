@@ -36,7 +36,7 @@ from herring.launch.network import is_local_address, own_address
 __all__ = ["Meeting", "meet", "meet_as_server", "read_secret_file"]
 
 SECRET_BYTES = 32
-DEFAULT_TIMEOUT = 120.0
+DEFAULT_TIMEOUT = 60.0
 
 _meetings: weakref.WeakSet[Meeting] = weakref.WeakSet()
 _inherited: set[int] = set()
@@ -115,6 +115,7 @@ def meet(
     worker: WorkerEnvironment,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    warn_after: float = DEFAULT_TIMEOUT,
 ) -> Meeting:
     """Learns, or as rank 0 makes known, the rendezvous and the secret.
 
@@ -122,6 +123,7 @@ def meet(
         worker: From `herring.launch.detect.detect`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0 or its store.
+        warn_after: Seconds after which such a wait says what it waits for.
 
     Returns:
         The meeting. Call `Meeting.started` after registration, `Meeting.close` after a failure.
@@ -133,13 +135,14 @@ def meet(
     environ = os.environ if environ is None else environ
     given = _given_secret(worker.secret_file, worker.secret)
     kind = worker.rendezvous.kind
+    wait = publication.Wait(f"rank {worker.rank} of {worker.size}", timeout, warn_after)
     if kind == "none":
         return Meeting("", given or secrets.token_bytes(SECRET_BYTES))
     if kind == "torch":
-        return _meet_by_torch(worker, environ, given, timeout)
+        return _meet_by_torch(worker, environ, given, wait)
     if kind == "file":
-        return _meet_by_file(worker, environ, given, timeout)
-    return _meet_at_address(worker, environ, given, timeout)
+        return _meet_by_file(worker, environ, given, wait)
+    return _meet_at_address(worker, environ, given, wait)
 
 
 def meet_as_server(
@@ -171,9 +174,8 @@ def meet_as_server(
                 f"HERRING_SECRET_FILE is not set, and the rendezvous {address} is on another host: "
                 "copy the job's secret file to this host and set HERRING_SECRET_FILE to its path"
             )
-        note = publication.wait_for(
-            publication.directory(environ), _address_key(port), timeout, "this server"
-        )
+        wait = publication.Wait("this server", timeout, DEFAULT_TIMEOUT)
+        note = publication.wait_for(publication.directory(environ), _address_key(port), wait)
         secret = bytes.fromhex(note["secret"])
     place = _within_reach(host, resolved, environ)
     return Meeting(Rendezvous("address", place, port).address, secret)
@@ -213,15 +215,17 @@ def _shared_secret(note: Mapping[str, str]) -> bytes:
 
 
 def _meet_at_address(
-    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+    worker: WorkerEnvironment,
+    environ: Mapping[str, str],
+    secret: bytes | None,
+    wait: publication.Wait,
 ) -> Meeting:
     place = worker.rendezvous
     resolved = _resolve(place.host, "HERRING_RENDEZVOUS")
     key = _address_key(place.port)
     if worker.rank != 0:
         if secret is None:
-            waiting = f"rank {worker.rank} of {worker.size}"
-            note = publication.wait_for(publication.directory(environ), key, timeout, waiting)
+            note = publication.wait_for(publication.directory(environ), key, wait)
             secret = bytes.fromhex(note["secret"])
         host = _within_reach(place.host, resolved, environ)
         return Meeting(Rendezvous("address", host, place.port).address, secret)
@@ -241,7 +245,10 @@ def _meet_at_address(
 
 
 def _meet_by_file(
-    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+    worker: WorkerEnvironment,
+    environ: Mapping[str, str],
+    secret: bytes | None,
+    wait: publication.Wait,
 ) -> Meeting:
     key = worker.rendezvous.key
     if not key:
@@ -249,8 +256,8 @@ def _meet_by_file(
         key = f"{name}-{publication.launcher_key(worker.rank_variable)}"
     key += f"-{next(_uses[key])}"
     if worker.rank != 0:
-        waiting = f"rank {worker.rank} of {worker.size} (found by {worker.rank_variable})"
-        note = publication.wait_for(publication.directory(environ), key, timeout, waiting)
+        wait.who += f" (found by {worker.rank_variable})"
+        note = publication.wait_for(publication.directory(environ), key, wait)
         return Meeting(note["address"], secret or _shared_secret(note))
     listener = _bind("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -262,15 +269,18 @@ def _meet_by_file(
 
 
 def _meet_by_torch(
-    worker: WorkerEnvironment, environ: Mapping[str, str], secret: bytes | None, timeout: float
+    worker: WorkerEnvironment,
+    environ: Mapping[str, str],
+    secret: bytes | None,
+    wait: publication.Wait,
 ) -> Meeting:
     place = worker.rendezvous
     name = f"herring/{place.key}/{worker.restart}"
     name += f"/{next(_uses[name])}"
     if worker.rank != 0:
-        content = json.loads(_read_torch_store(worker, name, timeout))
+        content = json.loads(_read_torch_store(worker, name, wait))
         return Meeting(content["address"], secret or _shared_secret(content))
-    store = _torch_store(worker, timeout)
+    store = _torch_store(worker, wait.timeout)
     host = "127.0.0.1"
     if not worker.single_host:
         host = own_address(place.host, environ.get("HERRING_INTERFACE", ""))
@@ -294,23 +304,27 @@ def _meet_by_torch(
     return Meeting(address, shared, listener, withdraw)
 
 
-def _read_torch_store(worker: WorkerEnvironment, name: str, timeout: float) -> bytes:
+def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wait) -> bytes:
     """What rank 0 published under `name`."""
     # Rank 0 may just be ending the store of an earlier job in the same processes, so a connection
-    # that breaks is made again.
-    deadline = time.monotonic() + timeout
+    # that breaks is made again. Asking instead of waiting there lets Ctrl-C through.
+    store, pause, reason = None, 0.01, ""
     while True:
-        store = _torch_store(worker, max(deadline - time.monotonic(), 0.01))
+        if store is None:
+            store = _torch_store(worker, wait.left())
         try:
-            return store.get(name)
+            if store.check([name]):
+                return store.get(name)
         except Exception as error:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"rank {worker.rank} of {worker.size} has waited {timeout:g} s for rank 0 to "
-                    f"publish {name} in the torch store at {worker.rendezvous.address} "
-                    f"(MASTER_ADDR, MASTER_PORT): {_first_line(error)}"
-                ) from error
-            time.sleep(0.02)
+            store, reason = None, f": {_first_line(error)}"
+        if not wait.goes_on(f"publish {name} in the torch store at {worker.rendezvous.address}"):
+            raise TimeoutError(
+                f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for rank 0 to "
+                f"publish {name} in the torch store at {worker.rendezvous.address} "
+                f"(MASTER_ADDR, MASTER_PORT){reason}"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.2)
 
 
 def _torch_store(worker: WorkerEnvironment, timeout: float) -> Any:

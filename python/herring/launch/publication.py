@@ -14,11 +14,12 @@ import secrets
 import stat
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from herring.errors import ConfigurationError, TimeoutError
 
-__all__ = ["Publication", "directory", "launcher_key", "wait_for"]
+__all__ = ["Publication", "Wait", "directory", "launcher_key", "wait_for"]
 
 _POLL_SECONDS = 0.02
 _STALE_SECONDS = 3600.0
@@ -104,26 +105,58 @@ def directory(environ: Mapping[str, str]) -> Path:
     return folder
 
 
-def wait_for(folder: Path, key: str, timeout: float, waiting: str) -> dict[str, str]:
+@dataclass
+class Wait:
+    """A wait for rank 0.
+
+    Attributes:
+        who: Who waits, for messages.
+        timeout: Seconds it may take.
+        warn_after: Seconds after which it says so.
+    """
+
+    who: str
+    timeout: float
+    warn_after: float
+
+    def __post_init__(self) -> None:
+        self._start = time.monotonic()
+        self._warned = False
+
+    def goes_on(self, what: str) -> bool:
+        """Whether there is time left to wait for `what`; warns once."""
+        waited = time.monotonic() - self._start
+        if waited >= self.warn_after and not self._warned:
+            from herring import _core  # which the launcher does without
+
+            self._warned = True
+            _core.log_warning(f"{self.who} has waited {waited:.3g} s for rank 0 to {what}")
+        return waited < self.timeout
+
+    def left(self) -> float:
+        """Seconds, more than 0."""
+        return max(self.timeout - (time.monotonic() - self._start), 0.01)
+
+
+def wait_for(folder: Path, key: str, wait: Wait) -> dict[str, str]:
     """Waits until a living process has left the note `key`.
 
     Args:
         folder: From `directory`.
         key: Name of the note.
-        timeout: Seconds.
-        waiting: Who waits for what, for the message.
+        wait: Who waits, and how long.
 
     Raises:
-        TimeoutError: No such note within `timeout`.
+        TimeoutError: No such note in time.
     """
-    deadline = time.monotonic() + timeout
     while True:
         content = _read(folder / key)
         if content is not None:
             return content
-        if time.monotonic() >= deadline:
+        if not wait.goes_on(f"leave a note in {folder / key}"):
             raise TimeoutError(
-                f"{waiting} has waited {timeout:g} s for a note in {folder / key}: does rank 0 run "
+                f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for a note in "
+                f"{folder / key}: does rank 0 run "
                 "on this host, as this user, with the same variables? If not, set "
                 "HERRING_RENDEZVOUS=HOST:PORT (and HERRING_SECRET_FILE) for all"
             )

@@ -339,6 +339,8 @@ PathInfo TcpFlow::path_info() const {
   path.spurious = info.tcpi_dsack_dups;
   path.rtt = static_cast<Nanos>(info.tcpi_rtt) * kMicrosecond;
   path.min_rtt = static_cast<Nanos>(info.tcpi_min_rtt) * kMicrosecond;
+  path.unacknowledged = info.tcpi_unacked;
+  path.acknowledged_ago = static_cast<Nanos>(info.tcpi_last_ack_recv) * kMillisecond;
   return path;
 }
 

@@ -15,6 +15,7 @@ namespace herring::transport::tcp {
 namespace {
 
 constexpr Nanos kPause = 50 * kMillisecond;
+constexpr Nanos kNoDescriptor = 100 * kMillisecond;
 
 Status wait_for(int fd, short events, Nanos deadline, const std::string& address) {
   pollfd waiting{fd, events, 0};
@@ -110,6 +111,8 @@ class Acceptor::Pending : public EventHandler {
     if (timer_ != 0) owner_.loop_.cancel(timer_);
   }
 
+  Nanos since() const { return since_; }
+
   void on_events(uint32_t) override {
     char* into = proving_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
     const size_t want = proving_ ? sizeof(proof_) : sizeof(client_);
@@ -167,6 +170,7 @@ class Acceptor::Pending : public EventHandler {
   GuardedFd fd_;
   int number_ = -1;
   Address peer_;
+  const Nanos since_ = monotonic_now();
   EventLoop::TimerId timer_ = 0;
   bool proving_ = false;
   size_t have_ = 0;
@@ -194,21 +198,25 @@ void Acceptor::close() {
   oldest_first_.clear();
   loop_.cancel(pause_);
   if (!listener_.valid()) return;
-  loop_.remove(listener_.get());
+  if (pause_ == 0) loop_.remove(listener_.get());
   listener_.reset();
 }
 
 void Acceptor::on_events(uint32_t) {
   for (int i = 0; i < 64; ++i) {
+    if (!make_room()) return;
     GuardedFd fd = GuardedFd::open([&] {
       return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     });
     if (!fd.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
+      const int error = errno;
+      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+        log(LogLevel::kWarning, "cannot accept a connection on ", address_.to_string(), ": ",
+            strerror(error));
+        pause(kNoDescriptor);
+      }
       return;
     }
-    // Silent strangers cannot exhaust us, nor keep a member out: a member needs two round trips.
-    if (pending_.size() >= limits_.pending) forget(oldest_first_.front());
     auto peer = peer_address(fd.get());
     if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
     const int number = fd.get();
@@ -217,21 +225,36 @@ void Acceptor::on_events(uint32_t) {
   }
 }
 
+// Silent strangers cannot exhaust us, nor keep members out for long; and many members at once do
+// not drive each other out: who comes later waits in the system's queue.
+bool Acceptor::make_room() {
+  if (pending_.size() < limits_.pending) return true;
+  const int oldest = oldest_first_.front();
+  const Nanos age = monotonic_now() - pending_.at(oldest)->since();
+  if (age < limits_.fair) {
+    pause(limits_.fair - age);
+    return false;
+  }
+  forget(oldest);
+  return true;
+}
+
 // The waiting connection would wake the loop again and again.
-void Acceptor::pause() {
-  const int error = errno;
-  log(LogLevel::kWarning, "cannot accept a connection on ", address_.to_string(), ": ",
-      strerror(error));
+void Acceptor::pause(Nanos time) {
   loop_.remove(listener_.get());
-  pause_ = loop_.call_after(100 * kMillisecond, [this] {
-    pause_ = 0;
-    loop_.add(listener_.get(), EPOLLIN, this);
-  });
+  pause_ = loop_.call_after(time, [this] { resume(); });
+}
+
+void Acceptor::resume() {
+  if (pause_ == 0) return;
+  loop_.cancel(std::exchange(pause_, 0));
+  loop_.add(listener_.get(), EPOLLIN, this);
 }
 
 void Acceptor::forget(int fd) {
   pending_.erase(fd);
   oldest_first_.erase(std::find(oldest_first_.begin(), oldest_first_.end(), fd));
+  if (pending_.size() + 1 == limits_.pending) resume();
 }
 
 void Acceptor::refused(const Address& peer, const std::string& why) {

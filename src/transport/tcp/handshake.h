@@ -37,6 +37,8 @@ class Acceptor : public EventHandler {
   struct Limits {
     size_t pending = 256;
     Nanos patience = 10 * kSecond;
+    // What everybody gets, also when more want a place: a member needs two round trips.
+    Nanos fair = kSecond;
   };
 
   Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
@@ -59,7 +61,9 @@ class Acceptor : public EventHandler {
   class Pending;
 
   void forget(int fd);
-  void pause();
+  bool make_room();
+  void pause(Nanos time);
+  void resume();
   void refused(const Address& peer, const std::string& why);
 
   EventLoop& loop_;
@@ -73,7 +77,7 @@ class Acceptor : public EventHandler {
   uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;
   std::deque<int> oldest_first_;  // of pending_
-  EventLoop::TimerId pause_ = 0;  // while this process has no descriptor left for a stranger
+  EventLoop::TimerId pause_ = 0;  // while there is no room, or no descriptor, for a stranger
 };
 
 }  // namespace herring::transport::tcp

@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -151,6 +152,19 @@ Status make_flow_socket(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   return {};
+}
+
+void want_descriptors(size_t connections) {
+  constexpr size_t kOthers = 1024;  // what else a process has open
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= connections + kOthers) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, connections + kOthers);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void repeat_steadily(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
 }
 
 void avoid_bbr(int fd) {

@@ -34,6 +34,11 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
 // A non-blocking socket on its way to a literal address; writable once it is there, or has failed.
 Result<GuardedFd> begin_connecting(const Address& address, const std::string& source);
 
+// Raises the limit of open descriptors, if the system lets it, for this many connections.
+void want_descriptors(size_t connections);
+// Makes a lost packet of a connection that carries little be sent again every retransmission
+// time-out, instead of ever more rarely: on a lossy link too, silence soon means something.
+void repeat_steadily(int fd);
 Status make_flow_socket(int fd);  // non-blocking, TCP_NODELAY, keep-alive
 
 // For flows that rest now and then. BBR sends as fast, and has as much on its way, as it measured

@@ -64,7 +64,7 @@ TEST(Settings, Defaults) {
   EXPECT_DOUBLE_EQ(settings.get_seconds("timeout"), 1800);
   EXPECT_DOUBLE_EQ(settings.get_seconds("warn_after"), 60);
   EXPECT_DOUBLE_EQ(settings.get_seconds("connect_timeout"), 60);
-  EXPECT_DOUBLE_EQ(settings.get_seconds("heartbeat_interval"), 0.3);
+  EXPECT_DOUBLE_EQ(settings.get_seconds("heartbeat_interval"), 0.25);
   EXPECT_DOUBLE_EQ(settings.get_seconds("heartbeat_timeout"), 1.5);
   EXPECT_EQ(settings.get_int("proxies"), 0);
   EXPECT_EQ(settings.get_int("flows"), 1);

@@ -2,7 +2,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <linux/filter.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,22 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 constexpr int kDeadlineMs = 30000;
+constexpr int kMaxDescriptor = 256;
+
+// What a machine does whose cable is pulled: its process stands still, and its system acknowledges
+// nothing, until it is continued.
+void die_as_a_machine(int) {
+  sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program{1, &drop_all};
+  for (int fd = 3; fd < kMaxDescriptor; ++fd) {
+    setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
+  }
+  raise(SIGSTOP);
+  const int unused = 0;
+  for (int fd = 3; fd < kMaxDescriptor; ++fd) {
+    setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
+  }
+}
 
 // A forked process that runs `body` and reports in lines. Made before this process has threads.
 class Process {
@@ -33,6 +51,7 @@ class Process {
     if (pid_ == 0) {
       close(ends[0]);
       alarm(60);  // nothing stays behind, whatever happens
+      ::signal(SIGUSR2, die_as_a_machine);
       body([&](const std::string& line) {
         const std::string text = line + "\n";
         if (write(ends[1], text.data(), text.size()) < 0) _exit(3);
@@ -52,8 +71,8 @@ class Process {
   pid_t pid() const { return pid_; }
   void signal(int number) { kill(pid_, number); }
   // Sees to it that it has stopped, not only been told to.
-  void stop() {
-    signal(SIGSTOP);
+  void stop(int number = SIGSTOP) {
+    signal(number);
     int status = 0;
     EXPECT_EQ(waitpid(pid_, &status, WUNTRACED), pid_);
     EXPECT_TRUE(WIFSTOPPED(status));
@@ -211,21 +230,46 @@ TEST(Processes, AKilledWorkerIsReportedAlthoughItsChildrenLive) {
   EXPECT_EQ(kill(child, SIGKILL), 0) << "the child had ended before, and proves nothing";
 }
 
-TEST(Processes, AStoppedWorkerIsNoticedByItsSilence) {
+TEST(Processes, ADeadMachineIsNoticedByItsSilence) {
   Fixture job(2, kSecond);
   Process zero([&](const auto& say) { job.worker(0).run(say); });
   Process one([&](const auto& say) { job.worker(1).run(say); });
   job.start();
   ASSERT_EQ(zero.line(), "joined");
   ASSERT_EQ(one.line(), "joined");
-  one.stop();
+  one.stop(SIGUSR2);
   const std::string line = zero.line();
   EXPECT_TRUE(contains(line, "lost 1: rank 1")) << line;
-  EXPECT_TRUE(contains(line, "nothing was heard from it for")) << line;
+  EXPECT_TRUE(contains(line, "nothing was heard from it or its system for")) << line;
   // When it comes back it learns that it was given up.
   one.signal(SIGCONT);
   const std::string news = one.line();
-  EXPECT_TRUE(contains(news, "aborted: this process was not heard for")) << news;
+  EXPECT_TRUE(contains(news, "aborted: this machine was not heard for")) << news;
+}
+
+// A laptop's pause, a debugger, a checkpoint on a slow disk: whichever process stands still, nobody
+// takes it for dead as long as its system answers.
+TEST(Processes, AStoppedProcessIsNotDead) {
+  Fixture job(3, 500 * kMillisecond);
+  Process zero([&](const auto& say) {
+    auto rendezvous = job.host(say);
+    job.worker(0).run(say);
+  });
+  job.meet_at(zero.line());
+  Process one([&](const auto& say) { job.worker(1).run(say); });
+  Process two([&](const auto& say) { job.worker(2).run(say); });
+  auto server = join_server(job.life);
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  for (Process* process : {&zero, &one, &two}) ASSERT_EQ(process->line(), "joined");
+  for (Process* process : {&zero, &one}) {
+    process->stop();
+    poll(nullptr, 0, 3000);  // the pause itself: six time-outs
+    process->signal(SIGCONT);
+  }
+  poll(nullptr, 0, 1500);  // the others look around many times more
+  two.signal(SIGKILL);  // the first news anybody has
+  EXPECT_TRUE(contains(one.line(), "lost 2: rank 2"));
+  EXPECT_TRUE(contains(zero.line(), "lost 2: rank 2"));
 }
 
 TEST(Processes, AKilledRankZeroTakesTheRendezvousWithIt) {
@@ -242,7 +286,7 @@ TEST(Processes, AKilledRankZeroTakesTheRendezvousWithIt) {
     ASSERT_EQ(zero.line(), "joined");
     ASSERT_EQ(one.line(), "joined");
     Witness server(**joined);
-    stopped ? zero.stop() : zero.signal(SIGKILL);
+    stopped ? zero.stop(SIGUSR2) : zero.signal(SIGKILL);
     const std::string line = one.line();
     EXPECT_TRUE(contains(line, "lost 0: rank 0 (127.0.0.1, pid")) << line;
     EXPECT_TRUE(contains(line, "which hosts the rendezvous")) << line;

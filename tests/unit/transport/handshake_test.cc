@@ -30,7 +30,7 @@ bool contains(const std::string& text, const std::string& part) {
 class Door {
  public:
   explicit Door(Acceptor::Limits limits = {}, Credentials credentials = kGood) {
-    auto listener = listen_on({"127.0.0.1", 0}, 128);
+    auto listener = listen_on({"127.0.0.1", 0}, 4096);
     EXPECT_TRUE(listener.ok());
     acceptor_ = std::make_unique<Acceptor>(
         thread_.loop(), std::move(*listener), std::move(credentials),
@@ -318,7 +318,7 @@ TEST(Handshake, SlowStrangersAreDroppedAfterAWhile) {
 }
 
 TEST(Handshake, MoreStrangersThanMayWaitKeepNobodyOut) {
-  Door door({4, 60 * kSecond});
+  Door door({4, 60 * kSecond, 100 * kMillisecond});
   std::vector<std::unique_ptr<Raw>> strangers;
   for (int i = 0; i < 30; ++i) strangers.push_back(std::make_unique<Raw>(door.address()));
   EXPECT_TRUE(connect_and_prove(door.address(), "", {}, kGood, soon()).ok());
@@ -326,6 +326,30 @@ TEST(Handshake, MoreStrangersThanMayWaitKeepNobodyOut) {
   for (int i = 0; i < 26; ++i) EXPECT_TRUE(strangers[i]->ended()) << i;
   pollfd last{strangers.back()->fd(), POLLIN, 0};
   EXPECT_EQ(poll(&last, 1, 0), 0);
+}
+
+// All have connected before the first says a word: more wait than may, and none is driven out.
+TEST(Handshake, ThousandsOfMembersAtOnceAllGetIn) {
+  constexpr size_t kMembers = 3000;
+  want_descriptors(2 * kMembers);
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_cur < 2 * kMembers + 100) GTEST_SKIP() << "this system allows too few descriptors";
+  Door door({256, 60 * kSecond, 60 * kSecond});
+  std::vector<std::unique_ptr<Raw>> members;
+  std::vector<wire::ClientHello> hellos;
+  for (uint32_t rank = 0; rank < kMembers; ++rank) {
+    members.push_back(std::make_unique<Raw>(door.address()));
+    hellos.push_back(wire::make_client_hello({wire::Role::kWorker, rank + 100}, kGood.job));
+  }
+  for (size_t i = 0; i < kMembers; ++i) members[i]->say(hellos[i]);
+  for (size_t i = 0; i < kMembers; ++i) {
+    wire::ServerHello server;
+    ASSERT_TRUE(members[i]->hear(server)) << "member " << i << " was driven out";
+    members[i]->say(wire::make_client_proof(hellos[i], server, kGood.secret));
+  }
+  ASSERT_TRUE(door.wait(kMembers, 0));
+  EXPECT_TRUE(door.refused().empty());
 }
 
 TEST(Handshake, ASilentListenerIsATimeout) {
