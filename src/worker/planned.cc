@@ -65,6 +65,9 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
       list.push_back(static_cast<char*>(*memory));
     }
   }
+  planned->staged_ = engine.uses_node_stage() ||
+                     std::any_of(planned->staging_.begin(), planned->staging_.end(),
+                                 [](const char* memory) { return memory != nullptr; });
   for (const plan::Buffer& buffer : planned->plan_.buffers) {
     const bool narrow = planned->staging_[buffer.arena] != nullptr;
     const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
@@ -196,7 +199,7 @@ void Planned::launch_one(uint32_t index, const std::shared_ptr<Round>& round) {
   const DType dtype = plan_.arenas[buffer.arena].dtype;
   char* data = arenas_[buffer.arena] + buffer.range.offset;
   char* staging = staging_[buffer.arena];
-  if (engine_.uses_node_stage() || staging != nullptr) {
+  if (staged_) {
     NodeTask task;
     task.key = {stream_, round->number, index};
     task.name = options_.name;

@@ -68,6 +68,9 @@ class Planned {
   uint32_t stream_ = 0;
   std::vector<char*> arenas_;
   std::vector<char*> staging_;                       // by arena; null where nothing is converted
+  // All buffers go through the node stage, or none: one that did not would overtake those that do,
+  // and the order of a stream must be the same on every worker.
+  bool staged_ = false;
   std::vector<std::vector<plan::Shard>> wire_shards_;  // by buffer
   std::vector<std::unique_ptr<Direct>> direct_;      // by buffer; engine thread
   std::atomic<uint32_t> contributors_{0};
