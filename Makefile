@@ -8,6 +8,10 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
+# Of `make soak`: how many programs, from which seed on, with what (all features).
+PROGRAMS ?= 10000
+FIRST ?= 1
+FEATURES ?=
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
@@ -18,7 +22,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-python lint sanitize clean distclean
+.PHONY: help run build test test-core test-python lint sanitize soak clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +62,12 @@ sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the s
 	  cmake --build --preset $$kind -- --quiet; \
 	  ctest --preset $$kind; \
 	done
+
+soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=10000 FIRST=1 FEATURES=
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default --target random_programs -- --quiet
+	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
+	  --features=$(FEATURES)
 
 clean: ## remove what was built (keeps .venv)
 	rm -rf build build-* run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build

@@ -2,7 +2,7 @@
 //   random_programs --seconds=30                        as many jobs as fit, from seed 1
 //   random_programs --jobs=500 --parallel=2             500 jobs of 20 programs, 2 at a time
 //   random_programs --seed=17                           repeats one job; --only=3 its program 3
-//   random_programs --features=plans,lanes              ... and nothing else; -endings: all but
+//   random_programs --features=plans,lanes              ... and nothing else; -plans,lanes: all but
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -39,16 +39,15 @@ struct Arguments {
   std::exit(2);
 }
 
-// "plans,lanes": these; "-endings,-again": all but these.
+// "plans,lanes": these; "-plans,lanes": all but these.
 uint32_t parse_features(const std::string& text) {
   if (text.empty()) return ~0u;
-  uint32_t chosen = text[0] == '-' ? ~0u : 0;
-  for (size_t at = 0; at <= text.size();) {
+  const bool without = text[0] == '-';
+  uint32_t chosen = without ? ~0u : 0;
+  for (size_t at = without ? 1 : 0; at <= text.size();) {
     const size_t comma = std::min(text.find(',', at), text.size());
-    std::string name = text.substr(at, comma - at);
+    const std::string name = text.substr(at, comma - at);
     at = comma + 1;
-    const bool without = !name.empty() && name[0] == '-';
-    if (without) name.erase(0, 1);
     const auto* found = std::find_if(std::begin(kFeatures), std::end(kFeatures),
                                      [&](const auto& one) { return name == one.name; });
     if (found == std::end(kFeatures)) {

@@ -32,10 +32,11 @@ enum Feature : uint32_t {
   kLateness = 1 << 7,    // short time-outs, and ranks that come late
   kDrops = 1 << 8,       // handles that nobody waits for
   kCloses = 1 << 9,      // plans closed as soon as their last round is over on this rank
-  kEndings = 1 << 10,    // abort, shutdown and closed plans in the midst of it
+  kEndings = 1 << 10,    // abort and shutdown in the midst of it
   kAgain = 1 << 11,      // several jobs one after the other at one address
   kWeights = 1 << 12,    // server_weights
   kCounts = 1 << 13,     // the number of contributors to planned rounds is looked at
+  kTorn = 1 << 14,       // plans closed inside a round
 };
 inline constexpr struct {
   const char* name;
@@ -44,7 +45,8 @@ inline constexpr struct {
                  {"algorithms", kAlgorithms}, {"lanes", kLanes},       {"proxies", kProxies},
                  {"mismatches", kMismatches}, {"lateness", kLateness}, {"drops", kDrops},
                  {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
-                 {"weights", kWeights},       {"counts", kCounts}};
+                 {"weights", kWeights},       {"counts", kCounts},
+                 {"torn", kTorn}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 

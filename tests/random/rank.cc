@@ -232,8 +232,9 @@ class Rank::Lane {
     const auto& batches = program_->lanes[lane_];
     for (uint32_t b = 0; b < batches.size() && !rank_.over_; ++b) {
       submit(batches[b]);
+      const bool late = is_late(batches[b]);
       pending_.back().due = b + (random_.chance(0.3) ? random_.below(kDeferral + 1) : 0);
-      while (!pending_.empty() && pending_.front().due <= b) finish_first();
+      while (!pending_.empty() && (late || pending_.front().due <= b)) finish_first();
     }
     while (!pending_.empty()) finish_first();
   }
@@ -245,6 +246,10 @@ class Rank::Lane {
   };
 
   const Program& program() const { return *program_; }
+  // The next call of its name may follow at once.
+  bool is_late(const std::vector<uint32_t>& batch) const {
+    return program().steps[batch.front()].timeout > 0;
+  }
 
   void now(const char* what, const Step& step) {
     doing_.now(what, static_cast<int>(program().index), static_cast<int>(step.id), step.name);
