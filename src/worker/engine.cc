@@ -327,6 +327,10 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
 void Engine::launch_exchange(Operation& operation, Key key) {
   key.stream += static_cast<uint32_t>(cluster_.servers.size());
   const Request& request = operation.request;
+  if (Status sound = check_counts(request, operation.counts, options_.rank, cluster_.size);
+      !sound.ok()) {
+    return fail_now(sound);
+  }
   const Exchange exchange =
       plan_exchange(request, operation.counts, options_.rank, cluster_.size);
   char* out = request.kind == wire::Collective::kBroadcast

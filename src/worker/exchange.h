@@ -26,7 +26,11 @@ struct Exchange {
   std::optional<Block> own;      // moves from here to here: no server sees it
 };
 
-// What `rank` of `size` has to do; `counts`: see wire::Go.
+// Whether the counts that a server sent fit the call; kInternal.
+Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
+                    uint32_t size);
+
+// What `rank` of `size` has to do; `counts`: see wire::Go, checked.
 Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                        uint32_t size);
 
