@@ -8,6 +8,13 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
+# Of `make soak`: how many programs, from which seed on, with what (all features).
+PROGRAMS ?= 10000
+FIRST ?= 1
+FEATURES ?=
+# Of `make fuzz`: how long each target runs, and which.
+SECONDS ?= 60
+TARGETS ?= frame hello control partial rounds server worker rendezvous
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
@@ -18,7 +25,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-python lint sanitize clean distclean
+.PHONY: help run build test test-core test-python lint sanitize soak fuzz clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +64,23 @@ sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the s
 	  cmake --preset $$kind > /dev/null; \
 	  cmake --build --preset $$kind -- --quiet; \
 	  ctest --preset $$kind; \
+	done
+
+soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=10000 FIRST=1 FEATURES=
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default --target random_programs -- --quiet
+	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
+	  --features=$(FEATURES)
+
+fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TARGETS=
+	@cmake --preset fuzz > /dev/null
+	@cmake --build --preset fuzz -- --quiet
+	@for target in $(TARGETS); do \
+	  $(BIN)/python tools/make_fuzz_corpus.py build-fuzz/corpus/$$target; \
+	  echo "fuzz_$$target"; \
+	  build-fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(SECONDS) -max_len=4096 -len_control=0 \
+	    -timeout=20 -rss_limit_mb=1024 -print_final_stats=1 -verbosity=0 \
+	    -artifact_prefix=build-fuzz/ build-fuzz/corpus/$$target; \
 	done
 
 clean: ## remove what was built (keeps .venv)

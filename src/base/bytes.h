@@ -48,7 +48,7 @@ class ByteReader {
   }
   bool raw(void* out, size_t bytes) {
     if (!ok_ || bytes > in_.size()) return ok_ = false;
-    std::memcpy(out, in_.data(), bytes);
+    if (bytes > 0) std::memcpy(out, in_.data(), bytes);  // `out` of nothing may be null
     in_.remove_prefix(bytes);
     return true;
   }

@@ -109,26 +109,34 @@ void Server::admit_waiting() {
 }
 
 void Server::accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from) {
-  Proxy& proxy = proxy_of(hello.rank);
   // std::function wants copyable captures.
   auto shared = std::make_shared<GuardedFd>(std::move(fd));
-  proxy.loop().post([this, &proxy, shared, hello, name = from.to_string()] {
-    const bool known = std::any_of(
-        proxy.peers_.begin(), proxy.peers_.end(), [&](const std::unique_ptr<Peer>& peer) {
-          return peer->rank() == hello.rank && peer->number() == hello.flow;
-        });
+  connect(hello.rank, hello.flow,
+          [shared, name = from.to_string()](transport::EventLoop& loop,
+                                            transport::FlowHandler& handler) {
+            return std::make_unique<transport::tcp::TcpFlow>(loop, std::move(*shared), handler,
+                                                             name);
+          });
+}
+
+void Server::connect(uint32_t rank, uint32_t flow, MakeFlow make) {
+  Proxy& proxy = proxy_of(rank);
+  proxy.loop().post([this, &proxy, rank, flow, make = std::move(make)] {
+    const bool known = std::any_of(proxy.peers_.begin(), proxy.peers_.end(),
+                                   [&](const std::unique_ptr<Peer>& peer) {
+                                     return peer->rank() == rank && peer->number() == flow;
+                                   });
     if (known) {
-      return log(LogLevel::kWarning, "dropped a connection from ", name, ": flow ", hello.flow,
-                 " of rank ", hello.rank, " is here already");
+      return log(LogLevel::kWarning, "dropped a connection: flow ", flow, " of rank ", rank,
+                 " is here already");
     }
-    auto peer = std::make_unique<Peer>(*this, proxy, hello.rank, hello.flow);
-    peer->start(std::make_unique<transport::tcp::TcpFlow>(proxy.loop(), std::move(*shared), *peer,
-                                                          name));
+    auto peer = std::make_unique<Peer>(*this, proxy, rank, flow);
+    peer->start(make(proxy.loop(), *peer));
     proxy.peers_.push_back(std::move(peer));
-    if (hello.flow != 0) return;
+    if (flow != 0) return;
     std::lock_guard lock(changes_);
-    recipients_[hello.rank].peer = proxy.peers_.back().get();
-    send_waiting(hello.rank);
+    recipients_[rank].peer = proxy.peers_.back().get();
+    send_waiting(rank);
   });
 }
 

@@ -83,6 +83,11 @@ class Server {
   const transport::tcp::Address& address() const { return address_; }
   // The cluster is complete: serve it as server `index`.
   void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
+  // A flow of `rank`, made on the loop of the proxy that owns it; flow 0 gets the answers. accept()
+  // makes it of a socket, tests of whatever carries frames. After attach(); any thread.
+  using MakeFlow = std::function<std::unique_ptr<transport::Flow>(transport::EventLoop&,
+                                                                  transport::FlowHandler&)>;
+  void connect(uint32_t rank, uint32_t flow, MakeFlow make);
   // A rank has left for good: whatever still waits for it fails.
   void rank_left(uint32_t rank);
   // A worker is dead. Partial all-reduces go on without it; everything else that needs it fails.

@@ -36,7 +36,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       heap_(SharedHeap::kDefaultCacheBytes,
             cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess),
       bus_(std::move(bus)),
-      next_stream_(static_cast<uint32_t>(cluster_.servers.size())) {
+      next_stream_(2 * static_cast<uint32_t>(cluster_.servers.size())) {
   links_ = std::make_unique<Links>(
       *loop_, options_.links,
       [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
@@ -342,8 +342,10 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
   }
 }
 
-// Everything but all-reduce.
+// Everything but all-reduce. In a stream of its own: all-reduces of the same owner go through the
+// node stage first, and the order of a stream must be the same on every worker.
 void Engine::launch_exchange(Operation& operation, Key key) {
+  key.stream += static_cast<uint32_t>(cluster_.servers.size());
   const Request& request = operation.request;
   const Status fits = check_counts(request, operation.counts, options_.rank, cluster_.size);
   if (!fits.ok()) return fail_now(fits);

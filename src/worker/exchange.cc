@@ -104,18 +104,31 @@ Exchange all_blocks(const Request& request, const std::vector<uint64_t>& counts,
 Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                     uint32_t size) {
   const bool gathers = request.kind == wire::Collective::kAllgather;
-  if (!gathers && request.kind != wire::Collective::kAlltoall) return {};
-  const uint64_t most = (uint64_t{1} << 62) / size_of(request.dtype);
-  uint64_t all = 0, own = 0;
-  bool fit = counts.size() == (gathers ? size : uint64_t{size} * size);
-  for (size_t i = 0; fit && i < counts.size(); ++i) {
-    fit = counts[i] <= most - all;
-    all += counts[i];
-    if (gathers ? i == rank : i / size == rank) own += counts[i];
+  const bool scatters = request.kind == wire::Collective::kAlltoall;
+  if (!gathers && !scatters) return {};
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::kInternal, concat("the counts that a server sent for '", request.name,
+                                          "' ", what));
+  };
+  const size_t expected = gathers ? size : size_t{size} * size;
+  if (counts.size() != expected) {
+    return wrong(concat("are ", counts.size(), ", not ", expected));
   }
-  if (fit && own * size_of(request.dtype) == request.bytes()) return {};
-  return {Code::kInternal, concat("the counts that came for '", request.name,
-                                  "' do not fit its ", request.bytes(), " bytes")};
+  constexpr uint64_t kMost = uint64_t{1} << 48;  // as for an announcement
+  uint64_t sent = 0, received = 0;
+  for (uint32_t r = 0; r < size; ++r) {
+    const uint64_t out = gathers ? counts[rank] : counts[size_t{rank} * size + r];
+    const uint64_t in = gathers ? counts[r] : counts[size_t{r} * size + rank];
+    if (out > kMost || in > kMost) return wrong("are beyond all reason");
+    sent = gathers ? out : sent + out;
+    received += in;
+  }
+  if (received > kMost) return wrong("are beyond all reason");
+  if (sent * size_of(request.dtype) != request.bytes()) {
+    return wrong(concat("say that this rank sends ", sent, " elements; it has ",
+                        request.bytes() / size_of(request.dtype)));
+  }
+  return {};
 }
 
 Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,

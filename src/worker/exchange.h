@@ -26,11 +26,11 @@ struct Exchange {
   std::optional<Block> own;      // moves from here to here: no server sees it
 };
 
-// Whether `counts` (see wire::Go) fit what this rank has called.
+// Whether the counts that a server sent fit the call; kInternal.
 Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                     uint32_t size);
 
-// What `rank` of `size` has to do, with counts that fit.
+// What `rank` of `size` has to do; `counts`: see wire::Go, checked.
 Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                        uint32_t size);
 

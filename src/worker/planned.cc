@@ -37,6 +37,9 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void buffer_done(const std::shared_ptr<Round>& round, uint32_t workers);
 
   std::vector<char*> staging_;  // by arena; null where nothing is converted
+  // All buffers go through the node stage, or none: one that did not would overtake those that do,
+  // and the order of a stream must be the same on every worker.
+  bool staged_ = false;
   std::vector<std::vector<plan::Shard>> wire_shards_;  // by buffer
   std::vector<std::unique_ptr<Direct>> direct_;        // by buffer; engine thread
 };
@@ -81,6 +84,9 @@ Status Planned::Work::allocate() {
       list.push_back(static_cast<char*>(*memory));
     }
   }
+  staged_ = engine.uses_node_stage() ||
+            std::any_of(staging_.begin(), staging_.end(),
+                        [](const char* memory) { return memory != nullptr; });
   for (const plan::Buffer& buffer : plan.buffers) {
     const bool narrow = staging_[buffer.arena] != nullptr;
     const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
@@ -243,7 +249,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   const DType dtype = plan.arenas[buffer.arena].dtype;
   char* data = arenas[buffer.arena] + buffer.range.offset;
   char* staging = staging_[buffer.arena];
-  if (engine.uses_node_stage() || staging != nullptr) {
+  if (staged_) {
     NodeTask task;
     task.key = {stream, round->number, index};
     task.name = options.name;

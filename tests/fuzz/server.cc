@@ -1,0 +1,367 @@
+// A whole server behind flows in memory: members that send any sequence of well-formed frames, some
+// in an order that makes sense, so that slots fill, operations complete and series close. A member
+// may end its job, never the process; what it does not announce is not reserved.
+#include <cstdint>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "server/server.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/memory_flow.h"
+#include "wire/partial.h"
+
+using namespace herring;        // NOLINT: a fuzz target
+using namespace herring::fuzz;  // NOLINT
+
+namespace {
+
+constexpr size_t kSegment = 1024;
+
+control::Cluster some_cluster(uint32_t nodes, uint32_t per_node) {
+  control::Cluster cluster;
+  cluster.nodes = nodes;
+  cluster.size = nodes * per_node;
+  for (uint32_t rank = 0; rank < cluster.size; ++rank) {
+    cluster.workers.push_back({rank, rank / per_node, rank % per_node, "a", 1, ""});
+  }
+  cluster.servers.push_back({0, true, ~0u, "c:1", 1.0});
+  return cluster;
+}
+
+// Frames as members make them, from the input.
+class Member {
+ public:
+  explicit Member(uint32_t size) : size_(size) {}
+
+  wire::FrameHeader header(Input& in, wire::FrameType type) const {
+    wire::FrameHeader header;
+    header.type = type;
+    header.stream = in.below(3) + (in.seldom() ? wire::kPartialStreams : 0);
+    header.round = in.below(3);
+    header.buffer = in.below(2);
+    return header;
+  }
+
+  wire::Open open(Input& in) const {
+    wire::Open open;
+    open.dtype = static_cast<DType>(in.below(kNumDTypes));
+    open.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+    open.participants = static_cast<wire::Participants>(in.below(3));
+    open.workers = in.seldom() ? static_cast<uint32_t>(in.any()) : in.below(4);
+    open.shard_bytes = bytes(in) / 8 * 8 + 8;
+    if (in.seldom()) open.shard_bytes = in.any() / 8 * 8;
+    if (in.seldom()) open.prescale = 0.5;
+    open.timeout_ms = in.seldom() ? 1 : 60'000;
+    open.warn_ms = 60'000;
+    open.pair_a = in.below(size_);
+    open.pair_b = in.seldom() ? in.byte() : in.below(size_);
+    open.name = "o";
+    return open;
+  }
+
+  // Where segments end, and a few more.
+  static uint64_t bytes(Input& in) {
+    return in.pick<uint64_t>({0, 8, 1000, kSegment, kSegment + 8, 3 * kSegment, 9000, 40 * kSegment});
+  }
+
+  // Segments of a shard that was opened with `open`.
+  static std::string data(Input& in, const wire::Open& open, wire::FrameHeader& header) {
+    const uint64_t total = std::max<uint64_t>(1, (open.shard_bytes + kSegment - 1) / kSegment);
+    header.type = wire::FrameType::kData;
+    header.first_segment = static_cast<uint32_t>(in.byte() % (total + (in.seldom() ? 1 : 0)));
+    const uint64_t most = std::min<uint64_t>(total - std::min<uint64_t>(header.first_segment, total),
+                                             transport::Destinations::kMaxPieces);
+    header.segments = static_cast<uint16_t>(std::max<uint64_t>(1, in.flag() ? most : 1));
+    if (in.seldom()) header.segments = in.byte() + 1;
+    header.flags = in.byte() & (wire::kFlagWant | wire::kFlagSteers);
+    header.credit = in.byte();
+    if (in.below(8) == 0) {
+      header.flags |= wire::kFlagEmpty;
+      return {};
+    }
+    const uint64_t begin = std::min<uint64_t>(header.first_segment * kSegment, open.shard_bytes);
+    const uint64_t end = std::min<uint64_t>(begin + header.segments * kSegment, open.shard_bytes);
+    return std::string(std::min<uint64_t>(end - begin, 64 * kSegment) + (in.seldom() ? 1 : 0), '1');
+  }
+
+  wire::Announce announce(Input& in) const {
+    wire::Announce announce;
+    announce.id = in.byte();
+    announce.kind = static_cast<wire::Collective>(in.below(wire::kNumCollectives));
+    announce.dtype = static_cast<DType>(in.below(kNumDTypes));
+    announce.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+    announce.inline_payload = in.flag();
+    if (in.seldom()) announce.algorithm = wire::Algorithm::kRing;
+    announce.root = in.seldom() ? in.byte() : in.below(size_);
+    if (in.seldom()) announce.postscale = 0.25;
+    announce.timeout_ms = in.seldom() ? 1 : 60'000;
+    announce.warn_ms = 60'000;
+    announce.name = std::string(1, static_cast<char>('a' + in.below(3)));
+    announce.shape = {in.below(9)};
+    if (in.flag()) announce.shape.push_back(in.below(4));
+    if (in.seldom()) announce.shape.push_back(in.any());
+    if (announce.kind == wire::Collective::kAlltoall) {
+      uint64_t left = announce.shape[0];
+      for (uint32_t rank = 0; rank < size_; ++rank) {
+        const uint64_t some = rank + 1 == size_ ? left : in.byte() % (left + 1);
+        announce.splits.push_back(some);
+        left -= some;
+      }
+      if (in.seldom()) announce.splits[in.below(size_)] = in.any();
+      if (in.seldom()) announce.splits.pop_back();
+    }
+    return announce;
+  }
+
+  // As many bytes as it says, or none: whether a kind has a payload depends on who sends it.
+  static std::string payload(Input& in, const wire::Announce& announce) {
+    const uint64_t elements = announce.elements();
+    if (!announce.inline_payload || elements > 4096) return {};
+    const bool none = announce.kind == wire::Collective::kBarrier || in.below(8) == 0;
+    return std::string(none ? 0 : elements * size_of(announce.dtype), '2');
+  }
+
+  wire::Enlist enlist(Input& in) const {
+    wire::Enlist enlist;
+    enlist.name = in.flag() ? "s" : "t";
+    enlist.inline_payload = enlist.name == "s";
+    enlist.elements = in.seldom() ? in.any() : 16;
+    enlist.quorum = in.seldom() ? in.byte() : 1 + size_ / 2;
+    enlist.staleness = 2;
+    enlist.timeout_ms = enlist.warn_ms = 60'000;
+    return enlist;
+  }
+
+  wire::JoinMessage join(Input& in) const {
+    wire::JoinMessage join;
+    join.id = wire::series_id(in.flag() ? "s" : "t");
+    join.upto = 1 + in.below(4);
+    join.base = in.below(4);
+    join.last = in.below(8) == 0;
+    if (in.seldom()) join.round = in.byte();
+    if (in.seldom()) join.contributors = in.byte();
+    if (in.seldom()) join.digest_round = in.byte();
+    return join;
+  }
+
+ private:
+  const uint32_t size_;
+};
+
+// One rank's flows, and what it sends on them. On its proxy's thread.
+class Script {
+ public:
+  Script(server::Server& server, uint32_t size, uint32_t per_node)
+      : server_(server), per_node_(per_node), member_(size) {}
+
+  void add(uint32_t rank, MemoryFlow* flow, transport::EventLoop& loop) {
+    loop_ = &loop;
+    members_.push_back({rank, flow, false});
+  }
+  bool empty() const { return members_.empty(); }
+
+  // Some frames in each iteration of the loop; the promise is kept when the input is used up.
+  void start(const uint8_t* data, size_t size) {
+    in_ = Input(data, size);
+    loop_->post([this] { step(); });
+  }
+  void wait() { done_.get_future().wait(); }
+
+ private:
+  struct Of {
+    uint32_t rank;
+    MemoryFlow* flow;
+    bool gone = false;  // has left or died: the rendezvous says so once
+  };
+
+  void step() {
+    for (uint32_t n = 1 + in_.below(24); n > 0 && !in_.empty(); --n) act();
+    for (Of& one : members_) one.flow->drain();
+    if (in_.empty()) return done_.set_value();
+    loop_->post([this] { step(); });
+  }
+
+  void act() {
+    Of& one = members_[in_.below(static_cast<uint32_t>(members_.size()))];
+    const size_t cut = in_.byte() * size_t{16};
+    if (one.gone) return;
+    if (one.flow->closed()) return reconnect(one);
+    switch (in_.below(16)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5: return whole_round(cut);
+      case 6:
+      case 7:
+      case 8: {  // everybody announces alike
+        wire::Announce announce = member_.announce(in_);
+        announce.name += std::to_string(rounds_++);
+        const std::string payload = Member::payload(in_, announce);
+        for (Of& each : members_) {
+          control(each, wire::FrameType::kAnnounce, encode(announce) + payload, cut);
+        }
+        return;
+      }
+      case 9: {
+        const wire::Announce announce = member_.announce(in_);
+        return control(one, wire::FrameType::kAnnounce,
+                       encode(announce) + Member::payload(in_, announce), cut);
+      }
+      case 10: {
+        const wire::Enlist enlist = member_.enlist(in_);
+        for (Of& each : members_) control(each, wire::FrameType::kEnlist, encode(enlist), cut);
+        return;
+      }
+      case 11: {
+        const wire::JoinMessage join = member_.join(in_);
+        const bool rides = join.id == wire::series_id("s");
+        return control(one, wire::FrameType::kJoin,
+                       encode(join) + std::string(rides ? 64 : 0, '3'), cut);
+      }
+      case 12: {
+        const wire::RoundMark mark{wire::series_id("t"), in_.below(4), in_.below(2), in_.flag()};
+        return control(one, wire::FrameType::kReceived, encode(mark), cut);
+      }
+      case 13: {
+        wire::FrameHeader header;
+        header.type = wire::FrameType::kTaken;
+        header.taken = in_.seldom() ? in_.byte() : one.flow->take(in_.below(4));
+        return one.flow->deliver(header, {}, 0);
+      }
+      case 14: return in_.flag() ? open(one, cut) : data(one, cut);
+      default: return leave(one);
+    }
+  }
+
+  // What honest members do: everybody who takes part opens the same, and sends all of it, in frames
+  // of some segments. (With several proxies the others' scripts do the same, from the same input.)
+  void whole_round(size_t cut) {
+    wire::FrameHeader header = member_.header(in_, wire::FrameType::kOpen);
+    header.round = 16 + rounds_++;
+    const wire::Open open = member_.open(in_);
+    const auto segments = static_cast<uint32_t>((open.shard_bytes + kSegment - 1) / kSegment);
+    const uint32_t each_frame = 1 + in_.below(8);
+    const uint8_t flags = in_.byte() & (wire::kFlagWant | wire::kFlagEmpty);
+    for (uint32_t first = 0; first < std::min(segments, 64u); first += each_frame) {
+      for (Of& one : members_) {
+        const bool pair = open.participants == wire::Participants::kPair;
+        if (pair && one.rank != open.pair_a && one.rank != open.pair_b) continue;
+        if (open.participants == wire::Participants::kNodes && one.rank % per_node_ != 0) continue;
+        if (first == 0) {
+          header.type = wire::FrameType::kOpen;
+          header.segments = 0;
+          header.flags = 0;
+          one.flow->deliver(header, encode(open), cut);
+        }
+        header.type = wire::FrameType::kData;
+        header.flags = flags;
+        header.first_segment = first;
+        header.segments = static_cast<uint16_t>(std::min(each_frame, segments - first));
+        const uint64_t end = std::min<uint64_t>((first + header.segments) * kSegment,
+                                                open.shard_bytes);
+        header.taken = one.flow->take(1);
+        one.flow->deliver(
+            header, std::string(flags & wire::kFlagEmpty ? 0 : end - first * kSegment, '1'), cut);
+        header.taken = 0;
+      }
+    }
+  }
+
+  // Who was dropped comes back, now and then.
+  void reconnect(Of& one) {
+    if (in_.below(4) > 0) return;
+    server_.connect(one.rank, 0,
+                    [&one](transport::EventLoop& loop, transport::FlowHandler& handler) {
+                      auto flow = std::make_unique<MemoryFlow>(loop, handler);
+                      one.flow = flow.get();
+                      return flow;
+                    });
+  }
+
+  void control(Of& one, wire::FrameType type, const std::string& payload, size_t cut) {
+    wire::FrameHeader header;
+    header.type = type;
+    one.flow->deliver(header, payload, cut);
+  }
+
+  void open(Of& one, size_t cut) {
+    key_ = member_.header(in_, wire::FrameType::kOpen);
+    opened_ = member_.open(in_);
+    one.flow->deliver(key_, encode(opened_), cut);
+  }
+
+  void data(Of& one, size_t cut) {
+    wire::FrameHeader header = in_.flag() ? key_ : member_.header(in_, wire::FrameType::kData);
+    const std::string payload = Member::data(in_, opened_, header);
+    header.taken = one.flow->take(in_.below(2));
+    one.flow->deliver(header, payload, cut);
+  }
+
+  // Seldom, or nothing would ever go on.
+  void leave(Of& one) {
+    if (!in_.seldom()) return;
+    const uint32_t how = in_.below(8);
+    if (how < 6) return one.flow->fail({Code::kPeerLost, "the connection was closed"});
+    one.gone = true;
+    how == 6 ? server_.rank_left(one.rank) : server_.rank_lost(one.rank);
+  }
+
+  server::Server& server_;
+  const uint32_t per_node_;
+  const Member member_;
+  uint32_t rounds_ = 0;
+  transport::EventLoop* loop_ = nullptr;
+  std::vector<Of> members_;
+  Input in_{nullptr, 0};
+  wire::Open opened_;
+  wire::FrameHeader key_;
+  std::promise<void> done_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  be_quiet();
+  if (size < 4) return 0;
+  Input in(data, size);
+  const uint32_t nodes = 1 + in.below(4), per_node = 1 + in.below(2);
+  const control::Cluster cluster = some_cluster(nodes, per_node);
+  server::DataPlaneOptions options;
+  options.segment_bytes = kSegment;
+  options.proxies = 1 + in.below(2);
+  options.credit_max = kSegment * in.pick<size_t>({1, 8, 128});
+  options.small_bytes = 4096;
+  auto started = server::Server::start({"127.0.0.1", 0, {"secret", wire::job_id("job")}});
+  expect(started.ok());
+  server::Server& server = **started;
+  server.attach(cluster, 0, options);
+  // One script for each loop: proxies own contiguous blocks of nodes.
+  std::map<transport::EventLoop*, std::unique_ptr<Script>> scripts;
+  for (uint32_t rank = 0; rank < cluster.size; ++rank) {
+    std::promise<std::pair<transport::EventLoop*, MemoryFlow*>> made;
+    server.connect(rank, 0, [&](transport::EventLoop& loop, transport::FlowHandler& handler) {
+      auto flow = std::make_unique<MemoryFlow>(loop, handler);
+      made.set_value({&loop, flow.get()});
+      return flow;
+    });
+    const auto [loop, flow] = made.get_future().get();
+    auto& script = scripts[loop];
+    if (script == nullptr) script = std::make_unique<Script>(server, cluster.size, per_node);
+    script->add(rank, flow, *loop);
+  }
+  for (auto& [loop, script] : scripts) script->start(data + size - in.left(), in.left());
+  for (auto& [loop, script] : scripts) script->wait();
+  server.stop();
+  return 0;
+}
+
+std::vector<std::string> seeds() {
+  std::string some = std::string("\1\0\0\1", 4);
+  for (int i = 0; i < 400; ++i) some += static_cast<char>(i * 7 + i / 16);
+  std::string rounds = std::string("\2\0\0\2", 4);
+  for (int i = 0; i < 60; ++i) rounds += std::string("\20\0\0\5\0\0\0\0\0\1\5\0\1\2\1", 15);
+  return {some, rounds};
+}

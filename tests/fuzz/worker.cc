@@ -1,0 +1,216 @@
+// A worker's engine with operations in flight, and servers that answer anything in any order: results
+// of what was pushed or not, replies, tickets, errors, rounds. It must not crash, and whatever
+// happens every operation is over when the engine has stopped.
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/fuzz/input.h"
+#include "wire/partial.h"
+#include "worker/engine.h"
+#include "worker/planned.h"
+
+using namespace herring;          // NOLINT: a fuzz target
+using namespace herring::fuzz;    // NOLINT
+using namespace herring::worker;  // NOLINT
+
+namespace {
+
+constexpr size_t kSegment = 1024;
+constexpr uint32_t kServers = 2;
+
+control::Cluster some_cluster() {
+  control::Cluster cluster;
+  cluster.nodes = cluster.size = 2;
+  cluster.workers = {{0, 0, 0, "a", 1, ""}, {1, 1, 0, "b", 2, ""}};
+  cluster.servers = {{0, true, ~0u, "c:1", 0.5}, {1, true, ~0u, "c:2", 0.5}};
+  return cluster;
+}
+
+void append(std::string& out, wire::FrameHeader header, const std::string& payload) {
+  header.payload = static_cast<uint32_t>(payload.size());
+  if (!wire::plausible(header)) return;
+  out.append(reinterpret_cast<const char*>(&header), sizeof(header));
+  out += payload;
+  count_frames(1);
+}
+
+// One frame of a server.
+void answer(Input& in, std::string& out) {
+  wire::FrameHeader header;
+  header.stream = in.below(6) + (in.seldom() ? wire::kPartialStreams : 0);
+  header.round = in.below(3);
+  header.buffer = in.below(3);
+  wire::Go go;
+  go.id = 1 + in.below(10);
+  switch (in.below(10)) {
+    case 0:
+    case 1:
+    case 2: {
+      header.type = wire::FrameType::kResult;
+      header.segments = in.seldom() ? in.byte() + 1 : 1 + in.below(2);
+      header.first_segment = in.below(3);
+      header.credit = in.byte();
+      header.workers = in.below(3);
+      header.signals = in.byte();
+      header.flags = in.byte() & (wire::kFlagEmpty | wire::kFlagLent);
+      const size_t bytes = in.pick<size_t>({kSegment, 2 * kSegment, 512, 0});
+      return append(out, header, std::string(header.flags & wire::kFlagEmpty ? 0 : bytes, 'r'));
+    }
+    case 3:
+    case 4: {
+      header.type = wire::FrameType::kGo;
+      header.stream = in.below(kServers);
+      // An honest server counts; what it says of others' sizes is believed, within bounds.
+      if (in.flag()) go.counts = {in.below(4) * 256, in.below(4) * 256};
+      if (in.seldom()) go.counts = {in.any(), in.any(), in.any(), in.any()};
+      if (in.flag()) go.counts.resize(4);
+      return append(out, header, encode(go));
+    }
+    case 5: {
+      header.type = wire::FrameType::kReply;
+      return append(out, header, encode(go) + std::string(in.pick<size_t>({0, 16, 64, 4096}), 'p'));
+    }
+    case 6: {
+      header.type = wire::FrameType::kOpError;
+      const uint64_t id = in.seldom() ? 0 : go.id;
+      return append(out, header,
+                    encode(wire::OpError{id, static_cast<Code>(1 + in.below(8)), "why"}));
+    }
+    case 7: {
+      header.type = wire::FrameType::kRound;
+      wire::RoundMessage round;
+      round.id = wire::series_id(in.flag() ? "s" : "t");
+      round.round = in.below(3);
+      round.attempt = in.below(2);
+      round.last = in.seldom();
+      round.contributors = {{0, 1 + in.below(2), 0, true, 0}};
+      if (in.flag()) round.contributors.push_back({in.seldom() ? 9u : 1u, 1, 0, true, 0});
+      const bool rides = round.id == wire::series_id("s");
+      return append(out, header, encode(round) + std::string(rides ? 64 : 0, 'q'));
+    }
+    case 8: {
+      header.type = wire::FrameType::kCommit;
+      return append(out, header, encode(wire::RoundMark{wire::series_id("t"), in.below(3),
+                                                        in.below(2), true}));
+    }
+    default: {
+      header.type = in.seldom() ? wire::FrameType::kOpen : wire::FrameType::kHeartbeat;
+      if (!in.seldom()) return;
+      return append(out, header, "nonsense");
+    }
+  }
+}
+
+struct Call {
+  std::vector<char> array;
+  std::shared_ptr<Operation> operation;
+};
+
+// Every kind, riding along or not.
+std::vector<Call> submit_some(Engine& engine) {
+  std::vector<Call> calls(8);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Call& call = calls[i];
+    Request request;
+    request.kind = static_cast<wire::Collective>(i % wire::kNumCollectives);
+    request.name = concat("o", i);
+    request.dtype = DType::kFloat32;
+    const uint64_t elements = i < 4 ? 768 : 16;
+    request.shape = {request.kind == wire::Collective::kBarrier ? 0 : elements};
+    call.array.resize(elements * 4);
+    request.send = request.receive = call.array.data();
+    request.splits = {elements / 2, elements - elements / 2};
+    auto submitted = engine.submit(std::move(request));
+    if (submitted.ok()) call.operation = std::move(*submitted);
+  }
+  return calls;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  be_quiet();
+  Input in(data, size);
+  EngineOptions options;
+  options.links.segment_bytes = kSegment;
+  options.links.credit_initial = 4;
+  options.links.steers = true;
+  options.mesh.size = 2;
+  options.small_bytes = 64;
+  std::vector<Engine::ServerFlow> flows;
+  std::vector<UniqueFd> servers;
+  for (uint32_t s = 0; s < kServers; ++s) {
+    int ends[2];
+    expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    flows.push_back({s, GuardedFd(UniqueFd(ends[0])), "server"});
+    servers.emplace_back(ends[1]);
+  }
+  auto bus = LocalBus::listen();
+  expect(bus.ok());
+  expect((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
+  std::vector<Call> calls;
+  std::vector<std::shared_ptr<Partial>> series;
+  {
+    Engine engine(some_cluster(), options, std::move(*bus), std::move(flows));
+    calls = submit_some(engine);
+    for (const char* name : {"s", "t"}) {
+      PartialOptions partial;
+      partial.name = name;
+      partial.op = ReduceOp::kSum;
+      partial.elements = name[0] == 's' ? 16 : 768;
+      partial.quorum = 2;
+      auto made = Partial::create(engine, partial);
+      if (!made.ok()) continue;
+      series.push_back(std::move(*made));
+      const std::vector<char> zeros(series.back()->bytes());
+      static_cast<void>(series.back()->contribute(zeros.data(), true, false));
+    }
+    auto planned = Planned::create(engine, {{600, DType::kFloat32}, {300, DType::kFloat32}}, {});
+    if (planned.ok() && (*planned)->begin(true).ok()) {
+      static_cast<void>((*planned)->ready(0));
+      static_cast<void>((*planned)->ready(1));
+    }
+    uint64_t sent = 0;
+    while (!in.empty() && engine.failure().ok()) {
+      const uint32_t s = in.below(kServers);
+      std::string out;
+      for (uint32_t n = 1 + in.below(16); n > 0 && !in.empty(); --n) answer(in, out);
+      for (size_t at = 0; at < out.size();) {
+        const ssize_t n =
+            ::send(servers[s].get(), out.data() + at, out.size() - at, MSG_NOSIGNAL);
+        if (n < 0 && errno != EAGAIN) break;
+        at += n > 0 ? static_cast<size_t>(n) : 0;
+        sent += n > 0 ? static_cast<uint64_t>(n) : 0;
+        char sink[65536];
+        while (::recv(servers[s].get(), sink, sizeof(sink), 0) > 0) {
+        }
+      }
+    }
+    // Until all of it is read, or the engine has had enough.
+    while (engine.failure().ok()) {
+      const Engine::Counters counters = engine.counters();
+      uint64_t received = 0;
+      for (const auto& one : counters.servers) received += one.bytes_received;
+      if (received >= sent) break;
+    }
+    engine.fail({Code::kPeerLost, "enough"});
+    planned = Status(Code::kShutdown, "");
+    for (const Call& call : calls) {
+      if (call.operation == nullptr) continue;
+      while (!call.operation->completion.wait_for(kSecond)) {
+      }
+    }
+    series.clear();
+  }
+  return 0;
+}
+
+std::vector<std::string> seeds() {
+  std::string all;
+  for (int i = 0; i < 400; ++i) all += static_cast<char>(i * 3 + i / 64);
+  return {all};
+}

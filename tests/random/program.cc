@@ -1,0 +1,386 @@
+#include "tests/random/program.h"
+
+#include <algorithm>
+
+namespace herring::random_test {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
+                             DType::kInt8,    DType::kInt16,   DType::kInt32,   DType::kInt64,
+                             DType::kUInt8,   DType::kBool};
+
+class Maker {
+ public:
+  Maker(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features)
+      : random_({seed, 2, index}), layout_(layout), features_(features) {
+    program_.index = index;
+  }
+
+  Program make(bool may_end) {
+    if (has(kPlans)) make_plans();
+    program_.lanes.resize(layout_.lanes);
+    for (uint32_t lane = 0; lane < layout_.lanes; ++lane) make_lane(lane);
+    mark_last_rounds();
+    if (may_end) choose_ending();
+    return std::move(program_);
+  }
+
+ private:
+  bool has(Feature feature) const { return features_ & feature; }
+
+  // Sizes at which something changes: none, one, where operations stop riding along, where a
+  // segment ends, and now and then megabytes.
+  uint64_t some_elements(DType dtype, bool large) {
+    const uint64_t item = size_of(dtype);
+    const auto near = [&](uint64_t bytes) {
+      return std::max<int64_t>(0, static_cast<int64_t>(bytes / item) +
+                                      static_cast<int64_t>(random_.below(3)) - 1);
+    };
+    const uint64_t kind = random_.below(100);
+    if (kind < 8) return 0;
+    if (kind < 16) return 1;
+    if (kind < 60 || !large) return random_.from_to(2, 300);
+    if (kind < 78) return near(layout_.small_bytes);
+    if (kind < 92) return near(layout_.segment_bytes * random_.from_to(1, 12 * layout_.nodes));
+    if (kind < 98) return random_.from_to(1, 200'000) / item;
+    return random_.from_to(1, 4'000'000) / item;
+  }
+
+  PlanSpec some_plan(uint32_t number) {
+    PlanSpec plan;
+    plan.name = concat("p", program_.index, ".plan", number);
+    const bool average = random_.chance(0.6);
+    plan.op = average ? ReduceOp::kAverage
+                      : random_.pick({ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax});
+    plan.narrow = random_.chance(0.25);
+    plan.wire = random_.pick({DType::kFloat16, DType::kBFloat16});
+    if (random_.chance(0.7)) {
+      plan.buffer_bytes = layout_.segment_bytes * random_.from_to(1, 24);
+    }
+    const bool mixed = random_.chance(0.4);
+    for (uint64_t n = random_.from_to(1, 12); n > 0; --n) {
+      const DType dtype = !mixed ? DType::kFloat32
+                                 : average ? kDTypes[random_.below(4)] : kDTypes[random_.below(10)];
+      plan.gradients.push_back({some_elements(dtype, has(kLarge)), dtype});
+    }
+    return plan;
+  }
+
+  void make_plans() {
+    for (uint64_t n = random_.below(3); n > 0; --n) {
+      program_.plans.push_back(some_plan(static_cast<uint32_t>(program_.plans.size())));
+    }
+  }
+
+  void make_lane(uint32_t lane) {
+    std::vector<uint32_t> plans;  // of this lane: one thread at a time begins its rounds
+    for (uint32_t p = lane; p < program_.plans.size(); p += layout_.lanes) plans.push_back(p);
+    std::vector<uint32_t> used_plans(plans.size(), 0);
+    std::vector<uint32_t> used_names(6, 0);
+    auto& batches = program_.lanes[lane];
+    const uint64_t count = random_.from_to(2, 10);
+    for (uint32_t b = kDeferral + 1; batches.size() < count; ++b) {
+      std::vector<uint32_t> batch;
+      if (has(kLateness) && random_.chance(0.12)) {
+        batch.push_back(add(late_step(lane)));
+      } else if (has(kPartials) && random_.chance(0.05)) {
+        batch.push_back(add(partial_step(lane)));
+      } else {
+        const uint64_t most = random_.chance(0.4) ? 1 : random_.from_to(2, 8);
+        while (batch.size() < most) {
+          Step step = some_step();
+          // A name or a plan is used again only when no rank can still wait for its last use.
+          const size_t name = random_.below(2 * used_names.size());
+          if (name < used_names.size() && used_names[name] + kDeferral < b) {
+            used_names[name] = b;
+            step.name = concat("p", program_.index, ".l", lane, ".again", name);
+            for (Part& part : step.parts) part.drops = false;
+          }
+          batch.push_back(add(std::move(step)));
+        }
+        for (size_t p = 0; p < plans.size(); ++p) {
+          if (used_plans[p] + kDeferral >= b || !random_.chance(0.5)) continue;
+          used_plans[p] = b;
+          batch.push_back(add(planned_step(plans[p])));
+        }
+      }
+      batches.push_back(std::move(batch));
+    }
+  }
+
+  uint32_t add(Step step) {
+    step.id = static_cast<uint32_t>(program_.steps.size());
+    step.salt = random_.next();
+    if (step.name.empty()) step.name = concat("p", program_.index, ".s", step.id);
+    program_.steps.push_back(std::move(step));
+    return program_.steps.back().id;
+  }
+
+  Step blank(Kind kind) {
+    Step step;
+    step.kind = kind;
+    step.parts.resize(layout_.size);
+    step.rows.assign(layout_.size, 1);
+    const bool heap = random_.chance(0.5);
+    for (Part& part : step.parts) {
+      part.shared = heap && random_.chance(0.8);
+      if (has(kDrops) && random_.chance(0.03)) {
+        part.drops = true;
+        part.forgets = random_.chance(0.5);
+      }
+    }
+    return step;
+  }
+
+  void choose_reduction(Step& step) {
+    step.op = random_.pick({ReduceOp::kSum, ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
+                            ReduceOp::kMax, ReduceOp::kProduct});
+    if (step.op == ReduceOp::kAverage) step.dtype = kDTypes[random_.below(4)];
+    const bool scales = step.op == ReduceOp::kSum || step.op == ReduceOp::kAverage;
+    if (scales && is_float(step.dtype) && random_.chance(0.2)) {
+      step.prescale = random_.pick({0.5, 1.0, 2.0});
+      step.postscale = random_.pick({0.5, 1.0, 2.0});
+    }
+  }
+
+  Step some_step() {
+    const Kind kind = random_.pick({Kind::kAllreduce, Kind::kAllreduce, Kind::kAllreduce,
+                                    Kind::kAllreduce, Kind::kBroadcast, Kind::kAllgather,
+                                    Kind::kReduceScatter, Kind::kAlltoall, Kind::kBarrier});
+    Step step = blank(kind);
+    step.dtype = kDTypes[random_.below(10)];
+    const uint32_t size = layout_.size;
+    const uint64_t elements = some_elements(step.dtype, has(kLarge));
+    switch (kind) {
+      case Kind::kAllreduce:
+        choose_reduction(step);
+        step.rows.assign(size, elements);
+        if (has(kAlgorithms) && random_.chance(0.12)) {
+          step.algorithm = random_.pick({wire::Algorithm::kServer, wire::Algorithm::kTree,
+                                         wire::Algorithm::kRing, wire::Algorithm::kButterfly});
+        }
+        break;
+      case Kind::kBroadcast:
+        step.root = static_cast<uint32_t>(random_.below(size));
+        step.rows.assign(size, elements);
+        break;
+      case Kind::kAllgather:  // ragged
+        step.row = random_.from_to(1, 5);
+        for (uint64_t& rows : step.rows) {
+          rows = random_.chance(0.2) ? 0 : random_.below(elements / (step.row * size) * 2 + 2);
+        }
+        break;
+      case Kind::kReduceScatter:
+        choose_reduction(step);
+        step.row = random_.from_to(1, 5);
+        step.rows.assign(size, elements / step.row);
+        break;
+      case Kind::kAlltoall: make_splits(step, elements); break;
+      default: break;
+    }
+    if (has(kMismatches) && size > 1 && random_.chance(0.04) && kind != Kind::kBarrier &&
+        kind != Kind::kAllgather && kind != Kind::kAlltoall) {
+      step.parts[random_.below(size)].contradicts = true;
+    }
+    return step;
+  }
+
+  // Skewed: some ranks get nothing, one may get nearly everything.
+  void make_splits(Step& step, uint64_t elements) {
+    const uint32_t size = layout_.size;
+    step.row = random_.from_to(1, 3);
+    const uint64_t each = elements / (step.row * size) + 1;
+    step.splits.assign(size, std::vector<uint64_t>(size));
+    const bool skewed = random_.chance(0.5);
+    for (uint32_t from = 0; from < size; ++from) {
+      step.rows[from] = 0;
+      const uint64_t favourite = random_.below(size);
+      for (uint32_t to = 0; to < size; ++to) {
+        uint64_t rows = random_.chance(0.25) ? 0 : random_.below(2 * each / size + 2);
+        if (skewed && to == favourite) rows = random_.below(2 * each + 1);
+        step.splits[from][to] = rows;
+        step.rows[from] += rows;
+      }
+    }
+  }
+
+  // A name that every rank calls again and again, with a short time-out: some come too late. Call
+  // n of one rank must never meet call n + 1 of another.
+  Step late_step(uint32_t lane) {
+    Step step = blank(Kind::kAllreduce);
+    for (Part& part : step.parts) part.drops = false;
+    step.name = concat("p", program_.index, ".l", lane, ".late");
+    step.dtype = DType::kInt64;  // always alike: a wrong sum is worse than a mismatch
+    step.rows.assign(layout_.size, 16 + lane);
+    step.timeout = static_cast<double>(random_.from_to(10, 60)) / 1000;
+    for (Part& part : step.parts) {
+      if (random_.chance(0.15)) part.late_ms = static_cast<uint32_t>(random_.from_to(1, 200));
+    }
+    return step;
+  }
+
+  Step partial_step(uint32_t lane) {
+    Step step = blank(Kind::kPartial);
+    step.name = concat("p", program_.index, ".l", lane, ".series", program_.steps.size());
+    step.dtype = random_.pick({DType::kInt64, DType::kFloat32, DType::kFloat64});
+    step.rows.assign(layout_.size, std::max<uint64_t>(1, some_elements(step.dtype, has(kLarge))));
+    step.quorum = static_cast<uint32_t>(random_.from_to(1, layout_.size));
+    step.rounds = static_cast<uint32_t>(random_.from_to(1, 5));
+    return step;
+  }
+
+  Step planned_step(uint32_t plan) {
+    Step step = blank(Kind::kPlanned);
+    step.plan = plan;
+    step.op = program_.plans[plan].op;
+    for (Part& part : step.parts) part.drops = false;
+    if (random_.chance(0.3)) {
+      for (Part& part : step.parts) part.active = random_.chance(0.6);
+    }
+    return step;
+  }
+
+  void mark_last_rounds() {
+    if (!has(kCloses)) return;
+    for (uint32_t plan = 0; plan < program_.plans.size(); ++plan) {
+      const auto last = std::find_if(
+          program_.steps.rbegin(), program_.steps.rend(),
+          [&](const Step& step) { return step.kind == Kind::kPlanned && step.plan == plan; });
+      if (last != program_.steps.rend()) last->closes = random_.chance(0.5);
+    }
+  }
+
+  void choose_ending() {
+    std::vector<Ending> endings;
+    if (has(kEndings)) endings = {Ending::kAbort, Ending::kLeave};
+    if (has(kTorn)) endings.push_back(Ending::kClosePlan);
+    if (endings.empty() || !random_.chance(0.5)) return;
+    program_.ending = endings[random_.below(endings.size())];
+    program_.ending_rank = static_cast<uint32_t>(random_.below(layout_.size));
+    program_.ending_ms = static_cast<uint32_t>(random_.below(30));
+    if (program_.ending != Ending::kClosePlan) return;
+    std::vector<uint32_t> rounds;
+    for (const Step& step : program_.steps) {
+      if (step.kind == Kind::kPlanned) rounds.push_back(step.id);
+    }
+    if (rounds.empty()) {
+      program_.ending = Ending::kAbort;
+    } else {
+      program_.ending_step = rounds[random_.below(rounds.size())];
+    }
+  }
+
+  Random random_;
+  const Layout& layout_;
+  const uint32_t features_;
+  Program program_;
+};
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kAllreduce: return "allreduce";
+    case Kind::kBroadcast: return "broadcast";
+    case Kind::kAllgather: return "allgather";
+    case Kind::kReduceScatter: return "reduce_scatter";
+    case Kind::kAlltoall: return "alltoall";
+    case Kind::kBarrier: return "barrier";
+    case Kind::kPlanned: return "round";
+    case Kind::kPartial: return "series";
+  }
+  return "unknown";
+}
+
+bool Step::mismatched() const {
+  return std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.contradicts; });
+}
+
+std::string Step::describe() const {
+  std::string text = concat("step ", id, ": ", name_of(kind), " '", name, "'");
+  if (kind == Kind::kPlanned) return concat(text, " of plan ", plan);
+  if (kind == Kind::kBarrier) return text;
+  text += concat(" of ", herring::name_of(dtype), ", ", herring::name_of(op), ", ",
+                 wire::name_of(algorithm), ", rows of ", row, " elements:");
+  for (const uint64_t count : rows) text += concat(" ", count);
+  if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
+  if (timeout > 0) text += concat(", time-out ", timeout, " s");
+  if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);
+  for (uint32_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank].late_ms > 0) text += concat(", rank ", rank, " late ", parts[rank].late_ms);
+    if (parts[rank].contradicts) text += concat(", rank ", rank, " contradicts");
+    if (parts[rank].drops) text += concat(", rank ", rank, " drops");
+  }
+  return text;
+}
+
+std::string Layout::describe() const {
+  std::string text = concat(size, " ranks on ", nodes, " nodes (");
+  for (uint32_t rank = 0; rank < size; ++rank) text += concat(rank > 0 ? " " : "", node_of[rank]);
+  text += concat("), ", dedicated, " dedicated servers, ", lanes, " lanes, ", generations,
+                 " jobs;");
+  for (const auto& [name, value] : settings) text += concat(" ", name, "=", value);
+  return text;
+}
+
+Layout make_layout(uint64_t seed, uint32_t features) {
+  Random random({seed, 1});
+  Layout layout;
+  layout.size = random.chance(0.06) ? 1 : static_cast<uint32_t>(random.from_to(2, 8));
+  layout.nodes = static_cast<uint32_t>(random.from_to(1, std::min(layout.size, 4u)));
+  layout.node_of.resize(layout.size);
+  const bool blocks = random.chance(0.6);
+  for (uint32_t rank = 0; rank < layout.size; ++rank) {
+    layout.node_of[rank] = blocks ? rank * layout.nodes / layout.size
+                           : rank < layout.nodes ? rank
+                                                 : static_cast<uint32_t>(
+                                                       random.below(layout.nodes));
+  }
+  layout.dedicated = random.chance(0.4) ? 0 : static_cast<uint32_t>(random.from_to(1, 3));
+  layout.lanes = features & kLanes ? static_cast<uint32_t>(random.from_to(1, 3)) : 1;
+  layout.generations = features & kAgain ? static_cast<uint32_t>(random.from_to(1, 3)) : 1;
+  auto& settings = layout.settings;
+  layout.segment_bytes = random.pick({1024u, 1088u, 4096u, 8192u, 8192u, 65536u});
+  layout.small_bytes = random.pick({0u, 100u, 4096u, 65536u});
+  const uint64_t segment = layout.segment_bytes;
+  settings["segment_bytes"] = std::to_string(segment);
+  settings["small_bytes"] = std::to_string(layout.small_bytes);
+  settings["proxies"] =
+      std::to_string(features & kProxies ? random.pick({1u, 2u, 4u}) : 1u);
+  settings["flows"] = std::to_string(random.from_to(1, 3));
+  if (random.chance(0.4)) {
+    settings["credit"] = std::to_string(segment * random.from_to(1, 40));
+  } else {
+    settings["credit_max"] = std::to_string(segment * random.pick({1u, 4u, 16u, 128u}));
+  }
+  settings["frame_max"] = std::to_string(segment * random.pick({1u, 2u, 7u, 64u}));
+  if (random.chance(0.5)) {
+    settings["buffer_bytes"] = std::to_string(segment * random.from_to(1, 40));
+  }
+  if (random.chance(0.08)) settings["shm"] = "false";
+  // Longer than the patience of this test: a wait that only its deadline ends is a hang.
+  settings["timeout"] = "600";
+  settings["warn_after"] = "30";
+  settings["connect_timeout"] = "60";
+  settings["heartbeat_timeout"] = "60";
+  settings["log_level"] = "error";
+  if (features & kWeights && random.chance(0.2)) {
+    const uint32_t nodes = settings.contains("shm") ? layout.size : layout.nodes;
+    const uint32_t servers = layout.dedicated == 0    ? nodes
+                             : layout.dedicated < nodes ? layout.dedicated + nodes
+                                                        : layout.dedicated;
+    std::string weights;
+    for (uint32_t s = 0; s < servers; ++s) {
+      weights += concat(s > 0 ? "," : "", s > 0 && random.chance(0.15) ? 0 : random.from_to(1, 4));
+    }
+    settings["server_weights"] = weights;
+  }
+  return layout;
+}
+
+Program make_program(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features,
+                     bool may_end) {
+  return Maker(seed, index, layout, features).make(may_end);
+}
+
+}  // namespace herring::random_test

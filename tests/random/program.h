@@ -1,0 +1,140 @@
+// What a random job is: a layout of ranks on nodes with its settings, and programs that its ranks
+// run one after the other. All of it follows from a seed; nothing here talks to the core.
+//
+// A program has lanes: each rank runs every lane on a thread of its own, so lanes of a rank overlap
+// in any way. A lane has batches, in the same order on all ranks; inside a batch every rank submits
+// the steps in an order of its own. A rank waits for a batch at once or up to kDeferral batches
+// later, again in an order of its own. Whatever it waits for, the others submit before they wait
+// for anything that comes later, so a program that hangs is a fault of the core.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "plan/plan.h"
+#include "tests/random/random.h"
+#include "wire/messages.h"
+
+namespace herring::random_test {
+
+// What may occur in programs; each can be left out, to look for one thing at a time.
+enum Feature : uint32_t {
+  kLarge = 1 << 0,       // arrays beyond small_bytes, up to several MB
+  kPlans = 1 << 1,       // planned operations
+  kPartials = 1 << 2,    // series of partial all-reduces
+  kAlgorithms = 1 << 3,  // ring, butterfly, tree, server
+  kLanes = 1 << 4,       // several threads per rank
+  kProxies = 1 << 5,     // 2 or 4 proxies per server
+  kMismatches = 1 << 6,  // a rank calls an operation with something else
+  kLateness = 1 << 7,    // short time-outs, and ranks that come late
+  kDrops = 1 << 8,       // handles that nobody waits for
+  kCloses = 1 << 9,      // plans closed as soon as their last round is over on this rank
+  kEndings = 1 << 10,    // abort and shutdown in the midst of it
+  kAgain = 1 << 11,      // several jobs one after the other at one address
+  kWeights = 1 << 12,    // server_weights
+  kCounts = 1 << 13,     // the number of contributors to planned rounds is looked at
+  kTorn = 1 << 14,       // plans closed inside a round
+};
+inline constexpr struct {
+  const char* name;
+  uint32_t bit;
+} kFeatures[] = {{"large", kLarge},           {"plans", kPlans},       {"partials", kPartials},
+                 {"algorithms", kAlgorithms}, {"lanes", kLanes},       {"proxies", kProxies},
+                 {"mismatches", kMismatches}, {"lateness", kLateness}, {"drops", kDrops},
+                 {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
+                 {"weights", kWeights},       {"counts", kCounts},
+                 {"torn", kTorn}};
+
+inline constexpr uint32_t kDeferral = 2;  // batches
+
+struct Layout {
+  uint32_t size = 1, nodes = 1, dedicated = 0, lanes = 1;
+  uint32_t generations = 1;  // jobs one after the other
+  std::vector<uint32_t> node_of;  // by rank
+  std::map<std::string, std::string> settings;
+  uint64_t small_bytes = 0, segment_bytes = 0;
+  std::string describe() const;
+};
+
+enum class Kind : uint8_t {
+  kAllreduce,
+  kBroadcast,
+  kAllgather,
+  kReduceScatter,
+  kAlltoall,
+  kBarrier,
+  kPlanned,  // one round
+  kPartial,  // a whole series
+};
+const char* name_of(Kind kind);
+
+// How one rank takes part in a step.
+struct Part {
+  uint32_t late_ms = 0;      // it comes so much later
+  bool drops = false;        // it never waits
+  bool forgets = false;      // and lets go of the handle at once
+  bool shared = false;       // its array lies in the shared heap
+  bool active = true;        // of a planned round
+  bool contradicts = false;  // it calls the operation with one element more
+};
+
+// One operation, as all ranks call it.
+struct Step {
+  uint32_t id = 0;
+  Kind kind = Kind::kBarrier;
+  std::string name;
+  uint64_t salt = 0;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  wire::Algorithm algorithm = wire::Algorithm::kHerring;
+  double prescale = 1.0, postscale = 1.0;
+  uint32_t root = 0;
+  uint64_t row = 1;                            // elements
+  std::vector<uint64_t> rows;                  // by rank
+  std::vector<std::vector<uint64_t>> splits;   // all-to-all: rows from each rank to each
+  double timeout = 0;                          // seconds; 0: the job's
+  uint32_t plan = 0;                           // kPlanned
+  uint32_t quorum = 1, rounds = 1;             // kPartial
+  bool closes = false;                         // kPlanned: the plan ends with this round
+  std::vector<Part> parts;                     // by rank
+
+  bool mismatched() const;
+  uint64_t elements(uint32_t rank) const { return rows[rank] * row; }
+  std::string describe() const;
+};
+
+struct PlanSpec {
+  std::string name;
+  ReduceOp op = ReduceOp::kAverage;
+  bool narrow = false;
+  DType wire = DType::kFloat32;
+  size_t buffer_bytes = 0;
+  std::vector<plan::Gradient> gradients;
+};
+
+// How a program ends a job before its time, if it does. The rank that does it and those that
+// depend on it then get errors; which ones, see Judge.
+enum class Ending : uint8_t {
+  kNone,
+  kAbort,      // a rank calls abort() after some time
+  kLeave,      // a rank shuts down after some time
+  kClosePlan,  // a rank closes a plan inside the round of `ending_step`
+};
+
+struct Program {
+  uint32_t index = 0;
+  std::vector<PlanSpec> plans;
+  std::vector<Step> steps;
+  std::vector<std::vector<std::vector<uint32_t>>> lanes;  // lanes, batches, steps
+  Ending ending = Ending::kNone;
+  uint32_t ending_rank = 0, ending_ms = 0, ending_step = 0;
+};
+
+Layout make_layout(uint64_t seed, uint32_t features);
+Program make_program(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features,
+                     bool may_end);
+
+}  // namespace herring::random_test
