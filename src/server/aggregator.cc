@@ -226,7 +226,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
     *block = {};
   }
   block->slots[segment % kBlockSegments] = slot;
-  if (op.open.participants == wire::Participants::kRanks) {
+  if (goes_on_without(op)) {
     for (uint32_t rank : lost_) {
       slot->contributions[rank].state = Contribution::kLost;
       Group& group = slot->groups[rank / kTreeGroup];
@@ -236,6 +236,13 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   return slot;
 }
 
+// Only a round of a partial all-reduce: what else needs the dead fails at the workers, and must not
+// be completed before they know.
+bool Aggregator::goes_on_without(const Operation& op) {
+  return op.key.stream >= wire::kPartialStreams &&
+         op.open.participants == wire::Participants::kRanks;
+}
+
 void Aggregator::rank_lost(uint32_t rank) {
   std::vector<Slot*> waiting;
   {
@@ -243,7 +250,7 @@ void Aggregator::rank_lost(uint32_t rank) {
     if (std::find(lost_.begin(), lost_.end(), rank) != lost_.end()) return;
     lost_.push_back(rank);
     for (auto& [key, op] : operations_) {
-      if (op->open.participants != wire::Participants::kRanks) continue;
+      if (!goes_on_without(*op)) continue;
       for_each_slot(*op, [&](Slot& slot) {
         Contribution& contribution = slot.contributions[rank];
         if (contribution.state == Contribution::kHere) return;

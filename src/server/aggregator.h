@@ -140,6 +140,7 @@ class Aggregator {
   void mark_done(const Slot& slot);
   template <typename Action>
   void for_each_slot(Operation& op, const Action& action);
+  static bool goes_on_without(const Operation& op);
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state);
   void combine_group(Slot& slot, uint32_t group);

@@ -208,7 +208,7 @@ void Rank::check_round(const Call& call, worker::Planned& plan) {
     if (gradients[i].elements == 0) continue;
     const plan::Placement& place = plan.plan().placements[i];
     const std::string text =
-        difference(gradients[i].dtype, plan.arena(place.arena) + place.range.offset,
+        difference(gradients[i].dtype, plan.arena(place.arena).get() + place.range.offset,
                    program.reduction(step, i).data(), gradients[i].elements);
     if (!text.empty()) wrong(*program, step, concat("gradient ", i, ": ", text));
   }
@@ -360,7 +360,7 @@ class Rank::Lane {
       if (elements > 0) {
         const plan::Placement& place = plan.plan().placements[index];
         fill(program_.values_of(step, index), rank_.rank_, 0, elements,
-             plan.arena(place.arena) + place.range.offset);
+             plan.arena(place.arena).get() + place.range.offset);
       }
       if (Status status = plan.ready(index); !status.ok()) {
         rank_.judge(program(), step, status);
