@@ -377,24 +377,11 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   std::string describe_missing() const {
-    std::string missing;
     if (state_ == State::kGathering) {
-      std::set<uint32_t> ranks;
-      for (uint32_t rank = 0; rank < options_.size; ++rank) ranks.insert(rank);
-      for (const RegisteredWorker& worker : workers()) ranks.erase(worker.registration.rank);
-      if (!ranks.empty()) {
-        missing = concat(ranks.size() == 1 ? "rank " : "ranks ",
-                         list_numbers({ranks.begin(), ranks.end()}), " of ", options_.size);
-      }
-      if (dedicated_ < options_.dedicated_servers) {
-        missing += concat(missing.empty() ? "" : " and ", options_.dedicated_servers - dedicated_,
-                          " of ", options_.dedicated_servers, " dedicated servers");
-      }
-    } else {
-      missing = concat("the colocated servers of nodes ",
-                       list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
+      return list_missing(workers(), options_.size, dedicated_, options_.dedicated_servers);
     }
-    return missing;
+    return concat("the colocated servers of nodes ",
+                  list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
   }
 
   void warn() {
