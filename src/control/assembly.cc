@@ -139,6 +139,27 @@ Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t
   return {};
 }
 
+std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t size,
+                         uint32_t dedicated, uint32_t dedicated_servers) {
+  std::vector<bool> here(size);
+  for (const RegisteredWorker& worker : workers) {
+    if (worker.registration.rank < size) here[worker.registration.rank] = true;
+  }
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    if (!here[rank]) ranks.push_back(rank);
+  }
+  std::string missing;
+  if (!ranks.empty()) {
+    missing = concat(ranks.size() == 1 ? "rank " : "ranks ", list_numbers(ranks), " of ", size);
+  }
+  if (dedicated < dedicated_servers) {
+    missing += concat(missing.empty() ? "" : " and ", dedicated_servers - dedicated, " of ",
+                      dedicated_servers, " dedicated servers");
+  }
+  return missing;
+}
+
 Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers) {
   Cluster cluster;
   cluster.size = static_cast<uint32_t>(workers.size());

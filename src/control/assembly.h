@@ -33,6 +33,10 @@ std::string list_numbers(std::vector<uint32_t> numbers);
 Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t size,
                           uint32_t dedicated_servers);
 
+// Who has not registered yet: "ranks 1, 3 to 5 of 6 and 1 of 2 dedicated servers".
+std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t size,
+                         uint32_t dedicated, uint32_t dedicated_servers);
+
 // The cluster without servers. `workers`: without contradiction, every rank once, any order.
 // kConfiguration when local ranks do not fit together.
 Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers);

@@ -424,7 +424,7 @@ Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint3
 }
 
 constexpr Nanos kPause = 20 * kMillisecond, kLongestPause = 500 * kMillisecond;
-constexpr Nanos kDeclining = 2 * kSecond;
+constexpr Nanos kDeclining = 10 * kSecond;  // rank 0 may only be on its way
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "control/assembly.h"
 #include "control/channel.h"
@@ -42,8 +43,8 @@ class Rendezvous::Impl final : public Channel::Owner {
             thread_.loop(), std::move(listener), options_.credentials,
             // Whoever proves itself gets in: the answer to its registration says more.
             [](const wire::Hello&) { return wire::Verdict::kAccepted; },
-            [this](GuardedFd fd, const wire::Hello&, const Address& peer) {
-              admit(std::move(fd), peer);
+            [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
+              admit(std::move(fd), hello, peer);
             }),
         address_(acceptor_.address()),
         started_(monotonic_now()),
@@ -69,8 +70,15 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void tell_all(Nanos most) {
     if (!thread_.here()) return;
-    std::unique_lock lock(mutex_);
-    stopped_changed_.wait_for(lock, std::chrono::nanoseconds(most), [this] { return all_told_; });
+    const Nanos deadline = monotonic_now() + most;
+    while (!interrupted()) {
+      std::unique_lock lock(mutex_);
+      const Nanos slice = std::min(deadline - monotonic_now(), kInterruptInterval);
+      const auto told = [this] { return all_told_; };
+      if (slice <= 0 || stopped_changed_.wait_for(lock, std::chrono::nanoseconds(slice), told)) {
+        return;
+      }
+    }
   }
 
   void stop() {
@@ -105,8 +113,9 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   // ---- connections ----
 
-  void admit(GuardedFd fd, const Address& address) {
+  void admit(GuardedFd fd, const wire::Hello& hello, const Address& address) {
     auto peer = std::make_unique<Peer>();
+    peer->index = hello.rank;
     peer->host = address.host;
     peer->accepted = monotonic_now();
     peer->channel = std::make_unique<Channel>(thread_.loop(), std::move(fd), address.to_string(),
@@ -244,6 +253,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     Status why;
     if (!decode_abort(payload, why).ok()) return nonsense("a malformed abort");
     peer.gone = true;
+    if (peer.index < options_.size) told_.insert(peer.index);
+    if (state_ == State::kFailed) check_told();
     if (state_ == State::kGathering) {
       const std::string text = concat("a process on ", peer.host, " cannot join: ", why.message());
       fail({why.code(), text});
@@ -366,24 +377,11 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   std::string describe_missing() const {
-    std::string missing;
     if (state_ == State::kGathering) {
-      std::set<uint32_t> ranks;
-      for (uint32_t rank = 0; rank < options_.size; ++rank) ranks.insert(rank);
-      for (const RegisteredWorker& worker : workers()) ranks.erase(worker.registration.rank);
-      if (!ranks.empty()) {
-        missing = concat(ranks.size() == 1 ? "rank " : "ranks ",
-                         list_numbers({ranks.begin(), ranks.end()}), " of ", options_.size);
-      }
-      if (dedicated_ < options_.dedicated_servers) {
-        missing += concat(missing.empty() ? "" : " and ", options_.dedicated_servers - dedicated_,
-                          " of ", options_.dedicated_servers, " dedicated servers");
-      }
-    } else {
-      missing = concat("the colocated servers of nodes ",
-                       list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
+      return list_missing(workers(), options_.size, dedicated_, options_.dedicated_servers);
     }
-    return missing;
+    return concat("the colocated servers of nodes ",
+                  list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
   }
 
   void warn() {
@@ -417,6 +415,7 @@ class Rendezvous::Impl final : public Channel::Owner {
       if (peer->kind == Kind::kServer && peer->server.dedicated) ++told_servers_;
       refuse(*peer, why);
     }
+    check_told();
   }
 
   // ---- the running job ----

@@ -85,6 +85,10 @@ uint32_t Engine::timeout_ms(double seconds) const {
 
 Status Engine::incomplete() const {
   std::lock_guard lock(mutex_);
+  if (stopped_) {
+    return {Code::kShutdown, "herring.shutdown() has ended the job that this belongs to; after "
+                             "another herring.init() make it anew (wrap the model again)"};
+  }
   return failure_.ok() ? incomplete_ : failure_;
 }
 

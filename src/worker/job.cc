@@ -112,7 +112,7 @@ void drain(server::Server& server, const std::atomic<bool>& ended) {
 }  // namespace
 
 // Others may only be on their way when this process finds that it cannot take part.
-constexpr Nanos kTelling = 5 * kSecond;
+constexpr Nanos kTelling = 10 * kSecond;
 
 Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
   apply_process_settings(options.settings);
@@ -136,12 +136,16 @@ void Job::tell_others(const Status& why) {
   if (interrupted()) return;  // leaving is no error of the job's
   if (member_) return member_->abort(why);
   if (options_.rendezvous.empty()) return;
+  auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
+  if (!member.ok()) return;
   if (!asked_) {
-    auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
-    if (!member.ok()) return;
+    log(LogLevel::kError, "cannot take part, and tells the others: ", why.message());
     control::Member::decline(*member, wire::Role::kWorker, options_.rank,
                              {why.code(), concat("rank ", options_.rank, ": ", why.message())});
-    if (rendezvous_) rendezvous_->tell_all(std::min(kTelling, member->connect_timeout));
+  }
+  // Who has not come in time is not waited for once more.
+  if (rendezvous_ && why.code() != Code::kTimeout) {
+    rendezvous_->tell_all(std::min(kTelling, member->connect_timeout));
   }
 }
 

@@ -143,3 +143,25 @@ def test_who_waits_for_rank_zero_says_so_and_gives_up_in_time(found_by: str) -> 
     )
     assert "warning" in outputs[1] and "for rank 0" in outputs[1], outputs
     assert "gave up True" in outputs[1], outputs
+
+
+def test_what_belongs_to_an_ended_job_says_what_to_do() -> None:
+    expect_success(
+        run_job(
+            ["-n", "2"],
+            """
+        from herring.planned import PlannedReduction
+        herring.init()
+        herring.init()  # a cell that is run again
+        old = PlannedReduction([(10, "float32")], name="gradients")
+        herring.shutdown()
+        raises(herring.ShutdownError, "make it anew", old.begin)
+        herring.init()
+        raises(herring.ShutdownError, "make it anew", old.begin)
+        new = PlannedReduction([(10, "float32")], name="gradients")
+        new.begin()
+        new.ready(0)
+        new.wait()
+    """,
+        )
+    )
