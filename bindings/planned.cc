@@ -44,6 +44,9 @@ void register_planned(nb::module_& module) {
                   "buffer_bytes"_a, nb::keep_alive<0, 1>())
       .def("begin", [](Planned& p, bool active) { check(p.begin(active)); }, "active"_a = true)
       .def("ready", [](Planned& p, size_t index) { check(p.ready(index)); }, "index"_a)
+      .def("ready_all", [](Planned& p, const std::vector<size_t>& indices) {
+        for (const size_t index : indices) check(p.ready(index));
+      }, "indices"_a)
       .def("wait", [](Planned& p, double seconds) {
         wait(*take(p.waiting()), seconds, "the round");
       }, "seconds"_a = 0.0)

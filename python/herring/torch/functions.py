@@ -3,7 +3,9 @@
 Every operation in place writes its result into the tensor's own memory and returns the tensor. An
 operation that fails leaves the tensor's values undefined. Tensors must be dense and contiguous.
 CPU tensors are used where they lie; CUDA tensors are staged through pinned host memory, with one
-warning. None of these functions is seen by autograd: results carry no graph.
+warning. None of these functions is seen by autograd: results carry no graph; for those with a
+gradient see `herring.torch.functional`. What is written in place counts as modified, so that
+autograd complains if it still needs the values before.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 
 import herring
 from herring.errors import InvalidArgumentError
-from herring.torch.tensors import on_host, require_dense
+from herring.torch.tensors import on_host, require_dense, warn_once
 
 
 class Handle:
@@ -103,7 +105,7 @@ def allreduce_async(
 
     Args and errors as in `allreduce`.
     """
-    dense = require_dense(tensor, "allreduce")
+    dense = _target(tensor, "allreduce")
     host = on_host(dense, "allreduce")
     inner = herring.allreduce_async(
         host,
@@ -134,7 +136,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
     """
-    dense = require_dense(tensor, "broadcast")
+    dense = _target(tensor, "broadcast")
     host = on_host(dense, "broadcast")
     herring.broadcast(host, root, name=name, timeout=timeout)
     if host is not dense:
@@ -197,6 +199,18 @@ def alltoall(
     dense = _at_least_1d(require_dense(tensor, "alltoall"))
     words, dtype = _words(on_host(dense, "alltoall"))
     return _tensor(herring.alltoall(words, splits, name=name), dtype, tensor.device)
+
+
+def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    dense = require_dense(tensor, operation)
+    if tensor.grad_fn is not None and torch.is_grad_enabled():
+        warn_once(
+            "graph",
+            f"herring.torch: {operation} writes into a tensor that has an autograd graph, and the "
+            "graph does not learn of it: gradients pass as if nothing had happened. Use "
+            f"herring.torch.functional.{operation} for gradients through it, or tensor.detach()",
+        )
+    return dense
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
