@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import warnings
 
 import torch
@@ -524,3 +525,34 @@ def compiled_with_buffers():
     for p, q in zip(model.state_dict().values(), reference.state_dict().values()):
         close(p, q, 1e-5)
     same_everywhere(model.parameters())
+
+
+@case
+def many_small_parameters():
+    """What a gradient costs in Python is little, as it adds up: calls are counted, not seconds."""
+
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(500)])
+
+        def forward(self, x):
+            return sum((x * p for p in self.parts), x)
+
+    model = Small()
+    ddp = herring.DistributedDataParallel(model)
+    calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for step in range(3):
+        model.zero_grad()
+        loss = ddp(torch.full((4,), herring.rank() + 1.0)).sum()
+        sys.setprofile(count if step == 2 else None)
+        loss.backward()
+        sys.setprofile(None)
+        for p in model.parameters():
+            close(p.grad, torch.full((4,), (herring.size() + 1) / 2), 1e-6)
+    assert 500 <= calls < 500 * 12, calls / 500
