@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 import herring
+from herring.collectives import called
 from herring.errors import InvalidArgumentError
+from herring.runtime import next_name
 from herring.torch import functions
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reduce_scatter"]
@@ -34,7 +36,7 @@ def allreduce(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.allreduce`.
     """
-    _require_linear(op, "allreduce")
+    name = _require_linear(op, "allreduce", name)
     return _AllReduce.apply(tensor, op, name)
 
 
@@ -49,7 +51,7 @@ def broadcast(tensor: torch.Tensor, root: int = 0, *, name: str | None = None) -
     Returns:
       A new tensor. The root gets the sum of all gradients, the others zeros.
     """
-    return _Broadcast.apply(tensor, root, name)
+    return _Broadcast.apply(tensor, root, name or next_name("broadcast"))
 
 
 def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
@@ -62,7 +64,7 @@ def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
     Returns:
       A new tensor [sum of n, ...]. Each rank gets the sum of all gradients of its rows.
     """
-    return _AllGather.apply(tensor, name)
+    return _AllGather.apply(tensor, name or next_name("allgather"))
 
 
 def reduce_scatter(
@@ -81,7 +83,7 @@ def reduce_scatter(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.reduce_scatter`.
     """
-    _require_linear(op, "reduce_scatter")
+    name = _require_linear(op, "reduce_scatter", name)
     return _ReduceScatter.apply(tensor, op, name)
 
 
@@ -101,23 +103,26 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    return _AllToAll.apply(tensor, splits, name)
+    return _AllToAll.apply(tensor, splits, name or next_name("alltoall"))
 
 
-def _require_linear(op: str, function: str) -> None:
-    if op not in ("average", "sum"):
-        raise InvalidArgumentError(
-            f"{function}: op is {op!r}; with a gradient there are 'average' and 'sum'"
-        )
+def _require_linear(op: str, kind: str, name: str | None) -> str:
+    with called(kind, name) as full_name:
+        if op not in ("average", "sum"):
+            raise InvalidArgumentError(
+                f"{kind}: op is {op!r}; with a gradient there are 'average' and 'sum'"
+            )
+    return full_name
 
 
-def _gradient_name(name: str | None) -> str | None:
-    return None if name is None else f"{name}.gradient"
+def _gradient_name(name: str) -> str:
+    # After the forward call, so that ranks may pass back through several in any order.
+    return f"{name}.gradient"
 
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str | None) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str) -> torch.Tensor:
         ctx.options = op, _gradient_name(name)
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         return functions.allreduce(copy, op, name=name)
@@ -130,7 +135,7 @@ class _AllReduce(torch.autograd.Function):
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
         ctx.options = root, _gradient_name(name)
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         return functions.broadcast(copy, root, name=name)
@@ -144,12 +149,12 @@ class _Broadcast(torch.autograd.Function):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
         ctx.shape = tensor.shape
         ctx.name = _gradient_name(name)
         own = tensor.detach().contiguous()
         lengths = torch.tensor([len(own) if own.dim() else 1])
-        every = functions.allgather(lengths, name=None if name is None else f"{name}.lengths")
+        every = functions.allgather(lengths, name=f"{name}.lengths")
         ctx.lengths = every.tolist()
         return functions.allgather(own, name=name)
 
@@ -161,7 +166,7 @@ class _AllGather(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str | None) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str) -> torch.Tensor:
         ctx.options = op, tensor.shape, _gradient_name(name)
         return functions.reduce_scatter(tensor.detach().contiguous(), op, name=name)
 
@@ -175,7 +180,7 @@ class _ReduceScatter(torch.autograd.Function):
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, name: str | None
+        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, name: str
     ) -> torch.Tensor:
         own = tensor.detach().contiguous()
         ctx.name = _gradient_name(name)
@@ -183,8 +188,8 @@ class _AllToAll(torch.autograd.Function):
         ctx.splits = None
         if splits is not None:
             rows = torch.tensor([int(n) for n in splits])
-            name = None if name is None else f"{name}.splits"
-            ctx.splits = functions.alltoall(rows, [1] * herring.size(), name=name).tolist()
+            received = functions.alltoall(rows, [1] * herring.size(), name=f"{name}.splits")
+            ctx.splits = received.tolist()
         return result
 
     @staticmethod

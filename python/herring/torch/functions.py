@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import herring
+from herring.collectives import called
 from herring.errors import InvalidArgumentError
 from herring.torch.tensors import on_host, require_dense, warn_once
 
@@ -105,8 +106,9 @@ def allreduce_async(
 
     Args and errors as in `allreduce`.
     """
-    dense = _target(tensor, "allreduce")
-    host = on_host(dense, "allreduce")
+    with called("allreduce", name) as name:
+        dense = _target(tensor, "allreduce")
+        host = on_host(dense, "allreduce")
     inner = herring.allreduce_async(
         host,
         op,
@@ -136,8 +138,9 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
     """
-    dense = _target(tensor, "broadcast")
-    host = on_host(dense, "broadcast")
+    with called("broadcast", name) as name:
+        dense = _target(tensor, "broadcast")
+        host = on_host(dense, "broadcast")
     herring.broadcast(host, root, name=name, timeout=timeout)
     if host is not dense:
         dense.copy_(host)
@@ -157,8 +160,9 @@ def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
     Returns:
       A new tensor [sum of n, ...] on the device of `tensor`.
     """
-    dense = _at_least_1d(require_dense(tensor, "allgather"))
-    words, dtype = _words(on_host(dense, "allgather"))
+    with called("allgather", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "allgather"))
+        words, dtype = _words(on_host(dense, "allgather"))
     return _tensor(herring.allgather(words, name=name), dtype, tensor.device)
 
 
@@ -175,8 +179,10 @@ def reduce_scatter(
     Returns:
       A new tensor on the device of `tensor`.
     """
-    dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
-    result = herring.reduce_scatter(on_host(dense, "reduce_scatter"), op, name=name)
+    with called("reduce_scatter", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
+        host = on_host(dense, "reduce_scatter")
+    result = herring.reduce_scatter(host, op, name=name)
     return _tensor(result, dense.dtype, tensor.device)
 
 
@@ -196,8 +202,9 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    dense = _at_least_1d(require_dense(tensor, "alltoall"))
-    words, dtype = _words(on_host(dense, "alltoall"))
+    with called("alltoall", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "alltoall"))
+        words, dtype = _words(on_host(dense, "alltoall"))
     return _tensor(herring.alltoall(words, splits, name=name), dtype, tensor.device)
 
 

@@ -556,3 +556,22 @@ def many_small_parameters():
         for p in model.parameters():
             close(p.grad, torch.full((4,), (herring.size() + 1) / 2), 1e-6)
     assert 500 <= calls < 500 * 12, calls / 500
+
+
+@case
+def refused_by_one_rank():
+    """What one rank refuses, all learn at once."""
+    wrong = torch.zeros(4, 4).t()[:, :2] if herring.rank() == 1 else torch.zeros(4, 2)
+    for call in (
+        herring.allreduce,
+        herring.broadcast,
+        herring.allgather,
+        herring.reduce_scatter,
+        lambda t: herring.alltoall(t, [4] + [0] * (herring.size() - 1)),
+    ):
+        with raises(herring.HerringError, "not contiguous"):
+            call(wrong)
+    op = "max" if herring.rank() == 1 else "sum"
+    with raises(herring.HerringError, "'average' and 'sum'"):
+        herring.functional.allreduce(torch.zeros(2), op)
+    herring.barrier()
