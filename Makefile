@@ -124,7 +124,7 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib pytest pytest-timeout
+	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml

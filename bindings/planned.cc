@@ -67,6 +67,9 @@ void register_planned(nb::module_& module) {
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
            "active"_a = true)
       .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)
+      .def("ready_all", [](PlanHandle& h, const std::vector<size_t>& indices) {
+        for (const size_t index : indices) check(h.planned->ready(index));
+      }, "indices"_a)
       .def("wait", [](PlanHandle& h, double seconds) {
         wait(*take(h.planned->waiting()), seconds, "the round");
       }, "seconds"_a = 0.0)

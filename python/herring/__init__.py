@@ -10,7 +10,7 @@ For PyTorch see `herring.torch`, for the launcher ``herring run --help``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from herring.errors import (
     AuthenticationError,
@@ -25,66 +25,106 @@ from herring.errors import (
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "herring.runtime": (
-        "abort",
-        "init",
-        "is_initialized",
-        "local_rank",
-        "local_size",
-        "node_rank",
-        "num_nodes",
-        "rank",
-        "shutdown",
-        "size",
-        "stats",
-    ),
-    "herring.collectives": (
-        "Handle",
-        "allgather",
-        "allgather_object",
-        "allreduce",
-        "allreduce_async",
-        "alltoall",
-        "barrier",
-        "broadcast",
-        "broadcast_object",
-        "empty",
-        "reduce_scatter",
-    ),
-    "herring.partial": (
-        "PartialReduction",
-        "Quorum",
-        "Replay",
-        "RoundInfo",
-        "RoundStatistics",
-        "flush",
-        "partial_statistics",
-    ),
-    "herring.planned": ("PlannedReduction",),
-}
-_HOME = {name: module for module, names in _LAZY.items() for name in names}
+if TYPE_CHECKING:
+    from herring.collectives import (
+        Handle,
+        allgather,
+        allgather_object,
+        allreduce,
+        allreduce_async,
+        alltoall,
+        barrier,
+        broadcast,
+        broadcast_object,
+        empty,
+        reduce_scatter,
+    )
+    from herring.partial import (
+        PartialReduction,
+        Quorum,
+        Replay,
+        RoundInfo,
+        RoundStatistics,
+        flush,
+        partial_statistics,
+    )
+    from herring.planned import (
+        PlannedReduction,
+    )
+    from herring.runtime import (
+        abort,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        node_rank,
+        num_nodes,
+        rank,
+        shutdown,
+        size,
+        stats,
+    )
 
+# What is imported with its first use, from the first of these that lists it in its __all__.
+_HOMES = ("herring.runtime", "herring.collectives", "herring.partial", "herring.planned")
+
+# Spelled out, because type checkers read it.
 __all__ = [
     "AuthenticationError",
     "ConfigurationError",
+    "Handle",
     "HerringError",
     "InvalidArgumentError",
     "MismatchError",
+    "PartialReduction",
     "PeerLostError",
+    "PlannedReduction",
+    "Quorum",
+    "Replay",
+    "RoundInfo",
+    "RoundStatistics",
     "ShutdownError",
     "TimeoutError",
     "__version__",
-    *_HOME,
+    "abort",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "empty",
+    "flush",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "node_rank",
+    "num_nodes",
+    "partial_statistics",
+    "rank",
+    "reduce_scatter",
+    "shutdown",
+    "size",
+    "stats",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # The launcher imports the package without the core; the core loads with the first use.
-    if name in _HOME:
-        import importlib
+if not TYPE_CHECKING:  # or every name would exist to type checkers
 
-        value = getattr(importlib.import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'herring' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        # The launcher imports the package without the core; the core loads with the first use.
+        if name in __all__:
+            import importlib
+
+            for home in map(importlib.import_module, _HOMES):
+                if name in home.__all__:
+                    globals()[name] = getattr(home, name)
+                    return globals()[name]
+        raise AttributeError(f"module 'herring' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,7 @@ class Handle:
           HerringError: the operation failed; the array's content is undefined.
         """
         self._operation.wait(_seconds(timeout))
+        _note_write(self._array)
         return self._array
 
 
@@ -115,9 +117,22 @@ def _submit(
 ) -> _core.Operation:
     """`waits`: the caller waits for it at once; no other thread is woken to start it."""
     with called(kind, name) as full_name:
-        return job().submit(
+        operation = job().submit(
             kind, array, full_name, timeout=_seconds(timeout), waits=waits, **options
         )
+    if kind in _IN_PLACE:
+        _note_write(array)
+    return operation
+
+
+_IN_PLACE = ("allreduce", "broadcast")
+
+
+def _note_write(array: Any) -> None:
+    """Makes autograd complain if it still needs what a tensor held before."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
+        torch.autograd.graph.increment_version(array)
 
 
 def allreduce_async(
@@ -200,6 +215,7 @@ def allreduce(
                 f"allreduce(sync={sync!r}) takes no prescale, postscale or algorithm"
             )
         if allreduce_in_rounds(array, op, sync, name, timeout):
+            _note_write(array)
             return array
     operation = _submit(
         "allreduce",

@@ -12,7 +12,7 @@ import numpy as np
 
 from herring import _core
 from herring.collectives import check_same
-from herring.errors import InvalidArgumentError
+from herring.errors import InvalidArgumentError, ShutdownError
 from herring.runtime import job, next_name
 
 __all__ = ["PlannedReduction"]
@@ -48,8 +48,10 @@ class PlannedReduction:
         listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
         if any(elements < 0 for elements, _ in listed):
             raise InvalidArgumentError(f"'{name}': a gradient has a negative number of elements")
+        self._job = job()
+        self._name = name
         self._planned: _core.Planned | None = _core.Planned.create(
-            job(), listed, name, op, wire_dtype or "", buffer_bytes
+            self._job, listed, name, op, wire_dtype or "", buffer_bytes
         )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
@@ -98,13 +100,22 @@ class PlannedReduction:
 
         Raises:
           InvalidArgumentError: the last round has not been waited for.
+          ShutdownError: the job has ended, or this is a forked child of the process that joined it.
           HerringError: the job has failed.
         """
+        if job() is not self._job:
+            raise ShutdownError(
+                f"'{self._name}' belongs to a job that has ended; make a new one in this job"
+            )
         self._open.begin(active)
 
     def ready(self, index: int) -> None:
         """Gradient `index` of this round is in its place; any order, any thread."""
         self._open.ready(index)
+
+    def ready_all(self, indices: Sequence[int]) -> None:
+        """As `ready` for each of `indices`, in one call."""
+        self._open.ready_all(indices)
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when every buffer of the round is averaged in place.

@@ -33,7 +33,7 @@ def run(layout: str, cases: Sequence[str]) -> tuple[list[str], subprocess.Comple
         job = subprocess.run(
             [
                 *(sys.executable, "-m", "herring.launch.cli", "run", *LAYOUTS[layout]),
-                *("--timeout", "100", "--grace", "1"),
+                *("--timeout", "200", "--grace", "1"),
                 *("--", sys.executable, "-m", "torch_cases", "--report", str(report), *cases),
             ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -41,7 +41,7 @@ def run(layout: str, cases: Sequence[str]) -> tuple[list[str], subprocess.Comple
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=115,
+            timeout=215,
             check=False,
         )
         return report.read_text().split(), job
@@ -55,7 +55,7 @@ def run_all(layout: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(450)
 def test_case(layout: str, case: str) -> None:
     passed, job = run_all(layout)
     if case in passed:
@@ -69,7 +69,7 @@ def test_case(layout: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(450)
 def test_jobs_end_well(layout: str) -> None:
     passed, job = run_all(layout)
     if len(passed) < len(CASES):

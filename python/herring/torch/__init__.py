@@ -35,6 +35,7 @@ from herring.errors import (
     TimeoutError,
 )
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
+from herring.torch import functional
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -80,6 +81,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "functional",
     "init",
     "is_initialized",
     "local_rank",

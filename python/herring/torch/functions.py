@@ -3,7 +3,9 @@
 Every operation in place writes its result into the tensor's own memory and returns the tensor. An
 operation that fails leaves the tensor's values undefined. Tensors must be dense and contiguous.
 CPU tensors are used where they lie; CUDA tensors are staged through pinned host memory, with one
-warning. None of these functions is seen by autograd: results carry no graph.
+warning. None of these functions is seen by autograd: results carry no graph; for those with a
+gradient see `herring.torch.functional`. What is written in place counts as modified, so that
+autograd complains if it still needs the values before.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import numpy as np
 import torch
 
 import herring
+from herring.collectives import called
 from herring.errors import InvalidArgumentError
-from herring.torch.tensors import on_host, require_dense
+from herring.torch.tensors import on_host, require_dense, warn_once
 
 
 class Handle:
@@ -103,8 +106,9 @@ def allreduce_async(
 
     Args and errors as in `allreduce`.
     """
-    dense = require_dense(tensor, "allreduce")
-    host = on_host(dense, "allreduce")
+    with called("allreduce", name) as name:
+        dense = _target(tensor, "allreduce")
+        host = on_host(dense, "allreduce")
     inner = herring.allreduce_async(
         host,
         op,
@@ -134,8 +138,9 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
     """
-    dense = require_dense(tensor, "broadcast")
-    host = on_host(dense, "broadcast")
+    with called("broadcast", name) as name:
+        dense = _target(tensor, "broadcast")
+        host = on_host(dense, "broadcast")
     herring.broadcast(host, root, name=name, timeout=timeout)
     if host is not dense:
         dense.copy_(host)
@@ -155,8 +160,9 @@ def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
     Returns:
       A new tensor [sum of n, ...] on the device of `tensor`.
     """
-    dense = _at_least_1d(require_dense(tensor, "allgather"))
-    words, dtype = _words(on_host(dense, "allgather"))
+    with called("allgather", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "allgather"))
+        words, dtype = _words(on_host(dense, "allgather"))
     return _tensor(herring.allgather(words, name=name), dtype, tensor.device)
 
 
@@ -173,8 +179,10 @@ def reduce_scatter(
     Returns:
       A new tensor on the device of `tensor`.
     """
-    dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
-    result = herring.reduce_scatter(on_host(dense, "reduce_scatter"), op, name=name)
+    with called("reduce_scatter", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
+        host = on_host(dense, "reduce_scatter")
+    result = herring.reduce_scatter(host, op, name=name)
     return _tensor(result, dense.dtype, tensor.device)
 
 
@@ -194,9 +202,22 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    dense = _at_least_1d(require_dense(tensor, "alltoall"))
-    words, dtype = _words(on_host(dense, "alltoall"))
+    with called("alltoall", name) as name:
+        dense = _at_least_1d(require_dense(tensor, "alltoall"))
+        words, dtype = _words(on_host(dense, "alltoall"))
     return _tensor(herring.alltoall(words, splits, name=name), dtype, tensor.device)
+
+
+def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    dense = require_dense(tensor, operation)
+    if tensor.grad_fn is not None and torch.is_grad_enabled():
+        warn_once(
+            "graph",
+            f"herring.torch: {operation} writes into a tensor that has an autograd graph, and the "
+            "graph does not learn of it: gradients pass as if nothing had happened. Use "
+            f"herring.torch.functional.{operation} for gradients through it, or tensor.detach()",
+        )
+    return dense
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,20 @@ from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
 _counter = itertools.count()
+
+# Attributes of the wrapper itself; all others are the wrapped optimizer's.
+_OWN = frozenset(
+    [
+        "inner",
+        "name",
+        "_each_round",
+        "_known",
+        "_partial",
+        "_reducer",
+        "_rounds_at_step",
+        "_sizes",
+    ]
+)
 
 
 class DistributedOptimizer(InRounds, torch.optim.Optimizer):
@@ -42,7 +57,8 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         wire_dtype: str | torch.dtype | None = None,
         *,
         buffer_bytes: int = 0,
-        sparse: str = "densify",
+        sparse: str = "keep",
+        gradient_as_bucket_view: bool = False,
         broadcast_parameters: bool = True,
         sync: str | Quorum | Replay = "full",
         each_round: Callable[[RoundInfo], None] | None = None,
@@ -58,6 +74,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
           wire_dtype: as for `DistributedDataParallel`.
           buffer_bytes: as for `DistributedDataParallel`.
           sparse: as for `DistributedDataParallel`.
+          gradient_as_bucket_view: as for `DistributedDataParallel`.
           broadcast_parameters: False leaves the parameters as they are.
           sync: as for `DistributedDataParallel`. In partial modes `step()` contributes this rank's
             gradients and makes one step for each round's result, and training ends with `flush()`.
@@ -76,9 +93,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
         self.inner = optimizer
         self.name = name or f"optimizer{next(_counter)}"
-        self._options = {"wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes, "sparse": sparse}
         self._known = None if named_parameters is None else list(named_parameters)
-        self._generation = 0
         self._rounds_at_step = 0
         named = self._name_parameters()
         if broadcast_parameters:
@@ -90,10 +105,31 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
                 named, name=self.name, sync=sync, digest_every=digest_every
             )
             return
-        self._reducer = GradientReducer(named, name=self.name, **self._options)
+        myself = weakref.ref(self)
+        self._reducer = GradientReducer(
+            named,
+            name=self.name,
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+            sparse=sparse,
+            views=gradient_as_bucket_view,
+            sparse_parameters=(
+                [p for _, p in named] if isinstance(optimizer, torch.optim.SparseAdam) else []
+            ),
+            relist=lambda: None if (wrapper := myself()) is None else wrapper._relist(),
+        )
+
+    def _relist(self) -> list[tuple[str, torch.nn.Parameter]] | None:
+        """All parameters, if some were put into the groups by other ways than add_param_group."""
+        sizes = [len(group["params"]) for group in self.inner.param_groups]
+        if sizes == self._sizes:
+            return None
+        self._sizes = sizes
+        return self._name_parameters()
 
     def _name_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         groups = self.inner.param_groups
+        self._sizes = [len(group["params"]) for group in groups]
         if self._known is None:
             return [
                 (f"group{g}.parameter{i}", parameter)
@@ -129,17 +165,17 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             return self._step_in_rounds(self._partial.steps(), closure)
         if closure is None:
             self.synchronize()
-            result = self.inner.step()
-        else:
+            self._rounds_at_step = self._reducer.rounds
+            return self.inner.step()
 
-            def averaged() -> Any:
-                with torch.enable_grad():
-                    loss = closure()
-                self.synchronize()
-                return loss
+        def averaged() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            self._rounds_at_step = self._reducer.rounds
+            return loss
 
-            result = self.inner.step(averaged)
-        return result
+        return self.inner.step(averaged)
 
     def _step_in_rounds(
         self, rounds: Iterator[RoundInfo], closure: Callable[[], Any] | None = None
@@ -179,7 +215,6 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             )
         if self._reducer.rounds == self._rounds_at_step and self._reducer.enabled:
             self._reducer.finish_step()
-        self._rounds_at_step = self._reducer.rounds
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients; also gives up, on all ranks, a step whose backward pass raised."""
@@ -209,11 +244,8 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
                 "group before wrapping"
             )
         self.inner.add_param_group(group)
-        self._generation += 1
-        self._reducer.close()
-        name = f"{self.name}.{self._generation}"
-        self._reducer = GradientReducer(self._name_parameters(), name=name, **self._options)
-        self._rounds_at_step = 0
+        self._reducer.adopt(self._name_parameters())
+        self._rounds_at_step = self._reducer.rounds
 
     def close(self) -> None:
         """Removes the hooks and ends the plan; the wrapped optimizer stays usable."""
@@ -248,6 +280,20 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What others leave on the wrapper is meant for the optimizer: GradScaler hands a fused one
+        # its scale in that way. But `step` and the like, which schedulers wrap, are ours.
+        if name in _OWN or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.inner, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        else:
+            delattr(self.inner, name)
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.inner!r})"

@@ -38,12 +38,13 @@ class Pausable:
 
 
 def collect(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], owner: Any
 ) -> tuple[list[str], list[torch.nn.Parameter]]:
     """The parameters to average, each once, with their names.
 
     Args:
       named_parameters: those that are frozen, empty or seen before are passed over.
+      owner: the reducer that asks; what it has already is no conflict.
 
     Raises:
       InvalidArgumentError: a dtype that cannot be averaged, or a parameter that another reducer
@@ -64,7 +65,7 @@ def collect(
                 "float64 (a complex parameter can be kept as torch.view_as_real of it)"
             )
         other = _owners.get(id(parameter))
-        if other is not None:
+        if other is not None and other is not owner:
             raise InvalidArgumentError(
                 f"parameter {name!r} is already averaged by {other.name!r}; use either "
                 "DistributedDataParallel or DistributedOptimizer for it, once"

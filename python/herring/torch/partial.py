@@ -63,7 +63,7 @@ class PartialReducer(Pausable):
         self.statistics = RoundStatistics()
         self._sync = sync
         self._digest_every = digest_every
-        self._names, self._parameters = collect(named_parameters)
+        self._names, self._parameters = collect(named_parameters, self)
         require_agreement(
             [
                 f"sync={sync!r} digest_every={digest_every}",
@@ -131,10 +131,9 @@ class PartialReducer(Pausable):
             if share == 0:
                 parameter.grad = None
                 continue
+            # A copy: the user may keep it, and the next result comes to the same place.
             view = self._result[place].view(parameter.shape)
-            if parameter.dtype != self._dtype or parameter.device.type != "cpu":
-                view = view.to(device=parameter.device, dtype=parameter.dtype)
-            parameter.grad = view
+            parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
 
     def _note(self, info: RoundInfo) -> None:
         self.contributors = len(info.contributors)

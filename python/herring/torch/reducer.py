@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 import herring
@@ -16,7 +15,16 @@ from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, ranks_text, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.slots import GradientSlots
+from herring.torch.sparse import average_sparse
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
+
+# What has become of a parameter's gradient in this round.
+_MISSING, _PRODUCED, _SENT, _SENT_ZEROS = range(4)
+_USED = bytes(state == _SENT for state in range(256))  # a table for bytes.translate
+
+# Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer):
+# one call for many small ones, while each is still in the processor's cache.
+_BATCH_BYTES = 256 << 10
 
 
 def in_backward() -> bool:
@@ -39,21 +47,49 @@ def _first_leaf(node: Any) -> Any:
     return None
 
 
-class GradientReducer(Pausable):
-    """Averages the gradients of a fixed list of parameters over all ranks, round by round.
+def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Whether the pass now running, seen from a hook on an output, adds to `.grad` of leaves.
 
-    A hook on each parameter puts its gradient in its place and marks it ready; when the backward
-    pass is through, everything else that makes up the round is added, and the pass returns once
-    all is averaged. What a rank contributes for a parameter is its `.grad` at that moment, None
-    counting as zeros; where it is None on every rank it stays None.
+    A plain backward pass executes every leaf of its graph, so any leaf tells; with
+    `backward(inputs=...)` it takes one of `parameters`.
+    """
+    leaf = _first_leaf(torch._C._current_autograd_node())
+    ours = (
+        torch.autograd.graph.get_gradient_edge(parameter).node
+        for parameter in parameters
+        if parameter.requires_grad
+    )
+    leaves = ours if leaf is None else itertools.chain([leaf], ours)
+    try:
+        return any(map(torch._C._will_engine_execute_node, leaves))
+    except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
+        return False
+
+
+def _plain(gradient: torch.Tensor | None) -> bool:
+    """Whether an average may be written into this gradient's own memory."""
+    return gradient is not None and gradient.layout == torch.strided and not gradient.requires_grad
+
+
+class GradientReducer(Pausable):
+    """Averages the gradients of a list of parameters over all ranks, round by round.
+
+    A hook on each parameter notes that its gradient is there; batches of them are copied to their
+    places in the arena and marked ready. When the backward pass is through, everything else that
+    makes up the round is added, and the pass returns once all is averaged. What a rank contributes
+    for a parameter is its `.grad` at that moment, None counting as zeros; where it is None on every
+    rank it stays None. The averages are copied into `.grad`, so that gradients which somebody keeps
+    are never written to by a later round; with `views` they lie in the arena instead.
 
     The first round uses reverse registration order and starts after the pass, while rank 0 records
     in which order gradients are produced; that order, handed to all, is the final plan's.
 
-    A gradient that is accumulated again after it was marked ready (reentrant checkpoints, shared
-    parameters across nested passes) is caught before it can touch the memory in flight: it is kept
-    aside and averaged in a second pass over the same plan, which every rank learns of through the
-    flags in `usage`. From then on this rank reports that parameter only at the end.
+    While a round is open no `.grad` lies in the arena. So a gradient that is accumulated again
+    after it was sent (reentrant checkpoints, shared parameters across nested passes) is whole at
+    the end of the pass: its rank says so in the flags of the round, which is then repeated by all.
+    From then on this rank reports that parameter only at the end. In the same way a rank says that
+    it has more parameters to average than the plan (some were frozen and are not now): all plan
+    anew, and repeat the round.
 
     Attributes:
       rounds: rounds finished.
@@ -67,19 +103,28 @@ class GradientReducer(Pausable):
         name: str,
         wire_dtype: str | torch.dtype | None = None,
         buffer_bytes: int = 0,
-        sparse: str = "densify",
+        sparse: str = "keep",
+        views: bool = False,
+        sparse_parameters: Collection[torch.nn.Parameter] = (),
+        relist: Callable[[], list[tuple[str, torch.nn.Parameter]] | None] | None = None,
         planned: Callable[..., Any] | None = None,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
 
         Args:
-          named_parameters: in registration order; parameters that are frozen, empty or seen before
-            are passed over.
+          named_parameters: in registration order; parameters that are empty or seen before are
+            passed over, frozen ones until they require gradients.
           name: the same on every rank, different for each reducer.
           wire_dtype: "float16" or "bfloat16" halves the bytes of float32 gradients; None sends
             them as they are.
           buffer_bytes: size of a fusion buffer; 0 lets the plan choose.
-          sparse: what to do with sparse gradients: "densify" (one warning) or "error".
+          sparse: what to do with sparse gradients: "keep" exchanges the rows they have, "densify"
+            makes them dense (one warning), "error" refuses them.
+          views: leave the averages in the arena, and make `.grad` a view of it.
+          sparse_parameters: those known to have sparse gradients; with "keep" others are found in
+            the first round.
+          relist: called at the end of each backward pass: the present list of named parameters if
+            it may have changed since the last call, else None.
           planned: stands in for `herring.planned.PlannedReduction` in tests.
 
         Raises:
@@ -87,49 +132,89 @@ class GradientReducer(Pausable):
             that another reducer averages already.
           MismatchError: the parameters differ between ranks.
         """
-        if sparse not in ("densify", "error"):
-            raise InvalidArgumentError(f"sparse must be 'densify' or 'error', not {sparse!r}")
+        if sparse not in ("keep", "densify", "error"):
+            raise InvalidArgumentError(
+                f"sparse must be 'keep', 'densify' or 'error', not {sparse!r}"
+            )
         if buffer_bytes < 0:
             raise InvalidArgumentError(f"buffer_bytes must not be negative, got {buffer_bytes}")
         self.name = name
         self.rounds = 0
         self.contributors = 0
         self._sparse = sparse
+        self._views = views
         self._wire_dtype = wire_dtype_name(wire_dtype)
         self._buffer_bytes = buffer_bytes
+        self._relist = relist
         if planned is None:
             from herring.planned import PlannedReduction as planned  # noqa: N813
         self._planned = planned
-        self._names, self._parameters = collect(named_parameters)
-        claim(self._parameters, self)
-        require_agreement(
-            [
-                f"sync='full' wire_dtype={self._wire_dtype} buffer_bytes={buffer_bytes}",
-                *(describe(n, p) for n, p in zip(self._names, self._parameters)),
-            ],
-            what="entry",
-            name=f"{name}.parameters",
-        )
-        count = len(self._parameters)
+        self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._open = False
         self._active = True
         self._failing = False
-        self._ready = bytearray(count)
-        self._deferred: set[int] = set()  # parameters known to accumulate more than once
-        self._leftovers: dict[int, torch.Tensor] = {}
-        self._produced: dict[int, None] = {}  # rank 0: parameters in order of production
-        self._final = False
+        self._parameters: list[torch.nn.Parameter] = []
+        self._removals: list[Any] = []
         self._slots: GradientSlots | None = None
-        if count:
-            self._slots = self._plan(range(count - 1, -1, -1), f"{name}.first")
+        self._sparse_ids = {id(parameter) for parameter in sparse_parameters}
+        self._listed = list(named_parameters)
+        self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
+        self._set_up(name)
+
+    def _set_up(self, name: str) -> None:
+        """Plans for the parameters now listed; the plan before goes (collective)."""
+        names, parameters = collect(self._listed, self)
+        strange = [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
+        keep = self._sparse == "keep"
+        sparse = {i for i, p in enumerate(parameters) if keep and id(p) in self._sparse_ids}
+        require_agreement(
+            [
+                f"sync='full' wire_dtype={self._wire_dtype} buffer_bytes={self._buffer_bytes} "
+                f"views={self._views} sparse={self._sparse!r}",
+                *(
+                    describe(n, p) + (" with sparse gradients" if i in sparse else "")
+                    for i, (n, p) in enumerate(zip(names, parameters))
+                ),
+                f"put in after {self.name} was made: {', '.join(strange)}",
+            ],
+            what="entry",
+            name=f"{name}.parameters",
+        )
+        if strange:
+            raise InvalidArgumentError(
+                f"{self.name}: parameter {strange[0]!r} "
+                + (f"and {len(strange) - 1} more were" if len(strange) > 1 else "was")
+                + " put in after it was made, so the ranks may hold different values; after "
+                "replacing parts of a model close() the wrapper and make a new one"
+            )
+        self._let_go()
+        claim(parameters, self)
+        self._names, self._parameters = names, parameters
+        self._mine = {id(p) for p in parameters}
+        self._frozen = [p for _, p in self._listed if not p.requires_grad]
+        self._dtypes = [p.dtype for p in parameters]
+        self._nbytes = [p.numel() * p.element_size() for p in parameters]
+        self._sparse_set = sparse  # parameters whose gradients are exchanged by rows
+        self._state = bytearray(len(parameters))
+        self._waiting: list[int] = []  # produced, and not yet sent
+        self._waiting_bytes = 0
+        self._batch_bytes = _BATCH_BYTES
+        self._repeated: list[int] = []  # first round: accumulated once more
+        self._again: set[int] = set()  # accumulated once more after they were sent
+        self._deferred: set[int] = set()  # known to accumulate more than once
+        self._seen_sparse: set[int] = set()
+        self._final = False
+        if parameters:
+            order = [i for i in range(len(parameters) - 1, -1, -1) if i not in sparse]
+            self._slots = self._plan(order, f"{name}.first")
         self._removals = self._register_hooks()
 
-    def _plan(self, order: Iterable[int], name: str) -> GradientSlots:
+    def _plan(self, order: Sequence[int], name: str) -> GradientSlots:
         return GradientSlots(
             self._planned,
             self._parameters,
-            list(order),
+            order,
             name=name,
             wire_dtype=self._wire_dtype,
             buffer_bytes=self._buffer_bytes,
@@ -139,32 +224,24 @@ class GradientReducer(Pausable):
         # Weak, because the engine's hooks are out of the garbage collector's sight.
         myself = weakref.ref(self)
 
-        def before(index: int) -> Callable[[torch.Tensor], None]:
-            def hook(_gradient: torch.Tensor) -> None:
-                if (reducer := myself()) is not None:
-                    reducer._before_accumulation(index)
-
-            return hook
-
-        def after(index: int) -> Callable[[torch.Tensor], None]:
+        def make(index: int) -> Callable[[torch.Tensor], None]:
             def hook(_parameter: torch.Tensor) -> None:
-                if (reducer := myself()) is not None:
-                    reducer._after_accumulation(index)
+                if (reducer := myself()) is not None and reducer.enabled:
+                    reducer._produced(index)
 
             return hook
 
-        removals = []
-        for index, parameter in enumerate(self._parameters):
-            removals.append(parameter.register_hook(before(index)))
-            removals.append(parameter.register_post_accumulate_grad_hook(after(index)))
-        return removals
+        return [
+            parameter.register_post_accumulate_grad_hook(make(index))
+            for index, parameter in enumerate(self._parameters)
+        ]
 
     # -- during the backward pass ---------------------------------------------------------------
 
     def arm(self) -> None:
         """Starts a round that ends with the backward pass now running, if none is open yet."""
         with self._lock:
-            if self._open or not self.enabled or self._slots is None:
+            if self._open or not self.enabled or not self._has_plan():
                 return
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             self._begin(active=True)
@@ -174,102 +251,105 @@ class GradientReducer(Pausable):
 
         `torch.autograd.grad` also passes through outputs but accumulates nothing.
         """
-        if not self._open and self.enabled and self._accumulates():
+        if not self._open and self.enabled and accumulates(self._parameters):
             self.arm()
 
-    def _accumulates(self) -> bool:
-        """Whether the pass now running, seen from a hook on an output, adds to `.grad` of leaves.
-
-        A plain backward pass executes every leaf of its graph, so any leaf tells; with
-        `backward(inputs=...)` it takes one of ours.
-        """
-        leaf = _first_leaf(torch._C._current_autograd_node())
-        ours = (
-            torch.autograd.graph.get_gradient_edge(parameter).node
-            for parameter in self._parameters
-            if parameter.requires_grad
-        )
-        leaves = ours if leaf is None else itertools.chain([leaf], ours)
-        try:
-            return any(map(torch._C._will_engine_execute_node, leaves))
-        except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
-            return False
+    def _has_plan(self) -> bool:
+        if self._slots is None and self._has_changed():
+            raise InvalidArgumentError(
+                f"all parameters were frozen when {self.name!r} was made, and some are not now; "
+                "close() it and make a new one"
+            )
+        return self._slots is not None
 
     def _begin(self, *, active: bool) -> None:
-        self._ready[:] = bytes(len(self._ready))
-        self._leftovers.clear()
+        if active:
+            self._check_dtypes()
+            if self._views and self._final:
+                self._leave_arena()
+        state = bytearray(len(self._parameters))
+        for index in self._deferred | self._sparse_set:
+            state[index] = _PRODUCED  # sent at the end, whenever they are produced
+        self._state = state
+        self._waiting = []
+        self._waiting_bytes = 0
+        self._repeated = []
+        self._again = set()
         self._active = active
         self._slots.plan.begin(active=active)
         self._open = True
 
-    def _before_accumulation(self, index: int) -> None:
-        if self._open and self._ready[index] and index not in self._leftovers:
-            # Autograd would add into memory that is being averaged, or to what has been sent.
-            self._parameters[index].grad = None
-
-    def _after_accumulation(self, index: int) -> None:
-        if not self.enabled:
+    def _check_dtypes(self) -> None:
+        if [parameter.dtype for parameter in self._parameters] == self._dtypes:
             return
+        for index, parameter in enumerate(self._parameters):
+            if parameter.dtype != self._dtypes[index]:
+                raise InvalidArgumentError(
+                    f"parameter {self._names[index]!r} was {dtype_name(self._dtypes[index])} when "
+                    f"{self.name!r} was made and is {dtype_name(parameter.dtype)} now; convert the "
+                    "model first"
+                )
+
+    def _leave_arena(self) -> None:
+        for index in self._slots.order:
+            gradient = self._parameters[index].grad
+            if gradient is not None and self._slots.holds(index, gradient):
+                self._parameters[index].grad = gradient.clone()
+
+    def _produced(self, index: int) -> None:
+        if not self._open:
+            self.arm()
+        state = self._state
+        if state[index] == _MISSING:
+            state[index] = _PRODUCED
+            self._waiting.append(index)
+            self._waiting_bytes += self._nbytes[index]
+            if self._waiting_bytes >= self._batch_bytes and self._final:
+                self._send_batch()
+        elif state[index] == _SENT:
+            self._again.add(index)
+        elif not self._final:
+            self._repeated.append(index)
+
+    def _send_batch(self) -> None:
         with self._lock:
-            if not self._open:
-                self.arm()
-            if not self._final:
-                if self._produced.pop(index, self) is None:
-                    self._deferred.add(index)
-                self._produced[index] = None
-            elif self._ready[index]:
-                self._leftovers[index] = self._dense(index, self._parameters[index].grad)
-            elif index not in self._deferred:
-                self._contribute(index)
+            batch, self._waiting = self._waiting, []
+            self._waiting_bytes = 0
+            self._send(batch)
+
+    def _send(self, indices: Sequence[int], *, last: bool = False) -> None:
+        """Puts gradients in their places and reports them; one that is None only at the `last`."""
+        chosen: list[int] = []
+        gradients: list[torch.Tensor | None] = []
+        for index in indices:
+            gradient = self._parameters[index].grad
+            if gradient is None:
+                if not last:
+                    continue  # a hook of the user's has taken it away
+            elif gradient.layout != torch.strided:
+                gradient = self._dense(index, gradient)
+            chosen.append(index)
+            gradients.append(gradient)
+        self._slots.fill(chosen, gradients)
+        self._slots.ready(chosen)
+        state = self._state
+        for index, gradient in zip(chosen, gradients):
+            state[index] = _SENT_ZEROS if gradient is None else _SENT
 
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.layout == torch.strided:
-            return gradient
         if self._sparse == "error":
             raise InvalidArgumentError(
                 f"parameter {self._names[index]!r} has a sparse gradient, and sparse='error' was "
-                "asked for; build its module with sparse=False, or pass sparse='densify'"
+                "asked for; build its module with sparse=False, or pass sparse='keep' or 'densify'"
             )
-        warn_once(
-            "sparse",
-            "herring.torch: sparse gradients are made dense before they are averaged; build the "
-            f"module with sparse=False to save that (first seen in {self._names[index]!r})",
-        )
+        if self._sparse == "densify":
+            warn_once(
+                "sparse",
+                "herring.torch: sparse gradients are made dense before they are averaged, as "
+                f"sparse='densify' asks for (first seen in {self._names[index]!r})",
+            )
+        self._seen_sparse.add(index)
         return gradient.to_dense()
-
-    def _contribute(self, index: int) -> bool:
-        """Puts this rank's gradient of a parameter in its place; whether there is one."""
-        parameter = self._parameters[index]
-        gradient = parameter.grad
-        if gradient is not None:
-            gradient = self._dense(index, gradient)
-        self._slots.place(index, gradient)
-        self._ready[index] = 1
-        self._slots.plan.ready(self._slots.entry[index])
-        if gradient is not None and self._final:
-            self._show(index)
-        return gradient is not None
-
-    def _show(self, index: int) -> None:
-        """Makes `.grad` the place in the arena, or, where it cannot be, a copy of it."""
-        parameter = self._parameters[index]
-        gradient = parameter.grad
-        if gradient is not None and self._slots.holds(index, gradient):
-            return
-        view = self._slots.views[index]
-        if parameter.dtype != view.dtype:
-            raise InvalidArgumentError(
-                f"parameter {self._names[index]!r} was {dtype_name(view.dtype)} when {self.name!r} "
-                f"was made and is {dtype_name(parameter.dtype)} now; convert the model first"
-            )
-        if self._final and self._slots.reaches(parameter):
-            parameter.grad = self._slots.alias(index)
-        elif self._open:
-            pass  # elsewhere than in the arena, .grad becomes the average when there is one
-        elif gradient is None or gradient.layout != torch.strided:
-            parameter.grad = view.to(parameter.device, copy=True)
-        else:
-            gradient.detach().copy_(view)
 
     # -- at its end -----------------------------------------------------------------------------
 
@@ -283,7 +363,7 @@ class GradientReducer(Pausable):
 
         The other ranks wait for it at the end of their backward pass.
         """
-        if self._slots is not None and not self._open:
+        if not self._open and self._has_plan():
             self._begin(active=True)
             self._finish()
 
@@ -313,63 +393,117 @@ class GradientReducer(Pausable):
             self._finish()
 
     def _finish(self) -> None:
-        slots = self._slots
-        used = [False] * len(self._parameters)
         try:
             if self._active:
-                for index in slots.order:
-                    if self._ready[index]:
-                        used[index] = True
-                    elif self._failing:
-                        slots.plan.ready(slots.entry[index])
-                    else:
-                        used[index] = self._contribute(index)
-                slots.report(used, leftover=bool(self._leftovers), failed=self._failing)
-            slots.plan.wait()
+                if self._failing:
+                    self._slots.ready([i for i in self._slots.order if self._state[i] < _SENT])
+                else:
+                    self._send_rest()
+                self._slots.report(
+                    self._state.translate(_USED),
+                    again=bool(self._again),
+                    changed=not self._failing and self._has_changed(),
+                    failed=self._failing,
+                )
+            self._slots.plan.wait()
         finally:
             self._open = False
         self.rounds += 1
-        self.contributors = slots.plan.contributors
-        used, leftover, failed = slots.outcome()
-        if failed:
+        self.contributors = self._slots.plan.contributors
+        unused, flags = self._slots.outcome()
+        if "failed" in flags:
             self._raise_failure()
             return
-        if leftover:
-            used = self._second_pass(used)
-        if self._active:
-            for index, anywhere in enumerate(used):
-                if anywhere:
-                    self._show(index)
-                else:
-                    self._parameters[index].grad = None
         if not self._final:
-            self._finalize()
-
-    def _second_pass(self, used: list[bool]) -> list[bool]:
-        """Averages what came too late for the round, and adds it to the round's averages."""
-        slots = self._slots
-        first = [view.clone() for view in slots.views]
-        slots.plan.begin(active=self._active)
+            produced = dict.fromkeys(self._waiting)
+            repeated = [i for i in self._repeated if i not in self._sparse_set]
+            for index in repeated:
+                produced.pop(index, None)
+                produced[index] = None
+            self._deferred.update(repeated)
+        else:
+            produced = {}
+        if flags:
+            if "changed" in flags:
+                produced = {}
+                self._generation += 1
+                self._set_up(f"{self.name}.{self._generation}")
+            unused = self._repeat()
+        averages = self._average_sparse()
         if self._active:
-            for index in slots.order:
-                slots.place(index, self._leftovers.get(index))
-                slots.plan.ready(slots.entry[index])
-            late = [index in self._leftovers for index in range(len(used))]
-            slots.report(late, leftover=False, failed=False)
-        slots.plan.wait()
-        self._deferred.update(self._leftovers)
-        self._leftovers.clear()
-        late, _, _ = slots.outcome()
-        for view, average in zip(slots.views, first):
-            view.add_(average)
-        return [a or b for a, b in zip(used, late)]
+            self._show(unused, averages)
+        if not self._final:
+            self._finalize(list(produced))
+
+    def _send_rest(self) -> None:
+        state = self._state
+        self._send([i for i in self._slots.order if state[i] < _SENT], last=True)
+        for index in self._sparse_set:
+            used = self._parameters[index].grad is not None
+            state[index] = _SENT if used else _SENT_ZEROS
+
+    def _has_changed(self) -> bool:
+        """Whether there are parameters to average that this plan lacks."""
+        listed = None if self._relist is None else self._relist()
+        if listed is None:
+            return any(p.requires_grad and p.numel() for p in self._frozen)
+        self._listed = listed
+        self._frozen = [p for _, p in listed if id(p) not in self._mine]
+        return any(p.requires_grad and p.numel() for p in self._frozen)
+
+    def _repeat(self) -> set[int]:
+        """The round once more, with gradients that are whole now; who has used none of them."""
+        self._deferred.update(self._again)
+        self._state = bytearray(len(self._parameters))
+        self._slots.plan.begin(active=self._active)
+        if self._active:
+            self._send_rest()
+            self._slots.report(self._state.translate(_USED))
+        self._slots.plan.wait()
+        return self._slots.outcome()[0]
+
+    def _average_sparse(self) -> dict[int, torch.Tensor | None]:
+        indices = sorted(self._sparse_set)
+        if not indices:
+            return {}
+        parameters = [self._parameters[index] for index in indices]
+        averages = average_sparse(parameters, active=self._active, name=f"{self.name}.sparse")
+        return dict(zip(indices, averages))
+
+    def _show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
+        """Makes `.grad` of all parameters the averages."""
+        slots = self._slots
+        gradients = [parameter.grad for parameter in self._parameters]
+        if not (unused or averages or self._views) and all(map(_plain, gradients)):
+            with torch.no_grad():
+                torch._foreach_copy_(gradients, slots.views)
+            return
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for index, parameter in enumerate(self._parameters):
+            gradient = gradients[index]
+            if index in averages:
+                parameter.grad = averages[index]
+            elif index in unused:
+                parameter.grad = None
+            elif self._views and self._final and slots.reaches(parameter):
+                parameter.grad = slots.alias(index)
+            elif _plain(gradient):
+                targets.append(gradient)
+                sources.append(slots.views[index])
+            else:
+                average = slots.views[index].to(parameter.device, copy=True)
+                if gradient is not None and gradient.is_sparse and self._sparse == "keep":
+                    average = average.to_sparse(gradient.sparse_dim())
+                parameter.grad = average
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
 
     def _raise_failure(self) -> None:
         failing = herring.allgather_object(self._failing, name=f"{self.name}.failed")
         for parameter in self._parameters:
             parameter.grad = None
-        self._produced.clear()
-        self._leftovers.clear()
         if self._failing or not self._active:
             return
         culprits = [rank for rank, flag in enumerate(failing) if flag]
@@ -379,35 +513,38 @@ class GradientReducer(Pausable):
             "ranks. Look at the output of that rank; to go on, skip this step on every rank"
         )
 
-    def _finalize(self) -> None:
+    def _finalize(self, produced: list[int]) -> None:
         """Hands rank 0's order of production to all and makes the final plan of it."""
-        count = len(self._parameters)
-        order = np.zeros(count + 1, np.int64)  # how many were produced, then which
-        if herring.rank() == 0:
-            order[0] = len(self._produced)
-            order[1 : 1 + len(self._produced)] = list(self._produced)
-        self._produced.clear()
-        herring.broadcast(order, 0, name=f"{self.name}.order")
-        produced = order[1 : 1 + int(order[0])].tolist()
+        mine = (produced if herring.rank() == 0 else [], sorted(self._seen_sparse))
+        everyone = herring.allgather_object(mine, name=f"{self.name}.order")
+        produced = everyone[0][0]
         if not produced:
             return  # rank 0 has run out of data, or used nothing: try again in the next round
-        known = set(produced)
-        produced += [i for i in range(count - 1, -1, -1) if i not in known]
+        if self._sparse == "keep":
+            self._sparse_set = self._sparse_set.union(*(found for _, found in everyone))
+        order = dict.fromkeys(produced)
+        order.update(dict.fromkeys(range(len(self._parameters) - 1, -1, -1)))
+        final = [index for index in order if index not in self._sparse_set]
         # In the first round .grad is memory of its own, so nothing refers to the first arena.
-        if produced != self._slots.order:
+        if final != self._slots.order:
             self._slots.close()
             self._slots = None
-            self._slots = self._plan(produced, self.name)
+            name = f"{self.name}.{self._generation}" if self._generation else self.name
+            self._slots = self._plan(final, name)
+        self._batch_bytes = min([_BATCH_BYTES, *(size for _, _, size in self._slots.plan.buffers)])
         self._final = True
 
     # -- the rest -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Removes the hooks and ends the plan. `.grad` views stay readable.
-
-        Collective where a backward pass has raised: its round is given up first.
-        """
+    def adopt(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Averages these parameters from now on (collective); they are equal on all ranks."""
         self.abandon()
+        self._listed = list(named_parameters)
+        self._known.update({id(p): p for _, p in self._listed})
+        self._generation += 1
+        self._set_up(f"{self.name}.{self._generation}")
+
+    def _let_go(self) -> None:
         for handle in self._removals:
             handle.remove()
         self._removals = []
@@ -415,4 +552,12 @@ class GradientReducer(Pausable):
         if self._slots is not None:
             self._slots.close()
             self._slots = None
+
+    def close(self) -> None:
+        """Removes the hooks and ends the plan. `.grad` views stay readable.
+
+        Collective where a backward pass has raised: its round is given up first.
+        """
+        self.abandon()
+        self._let_go()
         self._open = False

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from herring.torch.tensors import dense_strides, dtype_name
 
-# Behind the usage of each parameter, the pseudo-gradient carries two flags of the round.
-_LEFTOVER = -2
-_FAILED = -1
+# Behind the usage of each parameter, the pseudo-gradient carries flags of the round.
+FLAGS = ("again", "changed", "failed")
 
 
 class GradientSlots:
     """One planned reduction over the gradients of `parameters`, and a view of each place.
 
-    The last entry of the plan is the pseudo-gradient `usage` (float32, [parameters + 2]): per
-    parameter 1 where this rank has a gradient; then whether this rank holds gradients that came too
-    late for the round; then whether its backward pass failed. Averaged like any gradient, it tells
-    every rank, at no extra operation, what the others did.
+    The last entry of the plan is the pseudo-gradient `usage` (float32, [parameters + 3]): per
+    parameter 1 where this rank has a gradient; then the flags: whether a gradient of this rank has
+    grown after it was sent; whether this rank has parameters to average that the plan lacks;
+    whether its backward pass failed. Averaged like any gradient, it tells every rank, at no extra
+    operation, what the others did.
 
     Attributes:
+      order: indices of the parameters that have a place, in the order gradients are produced.
       views: per parameter (in the order given) its place, with the parameter's shape and dtype and
-        gap-free strides in the parameter's dimension order. For use here only: what others get is
-        an alias, as `module.to()` and the like point existing gradient tensors to other memory.
-      usage: float32 [parameters + 2], the place of the pseudo-gradient.
+        gap-free strides in the parameter's dimension order; empty where it has none. For use here
+        only: what others get is an alias, as `module.to()` and the like point existing gradient
+        tensors to other memory.
+      usage: float32 [parameters + 3], the place of the pseudo-gradient.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class GradientSlots:
           wire_dtype: passed on.
           buffer_bytes: passed on.
         """
-        usage_size = len(parameters) + 2
+        usage_size = len(parameters) + len(FLAGS)
         gradients = [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order]
         gradients.append((usage_size, "float32"))
         self.order = list(order)
@@ -96,27 +98,47 @@ class GradientSlots:
             self._aliases[index] = self.views[index].detach()
         return self._aliases[index]
 
-    def place(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Puts a gradient (None: zeros) in its place."""
-        if gradient is None:
-            self.views[index].zero_()
-        elif not self.holds(index, gradient):
-            self.views[index].copy_(gradient.detach() if gradient.requires_grad else gradient)
+    def fill(self, indices: Sequence[int], gradients: Iterable[torch.Tensor | None]) -> None:
+        """Copies gradients (None: zeros), none of which lies in the arena, to their places."""
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        empty: list[torch.Tensor] = []
+        for index, gradient in zip(indices, gradients):
+            if gradient is None:
+                empty.append(self.views[index])
+            else:
+                sources.append(gradient)
+                targets.append(self.views[index])
+        with torch.no_grad():
+            if sources:
+                torch._foreach_copy_(targets, sources)
+            if empty:
+                torch._foreach_zero_(empty)
+
+    def ready(self, indices: Sequence[int]) -> None:
+        """Reports the gradients of these parameters; they are in their places."""
+        entry = self.entry
+        self.plan.ready_all([entry[index] for index in indices])
 
     @staticmethod
     def reaches(parameter: torch.nn.Parameter) -> bool:
         """Whether `.grad` of a parameter may be its place: not on another device."""
         return parameter.device.type == "cpu"
 
-    def report(self, used: Sequence[bool], *, leftover: bool, failed: bool) -> None:
-        """Fills in this rank's usage and marks it ready."""
-        self.usage.copy_(torch.tensor([*map(float, used), float(leftover), float(failed)]))
+    def report(self, used: bytes | bytearray, **flags: bool) -> None:
+        """Fills in this rank's usage and flags (of `FLAGS`; False if not given); marks it ready."""
+        line = bytearray(used)
+        line.extend(flags.get(flag, False) for flag in FLAGS)
+        self.usage.copy_(torch.frombuffer(line, dtype=torch.uint8))
         self.plan.ready(self.usage_entry)
 
-    def outcome(self) -> tuple[list[bool], bool, bool]:
-        """After a round: parameters used by any rank; any leftovers; any failed pass."""
-        flags = [value > 0 for value in self.usage.tolist()]
-        return flags[:_LEFTOVER], flags[_LEFTOVER], flags[_FAILED]
+    def outcome(self) -> tuple[set[int], set[str]]:
+        """After a round: parameters used by no rank; flags that some rank has set."""
+        count = len(self.views)
+        unused = set((self.usage[:count] <= 0).nonzero().view(-1).tolist())
+        return unused, {
+            flag for flag, value in zip(FLAGS, self.usage[count:].tolist()) if value > 0
+        }
 
     def close(self) -> None:
         """Ends the plan. Views stay readable."""

@@ -3,7 +3,16 @@
 Every case runs on all ranks of a job and fails by raising. `test_torch.py` starts the jobs.
 """
 
-from . import collectives, models, optimizers, partial, steps, wrapper
+from . import collectives, models, optimizers, partial, programs, steps, wrapper
 from .support import CASES
 
-__all__ = ["CASES", "collectives", "models", "optimizers", "partial", "steps", "wrapper"]
+__all__ = [
+    "CASES",
+    "collectives",
+    "models",
+    "optimizers",
+    "partial",
+    "programs",
+    "steps",
+    "wrapper",
+]

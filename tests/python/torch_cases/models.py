@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from unittest import mock
 
@@ -68,7 +69,7 @@ def sparse_gradients():
     model, reference = Words(True), Words(False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ddp = herring.DistributedDataParallel(model)
+        ddp = herring.DistributedDataParallel(model, sparse="densify")
         for step in range(4):
             model.zero_grad(set_to_none=step % 2 == 0)
             reference.zero_grad()
@@ -152,8 +153,11 @@ def checkpoints():
                     x = checkpoint(block, x, use_reentrant=self.reentrant)
             return self.head(torch.tanh(self.tied(x)))
 
-    for reentrant in (True, False, None):
-        for wrap in ("ddp", "optimizer"):
+    # In batches of one gradient the second accumulation comes after the first was sent.
+    for batch_bytes, reentrant, wrap in itertools.product(
+        (1, reducer._BATCH_BYTES), (True, False, None), ("ddp", "optimizer")
+    ):
+        with mock.patch.object(reducer, "_BATCH_BYTES", batch_bytes):
             model, reference = Loop(reentrant), Loop(None)
             if wrap == "ddp":
                 ddp = herring.DistributedDataParallel(model)
@@ -176,7 +180,8 @@ def checkpoints():
                     close(p.grad, q.grad, 1e-5)
             if wrap == "ddp":
                 assert closing._reducer.rounds == 4
-                assert bool(closing._reducer._deferred) == (reentrant is True)
+                late = reentrant is True and batch_bytes == 1
+                assert bool(closing._reducer._deferred) == late
             closing.close()
 
 
@@ -266,7 +271,7 @@ def other_devices():
     for times in ((0, 0, 0, 0), (0, 2, 2, 0)):
         model, reference = Nested(), Nested()
         with mock.patch.object(reducer, "GradientSlots", Far):
-            ddp = herring.DistributedDataParallel(model)
+            ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=True)
             for step in range(4):
                 for net in (model, reference):
                     net.times = times[step]
@@ -282,7 +287,7 @@ def other_devices():
     # An average that this rank has no gradient for arrives all the same.
     model = Branches()
     with mock.patch.object(reducer, "GradientSlots", Far):
-        ddp = herring.DistributedDataParallel(model)
+        ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=True)
         for _ in range(3):
             model.zero_grad()
             ddp(torch.ones(2, 16), [herring.rank() % 2]).sum().backward()
@@ -316,6 +321,7 @@ def compiled():
     """The wrapper around a compiled module, and a compiled wrapper (without a C++ compiler)."""
     for inside in (True, False):
         model, reference = mlp(), mlp()
+        model.register_buffer("offset", torch.zeros(3))
         if inside:
             ddp = herring.DistributedDataParallel(torch.compile(model, backend="aot_eager"))
         else:

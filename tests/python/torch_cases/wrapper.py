@@ -122,8 +122,7 @@ def module_interface():
     outer = nn.ModuleDict({"net": ddp})
     assert list(outer.state_dict()) == [f"net.{key}" for key in state]
     outer.load_state_dict(outer.state_dict())
-    with raises(herring.InvalidArgumentError, "ddp.module"):
-        torch.save(ddp, os.devnull)
+    torch.save(ddp, os.devnull)
     with raises(herring.InvalidArgumentError, "already averaged", "0.weight"):
         herring.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()

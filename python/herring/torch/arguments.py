@@ -1,0 +1,134 @@
+"""The arguments of torch's DistributedDataParallel: taken with their meaning, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import herring
+from herring.errors import InvalidArgumentError
+
+_REFUSED = {
+    "delay_all_reduce_named_params": "every gradient is averaged in the backward pass",
+    "param_to_hook_all_reduce": "every gradient is averaged in the backward pass",
+    "mixed_precision": "use torch.autocast, and wire_dtype='bfloat16' for what is sent",
+    "device_mesh": "gradients are averaged over all workers of the job",
+    "bucket_cap_mb_list": "fusion buffers are equal slices; give one size as bucket_cap_mb",
+}
+# No meaning here, and nothing is lost by leaving them out.
+_IGNORED = frozenset(
+    [
+        "skip_all_reduce_unused_params",  # one that no rank uses stays None anyway
+        "batched_grad_copy",  # copies are always batched
+    ]
+)
+
+
+def check_torch_arguments(arguments: dict[str, Any]) -> None:
+    """Refuses, with the reason, what has no equivalent here.
+
+    Raises:
+      InvalidArgumentError: an argument whose meaning cannot be kept.
+      TypeError: torch's DistributedDataParallel has no such argument either.
+    """
+    for name, value in arguments.items():
+        if name in _REFUSED:
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"DistributedDataParallel does not take {name}: {_REFUSED[name]}"
+                )
+        elif name not in _IGNORED:
+            raise TypeError(
+                f"DistributedDataParallel.__init__() got an unexpected keyword argument {name!r}"
+            )
+
+
+def check_process_group(group: Any) -> None:
+    """Accepts None, and torch groups of all workers.
+
+    Raises:
+      InvalidArgumentError: a group of some of the workers.
+    """
+    if group is None:
+        return
+    if group is getattr(torch.distributed.group, "WORLD", None) and group.size() == herring.size():
+        return
+    raise InvalidArgumentError(
+        "process_group must be None, or torch's default group where it has the workers of this "
+        "job: gradients are averaged over all workers"
+    )
+
+
+def buffer_bytes_of(bucket_cap_mb: float | None, buffer_bytes: int) -> int:
+    """The size of a fusion buffer, given in either way.
+
+    Raises:
+      InvalidArgumentError: given twice, or not positive.
+    """
+    if bucket_cap_mb is None:
+        return buffer_bytes
+    if buffer_bytes:
+        raise InvalidArgumentError("give bucket_cap_mb or buffer_bytes, not both")
+    if not bucket_cap_mb > 0:
+        raise InvalidArgumentError(f"bucket_cap_mb is {bucket_cap_mb}; it must be more than 0")
+    return max(1, int(bucket_cap_mb * (1 << 20)))
+
+
+def input_device(
+    module: torch.nn.Module,
+    device_ids: Sequence[int | str | torch.device] | None,
+    output_device: int | str | torch.device | None,
+) -> torch.device | None:
+    """Where inputs are moved to, as torch does: the one device of a module that is not on the CPU.
+
+    Raises:
+      InvalidArgumentError: more than one device, or not the one that the module is on.
+    """
+    if not device_ids:
+        if output_device is not None:
+            raise InvalidArgumentError(
+                f"output_device is {output_device!r} without device_ids; the module itself says "
+                "where its output is"
+            )
+        return None
+    if len(device_ids) != 1:
+        raise InvalidArgumentError(
+            f"device_ids is {list(device_ids)!r}: a worker has one device; start more workers"
+        )
+    devices = {p.device for p in module.parameters()}
+    device = _device(device_ids[0])
+    if devices != {device}:
+        where = ", ".join(sorted(map(str, devices))) or "no device"
+        raise InvalidArgumentError(
+            f"device_ids is [{device}], and the parameters are on {where}: move the module there "
+            "first, or leave device_ids out (on the CPU it must be None)"
+        )
+    if output_device is not None and _device(output_device) != device:
+        raise InvalidArgumentError(
+            f"output_device is {output_device!r}; it can only be the device in device_ids, {device}"
+        )
+    return device
+
+
+def _device(given: int | str | torch.device) -> torch.device:
+    if isinstance(given, int):
+        return torch.device("cuda", given)
+    device = torch.device(given)
+    if device.index is None and device.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with all tensors in tuples, lists and dictionaries on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return type(value)((key, moved(item, device)) for key, item in value.items())
+    return value

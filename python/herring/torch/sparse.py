@@ -1,0 +1,71 @@
+"""Sparse gradients: every rank hands its rows to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+import herring
+from herring.torch.functions import allgather
+
+_ABSENT, _NONE, _SPARSE, _DENSE = range(4)
+
+
+def average_sparse(
+    parameters: Sequence[torch.nn.Parameter], *, active: bool, name: str
+) -> list[torch.Tensor | None]:
+    """The averages of the gradients of `parameters` over all ranks (collective).
+
+    Args:
+      parameters: [rows, ...] each; their `.grad` may be sparse, dense or None.
+      active: False: this rank is out of data; the averages are over the others.
+      name: prefix of the operations' names.
+
+    Returns:
+      Per parameter a coalesced sparse tensor with one sparse dimension and the rows that any rank
+      had; a dense one where the gradient of some rank was dense; None where it was None on all.
+    """
+    gradients = [parameter.grad if active else None for parameter in parameters]
+    kinds = [_kind(gradient) if active else _ABSENT for gradient in gradients]
+    everyone = herring.allgather(np.array([kinds], np.int32), name=f"{name}.kinds")
+    contributors = int((everyone[:, 0] != _ABSENT).sum())
+    averages: list[torch.Tensor | None] = []
+    for index, (parameter, gradient) in enumerate(zip(parameters, gradients)):
+        if (everyone[:, index] <= _NONE).all():
+            averages.append(None)
+            continue
+        rows, values = _rows(parameter, gradient)
+        rows = allgather(rows, name=f"{name}.{index}.rows")
+        values = allgather(values, name=f"{name}.{index}.values")
+        # Duplicates are added in rank order: the same bits everywhere.
+        total = torch.sparse_coo_tensor(
+            rows.view(1, -1), values, parameter.shape, check_invariants=False
+        ).coalesce()
+        total.values().div_(contributors)
+        average = total.to_dense() if (everyone[:, index] == _DENSE).any() else total
+        averages.append(average.to(parameter.device))
+    return averages
+
+
+def _kind(gradient: torch.Tensor | None) -> int:
+    if gradient is None:
+        return _NONE
+    return _DENSE if gradient.layout == torch.strided else _SPARSE
+
+
+def _rows(
+    parameter: torch.nn.Parameter, gradient: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the rows of a gradient, [n], and their values, [n, ...], in host memory."""
+    if gradient is None:
+        shape = (0, *parameter.shape[1:])
+        return torch.empty(0, dtype=torch.int64), torch.empty(shape, dtype=parameter.dtype)
+    gradient = gradient.detach()
+    if gradient.layout == torch.strided:
+        gradient = gradient.to_sparse(1)
+    elif gradient.sparse_dim() != 1:
+        gradient = gradient.to_dense().to_sparse(1)
+    gradient = gradient.coalesce().cpu()
+    return gradient.indices().view(-1).contiguous(), gradient.values().contiguous()
