@@ -27,9 +27,11 @@ ONE_NODE_ONLY = {"checkpointed_compiled", "compiled_wrapper", "half_parameters"}
 NOT_YET = {
     "average_of_wrapper",
     "compiled_wrapper",
+    "flat_gradients",
     "gan_one_backward",
     "gradient_surgery",
     "gradients_per_loss",
+    "normed_weights",
     "recommender",
     "scaled_losses_optimizer",
     "siamese",

@@ -14,7 +14,7 @@ import torch
 import herring
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, ranks_text, require_agreement
-from herring.torch.ownership import Pausable, claim, collect, release
+from herring.torch.ownership import Pausable, claim, collect, release, runs_last
 from herring.torch.slots import GradientSlots
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
 
@@ -219,8 +219,13 @@ class GradientReducer(Pausable):
                 self._produced[index] = None
             elif self._ready[index]:
                 self._leftovers[index] = self._dense(index, self._parameters[index].grad)
-            elif index not in self._deferred:
+            elif index not in self._deferred and self._runs_last(index):
                 self._contribute(index)
+
+    def _runs_last(self, index: int) -> bool:
+        # A user's hook that comes after ours may still change or replace the gradient, which is
+        # then taken at the end of the pass; from the next pass on ours comes after it.
+        return runs_last(self._parameters[index], self._removals[2 * index + 1])
 
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         if gradient.layout == torch.strided:

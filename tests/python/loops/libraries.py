@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ class Library:
         """What to call after parameters of a model from `wrap_optimizer` have been unfrozen."""
         return model
 
+    def no_sync(self, model: Any, optimizer: Any) -> Any:
+        """A block in which what `wrap_optimizer` has returned does not average."""
+        del optimizer
+        return model.no_sync()
+
     def join(self, wrapper: Any) -> Any:
         """A block in which ranks may have different numbers of batches."""
         raise NotImplementedError
@@ -52,6 +58,10 @@ class Library:
     def allreduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums in place."""
         raise NotImplementedError
+
+    def allreduce_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As `allreduce`; the tensor is to be left alone until what is returned has been called."""
+        return lambda: self.allreduce(tensor)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrites the tensor with that of rank 0."""
@@ -83,6 +93,9 @@ class Herring(Library):
         self.wrappers.append(wrapper)
         return module, wrapper
 
+    def no_sync(self, model, optimizer):
+        return optimizer.no_sync()
+
     def join(self, wrapper):
         return wrapper.join()
 
@@ -91,6 +104,9 @@ class Herring(Library):
 
     def allreduce(self, tensor):
         return herring.allreduce(tensor, "sum")
+
+    def allreduce_later(self, tensor):
+        return herring.allreduce_async(tensor, "sum").wait
 
     def broadcast(self, tensor):
         return herring.broadcast(tensor)
