@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations, prune
 
@@ -315,4 +316,22 @@ def backward_in_threads(dist):
         with ThreadPoolExecutor(max_workers=3) as pool:
             for step in range(8):
                 pool.submit(train, step).result()
+    return state(model)
+
+
+@loop
+def perturbed_weights(dist):
+    """The wrapper is called with other weights, made from its own: a sample around each."""
+    model = mlp()
+    ddp = dist.wrap(model)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3)
+    for step in range(8):
+        inputs, labels = labelled(step, dist.rank)
+        sampled = {
+            key: p + 0.1 * p.detach().abs() * normal(p.shape, step, dist.rank)
+            for key, p in ddp.named_parameters()
+        }
+        optimizer.zero_grad()
+        F.cross_entropy(functional_call(ddp, sampled, (inputs,)), labels).backward()
+        optimizer.step()
     return state(model)

@@ -96,7 +96,7 @@ def policy_epochs(dist):
 
     model = Policy()
     ddp = dist.wrap(model)
-    optimizer = torch.optim.Adam(ddp.parameters(), lr=2e-2, eps=1e-5)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3, eps=1e-5)
     stopped = []
     for update in range(4):
         states = normal((12, 16), update, dist.rank)

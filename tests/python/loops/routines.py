@@ -207,3 +207,43 @@ def empty_batches(dist):
         (loss * dist.size / total.squeeze()).backward()
         optimizer.step()
     return state(model)
+
+
+@loop
+def skipped_steps(dist):
+    """A loss beyond a bound skips backward on all ranks, a norm beyond one skips the step."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    ddp = dist.wrap(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2, momentum=0.9)
+    skipped = []
+    for step in range(12):
+        inputs, labels = labelled(step, dist.rank)
+        loss = F.cross_entropy((1 + step % 5) * ddp(inputs), labels)
+        mean = dist.allreduce(loss.detach().reshape(1)) / dist.size
+        optimizer.zero_grad()
+        if mean > 1.7:
+            skipped.append(1)
+            continue
+        loss.backward()
+        if nn.utils.clip_grad_norm_(ddp.parameters(), 1.0) > 4.0:
+            skipped.append(2)
+            continue
+        optimizer.step()
+        skipped.append(0)
+    return state(model, skipped=torch.tensor(skipped, dtype=torch.float32))
+
+
+@loop
+def averaging_optimizer_repeated(dist):
+    """Several backward passes before a step, each of which is averaged."""
+    model = mlp()
+    wrapped, optimizer = dist.wrap_optimizer(
+        model, torch.optim.Adam(model.parameters(), lr=5e-3), find_unused_parameters=True
+    )
+    for step in range(6):
+        optimizer.zero_grad()
+        for micro in range(1 + step % 3):
+            inputs, labels = labelled(10 * step + micro, dist.rank)
+            F.cross_entropy(wrapped(inputs), labels).backward()
+        optimizer.step()
+    return state(model)

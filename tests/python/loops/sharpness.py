@@ -86,3 +86,24 @@ def sharpness_per_rank(dist):
         F.cross_entropy(ddp(inputs), labels).backward()
         optimizer.second_step(zero_grad=True)
     return state(model)
+
+
+@loop
+def sharpness_averaging(dist):
+    """The same inside an optimizer that averages: its closure makes the second pass."""
+    model = mlp()
+    wrapped, optimizer = dist.wrap_optimizer(
+        model, SAM(model.parameters(), torch.optim.SGD, rho=0.1, lr=0.1, momentum=0.9)
+    )
+    for step in range(8):
+        inputs, labels = labelled(step, dist.rank)
+
+        def closure(inputs=inputs, labels=labels):
+            loss = F.cross_entropy(wrapped(inputs), labels)
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(closure)
+        optimizer.zero_grad()
+    return state(model)
