@@ -221,11 +221,11 @@ def skipped_steps(dist):
         loss = F.cross_entropy((1 + step % 5) * ddp(inputs), labels)
         mean = dist.allreduce(loss.detach().reshape(1)) / dist.size
         optimizer.zero_grad()
-        if mean > 1.7:
+        if mean > 2.2:
             skipped.append(1)
             continue
         loss.backward()
-        if nn.utils.clip_grad_norm_(ddp.parameters(), 1.0) > 4.0:
+        if nn.utils.clip_grad_norm_(ddp.parameters(), 1.0) > 2.8:
             skipped.append(2)
             continue
         optimizer.step()
