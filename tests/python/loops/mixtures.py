@@ -130,6 +130,7 @@ def policy_epochs(dist):
 
 
 @loop
+@inexact
 def recommender(dist):
     """Sparse embeddings with an optimizer for sparse gradients, a dense net with another."""
     model = nn.ModuleDict(
@@ -166,7 +167,7 @@ def recommender(dist):
 @loop
 @inexact
 def sparse_and_dense(dist):
-    """SGD and Adagrad take both kinds; Adagrad computes other roundings for sparse ones."""
+    """SGD and Adagrad take both kinds of gradients; Adagrad rounds sparse ones differently."""
     results = {}
     for kind, options in ((torch.optim.SGD, {"lr": 0.5}), (torch.optim.Adagrad, {"lr": 0.1})):
         model = nn.Sequential(nn.EmbeddingBag(40, 16, sparse=True), nn.Linear(16, 4))
