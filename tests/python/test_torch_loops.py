@@ -24,26 +24,10 @@ LAYOUTS = {
 # What is slow to start runs on one node only; so does the loop in bfloat16, which Gloo adds in
 # bfloat16 and Herring in float32: the same for two workers only.
 ONE_NODE_ONLY = {"checkpointed_compiled", "compiled_wrapper", "half_parameters"}
-# Fail for known defects of the adapter.
-NOT_YET = {
-    "average_of_wrapper",
-    "compiled_wrapper",
-    "flat_gradients",
-    "gan_one_backward",
-    "gradient_surgery",
-    "gradients_per_loss",
-    "normed_weights",
-    "recommender",
-    "scaled_losses_optimizer",
-    "siamese",
-    "triplets",
-    "unfreezing_after",
-}
 
 
 def loops_of(layout: str) -> list[str]:
-    left_out = NOT_YET if layout == "two-workers" else NOT_YET | ONE_NODE_ONLY
-    return [name for name in LOOPS if name not in left_out]
+    return [name for name in LOOPS if layout == "two-workers" or name not in ONE_NODE_ONLY]
 
 
 def run(layout: str, names: list[str]) -> tuple[list[str], subprocess.CompletedProcess[str]]:
