@@ -75,6 +75,20 @@ def collect(
     return names, parameters
 
 
+def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
+    """Whether no hook comes after this one, and puts it behind them if some do.
+
+    Args:
+      parameter: whose hooks are meant.
+      handle: what `parameter.register_post_accumulate_grad_hook` has returned, before the others.
+    """
+    hooks = parameter._post_accumulate_grad_hooks
+    if next(reversed(hooks)) == handle.id:
+        return True
+    hooks[handle.id] = hooks.pop(handle.id)
+    return False
+
+
 def claim(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
     """Notes who averages these parameters."""
     for parameter in parameters:

@@ -13,7 +13,7 @@ import torch
 import herring
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, ranks_text, require_agreement
-from herring.torch.ownership import Pausable, claim, collect, release
+from herring.torch.ownership import Pausable, claim, collect, release, runs_last
 from herring.torch.slots import GradientSlots
 from herring.torch.sparse import average_sparse
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
@@ -304,7 +304,13 @@ class GradientReducer(Pausable):
             state[index] = _PRODUCED
             self._waiting.append(index)
             self._waiting_bytes += self._nbytes[index]
-            if self._waiting_bytes >= self._batch_bytes and self._final:
+            # A user's hook that comes after ours may still change or replace the gradient, which is
+            # then taken at the end of the pass; from the next pass on ours comes after it.
+            if (
+                self._waiting_bytes >= self._batch_bytes
+                and self._final
+                and runs_last(self._parameters[index], self._removals[index])
+            ):
                 self._send_batch()
         elif state[index] == _SENT:
             self._again.add(index)

@@ -1,0 +1,17 @@
+"""Training loops as people write them, each run with Herring and with torch's own DDP.
+
+A loop is a function of a `libraries.Library`, which wraps its models and does its collectives, and
+returns what must be equal in the end. `python -m loops` compares them, on all ranks of a job;
+`test_torch_loops.py` starts the jobs.
+"""
+
+import importlib
+import pkgutil
+
+from .support import LOOPS
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["LOOPS"]
