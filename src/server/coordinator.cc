@@ -207,6 +207,7 @@ Status Coordinator::announce(uint32_t rank, std::string text, Nanos now,
   } else {
     Status objection = objection_to(call);
     if (call.message.refusal.empty()) {
+      pending.timeout_ms = std::min(pending.timeout_ms, call.message.timeout_ms);
       ++waiting_;
       ++loads_[rank].calls;
       loads_[rank].bytes += call.text.size();
@@ -377,7 +378,7 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
       if (pending.failure) continue;
       const Announce& first = pending.calls.front().message;
       const Nanos age = now - pending.since;
-      if (age > first.timeout_ms * kMillisecond) {
+      if (age > pending.timeout_ms * kMillisecond) {
         fail(pending,
              {Code::kTimeout,
               concat(wire::name_of(first.kind), " '", name, "' waited ", to_seconds(age),

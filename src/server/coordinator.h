@@ -46,6 +46,7 @@ class Coordinator {
   // One call of a name by all ranks.
   struct Pending {
     Nanos since = 0;
+    uint32_t timeout_ms = ~0u;  // the shortest of those who wait
     bool warned = false;
     std::vector<bool> here;    // by rank: has made it
     uint32_t arrived = 0;      // ranks that have made it, or never will

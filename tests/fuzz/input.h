@@ -55,7 +55,9 @@ inline void count_frames(uint64_t n) {
 }
 
 // What members do wrong is logged as an error, millions of times here.
-inline void be_quiet() { set_log_level(static_cast<LogLevel>(static_cast<int>(LogLevel::kError) + 1)); }
+inline void be_quiet() {
+  set_log_level(static_cast<LogLevel>(static_cast<int>(LogLevel::kError) + 1));
+}
 
 inline void expect(bool sound) {
   if (!sound) std::abort();

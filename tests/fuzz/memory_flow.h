@@ -1,4 +1,4 @@
-// A flow without a network: the test puts frames in, what comes out is looked at and forgotten. What
+// A flow without a network: the test puts frames in, what comes out is read and forgotten. What
 // was handed over without a copy is read when it would be written, so that memory that went away
 // too early is found.
 #pragma once

@@ -62,7 +62,8 @@ class Member {
 
   // Where segments end, and a few more.
   static uint64_t bytes(Input& in) {
-    return in.pick<uint64_t>({0, 8, 1000, kSegment, kSegment + 8, 3 * kSegment, 9000, 40 * kSegment});
+    return in.pick<uint64_t>(
+        {0, 8, 1000, kSegment, kSegment + 8, 3 * kSegment, 9000, 40 * kSegment});
   }
 
   // Segments of a shard that was opened with `open`.
@@ -70,7 +71,8 @@ class Member {
     const uint64_t total = std::max<uint64_t>(1, (open.shard_bytes + kSegment - 1) / kSegment);
     header.type = wire::FrameType::kData;
     header.first_segment = static_cast<uint32_t>(in.byte() % (total + (in.seldom() ? 1 : 0)));
-    const uint64_t most = std::min<uint64_t>(total - std::min<uint64_t>(header.first_segment, total),
+    const uint64_t first = std::min<uint64_t>(header.first_segment, total);
+    const uint64_t most = std::min<uint64_t>(total - first,
                                              transport::Destinations::kMaxPieces);
     header.segments = static_cast<uint16_t>(std::max<uint64_t>(1, in.flag() ? most : 1));
     if (in.seldom()) header.segments = in.byte() + 1;

@@ -1,6 +1,6 @@
-// A worker's engine with operations in flight, and servers that answer anything in any order: results
-// of what was pushed or not, replies, tickets, errors, rounds. It must not crash, and whatever
-// happens every operation is over when the engine has stopped.
+// A worker's engine with operations in flight, and servers that answer anything in any order:
+// results of what was pushed or not, replies, tickets, errors, rounds. It must not crash, and
+// whatever happens every operation is over when the engine has stopped.
 #include <sys/socket.h>
 
 #include <cstdint>
