@@ -401,7 +401,7 @@ class Rank::Lane {
     worker::Partial& series = **made;
     std::vector<char> array(series.bytes()), sum(series.bytes(), 0);
     const Values values = program_.values_of(step);
-    bool ended = false;
+    bool ended = false, all_stay = true;
     for (uint32_t n = 0; !ended; ++n) {
       if (n <= step.rounds) {
         now("contributes to", step);
@@ -418,10 +418,12 @@ class Rank::Lane {
         rank_.wrong(program(), step, text);
       }
       add(step.dtype, array, sum);
+      all_stay &= info->lost.empty();
       ended = n >= step.rounds && info->last && series.produced() == series.counted() &&
               series.ready() == 0;
     }
-    check_series(step, values, sum);
+    // Who leaves takes along what no round has counted yet.
+    if (all_stay) check_series(step, values, sum);
   }
 
   static void add(DType dtype, const std::vector<char>& array, std::vector<char>& sum) {
