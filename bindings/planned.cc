@@ -22,15 +22,20 @@ struct PlanHandle {
 };
 
 PlanHandle make(nb::object job_object,
-                const std::vector<std::pair<uint64_t, std::string>>& gradients,
+                const std::vector<std::pair<int64_t, std::string>>& gradients,
                 const std::string& name, const std::string& op, const std::string& wire_dtype,
                 size_t buffer_bytes) {
   worker::Job& job = nb::cast<worker::Job&>(job_object);
+  worker::PlannedOptions options;
+  options.stream = job.engine().next_stream();
   std::vector<plan::Gradient> list;
   for (const auto& [elements, dtype] : gradients) {
-    list.push_back({elements, take(parse_dtype(dtype))});
+    if (elements < 0) {
+      raise({Code::kInvalidArgument,
+             concat("'", name, "': a gradient has ", elements, " elements")});
+    }
+    list.push_back({static_cast<uint64_t>(elements), take(parse_dtype(dtype))});
   }
-  worker::PlannedOptions options;
   options.name = name;
   options.op = take(parse_reduce_op(op));
   options.narrow = !wire_dtype.empty();

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from herring import _core
-from herring.collectives import check_same
-from herring.errors import InvalidArgumentError, ShutdownError
-from herring.runtime import job, next_name
+from herring.collectives import called, check_same
+from herring.errors import InvalidArgumentError
+from herring.runtime import job, next_name, require_running
 
 __all__ = ["PlannedReduction"]
 
@@ -45,14 +45,13 @@ class PlannedReduction:
         buffer_bytes: int = 0,
     ) -> None:
         name = name or next_name("planned")
-        listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
-        if any(elements < 0 for elements, _ in listed):
-            raise InvalidArgumentError(f"'{name}': a gradient has a negative number of elements")
         self._job = job()
         self._name = name
-        self._planned: _core.Planned | None = _core.Planned.create(
-            self._job, listed, name, op, wire_dtype or "", buffer_bytes
-        )
+        with called("allgather", f"{name}.plan"):
+            listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
+            self._planned: _core.Planned | None = _core.Planned.create(
+                self._job, listed, name, op, wire_dtype or "", buffer_bytes
+            )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
             f"planned operation '{name}'",
@@ -103,10 +102,7 @@ class PlannedReduction:
           ShutdownError: the job has ended, or this is a forked child of the process that joined it.
           HerringError: the job has failed.
         """
-        if job() is not self._job:
-            raise ShutdownError(
-                f"'{self._name}' belongs to a job that has ended; make a new one in this job"
-            )
+        require_running(self._job, f"'{self._name}'")
         self._open.begin(active)
 
     def ready(self, index: int) -> None:

@@ -181,6 +181,22 @@ def job() -> _core.Job:
     return current
 
 
+def require_running(owner: _core.Job, what: str) -> None:
+    """Raises ShutdownError unless `what`, which was made in the job `owner`, can be used.
+
+    Args:
+      owner: the job in which it was made.
+      what: how a message calls it.
+    """
+    if _job is owner:
+        return
+    if _job is None and _forked:
+        job()  # says that this is a forked child
+    raise ShutdownError(
+        f"{what} belongs to a job that has ended; make it anew (wrap the model again)"
+    )
+
+
 def next_name(kind: str) -> str:
     """A name for an operation without one: the n-th call of its kind, the same on every rank."""
     return f"{kind}.{next(_names[kind])}"

@@ -37,7 +37,7 @@ Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
   Transfer& transfer = operation.transfers_.emplace_back();
   transfer.key = key;
   transfer.open.workers = 1;
-  transfer.open.timeout_ms = timeout_ms(request.timeout);
+  transfer.open.timeout_ms = moving_timeout_ms(request.timeout);
   transfer.open.warn_ms = warn_ms();
   transfer.open.name = request.name;
   transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
@@ -96,7 +96,7 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     task.op = request.op;
     task.prescale = request.prescale;
     task.postscale = request.postscale;
-    task.timeout_ms = timeout_ms(request.timeout);
+    task.timeout_ms = moving_timeout_ms(request.timeout);
     task.warn_ms = warn_ms();
     task.shards = cluster_.nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
                                       : plan::shard_layout(task.bytes, weights());
@@ -163,7 +163,7 @@ void Engine::launch_schedule(Operation& operation, Key key) {
   task.op = request.op;
   task.prescale = request.prescale;
   task.postscale = request.postscale;
-  const collective::Executor::Limits limits{timeout_ms(request.timeout) * kMillisecond,
+  const collective::Executor::Limits limits{moving_timeout_ms(request.timeout) * kMillisecond,
                                             warn_ms() * kMillisecond};
   executor_->start(std::move(task), limits, [this, &operation] { finish(operation, {}); });
 }

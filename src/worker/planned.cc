@@ -12,7 +12,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
  public:
   Work(Engine& engine, PlannedOptions options, plan::Plan plan)
       : engine(engine), options(std::move(options)), plan(std::move(plan)),
-        stream(engine.next_stream()) {}
+        stream(*this->options.stream) {}
   ~Work();
   Status allocate();
   DType wire_of(uint32_t arena) const;
@@ -109,6 +109,8 @@ Planned::Work::~Work() {
 Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options) {
+  // Also of a plan that fails here: the next one must have the same on all ranks.
+  if (!options.stream) options.stream = engine.next_stream();
   for (const plan::Gradient& gradient : gradients) {
     HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, options.op, 1.0, 1.0));
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct PlannedOptions {
   bool narrow = false;                  // float32 arenas travel as `wire`
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
+  std::optional<uint32_t> stream;       // Engine::next_stream(), if it was taken already
 };
 
 class Planned {

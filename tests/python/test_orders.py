@@ -106,6 +106,19 @@ raises(Exception, "pickle" if rank == 1 else "rank 1", herring.allgather_object,
 raises(bad, "timeout is -1" if rank == 1 else "rank 1", herring.barrier,
        timeout=-1 if rank == 1 else None)
 raises(bad, "name of an operation has 600", herring.barrier, name="n" * 600)
+# Plans and series: what one rank cannot make, nobody makes, and the next one works.
+raises(bad, "complex64" if rank == 1 else "refused by rank 1 (",
+       herring.PlannedReduction, [(8, "complex64" if rank == 1 else "float32")], name="plan")
+raises(bad, "-8 elements" if rank == 2 else "refused by rank 2 (",
+       herring.PlannedReduction, [(-8 if rank == 2 else 8, "float32")], name="plan")
+plan = herring.PlannedReduction([(8, "float32")], name="plan")
+plan.arena(0).view(np.float32)[:8] = rank
+plan.begin()
+plan.ready(0)
+plan.wait()
+assert (plan.arena(0).view(np.float32)[:8] == 1).all()
+raises(Exception, "99" if rank == 0 else "rank 0", herring.allreduce, ok.copy(),
+       sync=herring.Quorum(99 if rank == 0 else 1), name="series")
 # A name in flight: the second call is rank 0's alone to refuse, and it counts.
 if rank == 0:
     first = herring.allreduce_async(ok.copy(), "sum", name="twice")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.collectives import check_same
+from herring.collectives import called, check_same
 from herring.errors import InvalidArgumentError
 from herring.partial.quorum import Quorum, is_partial, quorum_of
 from herring.partial.replay import Recorded, Replay
@@ -51,21 +51,24 @@ class PartialReduction:
     ) -> None:
         self.name = name or next_name("partial")
         running = job()
-        if not is_partial(sync, running.size):
-            raise InvalidArgumentError("a PartialReduction is partial: sync='full' is allreduce()")
+        self.statistics = RoundStatistics() if statistics is None else statistics
+        self._replay: Recorded | None = None
+        with called("allgather", f"{self.name}.sync"):
+            if not is_partial(sync, running.size):
+                raise InvalidArgumentError(
+                    "a PartialReduction is partial: sync='full' is allreduce()"
+                )
+            if not isinstance(sync, Replay):
+                quorum = quorum_of(sync, running.size)
         check_same(
             f"the partial all-reduce '{self.name}'",
             f"sync={sync!r}, {elements} elements of {dtype}, op {op}",
             name=f"{self.name}.sync",
         )
-        self.statistics = RoundStatistics() if statistics is None else statistics
-        self._replay: Recorded | None = None
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)
             quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
             quorum.check(running.size)
-        else:
-            quorum = quorum_of(sync, running.size)
         self.quorum = quorum
         self._partial = _core.Partial.create(
             running,
@@ -269,7 +272,9 @@ def _series_of(
                 f"sync is {sync!r}; flush() it first, or give this one another name"
             )
         return _series[name]
-    if not is_partial(sync, running.size):
+    with called("allgather", f"{name}.sync"):
+        partial = is_partial(sync, running.size)
+    if not partial:
         check_same(f"the partial all-reduce '{name}'", f"sync={sync!r}", name=f"{name}.sync")
         series = None
     else:
