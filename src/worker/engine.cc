@@ -242,10 +242,14 @@ void Engine::on_reply(Operation& operation, wire::Go head, std::string_view resu
         return fail_now({Code::kInternal, concat("the result of '", request.name, "' has ",
                                                  result.size(), " bytes, not ", request.bytes())});
       }
-      std::memcpy(request.receive, result.data(), result.size());
+      if (!result.empty()) std::memcpy(request.receive, result.data(), result.size());
       break;
     default:
-      std::memcpy(operation.make_result(result.size()), result.data(), result.size());
+      if (operation.make_result(result.size()) == nullptr) {
+        return fail_now({Code::kInternal, concat("no memory for the result of '", request.name,
+                                                 "', which has ", result.size(), " bytes")});
+      }
+      std::memcpy(operation.result.get(), result.data(), result.size());
   }
   finish(operation, {});
 }
