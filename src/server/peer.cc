@@ -124,7 +124,8 @@ void Peer::expel(const Status& why) {
   expelled_ = true;
   server_.end_job({Code::kInternal, concat("server ", server_.index(), " gave up on rank ", rank_,
                                            ": ", why.message())});
-  release_all();
+  // What was handed to the flow stays where it is: it is still being written.
+  release_queued();
   proxy_.loop().post([this] { flow_->finish(); });
 }
 
@@ -216,11 +217,15 @@ void Peer::release(Ring<Slot*>& slots, size_t count) {
   }
 }
 
-// Nobody will read what was to be sent, or is on its way.
-void Peer::release_all() {
+void Peer::release_queued() {
   for (; !results_.empty(); results_.pop()) {
     server_.aggregator().result_sent(*results_.front().slot);
   }
+}
+
+// Nobody will read what was to be sent, or is on its way; the flow has ended.
+void Peer::release_all() {
+  release_queued();
   release(in_flight_, in_flight_.size());
   release(lent_, lent_.size());
 }

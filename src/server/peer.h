@@ -56,6 +56,7 @@ class Peer : public transport::FlowHandler {
   Status taken(uint16_t taken);
   void answered(uint32_t stream, uint32_t segments);
   void release(Ring<Slot*>& slots, size_t count);
+  void release_queued();
   void release_all();
   void expel(const Status& why);
   void flush_results();

@@ -230,6 +230,38 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
   });
 }
 
+TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    clients.push_back(std::make_unique<Client>(*server, rank));
+  }
+  // Rank 0 reads nothing, until far more is on its way than sockets hold.
+  constexpr uint32_t kRounds = 1500;
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    for (auto& client : clients) {
+      client->open(0, 8 * kSegment, round);
+      client->data(0, 8, 0, round);
+    }
+    for (uint32_t rank = 1; rank < kRanks; ++rank) {
+      for (uint32_t left = 8; left > 0;) {
+        const Client::Frame frame = clients[rank]->receive();
+        ASSERT_EQ(frame.header.type, wire::FrameType::kResult);
+        left -= frame.header.segments;
+      }
+    }
+  }
+  clients[0]->data(3, 1);  // of an operation that it has not opened
+  uint32_t segments = 0;
+  Client::Frame frame = clients[0]->receive();
+  for (; frame.header.type == wire::FrameType::kResult; frame = clients[0]->receive()) {
+    segments += frame.header.segments;
+    ASSERT_EQ(frame.payload, std::string(frame.header.payload, '\0'));
+  }
+  EXPECT_EQ(frame.header.type, wire::FrameType::kOpError);
+  EXPECT_LE(segments, 8 * kRounds);
+  EXPECT_NE(clients[1]->error().find("gave up on rank 0"), std::string::npos);
+}
+
 TEST_P(ServerTest, OneConnectionPerFlow) {
   Client first(*server, 0);
   Client again(*server, 0);
