@@ -183,7 +183,8 @@ def allreduce(
       name: identifies the operation across ranks.
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds until the operation fails because ranks do not call it, and until the job
+        fails because, after all have, nothing moves (at least 2 s); None: ``HERRING_TIMEOUT``.
       algorithm: "herring" goes through the servers. "server" (rank 0 is the only one), "tree"
         (binomial), "ring" and "butterfly" (recursive halving and doubling) go by messages between
         the workers, over TCP also inside a node; see docs/algorithms.md for when to use which. They

@@ -19,11 +19,11 @@ constexpr Nanos kGrace = kSecond;
 
 class Executor::Active : public Run::Wire {
  public:
-  Active(Executor& owner, Task task, Limits limits, std::function<void()> on_done)
+  Active(Executor& owner, Task task, Deadline deadline, std::function<void()> on_done)
       : run(std::move(task), owner.rank_, owner.cluster_.size, *this),
         done(std::move(on_done)),
         since(monotonic_now()),
-        limits(limits),
+        deadline(deadline),
         owner_(owner),
         key_{run.task().stream, run.task().ticket} {}
 
@@ -55,7 +55,7 @@ class Executor::Active : public Run::Wire {
   Run run;
   std::function<void()> done;
   const Nanos since;
-  const Limits limits;
+  const Deadline deadline;
   bool begun = false, warned = false;
 
  private:
@@ -105,10 +105,10 @@ Status Executor::meet(const std::vector<std::string>& addresses) {
   return {};
 }
 
-void Executor::start(Task task, Limits limits, std::function<void()> on_done) {
+void Executor::start(Task task, Deadline deadline, std::function<void()> on_done) {
   const Key key{task.stream, task.ticket};
   const auto [place, fresh] = active_.emplace(
-      key, std::make_unique<Active>(*this, std::move(task), limits, std::move(on_done)));
+      key, std::make_unique<Active>(*this, std::move(task), deadline, std::move(on_done)));
   if (!fresh) return on_failure_({Code::kInternal, "a ticket was given twice"});
   if (mesh_.met()) begin(*place->second);
 }
@@ -149,8 +149,8 @@ void Executor::clear() {
 void Executor::check_deadlines(Nanos now) {
   for (const auto& [key, active] : active_) {
     const Nanos age = now - active->since;
-    const bool overdue = age > active->limits.timeout;
-    if (!overdue && (active->warned || age < active->limits.warn)) continue;
+    const bool overdue = active->deadline.passed(now, active->since, moved_);
+    if (!overdue && (active->warned || !active->deadline.warns(now, active->since))) continue;
     std::string missing;
     for (const uint32_t rank : active->run.missing()) {
       missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
@@ -190,6 +190,7 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
 
 void Executor::on_payload(transport::Flow& flow, const wire::FrameHeader& header,
                           size_t received) {
+  moved_ = monotonic_now();
   if (received == header.payload) return;  // on_frame() follows
   const auto from = static_cast<uint32_t>(flow.user_index);
   Peer& peer = peers_[from];
@@ -224,6 +225,7 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
 }
 
 void Executor::on_sent(transport::Flow& flow, uint64_t) {
+  moved_ = monotonic_now();
   Peer& peer = peers_[static_cast<uint32_t>(flow.user_index)];
   const Peer::Sent sent = peer.on_the_way.front();
   peer.on_the_way.pop_front();

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
+#include "base/deadline.h"
 #include "collective/mesh.h"
 #include "collective/run.h"
 #include "control/cluster.h"
@@ -31,11 +31,8 @@ class Executor : private transport::FlowHandler {
   // Addresses by rank; tasks that were started before wait for them.
   Status meet(const std::vector<std::string>& addresses);
 
-  struct Limits {
-    Nanos timeout = 0, warn = 0;
-  };
   // Reduces in place. `on_done` is called once, unless the job fails before.
-  void start(Task task, Limits limits, std::function<void()> on_done);
+  void start(Task task, Deadline deadline, std::function<void()> on_done);
   // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
   void clear();
   // Call it now and then.
@@ -79,6 +76,7 @@ class Executor : private transport::FlowHandler {
   // Grants that came before the task they are for: by task, sender and message, frames.
   std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
   size_t early_count_ = 0;
+  Nanos moved_ = 0;  // when bytes last went or came
 };
 
 }  // namespace herring::collective

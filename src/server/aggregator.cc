@@ -80,7 +80,7 @@ Result<Operation*> Aggregator::add(const Key& key, const wire::Open& open, uint3
   op->open = open;
   op->since = monotonic_now();
   op->expected = expected_by(open);
-  op->opened_by.assign(op->expected, false);
+  op->contributors.resize(op->expected);
   op->first_rank = rank;
   op->segments = segments;
   op->blocks.assign((segments + kBlockSegments - 1) / kBlockSegments, nullptr);
@@ -113,10 +113,10 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   }
   // The local ranks of a node, and the flows of a rank, each open it once.
   const uint32_t contributor = contributor_of(open, rank);
-  if (!op->opened_by[contributor]) {
-    op->opened_by[contributor] = true;
+  if (!std::exchange(op->contributors[contributor].opened, true)) {
     op->workers += open.workers;
   }
+  op->open.deadline = shorter(op->open.deadline, open.deadline);
   return {};
 }
 
@@ -157,7 +157,7 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
   Operation& op = *found->second;
   const uint32_t contributor = contributor_of(op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
-  if (contributor == kNobody || !op.opened_by[contributor] ||
+  if (contributor == kNobody || !op.contributors[contributor].opened ||
       count > transport::Destinations::kMaxPieces || first + count > op.segments) {
     return {Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count, " of '",
                                     op.open.name, "', which has ", op.segments)};
@@ -274,7 +274,9 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
   uint32_t group_index;
   {
     std::lock_guard lock(mutex_);
+    moved_ = monotonic_now();
     slot.contributions[contributor].state = state;
+    ++slot.op->contributors[contributor].arrived;
     group_index = contributor / kTreeGroup;
     Group& group = slot.groups[group_index];
     if (++group.arrived < group.members) return;
@@ -377,6 +379,7 @@ void Aggregator::finish(Slot& slot) {
 void Aggregator::result_sent(Slot& slot) {
   if (slot.results_pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   std::lock_guard lock(mutex_);
+  moved_ = monotonic_now();
   Operation& op = *slot.op;
   lanes_.give(slot.result);
   Block*& block = op.blocks[slot.segment / kBlockSegments];
@@ -396,17 +399,26 @@ void Aggregator::result_sent(Slot& slot) {
 
 std::string Aggregator::describe_missing(const Operation& op,
                                          std::vector<uint32_t>* present) const {
-  std::string missing;
+  uint32_t fewest = op.segments;
+  bool all_opened = true;
+  for (const Contributor& one : op.contributors) {
+    fewest = std::min(fewest, one.arrived);
+    all_opened = all_opened && one.opened;
+  }
+  std::string missing, behind;
   for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
     const uint32_t contributor = contributor_of(op.open, rank);
     if (contributor == kNobody) continue;
-    if (op.opened_by[contributor]) {
-      present->push_back(rank);
-    } else {
-      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-    }
+    const Contributor& one = op.contributors[contributor];
+    if (one.opened) present->push_back(rank);
+    std::string* const list = !one.opened ? &missing
+                              : all_opened && one.arrived == fewest ? &behind : nullptr;
+    if (list != nullptr) *list += (list->empty() ? "" : ", ") + cluster_.describe_rank(rank);
   }
-  return missing.empty() ? "segments of ranks that have begun" : missing;
+  if (!missing.empty()) return missing;
+  if (fewest == op.segments) return "results to be taken";
+  return concat("segments of ", behind, ", from where ", fewest, " of ", op.segments,
+                " have come");
 }
 
 std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
@@ -414,8 +426,9 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
   std::lock_guard lock(mutex_);
   for (auto& [key, op] : operations_) {
     const Nanos age = now - op->since;
-    const bool fatal = age > op->open.timeout_ms * kMillisecond;
-    if (!fatal && (op->warned || age < op->open.warn_ms * kMillisecond)) continue;
+    const Deadline& deadline = op->open.deadline;
+    const bool fatal = deadline.passed(now, op->since, moved_);
+    if (!fatal && (op->warned || !deadline.warns(now, op->since))) continue;
     op->warned = true;
     Overdue item{key, fatal, {}, {}};
     const std::string missing = describe_missing(*op, &item.ranks);

@@ -52,6 +52,12 @@ struct Block {
   uint32_t released = 0;                      // segments whose results have all been sent
 };
 
+// One node or rank that takes part in an operation.
+struct Contributor {
+  bool opened = false;
+  uint32_t arrived = 0;  // segments
+};
+
 // One shard of one buffer in one round.
 struct Operation {
   Key key;
@@ -60,7 +66,7 @@ struct Operation {
   bool warned = false;
   uint32_t expected = 0;               // contributors
   uint64_t workers = 0;                // workers in the contributions opened so far
-  std::vector<bool> opened_by;         // contributors
+  std::vector<Contributor> contributors;
   uint32_t first_rank = 0;             // that opened it
   uint32_t segments = 0;
   std::vector<Block*> blocks;          // null before the first use, kAllReleased after the last
@@ -159,6 +165,7 @@ class Aggregator {
   std::vector<Slot*> free_slots_;
   std::vector<std::unique_ptr<Block>> all_blocks_;
   std::vector<Block*> free_blocks_;
+  Nanos moved_ = 0;            // when a contribution or a result was last complete
   std::vector<size_t> open_;   // by rank: operations that it was the first to open
   uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks

@@ -56,7 +56,8 @@ uint64_t Announce::elements() const {
 std::string encode(const Open& open) {
   ByteWriter out;
   out.put(open.dtype).put(open.op).put(open.participants).put(open.workers).put(open.shard_bytes);
-  out.put(open.prescale).put(open.postscale).put(open.timeout_ms).put(open.warn_ms);
+  out.put(open.prescale).put(open.postscale);
+  out.put(open.deadline.timeout_ms).put(open.deadline.stall_ms).put(open.deadline.warn_ms);
   out.put(open.pair_a).put(open.pair_b).text(open.name);
   return out.take();
 }
@@ -72,8 +73,9 @@ Result<Open> decode_open(std::string_view text) {
   open.shard_bytes = in.get<uint64_t>();
   open.prescale = in.get<double>();
   open.postscale = in.get<double>();
-  open.timeout_ms = in.get<uint32_t>();
-  open.warn_ms = in.get<uint32_t>();
+  open.deadline.timeout_ms = in.get<uint32_t>();
+  open.deadline.stall_ms = in.get<uint32_t>();
+  open.deadline.warn_ms = in.get<uint32_t>();
   open.pair_a = in.get<uint32_t>();
   open.pair_b = in.get<uint32_t>();
   open.name = in.text(kMaxName);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
 
@@ -30,7 +31,7 @@ struct Open {
   uint64_t shard_bytes = 0;
   double prescale = 1.0;
   double postscale = 1.0;
-  uint32_t timeout_ms = 0, warn_ms = 0;
+  Deadline deadline;
   uint32_t pair_a = 0, pair_b = 0;
   std::string name;  // for messages
 };

@@ -19,6 +19,8 @@ constexpr Nanos kClosedGrace = 100 * kMillisecond;
 constexpr Nanos kNews = kSecond;
 // Servers keep deadlines; after so long this process does without them.
 constexpr Nanos kDeadlineMargin = 2 * kSecond;
+// A time-out of milliseconds is meant for ranks that do not call: bytes may rest longer.
+constexpr uint32_t kLeastStallMs = 2000;
 
 }  // namespace
 
@@ -81,6 +83,11 @@ Status Engine::failure() const {
 
 uint32_t Engine::timeout_ms(double seconds) const {
   return static_cast<uint32_t>(std::min((seconds > 0 ? seconds : options_.timeout) * 1000, 4e9));
+}
+
+Deadline Engine::deadline(double seconds) const {
+  const uint32_t own = timeout_ms(seconds), setting = timeout_ms(0);
+  return {std::max(own, setting), std::max(own, std::min(setting, kLeastStallMs)), warn_ms()};
 }
 
 Status Engine::incomplete() const {
@@ -422,7 +429,7 @@ void Engine::check_departures(Nanos now) {
 
 // The deadline dies with its keeper, so who waits keeps it too.
 void Engine::check_deadlines(Nanos now) {
-  node_stage_->check_deadlines(now);
+  node_stage_->check_deadlines(now, kDeadlineMargin);
   executor_->check_deadlines(now);
   std::string name;
   Nanos waited = 0;

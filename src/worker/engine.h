@@ -92,11 +92,9 @@ class Engine {
   std::vector<double> weights() const;
   SharedHeap& heap() { return heap_; }
   uint32_t timeout_ms(double seconds) const;
-  // Once all ranks have called an operation. What moves cannot be called back from one rank alone,
-  // so that a deadline then ends the job: a short time-out is meant for those who do not come.
-  uint32_t moving_timeout_ms(double seconds) const {
-    return std::max(timeout_ms(seconds), std::min(timeout_ms(0), warn_ms()));
-  }
+  // Of an operation with this time-out (0: the setting) once all ranks have called it. What moves
+  // cannot be called back from one rank alone, so that its deadline ends the job.
+  Deadline deadline(double seconds) const;
   uint32_t warn_ms() const { return static_cast<uint32_t>(options_.warn_after * 1000); }
 
   struct Counters {

@@ -37,8 +37,7 @@ Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
   Transfer& transfer = operation.transfers_.emplace_back();
   transfer.key = key;
   transfer.open.workers = 1;
-  transfer.open.timeout_ms = moving_timeout_ms(request.timeout);
-  transfer.open.warn_ms = warn_ms();
+  transfer.open.deadline = deadline(request.timeout);
   transfer.open.name = request.name;
   transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
   if (request.kind == wire::Collective::kAllreduce ||
@@ -96,8 +95,7 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     task.op = request.op;
     task.prescale = request.prescale;
     task.postscale = request.postscale;
-    task.timeout_ms = moving_timeout_ms(request.timeout);
-    task.warn_ms = warn_ms();
+    task.deadline = deadline(request.timeout);
     task.shards = cluster_.nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
                                       : plan::shard_layout(task.bytes, weights());
     task.on_done = [this, &operation](uint32_t) { part_done(operation); };
@@ -163,9 +161,8 @@ void Engine::launch_schedule(Operation& operation, Key key) {
   task.op = request.op;
   task.prescale = request.prescale;
   task.postscale = request.postscale;
-  const collective::Executor::Limits limits{moving_timeout_ms(request.timeout) * kMillisecond,
-                                            warn_ms() * kMillisecond};
-  executor_->start(std::move(task), limits, [this, &operation] { finish(operation, {}); });
+  executor_->start(std::move(task), deadline(request.timeout),
+                   [this, &operation] { finish(operation, {}); });
 }
 
 // Every rank tells every other where it listens, once. A rank that cannot listen says nothing.

@@ -349,8 +349,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
 const Transfer* Links::overdue(Nanos now, Nanos margin) const {
   for (const auto& [key, pushed] : transfers_) {
     const Transfer& transfer = *pushed.transfer;
-    const Nanos waited = now - std::max(transfer.pushed_at, answered_at_);
-    if (waited > transfer.open.timeout_ms * kMillisecond + margin) return &transfer;
+    if (transfer.open.deadline.passed(now - margin, transfer.pushed_at, answered_at_)) {
+      return &transfer;
+    }
   }
   return nullptr;
 }

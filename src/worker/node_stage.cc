@@ -101,6 +101,7 @@ void NodeStage::post(NodeTask task) {
 
 void NodeStage::on_message(const LocalMessage& message) {
   if (cleared_) return;
+  moved_ = monotonic_now();
   const Key key{message.stream, message.round, message.buffer};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
@@ -185,6 +186,7 @@ void NodeStage::work() {
       options_.nodes == 1 ? slice_done(e) : push_slice(reduced);
     }
   }
+  moved_ = monotonic_now();
   if (!ready_.empty()) schedule_work();
 }
 
@@ -253,8 +255,7 @@ wire::Open NodeStage::open_of(const Entry& e) const {
   open.participants = wire::Participants::kNodes;
   open.workers = e.workers;
   open.postscale = e.task.postscale / wire_scale(e.task);
-  open.timeout_ms = e.task.timeout_ms;
-  open.warn_ms = e.task.warn_ms;
+  open.deadline = e.task.deadline;
   open.name = e.task.name;
   return open;
 }
@@ -310,20 +311,27 @@ void NodeStage::release_regions() {
   for (uint32_t region : heap_.take_released()) bus_.release_region(region);
 }
 
-void NodeStage::check_deadlines(Nanos now) {
+void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
   for (auto& [key, e] : tasks_) {
-    if (!e->mine || e->posted == local_size_) continue;
-    const Nanos age = now - e->since;
+    if (!e->mine) continue;
+    const bool submitted = e->posted == local_size_;
+    // Servers say who is missing on other nodes, and so do neighbours that wait for servers.
+    if (submitted && options_.nodes > 1 && !e->ranks[options_.local_rank].done) continue;
+    const Nanos margin = submitted && options_.nodes > 1 ? servers_margin : 0;
+    const Nanos moved = std::max(moved_, submitted ? links_.answered_at() : 0);
+    const bool overdue = e->task.deadline.passed(now - margin, e->since, moved);
+    if (!overdue && (e->warned || !e->task.deadline.warns(now - margin, e->since))) continue;
     std::string missing;
     for (uint32_t r = 0; r < local_size_; ++r) {
-      if (!e->ranks[r].here) missing += (missing.empty() ? "" : ", ") + options_.names[r];
+      if (submitted ? e->ranks[r].done : e->ranks[r].here) continue;
+      missing += (missing.empty() ? "" : ", ") + options_.names[r];
     }
     const std::string text = concat("'", e->task.name, "' (round ", key.round, ", buffer ",
-                                    key.buffer, ") has waited ", age / kSecond, " s for ", missing);
-    if (age > e->task.timeout_ms * kMillisecond) {
-      return on_failure_({Code::kTimeout, text + ", which did not submit it"});
-    }
-    if (!e->warned && age > e->task.warn_ms * kMillisecond) {
+                                    key.buffer, ") has waited ", (now - e->since) / kSecond,
+                                    " s for ", missing, submitted ? ", which did not finish it"
+                                                                  : ", which did not submit it");
+    if (overdue) return on_failure_({Code::kTimeout, text});
+    if (!e->warned) {
       e->warned = true;
       log(LogLevel::kWarning, text);
     }

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/ring.h"
 #include "node/local_bus.h"
 #include "transport/event_loop.h"
@@ -34,7 +35,7 @@ struct NodeTask {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0;
   bool active = true;                  // false: this worker has nothing to add
-  uint32_t timeout_ms = 0, warn_ms = 0;
+  Deadline deadline;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
   std::function<void(uint32_t workers)> on_done;
   std::shared_ptr<void> keeps;         // what data and staging lie in; let go of when all is done
@@ -61,8 +62,9 @@ class NodeStage : private TransferOwner {
   void post(NodeTask task);
   // The regions that are gone can be let go by the peers.
   void release_regions();
-  // Who is missing for how long; fails what is past its deadline.
-  void check_deadlines(Nanos now);
+  // Who is missing for how long; fails what is past its deadline. Where servers keep deadlines too,
+  // they have `servers_margin` to say so first.
+  void check_deadlines(Nanos now, Nanos servers_margin);
   bool busy() const { return !tasks_.empty(); }
   // Forgets all tasks, for good: afterwards nothing here touches anybody's memory.
   void clear();
@@ -127,6 +129,7 @@ class NodeStage : private TransferOwner {
   Ring<Key> ready_;                  // all posted, to be reduced in this order
   bool work_scheduled_ = false;
   bool cleared_ = false;
+  Nanos moved_ = 0;                  // when a neighbour last said something, or work was done here
 };
 
 }  // namespace herring::worker

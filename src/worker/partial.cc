@@ -158,8 +158,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
                            : info_.contributors.front().rank == engine_.options().rank
                                ? std::max(info_.divisor, contributors) - contributors + 1
                                : 1;
-  transfer_.open.timeout_ms = engine_.timeout_ms(0);
-  transfer_.open.warn_ms = engine_.warn_ms();
+  transfer_.open.deadline = engine_.deadline(0);
   transfer_.open.name = options_.name;
   transfer_.send = send;
   {

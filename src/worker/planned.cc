@@ -262,8 +262,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
     task.staging = staging == nullptr ? nullptr : staging + buffer.range.offset / 2;
     task.op = options.op;
     task.active = round->active;
-    task.timeout_ms = engine.timeout_ms(0);
-    task.warn_ms = engine.warn_ms();
+    task.deadline = engine.deadline(0);
     task.shards = wire_shards_[index];
     task.on_done = [this, round](uint32_t workers) { buffer_done(round, workers); };
     task.keeps = shared_from_this();
@@ -277,8 +276,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   transfer.open.dtype = dtype;
   transfer.open.op = options.op;
   transfer.open.workers = round->active ? 1 : 0;
-  transfer.open.timeout_ms = engine.timeout_ms(0);
-  transfer.open.warn_ms = engine.warn_ms();
+  transfer.open.deadline = engine.deadline(0);
   transfer.open.name = options.name;
   transfer.send = round->active ? data : nullptr;
   transfer.receive = data;

@@ -52,8 +52,8 @@ class Member {
     open.shard_bytes = bytes(in) / 8 * 8 + 8;
     if (in.seldom()) open.shard_bytes = in.any() / 8 * 8;
     if (in.seldom()) open.prescale = 0.5;
-    open.timeout_ms = in.seldom() ? 1 : 60'000;
-    open.warn_ms = 60'000;
+    const uint32_t patience = in.seldom() ? 1 : 60'000;
+    open.deadline = {patience, patience, 60'000};
     open.pair_a = in.below(size_);
     open.pair_b = in.seldom() ? in.byte() : in.below(size_);
     open.name = "o";

@@ -132,14 +132,15 @@ def test_everybody_learns_of_a_killed_worker(algorithm: str, victim: int) -> Non
 
 
 # A rank stands still in the middle of an operation that all have begun, unnoticed by heartbeats.
-# Only the rank after it in the ring has a deadline: who is overdue first speaks for all.
+# Only rank 3 (after it in the ring) has a deadline: who is overdue first speaks for all.
 STANDING = """
 herring.init()
 deadline = 2 if herring.rank() == 3 else 100
+algorithm = os.environ["ALGORITHM"]
 large = np.zeros(20_000_000, np.float32)
-herring.allreduce(large[:1000], "sum", algorithm="ring")
+herring.allreduce(large[:1000], "sum", algorithm=algorithm)
 herring.barrier()
-handle = herring.allreduce_async(large, "sum", name="x", algorithm="ring", timeout=deadline)
+handle = herring.allreduce_async(large, "sum", name="x", algorithm=algorithm, timeout=deadline)
 if herring.rank() == 2:
     time.sleep(0.03)
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -151,11 +152,20 @@ except herring.TimeoutError as error:
 """
 
 
-def test_a_deadline_names_whom_it_waits_for() -> None:
-    layout = ["-n", "4", "--nodes", "4", "--servers", "1"]
-    job = run_job(layout, STANDING, timeout=8, HERRING_HEARTBEAT_TIMEOUT="100")
-    pattern = r"told: allreduce 'x' \(ring, 20000000 float32\) waited [\d.]+ s for (.*)"
-    told = re.findall(pattern, job.stdout)
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "pattern"),
+    [
+        ("ring", 4, r"allreduce 'x' \(ring, 20000000 float32\) waited [\d.]+ s for (.*)"),
+        ("herring", 4, r"'x' .*has waited \d+ s for segments of (.*)"),
+        ("herring", 1, r"'x' .*has waited \d+ s for (.*), which did not"),
+    ],
+)
+def test_a_deadline_names_whom_it_waits_for(algorithm: str, nodes: int, pattern: str) -> None:
+    layout = ["-n", "4", "--nodes", str(nodes), "--servers", "1" if nodes > 1 else "0"]
+    job = run_job(
+        layout, STANDING, timeout=12, HERRING_HEARTBEAT_TIMEOUT="100", ALGORITHM=algorithm
+    )
+    told = re.findall(f"told: .*{pattern}", job.stdout)
     assert told, job.stdout[-4000:]
     assert all(text.startswith("rank 2 (") for text in told), told
 

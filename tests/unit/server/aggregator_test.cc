@@ -30,8 +30,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
     open.op = ReduceOp::kAverage;
     open.workers = 1;
     open.shard_bytes = bytes;
-    open.timeout_ms = 1000;
-    open.warn_ms = 500;
+    open.deadline = {1000, 1000, 500};
     open.name = "op";
     return open;
   }
@@ -137,6 +136,29 @@ TEST_P(AggregatorTest, NamesWhoIsMissing) {
   late = aggregator.overdue(now + 2 * kSecond);
   ASSERT_EQ(late.size(), 1u);
   EXPECT_TRUE(late[0].fatal);
+}
+
+TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
+  if (nodes == 1) return;
+  const std::vector<char> data(2 * kSegment);
+  result.assign(2 * kSegment, 0);
+  for (uint32_t rank = 0; rank < nodes; ++rank) {
+    wire::Open open = open_message(2 * kSegment);
+    // The shortest counts, whoever says it.
+    open.deadline = {60'000, rank == 1 ? 1000u : 60'000u, 60'000};
+    ASSERT_TRUE(aggregator.open({}, std::move(open), rank).ok());
+  }
+  ASSERT_TRUE(push(0, 0, 2, data.data(), 2 * kSegment).ok());
+  for (uint32_t rank = 1; rank < nodes; ++rank) {
+    ASSERT_TRUE(push(rank, 0, 1, data.data(), kSegment).ok());
+  }
+  const Nanos now = monotonic_now();
+  EXPECT_TRUE(aggregator.overdue(now + 900 * kMillisecond).empty());
+  const auto late = aggregator.overdue(now + 1100 * kMillisecond);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_TRUE(late[0].fatal);
+  EXPECT_NE(late[0].text.find("segments of rank 1 ("), std::string::npos) << late[0].text;
+  EXPECT_NE(late[0].text.find("from where 1 of 2 have come"), std::string::npos) << late[0].text;
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, AggregatorTest, testing::Values(1, 2, 3, 8, 9, 17));

@@ -48,7 +48,7 @@ class Client {
     wire::Open open;
     open.workers = 1;
     open.shard_bytes = bytes;
-    open.timeout_ms = open.warn_ms = 60'000;
+    open.deadline = {60'000, 60'000, 60'000};
     open.name = "op";
     send(header, encode(open));
   }

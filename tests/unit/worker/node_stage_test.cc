@@ -114,7 +114,7 @@ class NodeStageTest : public ::testing::Test {
     task.bytes = bytes;
     task.op = ReduceOp::kSum;
     task.active = active;
-    task.timeout_ms = task.warn_ms = 60'000;
+    task.deadline = {60'000, 60'000, 60'000};
     task.shards = {{0, 0, bytes}};
     task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
     ranks[r].stage->post(std::move(task));

@@ -1,0 +1,29 @@
+// When an operation whose bytes move has taken too long.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace herring {
+
+struct Deadline {
+  uint32_t timeout_ms = 0;  // in all
+  uint32_t stall_ms = 0;    // while nothing moves, for this operation or another
+  uint32_t warn_ms = 0;     // in all, until who waits says so
+
+  // `since`: when it began. `moved`: when its keeper last saw bytes move.
+  bool passed(Nanos now, Nanos since, Nanos moved) const {
+    return now - since > timeout_ms * kMillisecond ||
+           now - std::max(since, moved) > stall_ms * kMillisecond;
+  }
+  bool warns(Nanos now, Nanos since) const { return now - since > warn_ms * kMillisecond; }
+};
+
+inline Deadline shorter(const Deadline& a, const Deadline& b) {
+  return {std::min(a.timeout_ms, b.timeout_ms), std::min(a.stall_ms, b.stall_ms),
+          std::min(a.warn_ms, b.warn_ms)};
+}
+
+}  // namespace herring
