@@ -102,6 +102,10 @@ class MemoryFlow final : public transport::Flow {
     if (why.ok()) return;
     loop_.post([this, why] { handler_.on_closed(*this, why); });
   }
+  void abandon() override {
+    close({});
+    std::erase_if(sent_, [](const Frame& frame) { return frame.lent; });
+  }
   void finish() override { close({}); }
   bool closed() const override { return closed_; }
   const transport::FlowCounters& counters() const override { return counters_; }
