@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <functional>
 
 #include "job.h"
@@ -27,6 +28,7 @@ constexpr int kMaxDescriptor = 256;
 // What a machine does whose cable is pulled: its process stands still, and its system acknowledges
 // nothing, until it is continued.
 void die_as_a_machine(int) {
+  const int interrupted = errno;
   sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{1, &drop_all};
   for (int fd = 3; fd < kMaxDescriptor; ++fd) {
@@ -37,6 +39,7 @@ void die_as_a_machine(int) {
   for (int fd = 3; fd < kMaxDescriptor; ++fd) {
     setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
   }
+  errno = interrupted;
 }
 
 // A forked process that runs `body` and reports in lines. Made before this process has threads.
