@@ -5,6 +5,15 @@ switch queues of a chosen depth; ``check`` measures them, ``runner`` runs a job 
 ``herring lab``. It needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2.
 """
 
-from herring.lab.cluster import Cluster, ClusterError, Job, remove_stale
+from herring.lab.cluster import Cluster, ClusterError, Job, LateLinksError, remove_stale
+from herring.lab.strict import LinkReport, Path
 
-__all__ = ["Cluster", "ClusterError", "Job", "remove_stale"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Job",
+    "LateLinksError",
+    "LinkReport",
+    "Path",
+    "remove_stale",
+]

@@ -16,6 +16,9 @@ and ports, as in a data centre::
 
     hosts 0, 2, ... -- leaf 0 ==[tbf]== spine 0, 1, ... ==[tbf]== leaf 1 -- hosts 1, 3, ...
 
+Links that serialize strictly, and paths with delay, jitter and loss, are another matter: there
+``eth0`` is a TAP device, and `herring.lab.strict` is the switch and all links.
+
 Every cluster holds a lock file in ``/run/herring-lab`` for as long as its process lives. Whoever
 makes a cluster first removes those whose lock is free: a killed run leaves nothing behind for long.
 """
@@ -24,80 +27,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
-import secrets
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-LOCK_DIRECTORY = pathlib.Path("/run/herring-lab")
+from herring.errors import ConfigurationError
+from herring.lab.hosts import HostCounters, Job
+from herring.lab.namespaces import (
+    LOCK_DIRECTORY,
+    PREFIX,
+    ClusterError,
+    parse_proc_tables,
+    remove,
+    remove_stale,
+    run_batch,
+    run_tool,
+    signals_held,
+    take_id,
+)
+from herring.lab.paths import MAXIMUM_SECONDS, Amount, Paths, Where, loss_of, seconds_of
+from herring.lab.strict import LinkReport, Path, Switch, find_switch
+
+__all__ = [
+    "LOCK_DIRECTORY",
+    "MTU",
+    "Cluster",
+    "ClusterError",
+    "HostCounters",
+    "Job",
+    "LateLinksError",
+    "remove_stale",
+]
+
 MTU = 9000
 BURST = "64kb"
-_PREFIX = "herring-"
+_MAXIMUM_TAP_MTU = 65521
+_TAP_QUEUE = 4000  # packets that wait to be fetched by the switch: only while it is late
+_LATE_SECONDS = 100e-6
 
 
-class ClusterError(RuntimeError):
-    """An emulated cluster could not be made; the message holds the tool's own words."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HostCounters:
-    """What one host's link and TCP stack have counted since the cluster was made.
+class LateLinksError(ClusterError):
+    """Strict links could not be kept to their model: what was measured over them is void.
 
     Attributes:
-      sent_bytes: bytes the host's interface sent, Ethernet headers included.
-      received_bytes: bytes the host's interface received.
-      switch_drops: packets the switch dropped on the way to this host (queue full).
-      retransmits: TCP segments the host sent again.
-      timeouts: TCP retransmission time-outs of the host.
+      report: the numbers.
     """
 
-    sent_bytes: int
-    received_bytes: int
-    switch_drops: int
-    retransmits: int
-    timeouts: int
-
-    def __sub__(self, before: HostCounters) -> HostCounters:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before))
-        return HostCounters(*(now - then for now, then in pairs))
-
-    def __add__(self, other: HostCounters) -> HostCounters:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
-        return HostCounters(*(one + two for one, two in pairs))
-
-
-class Job:
-    """A process on an emulated host, and the highest memory use seen of it.
-
-    Attributes:
-      process: the ``subprocess.Popen``.
-      host: number of the host it runs on.
-      name: what to call it in messages.
-    """
-
-    def __init__(self, process: subprocess.Popen[Any], host: int, name: str) -> None:
-        self.process = process
-        self.host = host
-        self.name = name
-        self.peak_bytes = 0
-
-    def poll_memory(self) -> int:
-        """Returns the peak resident size in bytes known so far (0 before the first reading).
-
-        The kernel keeps the mark itself but drops it with the process: call it now and then.
-        """
-        with contextlib.suppress(OSError, ValueError):
-            for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
-        return self.peak_bytes
+    def __init__(self, report: LinkReport) -> None:
+        super().__init__(
+            f"this machine could not carry the links: {report.text()}. What was measured is void; "
+            "take a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
+        )
+        self.report = report
 
 
 class Cluster:
@@ -110,10 +95,21 @@ class Cluster:
         and switch ports, in seconds at the link's rate. Unused without a rate.
       mtu: bytes.
       rates: bits per second of single hosts' links, where they differ (one slow card).
-      paths: leaf and spine instead of one switch: the rate of each spine in bits per second.
+      paths: leaf and spine instead of one switch: the rate of each spine in bits per second, or
+        a `herring.lab.Path` with delay, jitter and loss besides (two sites, a thin long link).
+      strict: links serialize: a packet takes length / rate on its host's egress and again on the
+        switch's port, without a burst. None: if anything below is given.
+      delay: between any two hosts, one way: seconds or e.g. ``"500us"``.
+      jitter: seconds; a packet takes up to so much longer, but does not overtake.
+      loss: probability that a packet is lost, 0 to 1, or e.g. ``"0.1%"``.
+      delays, jitters, losses: where they differ: by host (``{7: "10ms"}``: to and from host 7), or
+        by pair (``{(0, 3): "10ms"}``). A pair's counts before a host's; of two hosts' the larger.
+      mtus: bytes, of single hosts.
+      seed: of losses and jitter.
 
     Raises:
-      ClusterError: tools or rights are missing, or the kernel refuses.
+      ClusterError: a value is impossible (it is named), tools or rights are missing, or the kernel
+        refuses.
     """
 
     def __init__(
@@ -123,17 +119,56 @@ class Cluster:
         queue_seconds: float = 0.020,
         mtu: int = MTU,
         rates: Mapping[int, float] | None = None,
-        paths: Sequence[float] = (),
+        paths: Sequence[float | Path] = (),
+        *,
+        strict: bool | None = None,
+        delay: Amount = 0.0,
+        jitter: Amount = 0.0,
+        loss: Amount = 0.0,
+        delays: Mapping[Where, Amount] | None = None,
+        jitters: Mapping[Where, Amount] | None = None,
+        losses: Mapping[Where, Amount] | None = None,
+        mtus: Mapping[int, int] | None = None,
+        seed: int = 1,
     ) -> None:
         if not 1 <= hosts <= 250:
             raise ClusterError(f"a cluster has 1 to 250 hosts, not {hosts}")
-        if not 576 <= mtu <= 65535:
-            raise ClusterError(f"an MTU is 576 to 65535 bytes, not {mtu}")
-        if len(paths) > 64:
-            raise ClusterError(f"a leaf has 1 to 64 spines, not {len(paths)}")
-        for host in rates or {}:
+        for host in (*(rates or {}), *(mtus or {})):
             if not 0 <= host < hosts:
                 raise ClusterError(f"there is no host {host}: they are 0 to {hosts - 1}")
+        if len(paths) > 64:
+            raise ClusterError(f"a leaf has 1 to 64 spines, not {len(paths)}")
+        spines = [path if isinstance(path, Path) else Path(path) for path in paths]
+        try:
+            self._between = Paths(hosts, delay, jitter, loss, delays, jitters, losses)
+            for spine in spines:
+                seconds_of(spine.delay, "delay of a path")
+                seconds_of(spine.jitter, "jitter of a path")
+                loss_of(spine.loss, "loss of a path")
+        except ConfigurationError as error:
+            raise ClusterError(str(error)) from None
+        wanted = bool(mtus) or any(dataclasses.replace(s, rate_bits=None) != Path() for s in spines)
+        wanted = wanted or self._between.uniform != Path()
+        if strict is False and wanted:
+            raise ClusterError(
+                "delay, jitter, loss and an MTU of single hosts need strict links: leave strict out"
+            )
+        self.strict = wanted if strict is None else strict
+        largest = _MAXIMUM_TAP_MTU if self.strict else 65535
+        for size in (mtu, *(mtus or {}).values()):
+            if not 576 <= size <= largest:
+                raise ClusterError(f"an MTU is 576 to {largest} bytes, not {size}")
+        if not 0 <= queue_seconds <= MAXIMUM_SECONDS:
+            raise ClusterError(
+                f"a queue is 0 to {MAXIMUM_SECONDS:g} seconds deep, not {queue_seconds}"
+            )
+        given = [rate_bits, *(rates or {}).values(), *(spine.rate_bits for spine in spines)]
+        for rate in given:
+            if rate is not None and not 1e3 <= rate <= 1e13:
+                raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate} bit/s")
+        for spine in spines:
+            if spine.rate_bits is None and not self.strict:
+                raise ClusterError("a path needs a rate unless links are strict")
         for tool in ("ip", "tc", "nsenter", "setpriv"):
             if shutil.which(tool) is None:
                 raise ClusterError(f"{tool} is missing (packages iproute2 and util-linux)")
@@ -142,12 +177,17 @@ class Cluster:
         self.size = hosts
         self.rate_bits = rate_bits
         self.queue_seconds = queue_seconds
-        self.paths = tuple(paths)
-        self._rates = dict(rates or {})
+        self.paths = tuple(spines)
+        self.mtu = mtu
+        self._mtus = dict(mtus or {})
+        self._seed = seed
+        self._forwarder: Switch | None = None
+        self._rates: dict[int, float | None] = dict(rates or {})
+        self._overrun = 0
         self._jobs: list[Job] = []
         self._closed = False
         remove_stale()
-        self.id, self._lock = _take_id()
+        self.id, self._lock = take_id()
         try:
             self._build(mtu)
         except BaseException:
@@ -162,7 +202,7 @@ class Cluster:
 
     def namespace(self, host: int) -> str:
         """Returns the name of a host's network namespace."""
-        return f"{_PREFIX}{self.id}-h{host}"
+        return f"{PREFIX}{self.id}-h{host}"
 
     def address(self, host: int) -> str:
         """Returns a host's IPv4 address. It means the same host on every host of this cluster."""
@@ -177,7 +217,8 @@ class Cluster:
         rates = [self.rate(sender), self.rate(receiver)]
         if self._leaf(sender) != self._leaf(receiver):
             # All hosts of a leaf may have hashed to the same spine.
-            rates += [min(self.paths) / ((self.size + 1) // 2)]
+            spines = [path.rate_bits for path in self.paths if path.rate_bits is not None]
+            rates += [rate / ((self.size + 1) // 2) for rate in spines]
         return min((rate for rate in rates if rate is not None), default=None)
 
     def host_id(self, host: int) -> str:
@@ -227,24 +268,31 @@ class Cluster:
         """Reads the counters of a host's link, its switch port and its TCP stack."""
         # /sys shows the namespace of whoever mounted it: read the link through netlink instead.
         show = ["-s", "-j", "link", "show", "eth0"]
-        link = json.loads(_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
-        show = ["-s", "-j", "qdisc", "show", "dev", f"p{host}"]
-        queues = json.loads(_tool(["tc", "-n", self._switch(self._leaf(host)), *show]))
-        tcp = _parse_proc_tables(self.run(host, ["cat", "/proc/net/snmp", "/proc/net/netstat"]))
+        link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
+        if self._forwarder is not None:
+            drops = self._forwarder.report(0)[1][self.size + host][2]
+        else:
+            show = ["-s", "-j", "qdisc", "show", "dev", f"p{host}"]
+            queues = json.loads(run_tool(["tc", "-n", self._switch(self._leaf(host)), *show]))
+            drops = sum(queue.get("drops", 0) for queue in queues)
+        tcp = parse_proc_tables(self.run(host, ["cat", "/proc/net/snmp", "/proc/net/netstat"]))
         return HostCounters(
             sent_bytes=link["tx"]["bytes"],
             received_bytes=link["rx"]["bytes"],
-            switch_drops=sum(queue.get("drops", 0) for queue in queues),
+            switch_drops=drops,
             retransmits=tcp.get("RetransSegs", 0),
             timeouts=tcp.get("TCPTimeouts", 0),
         )
 
     def path_bytes(self, path: int) -> int:
         """Returns the bytes that a spine has carried, both directions together."""
+        if self._forwarder is not None:
+            links = self._forwarder.report(0)[1]
+            return sum(links[self._spine_link(path, leaf)][1] for leaf in (0, 1))
         total = 0
         for device in ("l0", "l1"):
             show = ["-s", "-j", "link", "show", device]
-            link = json.loads(_tool(["ip", "-n", self._spine(path), *show]))[0]["stats64"]
+            link = json.loads(run_tool(["ip", "-n", self._spine(path), *show]))[0]["stats64"]
             total += link["tx"]["bytes"]
         return total
 
@@ -255,14 +303,144 @@ class Cluster:
             total = total + self.counters(host)
         return total
 
+    def set_rate(
+        self,
+        rate_bits: float | None,
+        hosts: Iterable[int] | None = None,
+        queue_seconds: float | None = None,
+    ) -> None:
+        """Changes the rate of links in both directions while everything goes on.
+
+        What waits in a strict link's queue already still leaves at the rate of before.
+
+        Args:
+          rate_bits: bits per second; None: no limit.
+          hosts: whose links; by default of all.
+          queue_seconds: as of `Cluster`, from now on; by default as it was.
+
+        Raises:
+          ClusterError: the rate is impossible, or there is no such host.
+        """
+        chosen = range(self.size) if hosts is None else list(hosts)
+        if rate_bits is not None and not 1e3 <= rate_bits <= 1e13:
+            raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate_bits} bit/s")
+        for host in chosen:
+            if not 0 <= host < self.size:
+                raise ClusterError(f"there is no host {host}: they are 0 to {self.size - 1}")
+        if queue_seconds is not None:
+            self.queue_seconds = queue_seconds
+        if hosts is None:
+            self.rate_bits, self._rates = rate_bits, {}
+        else:
+            self._rates.update((host, rate_bits) for host in chosen)
+        if self._forwarder is not None:
+            self._tell([line for host in chosen for line in self._link_lines(host)])
+            return
+        for host in chosen:
+            switch = self._switch(self._leaf(host))
+            for space, device in ((self.namespace(host), "eth0"), (switch, f"p{host}")):
+                if rate_bits is None:
+                    self._unshape(space, device)
+                else:
+                    self._shape(space, device, rate_bits)
+
+    def set_path(self, path: int, settings: Path) -> None:
+        """Changes a spine's rate, delay, jitter and loss while everything goes on (strict links).
+
+        Raises:
+          ClusterError: links are not strict, or there is no such spine.
+        """
+        if self._forwarder is None:
+            raise ClusterError("set_path: only strict links can change their delay")
+        if not 0 <= path < len(self.paths):
+            raise ClusterError(f"there is no path {path} of {len(self.paths)}")
+        self.paths = (*self.paths[:path], settings, *self.paths[path + 1 :])
+        self._tell(self._spine_lines(path))
+
+    def set_delays(
+        self,
+        delay: Amount = 0.0,
+        jitter: Amount = 0.0,
+        loss: Amount = 0.0,
+        delays: Mapping[Where, Amount] | None = None,
+        jitters: Mapping[Where, Amount] | None = None,
+        losses: Mapping[Where, Amount] | None = None,
+    ) -> None:
+        """Changes what lies between hosts while everything goes on; arguments as of `Cluster`.
+
+        Raises:
+          ClusterError: a value is impossible, or links are not strict.
+        """
+        if self._forwarder is None:
+            raise ClusterError("set_delays: only strict links can change their delay")
+        try:
+            between = Paths(self.size, delay, jitter, loss, delays, jitters, losses)
+        except ConfigurationError as error:
+            raise ClusterError(str(error)) from None
+        self._between = between
+        self._tell(between.lines())
+
+    def between(self, sender: int, receiver: int) -> Path:
+        """Returns delay, jitter and loss between two hosts, without those of spines."""
+        return self._between.between(sender, receiver)
+
+    @property
+    def longest_delay(self) -> float:
+        """The longest way between two hosts in seconds, queues and serialization not counted."""
+        return self._between.longest + max(
+            (path.delay + path.jitter for path in self.paths), default=0.0
+        )
+
+    @property
+    def lossy(self) -> bool:
+        """Whether packets are lost at random anywhere."""
+        return self._between.lossy or any(path.loss > 0 for path in self.paths)
+
+    def link_report(self, reset: bool = False) -> LinkReport | None:
+        """Returns how well strict links kept to their model; None: the kernel makes the links.
+
+        Args:
+          reset: the next report begins here.
+
+        Raises:
+          ClusterError: the switch has ended.
+        """
+        if self._forwarder is None:
+            return None
+        overrun = 0
+        for host in range(self.size):
+            show = ["-s", "-j", "link", "show", "eth0"]
+            link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
+            overrun += link["tx"]["dropped"]
+        try:
+            report = self._forwarder.report(overrun - self._overrun, reset)[0]
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from None
+        if reset:
+            self._overrun = overrun
+        return report
+
+    def require_on_time(self) -> LinkReport | None:
+        """Returns `link_report`.
+
+        Raises:
+          LateLinksError: the links did not keep to their model since the last report with reset.
+        """
+        report = self.link_report()
+        if report is not None and not report.kept_up:
+            raise LateLinksError(report)
+        return report
+
     def close(self) -> None:
         """Ends what still runs on the hosts and removes the cluster. Harmless to repeat."""
         if self._closed:
             return
         self._closed = True
         # An impatient second Ctrl-C must not leave half a cluster.
-        with _signals_held():
-            _remove(self.id)
+        with signals_held():
+            if self._forwarder is not None:
+                self._forwarder.close()
+            remove(self.id)
             for job in self._jobs:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.process.wait(timeout=5)
@@ -277,10 +455,10 @@ class Cluster:
         return host % 2 if self.paths else 0
 
     def _switch(self, leaf: int) -> str:
-        return f"{_PREFIX}{self.id}-sw{leaf}"
+        return f"{PREFIX}{self.id}-sw{leaf}"
 
     def _spine(self, path: int) -> str:
-        return f"{_PREFIX}{self.id}-sp{path}"
+        return f"{PREFIX}{self.id}-sp{path}"
 
     @property
     def _lock_path(self) -> pathlib.Path:
@@ -291,7 +469,10 @@ class Cluster:
         spaces = [self._switch(leaf) for leaf in leaves]
         spaces += [self._spine(path) for path in range(len(self.paths))]
         spaces += [self.namespace(host) for host in range(self.size)]
-        _batch(["ip", "-batch", "-"], [f"netns add {name}" for name in spaces])
+        if self.strict:
+            self._build_strict(mtu)
+            return
+        run_batch(["ip", "-batch", "-"], [f"netns add {name}" for name in spaces])
         for leaf in leaves:
             hosts = [host for host in range(self.size) if self._leaf(host) == leaf]
             self._build_switch(leaf, hosts, mtu)
@@ -303,11 +484,76 @@ class Cluster:
             ]
             if self.paths:
                 commands.append(f"route add default via 10.77.{self._leaf(host)}.254")
-            _batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
+            run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
             self._shape(self.namespace(host), "eth0", self.rate(host))
             self._shape(self._switch(self._leaf(host)), f"p{host}", self.rate(host))
         if self.paths:
             self._build_spines(mtu)
+
+    def _build_strict(self, mtu: int) -> None:
+        program = find_switch()
+        if program is None:
+            raise ClusterError(
+                "strict links need the program herring_lab_switch, which is built and installed "
+                "with the package: install it again ('make build')"
+            )
+        hosts = [self.namespace(host) for host in range(self.size)]
+        run_batch(
+            ["ip", "-batch", "-"], [f"netns add {name}" for name in (self._switch(0), *hosts)]
+        )
+        # In a namespace of the cluster, so that it is ended like everything else there.
+        command = ["nsenter", f"--net=/run/netns/{self._switch(0)}", "setpriv", "--pdeathsig"]
+        largest = max(mtu, *self._mtus.values()) if self._mtus else mtu
+        try:
+            self._forwarder = Switch(
+                [*command, "KILL", str(program)],
+                hosts,
+                len(self.paths),
+                self._seed,
+                largest,
+                self._late_limit(),
+            )
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from None
+        lines = self._between.lines()
+        for host in range(self.size):
+            lines += self._link_lines(host)
+        for path in range(len(self.paths)):
+            lines += self._spine_lines(path)
+        self._tell(lines)
+        for host in range(self.size):
+            commands = [
+                "link set lo up",
+                f"addr add {self.address(host)}/16 dev eth0",
+                f"link set eth0 mtu {self._mtus.get(host, mtu)} txqueuelen {_TAP_QUEUE} "
+                "addrgenmode none up",
+            ]
+            run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
+
+    def _late_limit(self) -> float:
+        """A tenth of the shortest way, but no less than a wake-up takes."""
+        rates = [rate for host in range(self.size) if (rate := self.rate(host))]
+        packet = 2 * 8 * self.mtu / max(rates) if rates else 0.0
+        return max(_LATE_SECONDS, 0.1 * (self._between.shortest + packet))
+
+    def _link_lines(self, host: int) -> list[str]:
+        rate, queue = self.rate(host), self.queue_seconds
+        return [Switch.link_line(link, rate, queue) for link in (host, self.size + host)]
+
+    def _spine_link(self, path: int, leaf: int) -> int:
+        return 2 * self.size + 2 * path + leaf
+
+    def _spine_lines(self, path: int) -> list[str]:
+        settings = self.paths[path]
+        links = [self._spine_link(path, leaf) for leaf in (0, 1)]
+        lines = [Switch.link_line(link, settings.rate_bits, self.queue_seconds) for link in links]
+        return [*lines, f"spine {path} {settings.words()}"]
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        try:
+            self._forwarder.tell(lines)
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from None
 
     def _build_switch(self, leaf: int, hosts: Sequence[int], mtu: int) -> None:
         commands = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
@@ -319,10 +565,10 @@ class Cluster:
             ]
         if self.paths:
             commands += [f"link set br0 mtu {mtu}", f"addr add 10.77.{leaf}.254/24 dev br0"]
-        _batch(["ip", "-n", self._switch(leaf), "-batch", "-"], commands)
+        run_batch(["ip", "-n", self._switch(leaf), "-batch", "-"], commands)
 
     def _build_spines(self, mtu: int) -> None:
-        for path, rate in enumerate(self.paths):
+        for path, settings in enumerate(self.paths):
             spine = self._spine(path)
             self._route_here(spine)
             for leaf in (0, 1):
@@ -333,15 +579,15 @@ class Cluster:
                     f"addr add {near}/30 dev s{path}",
                     f"link set s{path} addrgenmode none up",
                 ]
-                _batch(["ip", "-n", self._switch(leaf), "-batch", "-"], up)
+                run_batch(["ip", "-n", self._switch(leaf), "-batch", "-"], up)
                 down = [
                     f"addr add {far}/30 dev l{leaf}",
                     f"link set l{leaf} addrgenmode none up",
                     f"route add 10.77.{leaf}.0/24 via {near}",
                 ]
-                _batch(["ip", "-n", spine, "-batch", "-"], down)
-                self._shape(self._switch(leaf), f"s{path}", rate)
-                self._shape(spine, f"l{leaf}", rate)
+                run_batch(["ip", "-n", spine, "-batch", "-"], down)
+                self._shape(self._switch(leaf), f"s{path}", settings.rate_bits)
+                self._shape(spine, f"l{leaf}", settings.rate_bits)
         for leaf in (0, 1):
             self._route_here(self._switch(leaf))
             hops = " ".join(
@@ -349,106 +595,20 @@ class Cluster:
                 for path in range(len(self.paths))
             )
             route = ["route", "add", f"10.77.{1 - leaf}.0/24", *hops.split()]
-            _tool(["ip", "-n", self._switch(leaf), *route])
+            run_tool(["ip", "-n", self._switch(leaf), *route])
 
     def _route_here(self, namespace: str) -> None:
         settings = {"ip_forward": 1, "fib_multipath_hash_policy": 1, "conf/all/rp_filter": 0}
         script = "; ".join(f"echo {v} > /proc/sys/net/ipv4/{k}" for k, v in settings.items())
-        _tool(["nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", script])
+        run_tool(["nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", script])
 
     def _shape(self, namespace: str, device: str, rate: float | None) -> None:
         if rate is not None:
             limit = f"tbf rate {int(rate)}bit burst {BURST} latency {self.queue_seconds * 1e3:g}ms"
-            _tool(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *limit.split()])
+            qdisc = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+            run_tool([*qdisc, *limit.split()])
 
-
-def remove_stale() -> list[str]:
-    """Removes the clusters of processes that died without closing theirs; returns their ids."""
-    removed = []
-    if not LOCK_DIRECTORY.is_dir():
-        return removed
-    for path in LOCK_DIRECTORY.iterdir():
-        try:
-            lock = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            _remove(path.name)
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-        finally:
-            os.close(lock)
-    return removed
-
-
-def _take_id() -> tuple[str, int]:
-    """Returns an unused id and the descriptor that holds its lock."""
-    LOCK_DIRECTORY.mkdir(mode=0o755, exist_ok=True)
-    while True:
-        identity = secrets.token_hex(4)
-        path = LOCK_DIRECTORY / identity
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls another process may have taken the file for a stale one.
-            if os.stat(path).st_ino == os.fstat(lock).st_ino:
-                return identity, lock
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        os.close(lock)
-
-
-def _remove(identity: str) -> None:
-    """Kills whatever runs in a cluster's namespaces and deletes them."""
-    directory = pathlib.Path("/run/netns")
-    names = [path.name for path in directory.glob(f"{_PREFIX}{identity}-*")]
-    for name in names:
-        listing = subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
-        )
-        for word in listing.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(word), signal.SIGKILL)
-    for name in names:
-        # A namespace made by a cluster that is still being built may not be deletable at once.
-        for _ in range(3):
-            done = subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-            if done.returncode == 0 or not (directory / name).exists():
-                break
-            time.sleep(0.05)
-
-
-def _tool(argv: Sequence[str], text: str | None = None) -> str:
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
-    return done.stdout
-
-
-def _batch(argv: Sequence[str], commands: Sequence[str]) -> None:
-    _tool(argv, "\n".join(commands) + "\n")
-
-
-def _parse_proc_tables(text: str) -> dict[str, int]:
-    """Parses /proc/net/snmp and netstat: a line of names, then a line of numbers, by protocol."""
-    found: dict[str, int] = {}
-    lines = text.splitlines()
-    for names, numbers in zip(lines[::2], lines[1::2]):
-        protocol = names.split(":")[0]
-        if protocol in ("Tcp", "TcpExt"):
-            found.update(zip(names.split()[1:], map(int, numbers.split()[1:])))
-    return found
-
-
-@contextlib.contextmanager
-def _signals_held() -> Any:
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _unshape(self, namespace: str, device: str) -> None:
+        qdisc = ["tc", "-n", namespace, "qdisc"]
+        if "tbf" in run_tool([*qdisc, "show", "dev", device]):
+            run_tool([*qdisc, "del", "dev", device, "root"])

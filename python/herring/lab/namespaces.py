@@ -1,0 +1,120 @@
+"""Namespaces of clusters: whose they are, and how they go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+LOCK_DIRECTORY = pathlib.Path("/run/herring-lab")
+PREFIX = "herring-"
+
+
+class ClusterError(RuntimeError):
+    """An emulated cluster could not be made; the message holds the tool's own words."""
+
+
+def remove_stale() -> list[str]:
+    """Removes the clusters of processes that died without closing theirs; returns their ids."""
+    removed = []
+    if not LOCK_DIRECTORY.is_dir():
+        return removed
+    for path in LOCK_DIRECTORY.iterdir():
+        try:
+            lock = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            remove(path.name)
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+        finally:
+            os.close(lock)
+    return removed
+
+
+def take_id() -> tuple[str, int]:
+    """Returns an unused id and the descriptor that holds its lock."""
+    LOCK_DIRECTORY.mkdir(mode=0o755, exist_ok=True)
+    while True:
+        identity = secrets.token_hex(4)
+        path = LOCK_DIRECTORY / identity
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the two calls another process may have taken the file for a stale one.
+            if os.stat(path).st_ino == os.fstat(lock).st_ino:
+                return identity, lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(lock)
+
+
+def remove(identity: str) -> None:
+    """Kills whatever runs in a cluster's namespaces and deletes them."""
+    directory = pathlib.Path("/run/netns")
+    names = [path.name for path in directory.glob(f"{PREFIX}{identity}-*")]
+    for name in names:
+        listing = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+        )
+        for word in listing.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(word), signal.SIGKILL)
+    for name in names:
+        # A namespace made by a cluster that is still being built may not be deletable at once.
+        for _ in range(3):
+            done = subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            if done.returncode == 0 or not (directory / name).exists():
+                break
+            time.sleep(0.05)
+
+
+def run_tool(argv: Sequence[str], text: str | None = None) -> str:
+    """Runs a tool to its end; returns its output.
+
+    Raises:
+      ClusterError: it failed; has its own words.
+    """
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def run_batch(argv: Sequence[str], commands: Sequence[str]) -> None:
+    """Runs a tool that reads commands, such as ``ip -batch -``."""
+    run_tool(argv, "\n".join(commands) + "\n")
+
+
+def parse_proc_tables(text: str) -> dict[str, int]:
+    """Parses /proc/net/snmp and netstat: a line of names, then a line of numbers, by protocol."""
+    found: dict[str, int] = {}
+    lines = text.splitlines()
+    for names, numbers in zip(lines[::2], lines[1::2]):
+        protocol = names.split(":")[0]
+        if protocol in ("Tcp", "TcpExt"):
+            found.update(zip(names.split()[1:], map(int, numbers.split()[1:])))
+    return found
+
+
+@contextlib.contextmanager
+def signals_held() -> Any:
+    """Signals that would interrupt this thread come after it."""
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,157 @@
+"""What lies between hosts: delay, jitter and loss, for all, for single hosts, for pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Union
+
+from herring.errors import ConfigurationError
+from herring.lab.strict import Path
+from herring.lab.units import parse_loss, parse_seconds
+
+__all__ = ["MAXIMUM_SECONDS", "Amount", "Paths", "Where", "loss_of", "seconds_of"]
+
+#: Of a delay, a jitter or a queue. Mars is farther, but nobody trains there.
+MAXIMUM_SECONDS = 10.0
+
+#: Seconds or a probability as a number, or as people write it: ``"5ms"``, ``"0.1%"``.
+Amount = Union[float, str]
+#: A host, or two of them: what lies between these alone.
+Where = Union[int, "tuple[int, int]"]
+
+
+def seconds_of(value: Amount, what: str) -> float:
+    """Returns seconds, 0 to `MAXIMUM_SECONDS`.
+
+    Raises:
+      ConfigurationError: the value is none; names `what` it is for.
+    """
+    seconds = parse_seconds(value, zero=True) if isinstance(value, str) else float(value)
+    if not 0 <= seconds <= MAXIMUM_SECONDS:
+        raise ConfigurationError(
+            f"{what} {value!r}: 0 to {MAXIMUM_SECONDS:g} seconds are allowed, as in 500us or 5ms"
+        )
+    return seconds
+
+
+def loss_of(value: Amount, what: str = "loss") -> float:
+    """Returns a probability, 0 to 1; as text it is written in percent.
+
+    Raises:
+      ConfigurationError: the value is none; names `what` it is for.
+    """
+    loss = parse_loss(value) if isinstance(value, str) else float(value)
+    if not 0 <= loss <= 1:
+        raise ConfigurationError(
+            f"{what} {value!r}: 0 % to 100 % are allowed (as a number 0.0 to 1.0), as in 0.1%"
+        )
+    return loss
+
+
+class Paths:
+    """Delay, jitter and loss of the path between any two hosts.
+
+    What is given for a pair counts for it, both ways; else the larger of what is given for its two
+    hosts; else what is given for all.
+
+    Args:
+      hosts: how many there are.
+      delay, jitter: of all paths, one way: seconds or e.g. ``"5ms"``.
+      loss: of all paths: a probability or e.g. ``"0.1%"``.
+      delays, jitters, losses: where they differ: by host, or by pair of hosts.
+
+    Raises:
+      ConfigurationError: a value is impossible, or there is no such host; names it.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        delay: Amount = 0.0,
+        jitter: Amount = 0.0,
+        loss: Amount = 0.0,
+        delays: Mapping[Where, Amount] | None = None,
+        jitters: Mapping[Where, Amount] | None = None,
+        losses: Mapping[Where, Amount] | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._all = Path(None, seconds_of(delay, "delay"), seconds_of(jitter, "jitter"))
+        self._loss = loss_of(loss)
+        self._delays = self._places(delays, "delay", lambda v, w: seconds_of(v, w))
+        self._jitters = self._places(jitters, "jitter", lambda v, w: seconds_of(v, w))
+        self._losses = self._places(losses, "loss", loss_of)
+
+    def between(self, one: int, other: int) -> Path:
+        """Returns what lies between two hosts."""
+        return Path(
+            None,
+            _pick(self._delays, one, other, self._all.delay),
+            _pick(self._jitters, one, other, self._all.jitter),
+            _pick(self._losses, one, other, self._loss),
+        )
+
+    @property
+    def shortest(self) -> float:
+        """The least delay between any two hosts, in seconds."""
+        return min((self._all.delay, *self._delays.values()))
+
+    @property
+    def longest(self) -> float:
+        """The greatest delay between any two hosts, jitter included, in seconds."""
+        jitter = max((self._all.jitter, *self._jitters.values()))
+        return max((self._all.delay, *self._delays.values())) + jitter
+
+    @property
+    def lossy(self) -> bool:
+        """Whether any path loses packets at random."""
+        return max((self._loss, *self._losses.values())) > 0
+
+    @property
+    def uniform(self) -> Path | None:
+        """What lies between any two hosts, where that is the same for all."""
+        special = self._delays or self._jitters or self._losses
+        return None if special else self._whole()
+
+    def lines(self) -> list[str]:
+        """Returns what to tell the switch (``src/lab/switch.h``)."""
+        whole = self._whole()
+        lines = [f"path {whole.words()}"]
+        places = {*self._delays, *self._jitters, *self._losses}
+        alone = {place for place in places if isinstance(place, int)}
+        pairs = {pair for pair in places if isinstance(pair, tuple)}
+        pairs |= {(one, other) for one in alone for other in range(self._hosts) if one != other}
+        for one, other in sorted({tuple(sorted(pair)) for pair in pairs}):
+            words = self.between(one, other).words()
+            lines += [f"pair {one} {other} {words}", f"pair {other} {one} {words}"]
+        return lines
+
+    def _whole(self) -> Path:
+        return Path(None, self._all.delay, self._all.jitter, self._loss)
+
+    def _places(
+        self,
+        given: Mapping[Where, Amount] | None,
+        what: str,
+        read: Callable[[Amount, str], float],
+    ) -> dict[Where, float]:
+        found: dict[Where, float] = {}
+        for place, value in (given or {}).items():
+            hosts = place if isinstance(place, tuple) else (place,)
+            for host in hosts:
+                if not 0 <= host < self._hosts:
+                    raise ConfigurationError(
+                        f"{what} of host {host}: there is no such host, they are 0 to "
+                        f"{self._hosts - 1}"
+                    )
+            if len(hosts) == 2 and hosts[0] == hosts[1]:
+                raise ConfigurationError(f"{what} between host {hosts[0]} and itself: name two")
+            key = (min(hosts), max(hosts)) if len(hosts) == 2 else hosts[0]
+            found[key] = read(value, f"{what} of {'-'.join(map(str, hosts))}")
+        return found
+
+
+def _pick(given: Mapping[Where, float], one: int, other: int, default: float) -> float:
+    pair = given.get((min(one, other), max(one, other)))
+    if pair is not None:
+        return pair
+    return max((given[host] for host in (one, other) if host in given), default=default)

@@ -1,0 +1,19 @@
+// A TAP device in a network namespace. It vanishes with the descriptor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace herring::lab {
+
+// Frames are read and written with this many bytes before them (struct virtio_net_hdr), which say
+// that a checksum is still to be made: as between virtual machines of one computer, nobody does.
+inline constexpr size_t kTapHeader = 10;
+
+// Makes the device `name` in the namespace /run/netns/`space`, with the address of host `host`.
+Result<UniqueFd> open_tap(const std::string& space, const std::string& name, uint16_t host);
+
+}  // namespace herring::lab
