@@ -65,7 +65,7 @@ bool Network::enter(const Parcel& parcel, Nanos now) {
   auto left = links_[egress(parcel.source)].send(now, parcel.bytes);
   if (!left) return false;
   size_t pair = parcel.source * hosts_ + parcel.destination;
-  auto there = travel(paths_[pair], *left, parcel.protected_, &last_[pair]);
+  auto there = travel(paths_[pair], *left, parcel.safe, &last_[pair]);
   if (!there) return false;
   size_t next = port(parcel.destination);
   if (spines_ > 0 && (parcel.source ^ parcel.destination) % 2 != 0) {
@@ -82,7 +82,7 @@ void Network::advance(Nanos now, std::vector<uint32_t>* dropped) {
     auto left = links_[event.link].send(event.time, event.parcel.bytes);
     if (left && event.link >= 2 * hosts_) {
       size_t direction = event.link - 2 * hosts_;
-      auto there = travel(spine_paths_[direction / 2], *left, event.parcel.protected_,
+      auto there = travel(spine_paths_[direction / 2], *left, event.parcel.safe,
                           &spine_last_[direction]);
       if (there) {
         uint32_t last = static_cast<uint32_t>(port(event.parcel.destination));

@@ -1,6 +1,6 @@
 // A modelled network in virtual time: what the lab's switch does with packets, without any packet.
 //
-//   host -> [egress link] -> path: loss, delay, jitter -> ([spine link] -> its path) -> [port] -> host
+//   host -> [egress] -> path: loss, delay, jitter -> ([spine] -> its path) -> [port] -> host
 //
 // A link serializes strictly: a packet takes length / rate, one after the other, and is dropped if
 // it would have to wait longer than the queue is deep. All times are computed from the moment a
@@ -61,8 +61,8 @@ struct Parcel {
   uint32_t bytes = 0;
   uint16_t source = 0;
   uint16_t destination = 0;
-  uint32_t flow = 0;      // hash of addresses and ports: chooses the spine
-  bool protected_ = false;  // is never lost at random (ARP: its retries take seconds)
+  uint32_t flow = 0;  // hash of addresses and ports: chooses the spine
+  bool safe = false;  // is never lost at random (ARP: its retries take seconds)
 };
 
 class Network {

@@ -29,7 +29,7 @@ namespace herring::lab {
 namespace {
 
 constexpr int kBatch = 32;  // frames read from one host before others have their turn
-constexpr Nanos kShort = 2 * kMicrosecond;  // not worth sleeping
+constexpr Nanos kShort = 2 * kMicrosecond;  // not worth a sleep
 constexpr uint32_t kInput = ~0u;
 
 Status failed(const char* what) {

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from herring.errors import ConfigurationError
 from herring.lab.check import check_links
-from herring.lab.cluster import MTU, Cluster, ClusterError, remove_stale
+from herring.lab.cluster import Cluster, ClusterError, LateLinksError, remove_stale
 from herring.lab.mpi import MPIS, require
+from herring.lab.options import add_network, network_of
 from herring.lab.runner import Plan, run
-from herring.lab.units import parse_rate, parse_seconds, show_rate
+from herring.lab.units import show_rate
 from herring.launch.local import resolve_command
 
 __all__ = ["add_commands", "handle"]
@@ -35,13 +36,20 @@ examples:
   herring lab run --workers 4 --servers 4 --rate 200mbit --paths 4x50mbit -- ...
       two leaves with four spines between them; a connection keeps to one (a hash of its ports)
 
+  herring lab run --workers 4 --servers 4 --rate 200mbit --delay 0.2ms --delay 7=10ms -- ...
+      strict links: a packet takes length / rate on each, and 0.2 ms one way; host 7 is far away
+
+  herring lab run --workers 4 --rate 200mbit --paths 100mbit@10ms --loss 0.1% -- ...
+      two sites (even and odd hosts) joined by a thin long link; one packet in 1000 is lost
+
   herring lab run --workers 2 --no-check -- sh -c 'echo {rank} of {size} at {address}'
       any command; {rank} {size} {host} {local_rank} {address} {addresses} {master} are replaced
 
 Hosts are network namespaces: root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and util-linux are
 needed. Before the command runs, the links are measured, and a lab that does not deliver its rate
-says so and ends with status 3. Whatever ends the lab, its hosts go with it; what a killed one left
-is removed by the next, or by 'herring lab clean'.
+says so and ends with status 3, as does one whose strict links were late while it ran. Whatever ends
+the lab, its hosts go with it; what a killed one left is removed by the next, or by 'herring lab
+clean'.
 """
 
 _EXIT_LINKS = 3
@@ -76,27 +84,7 @@ def _add_network(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--per-host", type=int, default=1, metavar="L", help="workers on each host (default 1)"
     )
-    command.add_argument(
-        "--rate", metavar="RATE", help="of every link in each direction, e.g. 200mbit (no limit)"
-    )
-    command.add_argument(
-        "--queue", default="20ms", metavar="TIME", help="depth of switch queues (default 20ms)"
-    )
-    command.add_argument(
-        "--mtu", type=int, default=MTU, metavar="BYTES", help=f"default {MTU}: jumbo frames"
-    )
-    command.add_argument(
-        "--slow",
-        action="append",
-        default=[],
-        metavar="HOST=RATE",
-        help="another rate for one host's link; may be repeated",
-    )
-    command.add_argument(
-        "--paths",
-        metavar="RATES",
-        help="leaf and spine: rates of the spines, e.g. 4x50mbit or 50mbit,50mbit,5mbit",
-    )
+    add_network(command)
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -135,7 +123,7 @@ def _with_cluster(options: argparse.Namespace) -> int:
             raise ConfigurationError(text)
     if options.servers < 0:
         raise ConfigurationError(f"--servers {options.servers}: 0 or more are needed")
-    rate = parse_rate(options.rate) if options.rate else None
+    network = network_of(options)
     plan = Plan(_command(options), options.workers, options.servers, options.per_host)
     if options.lab_command == "run":
         plan = Plan(
@@ -152,19 +140,13 @@ def _with_cluster(options: argparse.Namespace) -> int:
     # A terminated lab ends like an interrupted one: its hosts go with it.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with Cluster(
-            plan.hosts,
-            rate,
-            parse_seconds(options.queue),
-            options.mtu,
-            rates=dict(_slow(text) for text in options.slow),
-            paths=_paths(options.paths),
-        ) as cluster:
+        with Cluster(plan.hosts, **network) as cluster:
             if options.lab_command == "check" or not options.no_check:
                 status = _check(cluster)
                 if status != 0 or options.lab_command == "check":
                     return status
-            return run(cluster, plan)
+            cluster.link_report(reset=True)
+            return run(cluster, plan) or _late(cluster, options.no_check)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -187,10 +169,12 @@ def _check(cluster: Cluster) -> int:
     if cluster.size < 2:
         return 0
     for _attempt in range(_ATTEMPTS):
+        cluster.link_report(reset=True)
         links = check_links(cluster)
         print(f"herring lab: {links.text()}", file=sys.stderr, flush=True)
         slow = links.slow()
-        if not slow:
+        report = cluster.link_report()
+        if not slow and (report is None or report.kept_up):
             break
     for host in slow:
         print(
@@ -200,22 +184,18 @@ def _check(cluster: Cluster) -> int:
             "--no-check",
             file=sys.stderr,
         )
+    if not slow:
+        slow = _late(cluster, False)
     return _EXIT_LINKS if slow else 0
 
 
-def _slow(text: str) -> tuple[int, float]:
-    host, equals, rate = text.partition("=")
-    if not equals or not host.isdecimal():
-        raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
-    return int(host), parse_rate(rate)
-
-
-def _paths(text: str | None) -> list[float]:
-    rates: list[float] = []
-    for part in text.split(",") if text else ():
-        count, times, rate = part.partition("x")
-        if times and count.isdecimal():
-            rates += [parse_rate(rate)] * int(count)
-        else:
-            rates.append(parse_rate(part))
-    return rates
+def _late(cluster: Cluster, anyway: bool) -> int:
+    """Says how strict links kept to their model; returns the exit status."""
+    try:
+        report = cluster.require_on_time()
+    except LateLinksError as error:
+        print(f"herring lab: {error}", file=sys.stderr, flush=True)
+        return 0 if anyway else _EXIT_LINKS
+    if report is not None:
+        print(f"herring lab: {report.text()}", file=sys.stderr, flush=True)
+    return 0
