@@ -50,7 +50,7 @@ from herring.lab.namespaces import (
     take_id,
 )
 from herring.lab.paths import MAXIMUM_SECONDS, Amount, Paths, Where, loss_of, seconds_of
-from herring.lab.strict import LinkReport, Path, Switch, find_switch
+from herring.lab.strict import LinkReport, Path, Switch, find_switch, host_address
 
 __all__ = [
     "LOCK_DIRECTORY",
@@ -527,6 +527,13 @@ class Cluster:
                 f"addr add {self.address(host)}/16 dev eth0",
                 f"link set eth0 mtu {self._mtus.get(host, mtu)} txqueuelen {_TAP_QUEUE} "
                 "addrgenmode none up",
+            ]
+            # Asking for addresses would take a round trip of its own, at the worst moment.
+            commands += [
+                f"neigh add {self.address(other)} lladdr {host_address(other)} dev eth0 "
+                "nud permanent"
+                for other in range(self.size)
+                if other != host
             ]
             run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
 

@@ -49,11 +49,11 @@ def add_network(command: argparse.ArgumentParser) -> None:
     )
     strict = command.add_argument_group(
         "strict links and long paths",
-        "A packet takes its length / rate on its host's link, then the delay, then length / rate on\n"
-        "the receiver's. Any of these makes links strict; without them a token bucket lets a lone\n"
-        "packet through at once. WHERE= limits a value to one host (7=10ms: to and from host 7) or\n"
-        "to two (0-3=10ms) and may be repeated: a pair's value counts before a host's, of two\n"
-        "hosts' the larger.",
+        "A packet takes its length / rate on its host's link, then the delay, then length / rate\n"
+        "on the receiver's. Any of these makes links strict; without them a token bucket lets a\n"
+        "lone packet through at once. WHERE= limits a value to one host (7=10ms: to and from host\n"
+        "7) or to two (0-3=10ms) and may be repeated: a pair's value counts before a host's, of\n"
+        "two hosts' the larger.",
     )
     strict.add_argument(
         "--strict", action="store_true", help="links serialize, even if none of these is given"
@@ -91,15 +91,14 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigurationError(f"--mtu {place[0]}-{place[1]}=: a host has an MTU, not a path")
     if options.seed < 0:
         raise ConfigurationError(f"--seed {options.seed}: 0 or more")
+    asked = bool(options.strict or options.delay or options.jitter or options.loss)
     return {
         "rate_bits": parse_rate(options.rate) if options.rate else None,
         "queue_seconds": parse_seconds(options.queue),
         "mtu": MTU if mtu is None else mtu,
         "rates": dict(_slow(text) for text in options.slow),
         "paths": _paths(options.paths),
-        "strict": True
-        if options.strict or options.delay or options.jitter or options.loss
-        else None,
+        "strict": asked or None,
         "delay": delay or 0.0,
         "jitter": jitter or 0.0,
         "loss": loss or 0.0,

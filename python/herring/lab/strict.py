@@ -21,7 +21,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LinkReport", "Path", "Switch", "find_switch"]
+__all__ = ["LinkReport", "Path", "Switch", "find_switch", "host_address"]
 
 _HEADER = 14
 _SHARE = 0.01  # of the packets may be late
@@ -97,6 +97,11 @@ class LinkReport:
             f"{self.worst_lateness * 1e3:.3g} ms, the mean {self.mean_lateness * 1e6:.0f} us"
         )
         return f"{line}; {self.overrun} were overrun" if self.overrun else line
+
+
+def host_address(host: int) -> str:
+    """Returns the Ethernet address of a host's TAP device; see ``src/lab/frame.h``."""
+    return f"02:48:45:00:{host >> 8:02x}:{host & 255:02x}"
 
 
 def find_switch() -> pathlib.Path | None:
