@@ -56,12 +56,18 @@ class Network:
       queue_seconds: depth of the switch's queues.
       paths: rates of the spines, none for one switch.
       rates: of single hosts' links, where they differ; workers' hosts come first.
+      delay: between any two hosts, one way, in seconds.
+      loss: probability that a packet is lost.
+      strict: links serialize; None: where there is a delay or loss.
     """
 
     rate_bits: float = 200e6
     queue_seconds: float = 0.020
     paths: tuple[float, ...] = ()
     rates: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    delay: float = 0.0
+    loss: float = 0.0
+    strict: bool | None = None
 
     @property
     def bandwidth(self) -> float:
@@ -71,7 +77,14 @@ class Network:
     def cluster(self, hosts: int) -> Cluster:
         """Makes so many hosts."""
         return Cluster(
-            hosts, self.rate_bits, self.queue_seconds, rates=self.rates, paths=self.paths
+            hosts,
+            self.rate_bits,
+            self.queue_seconds,
+            rates=self.rates,
+            paths=self.paths,
+            delay=self.delay,
+            loss=self.loss,
+            strict=self.strict,
         )
 
 
@@ -108,6 +121,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
 
     Raises:
       ClusterError: the job failed; the message ends with what it printed last.
+      LateLinksError: strict links were not kept to their model: there is no figure.
     """
     with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
         result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")
@@ -127,7 +141,10 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
             mpi=point.library if point.library in MPIS else "",
         )
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
+            cluster.link_report(reset=True)
             status = run(cluster, plan, output.fileno())
+            if status == 0:
+                cluster.require_on_time()
             counters = cluster.total()
             servers = [cluster.counters(host) for host in range(plan.worker_hosts, plan.hosts)]
         if status != 0:

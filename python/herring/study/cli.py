@@ -22,6 +22,7 @@ from herring.study.experiments import (
     allreduce,
     costs,
 )
+from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
 from herring.study.partial import partial_study
 from herring.study.report import markdown, write
@@ -34,7 +35,7 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
 }
-_NAMES = [*_MEASURED, "cost", *_ON_THIS_MACHINE]
+_NAMES = [*_MEASURED, "long-paths", "cost", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -44,6 +45,10 @@ examples:
 
   herring study training --rate 50mbit --queue 40ms --hosts 2,4,8,16
       steps with the gradients of BERT-large and slept computing: scaling efficiency
+
+  herring study long-paths --iterations 20 --out study
+      hosts 50 us to 5 ms apart, with and without lost packets: self-controlled credit beside
+      fixed sizes of it and Gloo's ring
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
@@ -67,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=_experiment,
         metavar="EXPERIMENT",
-        help=f"{', '.join(_NAMES)} (default: all that are measured in the lab)",
+        help=f"{', '.join(_NAMES)} (default: {', '.join(_MEASURED)})",
     )
     parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
     parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
@@ -139,6 +144,9 @@ def handle(options: argparse.Namespace) -> int:
         try:
             if name in _ON_THIS_MACHINE:
                 tables = _ON_THIS_MACHINE[name](scale)
+            elif name == "long-paths":
+                size = max(sizes) if options.size or options.quick else int(network.bandwidth / 2)
+                tables = [long_paths(scale, size // 4 * 4)]
             elif name == "cost":
                 tables = [_cost(options, max(sizes) if options.size else 1e8, network)]
             elif name == "allreduce":

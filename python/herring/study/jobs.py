@@ -118,8 +118,8 @@ def run_in_lab(
       What rank 0 returns.
 
     Raises:
-      ClusterError: there can be no lab here, or the job failed; the message ends with what it
-        printed last.
+      ClusterError: there can be no lab here, the job failed (the message ends with what it printed
+        last), or strict links were late.
     """
     with tempfile.TemporaryDirectory(prefix="herring-study-") as folder:
         result, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
@@ -128,6 +128,8 @@ def run_in_lab(
         plan = Plan(command, workers, servers, timeout=900, settings=_SINGLE)
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
             status = run(cluster, plan, output.fileno())
+            if status == 0:
+                cluster.require_on_time()
         if status != 0:
             raise ClusterError(
                 f"{function} ended with {status}: {log.read_text(errors='replace')[-1500:]}"
