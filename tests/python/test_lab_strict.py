@@ -232,7 +232,12 @@ def test_a_report_says_what_it_found() -> None:
     good = LinkReport(2.0, 0.5, 1000, 10, 1e-4, 2e-5, 9e-2, 1e-3, 3, 0)
     assert good.kept_up
     assert "0.25 of a processor" in good.text()
-    for field, value in (("late", 11), ("worst_lateness", 0.11), ("overrun", 1)):
+    for field, value in (
+        ("late", 11),
+        ("mean_lateness", 6e-5),
+        ("worst_lateness", 0.11),
+        ("overrun", 1),
+    ):
         values = {**good.__dict__, field: value}
         bad = LinkReport(**values)
         assert not bad.kept_up

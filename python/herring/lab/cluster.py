@@ -67,7 +67,7 @@ MTU = 9000
 BURST = "64kb"
 _MAXIMUM_TAP_MTU = 65521
 _TAP_QUEUE = 4000  # packets that wait to be fetched by the switch: only while it is late
-_LATE_SECONDS = 100e-6
+_LATE_SECONDS = 200e-6
 
 
 class LateLinksError(ClusterError):
@@ -538,10 +538,10 @@ class Cluster:
             run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
 
     def _late_limit(self) -> float:
-        """A tenth of the shortest way, but no less than a wake-up takes."""
+        """A fifth of the shortest way, but no less than some wake-ups take."""
         rates = [rate for host in range(self.size) if (rate := self.rate(host))]
         packet = 2 * 8 * self.mtu / max(rates) if rates else 0.0
-        return max(_LATE_SECONDS, 0.1 * (self._between.shortest + packet))
+        return max(_LATE_SECONDS, 0.2 * (self._between.shortest + packet))
 
     def _link_lines(self, host: int) -> list[str]:
         rate, queue = self.rate(host), self.queue_seconds

@@ -83,6 +83,7 @@ class LinkReport:
         """Whether figures measured over these links can be believed."""
         return (
             self.late <= _SHARE * self.packets
+            and self.mean_lateness <= self.late_limit / 2
             and self.worst_lateness <= _STILL
             and self.overrun == 0
         )
