@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from herring.lab import Cluster, ClusterError, LateLinksError, Path
+from herring.lab import Cluster, ClusterError, LateLinksError, Path, netem
 from herring.lab.paths import Paths
 from herring.lab.strict import LinkReport
 
@@ -226,6 +226,55 @@ def test_links_that_stood_still_void_what_was_measured() -> None:
         with pytest.raises(LateLinksError, match="void") as caught:
             hosts.require_on_time()
         assert 0.1 < caught.value.report.worst_lateness < 5
+
+
+def test_netem_is_told_rate_queue_and_path() -> None:
+    # 20 ms at 100 Mbit/s are 250 kB: 27.7 packets of the MTU wait, and one is being sent.
+    told = netem.rate_arguments(100e6, 0.020, 9000)
+    assert told == ["netem", "rate", "100000000bit", "limit", "29"]
+    assert netem.rate_arguments(1e6, 0.0, 9000)[-1] == "1"
+    assert netem.path_arguments(Path()) == ["netem", "delay", "0.000us", "limit", "1000000"]
+    told = netem.path_arguments(Path(None, 0.0005, loss=0.001))
+    assert told[:5] == ["netem", "delay", "500.000us", "loss", "0.100000%"]
+
+
+@needs_strict
+def test_what_netem_cannot_do_the_switch_does(monkeypatch) -> None:
+    monkeypatch.setattr(netem, "available", lambda namespace: True)
+    for options in ({"jitter": "1ms"}, {"delays": {0: "1ms"}}, {"mtus": {0: 1500}}):
+        with Cluster(2, **options) as hosts:
+            assert not hosts.netem
+        with pytest.raises(ClusterError, match="leave kernel out"):
+            Cluster(2, kernel=True, **options)
+    monkeypatch.setattr(netem, "available", lambda namespace: False)
+    with pytest.raises(ClusterError, match="no netem"):
+        Cluster(2, delay="1ms", kernel=True)
+
+
+@needs_strict
+def test_hosts_reach_each_other_through_the_kernels_devices(monkeypatch) -> None:
+    """What lies around netem; where the kernel has none, other queues stand in its place."""
+    with Cluster(1) as hosts:
+        real = netem.available(hosts.namespace(0))
+    if not real:
+        monkeypatch.setattr(netem, "available", lambda namespace: True)
+        monkeypatch.setattr(netem, "path_arguments", lambda path: ["pfifo", "limit", "1000"])
+        bucket = ["tbf", "rate", "100mbit", "burst", "64kb", "latency", "20ms"]
+        monkeypatch.setattr(netem, "rate_arguments", lambda *unused: bucket)
+    with Cluster(2, 100e6, delay="1ms") as hosts:
+        assert hosts.netem
+        assert hosts.link_report() is None
+        _start(hosts, 1, _ECHO)
+        took = _round_trip(hosts, 8000)
+        assert took > 0.002 or not real
+        show = ["tc", "-n", hosts._switch(0), "-s", "qdisc", "show", "dev", "ifb0"]
+        shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        assert int(shown.split("Sent ")[1].split()[0]) > 20 * 8000, "nothing went through the path"
+        hosts.set_delays("2ms")
+        hosts.set_rate(50e6)
+        assert _round_trip(hosts, 8000) > 0
+        with pytest.raises(ClusterError, match="kernel=False"):
+            hosts.set_delays("1ms", delays={0: "2ms"})
 
 
 def test_a_report_says_what_it_found() -> None:

@@ -36,6 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
+from herring.lab import netem
 from herring.lab.hosts import HostCounters, Job
 from herring.lab.namespaces import (
     LOCK_DIRECTORY,
@@ -50,7 +51,7 @@ from herring.lab.namespaces import (
     take_id,
 )
 from herring.lab.paths import MAXIMUM_SECONDS, Amount, Paths, Where, loss_of, seconds_of
-from herring.lab.strict import LinkReport, Path, Switch, find_switch, host_address
+from herring.lab.strict import LateLinksError, LinkReport, Path, Switch, find_switch, host_address
 
 __all__ = [
     "LOCK_DIRECTORY",
@@ -68,21 +69,6 @@ BURST = "64kb"
 _MAXIMUM_TAP_MTU = 65521
 _TAP_QUEUE = 4000  # packets that wait to be fetched by the switch: only while it is late
 _LATE_SECONDS = 200e-6
-
-
-class LateLinksError(ClusterError):
-    """Strict links could not be kept to their model: what was measured over them is void.
-
-    Attributes:
-      report: the numbers.
-    """
-
-    def __init__(self, report: LinkReport) -> None:
-        super().__init__(
-            f"this machine could not carry the links: {report.text()}. What was measured is void; "
-            "take a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
-        )
-        self.report = report
 
 
 class Cluster:
@@ -106,6 +92,8 @@ class Cluster:
         by pair (``{(0, 3): "10ms"}``). A pair's counts before a host's; of two hosts' the larger.
       mtus: bytes, of single hosts.
       seed: of losses and jitter.
+      kernel: let the kernel's netem make strict links. None: where it exists and can (one switch,
+        paths all alike and without jitter, one MTU); else, and with False, the lab's own switch.
 
     Raises:
       ClusterError: a value is impossible (it is named), tools or rights are missing, or the kernel
@@ -130,6 +118,7 @@ class Cluster:
         losses: Mapping[Where, Amount] | None = None,
         mtus: Mapping[int, int] | None = None,
         seed: int = 1,
+        kernel: bool | None = None,
     ) -> None:
         if not 1 <= hosts <= 250:
             raise ClusterError(f"a cluster has 1 to 250 hosts, not {hosts}")
@@ -162,10 +151,8 @@ class Cluster:
             raise ClusterError(
                 f"a queue is 0 to {MAXIMUM_SECONDS:g} seconds deep, not {queue_seconds}"
             )
-        given = [rate_bits, *(rates or {}).values(), *(spine.rate_bits for spine in spines)]
-        for rate in given:
-            if rate is not None and not 1e3 <= rate <= 1e13:
-                raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate} bit/s")
+        for rate in (rate_bits, *(rates or {}).values(), *(spine.rate_bits for spine in spines)):
+            _require_rate(rate)
         for spine in spines:
             if spine.rate_bits is None and not self.strict:
                 raise ClusterError("a path needs a rate unless links are strict")
@@ -182,6 +169,8 @@ class Cluster:
         self._mtus = dict(mtus or {})
         self._seed = seed
         self._forwarder: Switch | None = None
+        self._kernel = kernel
+        self.netem = False
         self._rates: dict[int, float | None] = dict(rates or {})
         self._overrun = 0
         self._jobs: list[Job] = []
@@ -270,7 +259,7 @@ class Cluster:
         show = ["-s", "-j", "link", "show", "eth0"]
         link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
         if self._forwarder is not None:
-            drops = self._forwarder.report(0)[1][self.size + host][2]
+            drops = self._links()[self.size + host][2]
         else:
             show = ["-s", "-j", "qdisc", "show", "dev", f"p{host}"]
             queues = json.loads(run_tool(["tc", "-n", self._switch(self._leaf(host)), *show]))
@@ -287,7 +276,7 @@ class Cluster:
     def path_bytes(self, path: int) -> int:
         """Returns the bytes that a spine has carried, both directions together."""
         if self._forwarder is not None:
-            links = self._forwarder.report(0)[1]
+            links = self._links()
             return sum(links[self._spine_link(path, leaf)][1] for leaf in (0, 1))
         total = 0
         for device in ("l0", "l1"):
@@ -322,8 +311,7 @@ class Cluster:
           ClusterError: the rate is impossible, or there is no such host.
         """
         chosen = range(self.size) if hosts is None else list(hosts)
-        if rate_bits is not None and not 1e3 <= rate_bits <= 1e13:
-            raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate_bits} bit/s")
+        _require_rate(rate_bits)
         for host in chosen:
             if not 0 <= host < self.size:
                 raise ClusterError(f"there is no host {host}: they are 0 to {self.size - 1}")
@@ -371,14 +359,19 @@ class Cluster:
         Raises:
           ClusterError: a value is impossible, or links are not strict.
         """
-        if self._forwarder is None:
+        if not self.strict:
             raise ClusterError("set_delays: only strict links can change their delay")
         try:
             between = Paths(self.size, delay, jitter, loss, delays, jitters, losses)
         except ConfigurationError as error:
             raise ClusterError(str(error)) from None
+        if self.netem and (between.uniform is None or between.uniform.jitter > 0):
+            raise ClusterError("set_delays: netem gives all paths one delay: use kernel=False")
         self._between = between
-        self._tell(between.lines())
+        if self.netem:
+            netem.shape_paths(self._switch(0), self.size, between.uniform)
+        else:
+            self._tell(between.lines())
 
     def between(self, sender: int, receiver: int) -> Path:
         """Returns delay, jitter and loss between two hosts, without those of spines."""
@@ -465,14 +458,17 @@ class Cluster:
         return LOCK_DIRECTORY / self.id
 
     def _build(self, mtu: int) -> None:
-        leaves = (0, 1) if self.paths else (0,)
+        leaves = (0, 1) if self.paths and not self.strict else (0,)
         spaces = [self._switch(leaf) for leaf in leaves]
-        spaces += [self._spine(path) for path in range(len(self.paths))]
+        if not self.strict:
+            spaces += [self._spine(path) for path in range(len(self.paths))]
         spaces += [self.namespace(host) for host in range(self.size)]
-        if self.strict:
-            self._build_strict(mtu)
-            return
         run_batch(["ip", "-batch", "-"], [f"netns add {name}" for name in spaces])
+        if self.strict:
+            self.netem = self._may_use_netem()
+            if not self.netem:
+                self._build_strict(mtu)
+                return
         for leaf in leaves:
             hosts = [host for host in range(self.size) if self._leaf(host) == leaf]
             self._build_switch(leaf, hosts, mtu)
@@ -482,13 +478,30 @@ class Cluster:
                 f"addr add {self.address(host)}/24 dev eth0",
                 "link set eth0 addrgenmode none up",
             ]
+            if self.netem:  # a packet is what takes its length / rate
+                commands.append("link set eth0 gso_max_segs 1")
             if self.paths:
                 commands.append(f"route add default via 10.77.{self._leaf(host)}.254")
             run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
             self._shape(self.namespace(host), "eth0", self.rate(host))
             self._shape(self._switch(self._leaf(host)), f"p{host}", self.rate(host))
+        if self.netem:
+            netem.build_paths(self._switch(0), self.size, self._between.uniform)
         if self.paths:
             self._build_spines(mtu)
+
+    def _may_use_netem(self) -> bool:
+        path = self._between.uniform
+        alike = path is not None and path.jitter == 0 and not self.paths and not self._mtus
+        if self._kernel and not alike:
+            raise ClusterError(
+                "netem gives all paths one delay and loss, no jitter, one switch and one MTU: "
+                "leave kernel out"
+            )
+        found = self._kernel is not False and alike and netem.available(self._switch(0))
+        if self._kernel and not found:
+            raise ClusterError("this kernel has no netem or no ifb: leave kernel out")
+        return found
 
     def _build_strict(self, mtu: int) -> None:
         program = find_switch()
@@ -498,9 +511,6 @@ class Cluster:
                 "with the package: install it again ('make build')"
             )
         hosts = [self.namespace(host) for host in range(self.size)]
-        run_batch(
-            ["ip", "-batch", "-"], [f"netns add {name}" for name in (self._switch(0), *hosts)]
-        )
         # In a namespace of the cluster, so that it is ended like everything else there.
         command = ["nsenter", f"--net=/run/netns/{self._switch(0)}", "setpriv", "--pdeathsig"]
         largest = max(mtu, *self._mtus.values()) if self._mtus else mtu
@@ -556,6 +566,12 @@ class Cluster:
         lines = [Switch.link_line(link, settings.rate_bits, self.queue_seconds) for link in links]
         return [*lines, f"spine {path} {settings.words()}"]
 
+    def _links(self) -> list[list[int]]:
+        try:
+            return self._forwarder.report(0)[1]
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from None
+
     def _tell(self, lines: Sequence[str]) -> None:
         try:
             self._forwarder.tell(lines)
@@ -610,12 +626,20 @@ class Cluster:
         run_tool(["nsenter", f"--net=/run/netns/{namespace}", "sh", "-c", script])
 
     def _shape(self, namespace: str, device: str, rate: float | None) -> None:
-        if rate is not None:
-            limit = f"tbf rate {int(rate)}bit burst {BURST} latency {self.queue_seconds * 1e3:g}ms"
-            qdisc = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
-            run_tool([*qdisc, *limit.split()])
+        if rate is None:
+            return
+        arguments = f"tbf rate {int(rate)}bit burst {BURST} latency {self.queue_seconds * 1e3:g}ms"
+        words = arguments.split()
+        if self.netem:
+            words = netem.rate_arguments(rate, self.queue_seconds, self.mtu)
+        run_tool(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *words])
 
     def _unshape(self, namespace: str, device: str) -> None:
         qdisc = ["tc", "-n", namespace, "qdisc"]
-        if "tbf" in run_tool([*qdisc, "show", "dev", device]):
+        if any(kind in run_tool([*qdisc, "show", "dev", device]) for kind in ("tbf", "netem")):
             run_tool([*qdisc, "del", "dev", device, "root"])
+
+
+def _require_rate(rate_bits: float | None) -> None:
+    if rate_bits is not None and not 1e3 <= rate_bits <= 1e13:
+        raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate_bits} bit/s")

@@ -72,6 +72,9 @@ def add_network(command: argparse.ArgumentParser) -> None:
         "--loss", metavar="[WHERE=]SHARE", help="of packets, lost at random: 0.1%%", **where
     )
     strict.add_argument(
+        "--no-netem", action="store_true", help="the lab's own switch, even if the kernel has netem"
+    )
+    strict.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of losses and jitter (default 1)"
     )
 
@@ -107,6 +110,7 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
         "losses": losses,
         "mtus": mtus,
         "seed": options.seed,
+        "kernel": False if options.no_netem else None,
     }
 
 

@@ -21,7 +21,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LinkReport", "Path", "Switch", "find_switch", "host_address"]
+from herring.lab.namespaces import ClusterError
+
+__all__ = ["LateLinksError", "LinkReport", "Path", "Switch", "find_switch", "host_address"]
 
 _HEADER = 14
 _SHARE = 0.01  # of the packets may be late
@@ -98,6 +100,21 @@ class LinkReport:
             f"{self.worst_lateness * 1e3:.3g} ms, the mean {self.mean_lateness * 1e6:.0f} us"
         )
         return f"{line}; {self.overrun} were overrun" if self.overrun else line
+
+
+class LateLinksError(ClusterError):
+    """Strict links could not be kept to their model: what was measured over them is void.
+
+    Attributes:
+      report: the numbers.
+    """
+
+    def __init__(self, report: LinkReport) -> None:
+        super().__init__(
+            f"this machine could not carry the links: {report.text()}. What was measured is void; "
+            "take a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
+        )
+        self.report = report
 
 
 def host_address(host: int) -> str:
