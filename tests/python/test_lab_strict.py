@@ -13,6 +13,7 @@ import time
 import pytest
 
 from herring.lab import Cluster, ClusterError, LateLinksError, Path, netem
+from herring.lab.check import check_links
 from herring.lab.paths import Paths
 from herring.lab.strict import LinkReport
 
@@ -228,6 +229,18 @@ def test_links_that_stood_still_void_what_was_measured() -> None:
         assert 0.1 < caught.value.report.worst_lateness < 5
 
 
+@needs_strict
+@pytest.mark.parametrize(
+    "line", ["link 99 1 1", "link 0", "pair 0 2 0 0 0", "spine 0 0 0 0", "tap 0 x", "fly", "path 1"]
+)
+def test_the_switch_names_a_line_that_it_cannot_do(line: str) -> None:
+    with Cluster(2, strict=True) as hosts:
+        with pytest.raises(ClusterError, match=f"'{line}'"):
+            hosts._tell([line])
+        with pytest.raises(ClusterError, match="has ended"):
+            hosts.link_report()
+
+
 def test_netem_is_told_rate_queue_and_path() -> None:
     # 20 ms at 100 Mbit/s are 250 kB: 27.7 packets of the MTU wait, and one is being sent.
     told = netem.rate_arguments(100e6, 0.020, 9000)
@@ -278,11 +291,11 @@ def test_hosts_reach_each_other_through_the_kernels_devices(monkeypatch) -> None
 
 
 def test_a_report_says_what_it_found() -> None:
-    good = LinkReport(2.0, 0.5, 1000, 10, 1e-4, 2e-5, 9e-2, 1e-3, 3, 0)
+    good = LinkReport(2.0, 0.5, 1000, 50, 1e-4, 2e-5, 9e-2, 1e-3, 3, 0)
     assert good.kept_up
     assert "0.25 of a processor" in good.text()
     for field, value in (
-        ("late", 11),
+        ("late", 51),
         ("mean_lateness", 6e-5),
         ("worst_lateness", 0.11),
         ("overrun", 1),
@@ -364,6 +377,14 @@ def test_wrong_options_are_named(options: list[str], text: str) -> None:
     assert done.returncode != 0
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@needs_strict
+def test_links_of_a_long_path_are_measured_too() -> None:
+    with Cluster(2, 20e6, delay="40ms", paths=[Path(10e6, delay=0.04)]) as hosts:
+        links = check_links(hosts, 1.0)
+    assert links.round_trip_seconds >= 0.16
+    assert links.slow() == []
 
 
 @needs_strict

@@ -379,15 +379,9 @@ class Cluster:
 
     @property
     def longest_delay(self) -> float:
-        """The longest way between two hosts in seconds, queues and serialization not counted."""
-        return self._between.longest + max(
-            (path.delay + path.jitter for path in self.paths), default=0.0
-        )
-
-    @property
-    def lossy(self) -> bool:
-        """Whether packets are lost at random anywhere."""
-        return self._between.lossy or any(path.loss > 0 for path in self.paths)
+        """The longest way between two hosts in seconds, without queues and serialization."""
+        spines = [path.delay + path.jitter for path in self.paths]
+        return self._between.longest + max(spines, default=0.0)
 
     def link_report(self, reset: bool = False) -> LinkReport | None:
         """Returns how well strict links kept to their model; None: the kernel makes the links.
@@ -400,18 +394,18 @@ class Cluster:
         """
         if self._forwarder is None:
             return None
-        overrun = 0
+        try:
+            report, _ = self._forwarder.report(reset)
+        except RuntimeError as error:
+            raise ClusterError(str(error)) from None
+        overrun = -self._overrun
         for host in range(self.size):
             show = ["-s", "-j", "link", "show", "eth0"]
             link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
             overrun += link["tx"]["dropped"]
-        try:
-            report = self._forwarder.report(overrun - self._overrun, reset)[0]
-        except RuntimeError as error:
-            raise ClusterError(str(error)) from None
         if reset:
-            self._overrun = overrun
-        return report
+            self._overrun += overrun
+        return dataclasses.replace(report, overrun=overrun)
 
     def require_on_time(self) -> LinkReport | None:
         """Returns `link_report`.
@@ -568,7 +562,7 @@ class Cluster:
 
     def _links(self) -> list[list[int]]:
         try:
-            return self._forwarder.report(0)[1]
+            return self._forwarder.report()[1]
         except RuntimeError as error:
             raise ClusterError(str(error)) from None
 

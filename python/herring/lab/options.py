@@ -58,7 +58,7 @@ def add_network(command: argparse.ArgumentParser) -> None:
     strict.add_argument(
         "--strict", action="store_true", help="links serialize, even if none of these is given"
     )
-    where = {"action": "append", "default": []}
+    where: dict[str, Any] = {"action": "append", "default": []}
     strict.add_argument(
         "--delay", metavar="[WHERE=]TIME", help="one way between hosts, 0 to 10s: 500us", **where
     )

@@ -102,11 +102,6 @@ class Paths:
         return max((self._all.delay, *self._delays.values())) + jitter
 
     @property
-    def lossy(self) -> bool:
-        """Whether any path loses packets at random."""
-        return max((self._loss, *self._losses.values())) > 0
-
-    @property
     def uniform(self) -> Path | None:
         """What lies between any two hosts, where that is the same for all."""
         special = self._delays or self._jitters or self._losses

@@ -20,6 +20,7 @@ import time
 
 _CHUNK = 256 << 10
 _ROUND_TRIPS = 21
+_CONNECT = 60.0  # seconds; paths may be long
 
 
 def serve(listener: socket.socket, received: list[tuple[float, int]], end: threading.Event) -> None:
@@ -44,13 +45,13 @@ def serve(listener: socket.socket, received: list[tuple[float, int]], end: threa
         threading.Thread(target=one, args=(peer,), daemon=True).start()
 
 
-def round_trip(peer: tuple[str, int]) -> float:
-    """Returns the median time of a byte there and back, in seconds."""
-    times = []
-    with socket.create_connection(peer, 5) as connection:
+def round_trip(peer: tuple[str, int], end: float) -> float:
+    """Returns the median time of a byte there and back, in seconds; is done soon after `end`."""
+    times: list[float] = []
+    with socket.create_connection(peer, _CONNECT) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"p")
-        for _ in range(_ROUND_TRIPS):
+        while len(times) < _ROUND_TRIPS and not (times and time.monotonic() > end):
             start = time.monotonic()
             connection.sendall(b"x")
             connection.recv(1)
@@ -66,9 +67,9 @@ def main(own: str, following: str, port: int, seconds: float, measure_round_trip
     threading.Thread(target=serve, args=(listener, received, end), daemon=True).start()
     print("ready", flush=True)
     start = float(sys.stdin.readline())
-    took = round_trip((following, port)) if measure_round_trip else 0.0
+    took = round_trip((following, port), start) if measure_round_trip else 0.0
     time.sleep(max(0.0, start - time.monotonic()))
-    with socket.create_connection((following, port), 5) as connection:
+    with socket.create_connection((following, port), _CONNECT) as connection:
         connection.sendall(b"s")
         connection.settimeout(1.0)
         data = bytes(_CHUNK)
