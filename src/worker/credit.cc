@@ -5,28 +5,21 @@
 namespace herring::worker {
 namespace {
 
-constexpr double kClearGain = 1.03;   // enough if each of two pairs of intervals shows it
-constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, where no link is full
+constexpr double kClearGain = 1.03;   // enough if each of the first two pairs shows it
+constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, or in every one
 constexpr double kClearLoss = 0.9;    // of the first two pairs together: the others are not needed
-// What is gained on a link that is close to full must outweigh the risk that the next burst
-// overruns a switch, and be more than a noisy machine makes.
-constexpr double kGainWorthAQueue = 1.08;
+constexpr double kPlainLoss = 0.8;    // of the first alone: nor is the second
+constexpr double kRuinous = 0.5;      // in mid-interval: nor is the rest of it
+// Trials that fail may cost one part in so many of a job's time.
+constexpr Nanos kCostOfTrials = 100;
 constexpr Nanos kShortQueueing = kMillisecond;
 // Of the time to a result, queueing takes half on a full link (it is seen on the way there only),
 // and an eighth where the processors of all hosts are the limit.
 constexpr double kQueueingOnAFullLink = 0.25;
-// Where it takes most of it, nothing can be gained; what bursts of gradients make look like a gain
-// is their rhythm.
-constexpr double kQueueingBeyondDoubt = 0.6;
 constexpr Nanos kLeastInterval = 15 * kMillisecond;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
-constexpr Nanos kBoundedQueueingOfOne = 8 * kMillisecond;
-constexpr Nanos kBoundedQueueing = 4 * kMillisecond;
-// Of the shortest round trip: a long path's varies by more than the above, and a queue that is
-// shorter leaves room to look whether there is more to gain.
-constexpr Nanos kPathsPerLongQueue = 4;
 constexpr Nanos kOneEvent = kSecond;
 constexpr uint32_t kLossesThatCount = 3;
 
@@ -38,13 +31,13 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
       maximum_(std::max(base_, maximum)),
       fixed_(fixed),
       segment_bytes_(segment_bytes),
+      shrink_pause_(kCongestionPause),
       pause_(kFirstPause) {
   begin_interval();
 }
 
 void CreditController::on_queueing(Nanos delay, Nanos shortest) {
   queueing_ = delay;
-  path_ = shortest;
   queued_ += delay;
   shortest_ += shortest;
   ++reports_;
@@ -64,13 +57,10 @@ Nanos CreditController::mean_response() const {
 }
 
 // All are means over the same time: the larger window makes them longer.
-bool CreditController::link_is_full(double share) const {
+bool CreditController::link_is_full() const {
   const auto waiting = static_cast<double>(mean_response() - mean_shortest());
-  return queueing_ > kShortQueueing && static_cast<double>(mean_queueing()) > share * waiting;
-}
-
-bool CreditController::queue_is_long(Nanos least) const {
-  return queueing_ > std::max(least, path_ / kPathsPerLongQueue);
+  const auto queueing = static_cast<double>(mean_queueing());
+  return queueing_ > kShortQueueing && queueing > kQueueingOnAFullLink * waiting;
 }
 
 void CreditController::on_start() {
@@ -86,48 +76,74 @@ void CreditController::begin_interval() {
 }
 
 void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
-  if (fixed_ || base_ >= maximum_) return;
+  if (fixed_ || (!shrinking_ && base_ >= maximum_)) return;
+  if (trying_) tried_for_ += busy;
   if (settle_ > 0) {
     settle_ -= std::min(settle_, bytes);
     return;
   }
   waited_ += static_cast<double>(outstanding) * static_cast<double>(busy);
   answered_ += bytes;
-  if (now < next_trial_) return;
-  // A queue that long is full use of the path already. (The acknowledgement of a single packet may
-  // wait for the peer's process, so its round trip tells less.)
-  const Nanos bounded = base_ == 1 ? kBoundedQueueingOfOne : kBoundedQueueing;
-  if (intervals_ == 0 && queue_is_long(bounded) && link_is_full(kQueueingOnAFullLink)) return;
+  if (!shrinking_ && now < next_trial_) return;
   bytes_ += bytes;
   busy_ += busy;
+  // Half the pace is evidence enough, and a trial costs only itself.
+  if (trying_ && !shrinking_ && intervals_ % 2 == 1 &&
+      static_cast<double>(bytes_) / goodput_ < kRuinous * to_seconds(busy_) &&
+      busy_ >= kLeastInterval) {
+    last_gain_ = static_cast<double>(bytes_) / goodput_ / to_seconds(busy_);
+    add_cost(last_gain_);
+    return finish_trial(now, false);
+  }
   const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
   if (bytes_ >= enough && busy_ >= kLeastInterval) finish_interval(now);
 }
 
 void CreditController::finish_interval(Nanos now) {
-  if (intervals_ == 0 && queue_is_long(kShortQueueing) && link_is_full(kQueueingBeyondDoubt)) {
-    hold(now, 0);
-    return begin_observation();
-  }
   const double before = goodput_;
   goodput_ = static_cast<double>(bytes_) / to_seconds(busy_);
-  if (intervals_ % 2 == 1) gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
+  if (intervals_ % 2 == 1) {
+    gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
+    add_cost(gains_[intervals_ / 2]);
+  }
   ++intervals_;
   trying_ = (intervals_ + 1) / 2 % 2 == 1;
-  // One pair alone may have met a hiccup of the machine, so both of the first must be clear; to
-  // tell a small gain from noise takes all, and is worth it only where a larger window makes no
-  // queue at a link.
-  if (intervals_ == 4) {
-    last_gain_ = std::min(gains_[0], gains_[1]);
-    const bool full = link_is_full(kQueueingOnAFullLink);
-    if (last_gain_ >= (full ? kGainWorthAQueue : kClearGain)) return finish_trial(now, true);
-    if (full || gains_[0] * gains_[1] < kClearLoss) return finish_trial(now, false);
-  } else if (intervals_ == 2 * gains_.size()) {
+  if (intervals_ % 2 == 0 && end_trial(now, intervals_ / 2)) return;
+  begin_interval();
+}
+
+void CreditController::add_cost(double gain) {
+  const Nanos tried = std::exchange(tried_for_, 0);
+  if (gain < 1) cost_ += static_cast<Nanos>(static_cast<double>(tried) * (1 - gain));
+}
+
+// Whether the trial has ended with this pair. One alone may have met a hiccup of the machine, so
+// that a gain takes two that are clear, or the median of all. On a full link what looks like a gain
+// may be the rhythm in which gradients come in bursts: one that is real shows in every pair.
+bool CreditController::end_trial(Nanos now, size_t pairs) {
+  const double gain = gains_[pairs - 1];
+  const double both = pairs == 2 ? gains_[0] * gains_[1] : 1;
+  const bool last = pairs == gains_.size();
+  last_gain_ = gain;
+  if (shrinking_) {
+    if (pairs == 2) finish_trial(now, both >= kClearLoss);
+    return pairs == 2;
+  }
+  if ((pairs == 1 && gain < kPlainLoss) || both < kClearLoss) {
+    finish_trial(now, false);
+  } else if (link_is_full()) {
+    if (gain >= kSmallGain && !last) return false;
+    finish_trial(now, gain >= kSmallGain);
+  } else if (pairs == 2 && std::min(gains_[0], gains_[1]) >= kClearGain) {
+    finish_trial(now, true);
+  } else if (last) {
     std::sort(gains_.begin(), gains_.end());
     last_gain_ = (gains_[2] + gains_[3]) / 2;
-    return finish_trial(now, last_gain_ >= kSmallGain);
+    finish_trial(now, last_gain_ >= kSmallGain);
+  } else {
+    return false;
   }
-  begin_interval();
+  return true;
 }
 
 void CreditController::finish_trial(Nanos now, bool keep) {
@@ -136,12 +152,25 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   ++trials_;
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
-  if (keep) {
-    base_ = larger();
-    pause_ = kFirstPause;
+  if (std::exchange(shrinking_, false)) {
+    if (keep) {
+      base_ /= 2;
+      hold(now, kCongestionPause);
+      shrink_pause_ = kCongestionPause;
+    } else {
+      next_shrink_ = now + shrink_pause_;
+      shrink_pause_ = std::min(2 * shrink_pause_, kLongestPause);
+    }
   } else {
-    hold(now, 0);
+    grew_at_ = now;
+    if (keep) {
+      base_ = larger();
+      pause_ = kFirstPause;
+    } else {
+      hold(now, std::min(kCostOfTrials * cost_, kLongestPause));
+    }
   }
+  cost_ = tried_for_ = 0;
   begin_observation();
 }
 
@@ -158,20 +187,23 @@ void CreditController::hold(Nanos now, Nanos least) {
   pause_ = std::min(2 * std::max(pause_, least), kLongestPause);
 }
 
+// Losses are no congestion by themselves: some paths lose packets whatever their load. A window
+// that overruns a switch is larger than the path, and half of it moves as much; where it moves
+// clearly less, the losses are not its doing.
 void CreditController::on_losses(uint32_t count, Nanos now) {
   if (fixed_) return;
   // One event shows up in several counters over several round trips.
   if (now >= event_until_) {
     event_until_ = now + kOneEvent;
     losses_ = 0;
-    blames_trial_ = trying_;
-    if (intervals_ > 0 || trying_) finish_trial(now, false);
+    blames_trial_ = trying_ || now < grew_at_ + kOneEvent;
   }
   const uint32_t before = std::exchange(losses_, losses_ + std::min(count, kLossesThatCount));
-  if (before >= kLossesThatCount || losses_ < kLossesThatCount) return;
-  // A trial that congests costs only itself; the standing window gives way when it did.
-  if (!blames_trial_) base_ = std::max<uint16_t>(1, base_ / 2);
-  hold(now, kCongestionPause);
+  if (before >= kLossesThatCount || losses_ < kLossesThatCount || shrinking_) return;
+  if (blames_trial_ || base_ == 1 || now < next_shrink_) return;  // a trial costs only itself
+  trying_ = false;
+  intervals_ = 0;
+  shrinking_ = true;
   begin_interval();
 }
 

@@ -1,19 +1,21 @@
 // How many segments a flow may have outstanding: a hill climb on goodput that trusts evidence only.
 //
 // A window that is too large makes many senders overrun one switch port, and one lost tail costs a
-// retransmission time-out; one that is too small wastes a fast path. Nothing tells in advance which
-// it is, so the controller starts at one segment and tries twice as much, in turn with what it has
-// (a-b-b-a, so that a drift favours neither), and keeps the larger window only if it moved more
-// bytes per second: clearly so in both pairs, or, where two pairs leave a doubt and the link is not
-// full, in the median of six. On a link that is full, twice the window moves nothing more, so it
-// stays small. Losses in any part of the job halve it, and the next trial waits; a lone one, which
-// a packet out of order looks like too, only ends a trial.
+// retransmission time-out; one that is too small leaves the path empty while results are awaited.
+// Nothing tells in advance which it is, so the controller starts at one segment and tries twice as
+// much, in turn with what it has (a-b-b-a, so that a drift favours neither), and keeps the larger
+// window only if it moved more bytes per second: clearly so in two pairs, or in the median of six.
+// On a link that is full, all six must show it. No rule forbids a trial: how long packets queue
+// says what evidence it takes, not whether to look.
 //
 // Packets queue for a link, but for busy processors too, and there larger windows save work. What
 // tells them apart is where the time between a segment and its result goes: on a full link it is
 // half on the way there and half on the way back; where processes wait for processors, or for each
-// other, the way takes little of it. Where it takes most of the time there is no trial at all,
-// unless the queue is short against the path itself: a long path that is nearly empty looks so too.
+// other, the way takes little of it.
+//
+// Losses are congestion where half the window moves as much, and that is tried the same way: a
+// window that overruns a switch is larger than the path. Where half moves clearly less, packets are
+// lost whatever the window is. A lone loss, which a packet out of order looks like too, is ignored.
 //
 // One controller, in rank 0, steers the whole job: flows that tried on their own would gain by
 // taking their neighbours' share. Its credit travels in the headers of data, servers repeat it in
@@ -36,7 +38,7 @@ class CreditController {
   // How many flows the window counts for: those on which rank 0 receives results.
   void set_flows(size_t flows) { flows_ = std::max<size_t>(flows, 1); }
 
-  uint16_t credit() const { return trying_ ? larger() : base_; }
+  uint16_t credit() const { return !trying_ ? base_ : shrinking_ ? base_ / 2 : larger(); }
   uint16_t base() const { return base_; }
   // Of the last finished trial: goodput with the larger window over goodput without.
   double last_gain() const { return last_gain_; }
@@ -60,16 +62,16 @@ class CreditController {
   uint16_t larger() const {
     return static_cast<uint16_t>(std::min<uint32_t>(2u * base_, maximum_));
   }
-  // Packets queue, and for more than this share of the time to a result.
-  bool link_is_full(double share) const;
-  // Packets queue for longer than `least`, and than a good part of the empty path takes.
-  bool queue_is_long(Nanos least) const;
+  // Packets queue, and for a good part of the time to a result.
+  bool link_is_full() const;
   Nanos mean_queueing() const;
   Nanos mean_shortest() const;
   Nanos mean_response() const;
   void begin_observation();
   void begin_interval();
   void finish_interval(Nanos now);
+  void add_cost(double gain);
+  bool end_trial(Nanos now, size_t pairs);
   void finish_trial(Nanos now, bool keep);
   void hold(Nanos now, Nanos least);
 
@@ -79,11 +81,14 @@ class CreditController {
   const size_t segment_bytes_;
   size_t flows_ = 1;
 
-  bool trying_ = false;          // the interval runs on the larger window
+  bool trying_ = false;          // the interval runs on the other window
+  bool shrinking_ = false;       // which is half of this one, not twice as much
   size_t intervals_ = 0;            // finished in this trial
   double goodput_ = 0;           // of the last one, bytes per second
+  Nanos tried_for_ = 0;          // busy time on the other window in this pair
+  Nanos cost_ = 0;               // time that this trial has lost
   std::array<double, 6> gains_ = {};  // of the pairs of this trial
-  Nanos queueing_ = 0, path_ = 0;  // as last reported; the shortest round trip
+  Nanos queueing_ = 0;           // as last reported
   // Since the end of the last trial, or the last decision against one.
   Nanos queued_ = 0, shortest_ = 0;  // queueing and shortest round trips, added up
   size_t reports_ = 0;           // of them
@@ -97,8 +102,10 @@ class CreditController {
   uint32_t trials_ = 0;
   Nanos next_trial_ = 0;
   uint32_t losses_ = 0;          // of the current event
-  bool blames_trial_ = false;    // which began while the larger window was tried
+  bool blames_trial_ = false;    // which began while the larger window was tried, or just after
   Nanos event_until_ = 0;
+  Nanos grew_at_ = INT64_MIN / 2;  // end of the last trial of a larger window
+  Nanos next_shrink_ = 0, shrink_pause_;
   Nanos pause_;
 };
 

@@ -15,6 +15,8 @@ constexpr size_t kFramesPerWindow = 2;
 // Where servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
+// Results from the nearest server between two measurements of how long a result takes.
+constexpr double kLeastAnswered = 8;
 // Lest a server with next to nothing to do makes all others flood their links.
 constexpr double kLargestShare = 8;
 
@@ -103,7 +105,7 @@ double Links::share_of(uint32_t server) const {
 }
 
 size_t Links::window(const Link& link) const {
-  const auto segments = static_cast<size_t>(credit() * link.share + 0.5);
+  const auto segments = static_cast<size_t>(credit() * link.share * link.length + 0.5);
   return std::min<size_t>(segments, options_.credit_max);
 }
 
@@ -196,7 +198,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
                  (options_.steers ? wire::kFlagSteers : 0);
   header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
-  account(count);
+  account(link, count);
   path.outstanding += count;
   stream.outstanding += count;
   if (transfer.send == nullptr) {
@@ -212,9 +214,29 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   return true;
 }
 
-void Links::account(size_t sent) {
-  if (total_outstanding_ == 0) busy_since_ = monotonic_now();
+void Links::account(Link& link, size_t sent) {
+  const Nanos now = monotonic_now();
+  if (total_outstanding_ == 0) busy_since_ = now;
   total_outstanding_ += sent;
+  link.count(now);
+  link.outstanding += sent;
+}
+
+// A result from a server that is far takes longer by the difference of the empty paths' round
+// trips. For it to come at the pace of the nearest server's, so much more must be on its way
+// (Little's law).
+void Links::measure_lengths() {
+  Link* near = nullptr;
+  for (Link& link : links_) {
+    if (link.shortest > 0 && (near == nullptr || link.shortest < near->shortest)) near = &link;
+  }
+  if (near == nullptr || near->answered < kLeastAnswered) return;
+  const double response = std::max(near->waited / near->answered, 1.0);
+  for (Link& link : links_) {
+    const auto further = static_cast<double>(std::max<Nanos>(link.shortest - near->shortest, 0));
+    link.length = 1 + further / response;
+    link.waited = link.answered = 0;
+  }
 }
 
 // What is pushed says what was taken; when nothing is left to push, a frame of its own does.
@@ -315,6 +337,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = answered_at_ = monotonic_now();
+  links_[server].count(now);
+  links_[server].outstanding -= header.segments;
+  links_[server].answered += header.segments;
   const size_t outstanding = total_outstanding_;
   total_outstanding_ -= header.segments;
   if (options_.steers) {
@@ -382,11 +407,13 @@ void Links::poll_paths() {
         queueing += info.rtt - info.min_rtt;
         shortest += info.min_rtt;
         ++flows;
+        link.shortest = info.min_rtt;
       }
       path.report(info.rtt);
     }
     judge(link.paths, now);
   }
+  measure_lengths();
   if (flows > 0) controller_.on_queueing(queueing / flows, shortest / flows);
 }
 

@@ -95,7 +95,17 @@ class Links : private transport::FlowHandler {
     size_t outstanding = 0;
   };
   struct Link {
-    double share = 1;  // of the credit: a server with more of the bytes has more on its way
+    double share = 1;   // of the credit: a server with more of the bytes has more on its way
+    double length = 1;  // of the time to a result, by the nearest server's
+    Nanos shortest = 0;  // round trip; 0: not known
+    size_t outstanding = 0;
+    // Since lengths were last measured: segments outstanding times for how long, and answered.
+    Nanos counted_at = 0;
+    double waited = 0, answered = 0;
+    void count(Nanos now) {
+      waited += static_cast<double>(outstanding) * static_cast<double>(now - counted_at);
+      counted_at = now;
+    }
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::vector<Path> paths;  // of the flows
     std::map<uint32_t, Stream> streams;
@@ -109,7 +119,8 @@ class Links : private transport::FlowHandler {
   bool pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
-  void account(size_t sent);
+  void account(Link& link, size_t sent);
+  void measure_lengths();
   void give_back(LinkFlow& flow);
   void lost(uint32_t count, Nanos now);
   void forget_transfers();

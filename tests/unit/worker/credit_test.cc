@@ -63,13 +63,24 @@ TEST(CreditController, FindsASmallGainAmidNoise) {
   EXPECT_EQ(path.controller.base(), 64);
 }
 
-// A path that queues is full, or soon will be: what looks like a small gain is left alone.
-TEST(CreditController, ASmallGainIsNotWorthAQueue) {
-  Path path(64);
-  path.controller.on_queueing(2 * kMillisecond, 0);
-  path.run(30 * kSecond,
-           [](uint16_t credit) { return 25e6 * std::pow(1.06, std::log2(credit)); });
-  EXPECT_EQ(path.controller.base(), 1);
+// On a full link a small gain counts if it shows every time.
+TEST(CreditController, AGainOnAFullLinkShowsInEveryPair) {
+  for (const bool steady : {true, false}) {
+    Path path(64);
+    path.controller.on_queueing(2 * kMillisecond, 0);
+    std::mt19937 random(3);
+    std::bernoulli_distribution better(0.5);
+    Nanos until = 0;
+    double gain = 1.04;
+    path.run(30 * kSecond, [&](uint16_t credit) {
+      if (!steady && path.now >= until) {
+        until = path.now + 30 * kMillisecond;
+        gain = better(random) ? 1.12 : 0.96;
+      }
+      return 25e6 * std::pow(gain, std::log2(credit));
+    });
+    EXPECT_EQ(path.controller.base() > 1, steady);
+  }
 }
 
 TEST(CreditController, ALargeGainIsWorthAQueue) {
@@ -90,25 +101,23 @@ TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
   EXPECT_EQ(path.controller.base(), 128);
 }
 
-TEST(CreditController, ASmallGainDoesNotCountWhereHalfTheTimeIsQueueing) {
-  Path path;
-  path.run(60 * kSecond, [&](uint16_t credit) {
-    return path.queues_for(0.45, 25e6 * std::pow(1.05, std::log2(credit)));
-  });
-  EXPECT_EQ(path.controller.base(), 1);
-  EXPECT_GT(path.controller.trials(), 3u);
-}
-
 // Gradients come in bursts: which window they meet is chance.
-TEST(CreditController, NothingIsTriedWhereTheWayTakesMostOfTheTime) {
+TEST(CreditController, BurstsAreNoGain) {
   Path path;
   std::mt19937 random(3);
   std::bernoulli_distribution burst(0.5);
-  path.run(60 * kSecond, [&](uint16_t) {
-    return path.queues_for(0.8, burst(random) ? 25e6 : 12e6);
+  // As long as an interval is: each meets a burst or not.
+  double pace = 0;
+  Nanos until = 0;
+  path.run(600 * kSecond, [&](uint16_t) {
+    if (path.now >= until) {
+      until = path.now + 30 * kMillisecond;
+      pace = burst(random) ? 25e6 : 12e6;
+    }
+    return path.queues_for(0.8, pace);
   });
   EXPECT_EQ(path.controller.base(), 1);
-  EXPECT_EQ(path.controller.trials(), 0u);
+  EXPECT_GT(path.controller.trials(), 3u);
   // Whoever else used the link leaves: it is looked at again.
   path.run(120 * kSecond, [&](uint16_t credit) {
     return path.queues_for(0.1, 25e6 * std::min<int>(credit, 8));
@@ -124,18 +133,6 @@ TEST(CreditController, ADriftIsNoGain) {
   EXPECT_GT(path.controller.trials(), 3u);
 }
 
-// A long way to the servers leaves packets little to queue for in all the time to a result.
-TEST(CreditController, TheLengthOfAPathIsNoWaiting) {
-  for (const Nanos shortest : {35 * kMillisecond, Nanos{0}}) {
-    Path path;
-    path.run(60 * kSecond, [&](uint16_t credit) {
-      path.controller.on_queueing(3 * kMillisecond, shortest * credit);
-      return 1.6e6 * std::pow(1.05, std::log2(credit));  // 41 ms to a result
-    });
-    EXPECT_EQ(path.controller.base() == 1, shortest > 0);
-  }
-}
-
 // A round trip of 100 ms varies by more than a queue on a short path would last: that is no reason
 // not to look. What is on the way fits the path until the window is 16 segments.
 TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
@@ -148,13 +145,6 @@ TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
     });
     EXPECT_EQ(path.controller.base(), 16) << queueing / kMillisecond << " ms";
   }
-  // A queue as long as the path is one.
-  Path path;
-  path.run(600 * kSecond, [&](uint16_t credit) {
-    path.controller.on_queueing(kShortest, kShortest);
-    return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(2 * kShortest);
-  });
-  EXPECT_EQ(path.controller.trials(), 0u);
 }
 
 // Ranks do not begin an all-reduce at once, and how long the first one waits is no one's gain.
@@ -209,51 +199,71 @@ TEST(CreditController, OneNoisyIntervalIsNoEvidence) {
   EXPECT_LE(path.controller.base(), 2);
 }
 
-TEST(CreditController, CongestionHalvesOnceAndHolds) {
+// The link becomes slower: what was the right window overruns a switch now.
+TEST(CreditController, CongestionHalvesTheWindowWhereHalfMovesAsMuch) {
   Path path;
-  const auto rising = [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); };
-  path.run(20 * kSecond, rising);
+  std::mt19937 random(3);
+  std::bernoulli_distribution lost(0.02);
+  path.run(20 * kSecond, [](uint16_t credit) { return 5e6 * std::min<int>(credit, 32); });
   ASSERT_EQ(path.controller.base(), 32);
-  path.run(kSecond, rising);
-  const bool trying = path.controller.credit() != path.controller.base();
-  path.controller.on_losses(5, path.now);
-  path.controller.on_losses(5, path.now + kMillisecond);  // the same event, seen elsewhere
-  EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
-  path.run(4 * kSecond, rising);
-  EXPECT_EQ(path.controller.credit(), trying ? 32 : 16);
-}
-
-TEST(CreditController, LossesAddUpToAnEvent) {
-  Path path;
-  const auto rising = [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); };
-  path.run(20 * kSecond, rising);
-  ASSERT_EQ(path.controller.base(), 32);
-  while (path.controller.credit() != path.controller.base()) path.run(kMillisecond, rising);
-  path.controller.on_losses(1, path.now);
-  path.controller.on_losses(1, path.now + 100 * kMillisecond);
-  EXPECT_EQ(path.controller.base(), 32);
-  path.controller.on_losses(1, path.now + 200 * kMillisecond);
-  EXPECT_EQ(path.controller.base(), 16);
+  const auto slower = [&](uint16_t credit) {
+    if (credit > 8 && lost(random)) path.controller.on_losses(1, path.now);
+    return 5e6 * std::min<int>(credit, 8);
+  };
+  path.run(20 * kSecond, slower);
+  EXPECT_LE(path.controller.base(), 8);
 }
 
 // Packets that overtake each other look like a loss now and then.
-TEST(CreditController, ALoneLossOnlyEndsATrial) {
+TEST(CreditController, ALoneLossChangesNothing) {
   Path path;
   for (int second = 0; second < 60; ++second) {
     path.run(kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
-    const uint16_t before = path.controller.base();
+    const uint16_t before = path.controller.credit();
     path.controller.on_losses(1, path.now);
     EXPECT_EQ(path.controller.credit(), before);
   }
   EXPECT_EQ(path.controller.base(), 32);
 }
 
-TEST(CreditController, DoesNotTryWhereAQueueHasFormed) {
+// Other packets make a queue too: as long as twice the window moves twice as much, it is too small.
+TEST(CreditController, TwiceTheGoodputIsWorthAnyQueue) {
   Path path;
   path.controller.on_queueing(20 * kMillisecond, 0);
-  path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
-  EXPECT_EQ(path.controller.trials(), 0u);
-  EXPECT_EQ(path.controller.credit(), 1);
+  path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 16); });
+  EXPECT_EQ(path.controller.base(), 16);
+}
+
+// One packet in a thousand is lost, whatever the window.
+TEST(CreditController, LossesThatNoWindowAvoidsAreTolerated) {
+  Path path;
+  std::mt19937 random(3);
+  std::bernoulli_distribution lost(1e-3);
+  const auto lossy = [&](uint16_t credit) {
+    if (lost(random)) path.controller.on_losses(1, path.now);
+    return 1e6 * std::min<int>(credit, 32);
+  };
+  path.run(30 * kSecond, lossy);
+  int small = 0;
+  for (int i = 0; i < 300; ++i) {
+    path.run(100 * kMillisecond, lossy);
+    small += path.controller.credit() < 32;
+  }
+  EXPECT_LE(small, 45);
+}
+
+// Twice the window overruns a switch and stalls: looking once a minute is enough.
+TEST(CreditController, TrialsThatFailCostLittle) {
+  Path path;
+  Nanos trying = 0;
+  path.run(300 * kSecond, [&](uint16_t credit) {
+    const double goodput = credit == 1 ? 25e6 : 2e6;
+    if (credit > 1) trying += static_cast<Nanos>(kSegment / goodput * 1e9);
+    return goodput;
+  });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_GT(path.controller.trials(), 3u);
+  EXPECT_LT(trying, 6 * kSecond);
 }
 
 TEST(CreditController, FixedIsFixed) {
