@@ -413,7 +413,7 @@ void Links::poll_paths() {
     }
     judge(link.paths, now);
   }
-  measure_lengths();
+  if (!options_.credit_fixed) measure_lengths();
   if (flows > 0) controller_.on_queueing(queueing / flows, shortest / flows);
 }
 
