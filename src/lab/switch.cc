@@ -18,14 +18,23 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "lab/frame.h"
-#include "lab/network.h"
 #include "lab/tap.h"
+#include "transport/virtual/network.h"
 
 #ifndef SYS_epoll_pwait2
 #define SYS_epoll_pwait2 441
 #endif
 
 namespace herring::lab {
+
+using transport::virtual_time::kNever;
+using transport::virtual_time::Link;
+using transport::virtual_time::LinkCounters;
+using transport::virtual_time::LinkSettings;
+using transport::virtual_time::Network;
+using transport::virtual_time::Parcel;
+using transport::virtual_time::PathSettings;
+
 namespace {
 
 constexpr int kBatch = 32;  // frames read from one host before others have their turn

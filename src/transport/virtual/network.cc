@@ -1,9 +1,9 @@
-#include "lab/network.h"
+#include "transport/virtual/network.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace herring::lab {
+namespace herring::transport::virtual_time {
 
 std::optional<Nanos> Link::send(Nanos now, uint32_t bytes) {
   Nanos start = std::max(now, free_);
@@ -112,4 +112,4 @@ Nanos Network::next() const {
   return arrivals_.empty() ? soonest : std::min(soonest, arrivals_.top().time);
 }
 
-}  // namespace herring::lab
+}  // namespace herring::transport::virtual_time

@@ -1,4 +1,4 @@
-// A modelled network in virtual time: what the lab's switch does with packets, without any packet.
+// A modelled network in virtual time. The lab's switch takes real packets through it.
 //
 //   host -> [egress] -> path: loss, delay, jitter -> ([spine] -> its path) -> [port] -> host
 //
@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 
-namespace herring::lab {
+namespace herring::transport::virtual_time {
 
 inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 
@@ -133,4 +133,4 @@ class Network {
   std::mt19937_64 random_;
 };
 
-}  // namespace herring::lab
+}  // namespace herring::transport::virtual_time

@@ -1,5 +1,5 @@
 // The modelled network against the closed form, in virtual time.
-#include "lab/network.h"
+#include "transport/virtual/network.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace herring::lab {
+namespace herring::transport::virtual_time {
 namespace {
 
 constexpr uint32_t kBytes = 9014;
@@ -253,4 +253,4 @@ TEST(Network, TimesDoNotDependOnWhenItIsCalled) {
 }
 
 }  // namespace
-}  // namespace herring::lab
+}  // namespace herring::transport::virtual_time
