@@ -34,7 +34,7 @@ class Completion {
   // False: not done within `wait`, or a signal came.
   bool wait_for(Nanos wait) {
     const auto is_done = [this] { return done(); };
-    if (done() || loop_->drive(monotonic_now() + wait, is_done)) return done();
+    if (done() || loop_->drive(loop_->now() + wait, is_done)) return done();
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }

@@ -8,11 +8,12 @@
 #include "base/log.h"
 #include "reduce/reduce.h"
 #include "transport/tcp/handshake.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::worker {
 namespace {
 
-using transport::tcp::Address;
+using transport::Address;
 
 // What all ranks and servers must have alike: rank 0's values travel with the cluster.
 constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
@@ -69,7 +70,7 @@ Result<std::string> source_address(const Settings& settings) {
 Result<control::Member::Options> member_options(const std::string& rendezvous,
                                                 const std::string& secret,
                                                 const Settings& settings) {
-  auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+  auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
   if (!address.ok()) return address.status();
   auto source = source_address(settings);
   if (!source.ok()) return source.status();
@@ -158,7 +159,7 @@ Status Job::host_rendezvous() {
       return transport::tcp::adopt_listener(options_.rendezvous_fd);
     }
     if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
-    auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+    auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
     if (!address.ok()) return address.status();
     return transport::tcp::listen_on(*address, 1024);
   }();
@@ -235,7 +236,7 @@ Status Job::connect() {
   std::vector<Engine::ServerFlow> flows;
   std::string own_host = member->source;  // else the address from which servers are reached
   for (const control::ServerInfo& server : cluster.servers) {
-    auto address = transport::tcp::parse_address(server.address, "a server's address");
+    auto address = transport::parse_address(server.address, "a server's address");
     if (!address.ok()) return address.status();
     for (uint32_t k = 0; k < flows_per_server; ++k) {
       const wire::Hello hello{wire::Role::kWorker, options_.rank, k, cluster.epoch};
@@ -247,7 +248,8 @@ Status Job::connect() {
         if (!local.ok()) return local.status();
         own_host = local->host;
       }
-      flows.push_back({server.index, std::move(*fd), server.address});
+      flows.push_back(
+          {server.index, transport::tcp::make_connection(std::move(*fd), server.address)});
     }
   }
 
@@ -275,7 +277,8 @@ Status Job::connect() {
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
-  engine_ = std::make_unique<Engine>(cluster, engine, std::move(bus_), std::move(flows));
+  engine_ = std::make_unique<Engine>(cluster, engine, transport::tcp::transport(), std::move(bus_),
+                                     std::move(flows));
 
   member_->watch(
       [this](const control::Loss& loss) {
@@ -310,7 +313,7 @@ Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
   server::ServerOptions options;
   options.host = *host;
   options.credentials = member_options.credentials;
-  auto started = server::Server::start(std::move(options));
+  auto started = server::Server::start(std::move(options), transport::tcp::transport());
   if (!started.ok()) return started.status();
   server_ = std::move(*started);
   control::ServerRegistration registration;
@@ -370,7 +373,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
     if (!local.ok()) return local.status();
     host = local->host;
   }
-  auto started = server::Server::start({host, 0, member->credentials});
+  auto started = server::Server::start({host, 0, member->credentials}, transport::tcp::transport());
   if (!started.ok()) return started.status();
   server::Server& server = **started;
   control::ServerRegistration registration;
