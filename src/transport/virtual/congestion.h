@@ -16,10 +16,7 @@ class Congestion {
   static constexpr uint32_t kNoLimit = std::numeric_limits<uint32_t>::max();
 
   explicit Congestion(const StreamSettings& settings)
-      : settings_(&settings),
-        window_(settings.control == StreamSettings::Control::kUnlimited ? kNoLimit
-                                                                         : settings.initial_window) {
-  }
+      : settings_(&settings), window_(unlimited() ? kNoLimit : settings.initial_window) {}
 
   uint32_t window() const { return window_; }
   uint32_t threshold() const { return threshold_; }

@@ -20,7 +20,7 @@ struct StreamSettings {
     kUnlimited,  // no window: for fabrics that lose nothing and hold senders back themselves
   } control = Control::kCubic;
   Nanos least_timeout = 200 * kMillisecond;  // a time-out is the round trip and so much, or more
-  Nanos tick = 4 * kMillisecond;  // of the system's timers: a probe or a wait for reordering has two
+  Nanos tick = 4 * kMillisecond;  // of the system's timers: probes and waits have two more
   bool linear_timeouts = true;    // TCP_THIN_LINEAR_TIMEOUTS: with few packets out, no back-off
   size_t send_buffer = 4 << 20;
   Nanos delayed_ack = 40 * kMillisecond;
