@@ -22,6 +22,11 @@ bool EventLoop::queue(Task task) {
   return true;
 }
 
+bool EventLoop::has_tasks() {
+  std::lock_guard lock(mutex_);
+  return !tasks_.empty();
+}
+
 void EventLoop::wake_for_tasks() {
   {
     std::lock_guard lock(mutex_);

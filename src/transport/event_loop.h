@@ -82,6 +82,7 @@ class EventLoop {
   virtual void stop_now() = 0;
   // As post_before_drive(); the caller wakes whoever is to run it.
   bool queue(Task task);
+  bool has_tasks();
   Nanos next_timer() const { return timers_.empty() ? kNoTimer : timers_.begin()->first.first; }
   void run_tasks();
   void run_timers();

@@ -9,42 +9,14 @@
 #include "reduce/reduce.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/transport.h"
+#include "worker/options.h"
 
 namespace herring::worker {
 namespace {
 
 using transport::Address;
 
-// What all ranks and servers must have alike: rank 0's values travel with the cluster.
-constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
-                                   "credit_max",    "small_bytes",  "server_weights",
-                                   "proxies",       "flows",        "buffer_bytes"};
-
-control::Settings shared_settings(const Settings& settings) {
-  control::Settings shared;
-  for (const char* name : kShared) shared[name] = settings.text(name);
-  return shared;
-}
-
-// This process's settings with the job's shared ones over them.
-Result<Settings> adopt(const control::Settings& shared) {
-  std::map<std::string, std::string> overrides(shared.begin(), shared.end());
-  return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
-}
-
-server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes) {
-  server::DataPlaneOptions options;
-  const auto cores = std::max(1u, std::thread::hardware_concurrency());
-  const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
-  options.proxies = asked != 0 ? asked : std::clamp(std::min((nodes + 7) / 8, cores / 2), 1u, 16u);
-  options.segment_bytes = settings.get_bytes("segment_bytes");
-  options.frame_max = settings.get_bytes("frame_max");
-  options.credit = settings.get_bytes("credit");
-  options.credit_max = settings.get_bytes("credit_max");
-  options.small_bytes = settings.get_bytes("small_bytes");
-  options.flows = static_cast<uint32_t>(settings.get_int("flows"));
-  return options;
-}
+uint32_t cores() { return std::max(1u, std::thread::hardware_concurrency()); }
 
 std::string encode_bus(const LocalAddress& address) {
   ByteWriter out;
@@ -219,7 +191,7 @@ Status Job::connect() {
   const control::Cluster& cluster = member_->cluster();
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes);
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
   if (server_) server_->attach(server_member_->cluster(), server_member_->server_index(), plane);
 
   const control::WorkerInfo& me = cluster.workers[options_.rank];
@@ -253,27 +225,10 @@ Status Job::connect() {
     }
   }
 
-  EngineOptions engine;
-  engine.rank = options_.rank;
-  engine.links.segment_bytes = plane.segment_bytes;
-  engine.links.frame_max = plane.frame_max;
-  engine.links.credit_initial = plane.credit_segments(plane.credit);
-  engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
-  engine.links.credit_fixed = plane.credit != 0;
-  engine.links.steers = options_.rank == 0;
-  for (const control::ServerInfo& server : cluster.servers) {
-    engine.links.weights.push_back(server.weight);
-  }
-  engine.links.first_server = static_cast<uint32_t>(
-      uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
-  engine.mesh.rank = options_.rank;
-  engine.mesh.size = options_.size;
-  engine.mesh.epoch = cluster.epoch;
+  EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
   engine.mesh.host = own_host;
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
-  engine.small_bytes = plane.small_bytes;
-  engine.buffer_bytes = shared->get_bytes("buffer_bytes");
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
@@ -386,7 +341,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
   server.attach(membership.cluster(), membership.server_index(),
-                data_plane(*shared, membership.cluster().nodes));
+                data_plane(*shared, membership.cluster().nodes, cores()));
 
   std::mutex mutex;
   std::condition_variable changed;
