@@ -1,5 +1,6 @@
-// A loop over epoll, in the system's time. A caller who waits for something that the loop will bring
-// may drive() one that is made for it: one thread less is to be woken before the result is there.
+// A loop over epoll, in the system's time. A caller who waits for something that the loop will
+// bring may drive() one that is made for it: one thread less is to be woken before the result is
+// there.
 #pragma once
 
 #include <atomic>

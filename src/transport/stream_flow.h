@@ -1,5 +1,5 @@
-// Frames over a reliable byte stream: what is the same whether a socket or a modelled network carries
-// the bytes. A stream says how much it took or gave, as the system's calls do.
+// Frames over a reliable byte stream: what is the same whether a socket or a modelled network
+// carries the bytes. A stream says how much it took or gave, as the system's calls do.
 #pragma once
 
 #include <sys/types.h>

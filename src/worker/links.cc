@@ -8,9 +8,10 @@
 namespace herring::worker {
 namespace {
 
-// A window is cut into this many frames, so that one is summed while another is on its way. More
-// cost more than they bring: a frame costs a wake-up and a few system calls on both sides.
-constexpr size_t kFramesPerWindow = 2;
+// A window is cut into this many frames: one on its way there, one that is summed, one on its way
+// back, and one that waits for the last of these to be whole. With fewer a part of the window is
+// never on its way; each frame costs a wake-up and a few system calls on both sides.
+constexpr size_t kFramesPerWindow = 4;
 // Where servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
@@ -74,7 +75,10 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
-  if (transfers_.empty()) controller_.on_start();
+  if (transfers_.empty()) {
+    controller_.on_start();
+    for (Link& link : links_) link.returned = 0;
+  }
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -104,8 +108,12 @@ double Links::share_of(uint32_t server) const {
 }
 
 size_t Links::window(const Link& link) const {
-  const auto segments = static_cast<size_t>(credit() * link.share * link.length + 0.5);
-  return std::min<size_t>(segments, options_.credit_max);
+  auto segments = static_cast<size_t>(credit() * link.share * link.length + 0.5);
+  segments = std::min<size_t>(segments, options_.credit_max);
+  // In a steady state half of a window is on its way to the server and half on its way back. Where
+  // all that is outstanding is on its way there, half of it queues as deeply.
+  const size_t at_once = std::max(kFramesPerWindow, segments / 2);
+  return std::min(segments, at_once + link.returned);
 }
 
 void Links::pump(uint32_t server) {
@@ -339,6 +347,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   links_[server].count(now);
   links_[server].outstanding -= header.segments;
   links_[server].answered += header.segments;
+  links_[server].returned += header.segments;
   const size_t outstanding = total_outstanding_;
   total_outstanding_ -= header.segments;
   if (options_.steers) {

@@ -99,6 +99,7 @@ class Links : private transport::FlowHandler {
     double length = 1;  // of the time to a result, by the nearest server's
     Nanos shortest = 0;  // round trip; 0: not known
     size_t outstanding = 0;
+    size_t returned = 0;  // segments answered since all links were idle
     // Since lengths were last measured: segments outstanding times for how long, and answered.
     Nanos counted_at = 0;
     double waited = 0, answered = 0;

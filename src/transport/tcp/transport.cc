@@ -28,8 +28,8 @@ class TcpConnection final : public Connection {
       case Traffic::kCredit: break;
       case Traffic::kSchedule:
         setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
-        // A schedule's flow rests for whole steps, and shares the link with its neighbours where one
-        // step meets the next: with BBR, a butterfly's steps were measured not to fill the link.
+        // A schedule's flow rests for whole steps, and shares the link with its neighbours where
+        // one step meets the next: with BBR, a butterfly's steps were measured not to fill it.
         avoid_bbr(fd_.get());
         break;
       case Traffic::kControl: repeat_steadily(fd_.get()); break;

@@ -1,5 +1,5 @@
 // A modelled cluster in virtual time: hosts with processors, a network between them, and the loops
-// that run there. One thread runs all of it, event after event; the same seed gives the same events.
+// that run there. One thread runs all of it, event after event; a seed gives the same events again.
 //
 // A loop's iteration takes a processor of its host, for as long as its work is said to cost. First
 // everything that is ready is read and handled, then, so much later, what that produced is sent.

@@ -1,4 +1,4 @@
-// Whole jobs in virtual time: the sums are right, the times those of the links, and always the same.
+// Whole jobs in virtual time: the sums are right, the times those of the links, and repeatable.
 #include "simulate/job.h"
 
 #include <gtest/gtest.h>
