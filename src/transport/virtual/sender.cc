@@ -133,7 +133,7 @@ void Sender::sent(Nanos now) {
   if (!sent_any_ && !limited_) return;
   const bool limited = limited_ || in_flight() >= congestion_.window();
   congestion_.on_sent(limited, first_, next_, timeout(), now);
-  if (sent_any_) set_timer(now);
+  if (sent_any_) set_timer(false, now);
   sent_any_ = false;
 }
 
@@ -201,7 +201,7 @@ void Sender::on_ack(const Ack& ack, Nanos now) {
   if (may_undo_ && news.advanced && ack.echo < first_again_) undo(now);
   const uint32_t lost = rack_moved_ ? find_losses(now) : 0;
   steer(news, lost, now);
-  if (news.delivered > 0 || lost > 0) set_timer(now);
+  if (news.delivered > 0 || lost > 0) set_timer(news.advanced, now);
 }
 
 void Sender::measure(const News& news, Nanos echo, Nanos now) {
@@ -271,7 +271,7 @@ void Sender::undo(Nanos now) {
   congestion_.undo();
   state_ = State::kOpen;
   may_undo_ = false;
-  set_timer(now);
+  set_timer(false, now);
 }
 
 void Sender::mark_lost(uint64_t number) {
@@ -377,10 +377,12 @@ void Sender::on_deadline(Nanos now) {
   } else {
     time_out(now);
   }
-  set_timer(now);
+  set_timer(false, now);
 }
 
-void Sender::set_timer(Nanos now) {
+// `advanced`: packets have just been acknowledged in order.
+void Sender::set_timer(bool advanced, Nanos now) {
+  const Nanos running = kind_ == Timer::kTimeout ? timer_ : 0;
   timer_ = kNever;
   kind_ = Timer::kNone;
   if (first_ == next_) return;
@@ -390,15 +392,16 @@ void Sender::set_timer(Nanos now) {
     return;
   }
   const Nanos whole = std::min(timeout() << backoff_, kGreatestTimeout);
-  timer_ = std::max(at(first_).time + whole, now + 1);
-  kind_ = Timer::kTimeout;
-  if (state_ != State::kOpen || arrived_count_ + lost_count_ > 0 || probe_end_ > 0) return;
+  const Nanos last = std::max(advanced ? now + whole : at(first_).time + whole, now + 1);
+  if (state_ != State::kOpen || arrived_count_ + lost_count_ > 0 || probe_end_ > 0) {
+    kind_ = Timer::kTimeout;
+    timer_ = std::max(last, running);
+    return;
+  }
   // A lone packet may be waiting for a delayed acknowledgement.
   const Nanos more = next_ - first_ == 1 ? settings_->least_timeout : 2 * settings_->tick;
-  const Nanos probe = srtt_ > 0 ? now + 2 * srtt_ + more : now + kFirstTimeout;
-  if (probe >= timer_) return;
-  timer_ = probe;
   kind_ = Timer::kProbe;
+  timer_ = std::min(last, now + (srtt_ > 0 ? 2 * srtt_ + more : kFirstTimeout));
 }
 
 PathInfo Sender::path_info(Nanos now) const {

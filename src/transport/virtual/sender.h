@@ -98,7 +98,7 @@ class Sender {
   Nanos reorder_window() const;
   void start_recovery();
   void time_out(Nanos now);
-  void set_timer(Nanos now);
+  void set_timer(bool advanced, Nanos now);
 
   const StreamSettings* settings_;
   Congestion congestion_;
