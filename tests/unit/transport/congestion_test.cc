@@ -105,8 +105,8 @@ TEST(Congestion, CubicFollowsItsCurve) {
   }
 }
 
-// At short round trips CUBIC is no slower than Reno with the same reduction: 3 (1 - 0.7) / (1 + 0.7)
-// packets a round trip.
+// At short round trips CUBIC is no slower than Reno with the same reduction: 3 (1 - 0.7) /
+// (1 + 0.7) packets a round trip.
 TEST(Congestion, CubicIsNotSlowerThanReno) {
   StreamSettings settings{.control = Control::kCubic, .hystart = false};
   Congestion congestion(settings);
