@@ -47,6 +47,14 @@ void Sender::hand_over(uint64_t total, Nanos now) {
   heard_ = now;
 }
 
+bool Sender::has_new() const {
+  if (unsent() == 0) return false;
+  if (first_ == next_ || settings_->receive_window == 0) return true;
+  const uint64_t bytes = std::min<uint64_t>(settings_->segment(), written_ - cut_);
+  const double grown = settings_->receive_growth * static_cast<double>(acknowledged_);
+  return cut_ + bytes - acknowledged_ <= settings_->receive_window + static_cast<uint64_t>(grown);
+}
+
 uint32_t Sender::in_flight() const {
   return static_cast<uint32_t>(next_ - first_) - arrived_count_ - lost_count_ + resent_count_;
 }
@@ -97,7 +105,7 @@ bool Sender::next(Nanos now, Segment* out) {
   if (probe_due_) {
     probe_due_ = false;
     ++counters_.probes;
-    probe_is_copy_ = unsent() == 0;
+    probe_is_copy_ = !has_new();
     if (probe_is_copy_) {
       send_again(next_ - 1, now, out);
     } else {
@@ -112,7 +120,7 @@ bool Sender::next(Nanos now, Segment* out) {
     look_from_ = number + 1;
     send_again(number, now, out);
     congestion_.count_sent();
-  } else if (unsent() > 0) {
+  } else if (has_new()) {
     limited_ = in_flight() >= congestion_.window();
     if (limited_) return false;
     if (first_ == next_ && now > last_sent_) {
@@ -395,7 +403,7 @@ void Sender::set_timer(bool advanced, Nanos now) {
   const Nanos last = std::max(advanced ? now + whole : at(first_).time + whole, now + 1);
   if (state_ != State::kOpen || arrived_count_ + lost_count_ > 0 || probe_end_ > 0) {
     kind_ = Timer::kTimeout;
-    timer_ = std::max(last, running);
+    timer_ = advanced ? last : std::max(last, running);
     return;
   }
   // A lone packet may be waiting for a delayed acknowledgement.

@@ -81,6 +81,7 @@ class Sender {
   Sent& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
   const Sent& at(uint64_t number) const { return ring_[number & (ring_.size() - 1)]; }
   uint64_t unsent() const { return written_ - cut_ + (finishing_ && !ended_); }
+  bool has_new() const;  // what the receiver has room for
   uint32_t in_flight() const;
   Nanos timeout() const;
 

@@ -101,7 +101,7 @@ TEST(Streams, AWriteTakesBothLinksAndTheDelay) {
 TEST(Streams, ATrainWithinTheWindowIsPipelined) {
   auto network = make(2, kRate, kSecond, {.delay = 5 * kMillisecond});
   Log log;
-  Streams streams(network, {}, log);
+  Streams streams(network, {.receive_window = 0}, log);
   uint32_t connection = streams.connect(0, 1);
   ASSERT_EQ(streams.write(connection, 0, 10 * kSegment, 0), 10u * kSegment);
   streams.advance(kSecond);
@@ -115,7 +115,7 @@ TEST(Streams, ATrainWithinTheWindowIsPipelined) {
 TEST(Streams, SlowStartDoublesEachRoundTrip) {
   auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
   Log log;
-  Streams streams(network, {.hystart = false}, log);
+  Streams streams(network, {.hystart = false, .receive_window = 0}, log);
   uint32_t connection = streams.connect(0, 1);
   constexpr uint64_t kPackets = 10 * (1 + 2 + 4 + 8);
   ASSERT_EQ(streams.write(connection, 0, kPackets * kSegment, 0), kPackets * kSegment);
@@ -131,6 +131,19 @@ TEST(Streams, SlowStartDoublesEachRoundTrip) {
     EXPECT_LT(all, begin + (20 << round) * packet);
   }
   EXPECT_EQ(streams.counters().timeouts + streams.counters().retransmissions, 0u);
+}
+
+// Seven packets fit the room that a receiver has at first; a window of ten has to wait for it.
+TEST(Streams, AReceiverHasLittleRoomAtFirst) {
+  auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t connection = streams.connect(0, 1);
+  ASSERT_EQ(streams.write(connection, 0, 10 * kSegment, 0), 10u * kSegment);
+  streams.advance(kSecond);
+  EXPECT_EQ(log.when(connection, 1, 7 * kSegment) / kMillisecond, 10);
+  EXPECT_EQ(log.when(connection, 1, 7 * kSegment + 1) / kMillisecond, 30);
+  EXPECT_EQ(log.when(connection, 1, 10 * kSegment) / kMillisecond, 30);
 }
 
 // An application that keeps W bytes outstanding at a round trip T gets W / T.
@@ -224,7 +237,7 @@ struct Losses {
 
   Network network = make(2, kFast, kSecond, {.delay = kWay});
   Log log;
-  Streams streams{network, {}, log};
+  Streams streams{network, {.receive_window = 0}, log};
   uint32_t connection = streams.connect(0, 1);
 
   void send(int packets, bool lost) {
