@@ -98,6 +98,8 @@ class Network {
   void advance(Nanos now, std::vector<uint32_t>* dropped);
   // The next packet whose last bit is at its receiver by `now`; nothing if there is none.
   std::optional<Delivery> deliver(Nanos now);
+  // Most likely the next to be delivered; nullptr: none is at its last link.
+  const Parcel* upcoming() const { return deliveries_.empty() ? nullptr : &deliveries_.top(); }
   // When advance() and deliver() have something to do next; kNever: nothing is on its way.
   Nanos next() const;
 

@@ -79,7 +79,7 @@ void Sender::cut(Nanos now, Segment* out) {
   cut_ += bytes;
   const bool all = cut_ == written_;
   ended_ = finishing_ && all;
-  *out = {next_, static_cast<uint32_t>(bytes), all, ended_};
+  *out = {next_, cut_, static_cast<uint32_t>(bytes), all, ended_};
   at(next_++) = {cut_, now, 0};
 }
 
@@ -87,7 +87,7 @@ void Sender::send_again(uint64_t number, Nanos now, Segment* out) {
   Sent& packet = at(number);
   const uint64_t begin = number == first_ ? acknowledged_ : at(number - 1).end;
   const bool tail = packet.end == written_;
-  *out = {number, static_cast<uint32_t>(packet.end - begin), tail,
+  *out = {number, packet.end, static_cast<uint32_t>(packet.end - begin), tail,
           ended_ && number + 1 == next_};
   packet.time = now;
   if (!(packet.flags & kResent)) {

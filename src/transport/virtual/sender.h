@@ -45,8 +45,6 @@ class Sender {
   uint64_t written() const { return written_; }
   uint64_t acknowledged() const { return acknowledged_; }
   bool finishing() const { return finishing_; }
-  // Whether so many packets are all there will be.
-  bool is_all(uint64_t packets) const { return ended_ && packets == next_; }
   size_t buffered() const { return static_cast<size_t>(written_ - acknowledged_); }
   // Where the bytes of a packet end that is on its way.
   uint64_t end_of(uint64_t number) const { return at(number).end; }

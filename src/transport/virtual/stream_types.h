@@ -53,6 +53,7 @@ struct Ack {
 // A packet that a sender wants on its way.
 struct Segment {
   uint64_t number = 0;
+  uint64_t end = 0;    // of its bytes, from the beginning
   uint32_t bytes = 0;
   bool push = false;  // nothing is written behind it
   bool last = false;  // ends the direction

@@ -388,8 +388,8 @@ TEST(Streams, OnOneHostThereIsNoLink) {
   const Nanos there = 5 + 10 * kMicrosecond;
   std::vector<Happened> expected{
       {Happened::kReceived, connection, 0, 1 << 20, there},
-      {Happened::kFinished, connection, 0, 0, there},
       {Happened::kAcknowledged, connection, 1, 1 << 20, there},
+      {Happened::kFinished, connection, 0, 0, there},
   };
   EXPECT_EQ(log.all, expected);
 }
