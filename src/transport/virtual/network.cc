@@ -17,7 +17,11 @@ std::optional<Nanos> Link::send(Nanos now, uint32_t bytes) {
       ++counters_.drops;
       return std::nullopt;
     }
-    free_ = start + duration(bytes);
+    if (bytes != last_bytes_) {
+      last_bytes_ = bytes;
+      last_duration_ = duration(bytes);
+    }
+    free_ = start + last_duration_;
   } else {
     free_ = start;  // behind what was accepted while there was a limit
   }
@@ -32,6 +36,8 @@ Network::Network(size_t hosts, size_t spines, uint64_t seed)
       links_(2 * hosts + 2 * spines),
       spine_paths_(spines),
       spine_last_(2 * spines),
+      arrivals_(links_.size()),
+      deliveries_(hosts),
       random_(seed) {}
 
 void Network::set_path(size_t source, size_t destination, PathSettings settings) {
@@ -71,20 +77,7 @@ size_t Network::next_link(const Parcel& parcel) const {
   return crosses ? spine(parcel.flow % spines_, parcel.source % 2) : port(parcel.destination);
 }
 
-uint32_t Network::take_place(const Parcel& parcel) {
-  const uint32_t link = static_cast<uint32_t>(next_link(parcel));
-  if (free_.empty()) {
-    events_.push_back({parcel, link});
-    return static_cast<uint32_t>(events_.size() - 1);
-  }
-  const uint32_t place = free_.back();
-  free_.pop_back();
-  events_[place] = {parcel, link};
-  return place;
-}
-
 bool Network::enter(const Parcel& parcel, Nanos now) {
-  if (free_.empty() && events_.size() == size_t{1} << kPlaceBits) return false;  // no room at all
   auto left = links_[egress(parcel.source)].send(now, parcel.bytes);
   if (!left) return false;
   const size_t pair = parcel.source * hosts_ + parcel.destination;
@@ -92,50 +85,47 @@ bool Network::enter(const Parcel& parcel, Nanos now) {
   if (way.jitter > 0 && last_.empty()) last_.resize(hosts_ * hosts_);
   auto there = travel(way, *left, parcel.safe, way.jitter > 0 ? &last_[pair] : nullptr);
   if (!there) return false;
-  arrivals_.push({*there, tag(take_place(parcel))});
+  arrivals_.push(egress(parcel.source), *there,
+                 {parcel, static_cast<uint32_t>(next_link(parcel))});
   return true;
 }
 
 void Network::advance(Nanos now, std::vector<uint32_t>* dropped) {
-  while (!arrivals_.empty() && arrivals_.top().time <= now + lookahead_) {
-    const TimeHeap::Entry entry = arrivals_.top();
-    const uint32_t number = place(entry);
-    Event& event = events_[number];
-    auto left = links_[event.link].send(entry.time, event.parcel.bytes);
+  while (!arrivals_.empty() && arrivals_.time() <= now + lookahead_) {
+    const Nanos time = arrivals_.time();
+    const Arrival event = arrivals_.top();
+    arrivals_.pop();
+    auto left = links_[event.link].send(time, event.parcel.bytes);
     if (left && event.link >= 2 * hosts_) {
       const size_t direction = event.link - 2 * hosts_;
       auto there = travel(spine_paths_[direction / 2], *left, event.parcel.safe,
                           &spine_last_[direction]);
       if (there) {
-        event.link = static_cast<uint32_t>(port(event.parcel.destination));
-        arrivals_.replace_top({*there, tag(number)});
+        arrivals_.push(event.link, *there,
+                       {event.parcel, static_cast<uint32_t>(port(event.parcel.destination))});
         continue;
       }
       left.reset();
     }
-    arrivals_.pop();
     if (left) {
-      deliveries_.push({*left, tag(number)});
+      deliveries_.push(event.parcel.destination, *left, event.parcel);
     } else {
       dropped->push_back(event.parcel.buffer);
-      free_.push_back(number);
     }
   }
 }
 
 std::optional<Network::Delivery> Network::deliver(Nanos now) {
-  if (deliveries_.empty() || deliveries_.top().time > now) return std::nullopt;
-  const uint32_t number = place(deliveries_.top());
-  Delivery delivery{events_[number].parcel, deliveries_.top().time};
+  if (deliveries_.empty() || deliveries_.time() > now) return std::nullopt;
+  Delivery delivery{deliveries_.top(), deliveries_.time()};
   deliveries_.pop();
-  free_.push_back(number);
   return delivery;
 }
 
 Nanos Network::next() const {
   // Nothing is delivered before it has come to its last link.
-  Nanos soonest = deliveries_.empty() ? kNever : deliveries_.top().time;
-  return arrivals_.empty() ? soonest : std::min(soonest, arrivals_.top().time);
+  Nanos soonest = deliveries_.empty() ? kNever : deliveries_.time();
+  return arrivals_.empty() ? soonest : std::min(soonest, arrivals_.time());
 }
 
 Nanos Network::transit(const Parcel& parcel) const {

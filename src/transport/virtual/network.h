@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "transport/virtual/time_heap.h"
+#include "transport/virtual/event_queue.h"
 
 namespace herring::transport::virtual_time {
 
@@ -33,7 +33,10 @@ struct LinkCounters {
 class Link {
  public:
   // Packets that are queued already keep the time at which they leave.
-  void set(LinkSettings settings) { settings_ = settings; }
+  void set(LinkSettings settings) {
+    settings_ = settings;
+    last_bytes_ = 0;
+  }
   const LinkSettings& settings() const { return settings_; }
   const LinkCounters& counters() const { return counters_; }
 
@@ -45,6 +48,8 @@ class Link {
   LinkSettings settings_;
   LinkCounters counters_;
   Nanos free_ = 0;  // when the last packet accepted has left
+  uint32_t last_bytes_ = 0;  // most packets are as long as the one before
+  Nanos last_duration_ = 0;
 };
 
 struct PathSettings {
@@ -93,6 +98,8 @@ class Network {
   void advance(Nanos now, std::vector<uint32_t>* dropped);
   // The next packet whose last bit is at its receiver by `now`; nothing if there is none.
   std::optional<Delivery> deliver(Nanos now);
+  // Most likely the next to be delivered; nullptr: none is at its last link.
+  const Parcel* upcoming() const { return deliveries_.empty() ? nullptr : &deliveries_.top(); }
   // When advance() and deliver() have something to do next; kNever: nothing is on its way.
   Nanos next() const;
 
@@ -103,18 +110,11 @@ class Network {
   size_t under_way() const { return arrivals_.size() + deliveries_.size(); }
 
  private:
-  // A packet on its way, in a place that a heap's tag names: of equal times, the first to come.
-  struct Event {
+  struct Arrival {
     Parcel parcel;
     uint32_t link;  // the one it comes to
   };
-  static constexpr int kPlaceBits = 24;
 
-  uint32_t take_place(const Parcel& parcel);
-  uint64_t tag(uint32_t place) { return order_++ << kPlaceBits | place; }
-  static uint32_t place(const TimeHeap::Entry& entry) {
-    return static_cast<uint32_t>(entry.tag) & ((1u << kPlaceBits) - 1);
-  }
   size_t next_link(const Parcel& parcel) const;
   const PathSettings& path(size_t pair) const { return paths_.empty() ? all_ : paths_[pair]; }
   // Returns when a packet that starts at `now` is at the other end; nothing if it is lost.
@@ -132,11 +132,8 @@ class Network {
   // No packet that enters from now on comes to its next link sooner than after this time: what
   // comes there within it can be decided now.
   Nanos lookahead_ = 0;
-  TimeHeap arrivals_;
-  TimeHeap deliveries_;
-  std::vector<Event> events_;
-  std::vector<uint32_t> free_;  // places in events_
-  uint64_t order_ = 0;
+  EventQueue<Arrival> arrivals_;   // a lane for each link that was left
+  EventQueue<Parcel> deliveries_;  // a lane for each port
   uint64_t lost_ = 0;
   std::mt19937_64 random_;
 };

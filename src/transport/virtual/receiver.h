@@ -19,6 +19,9 @@ class Receiver {
   bool on_packet(uint64_t number, bool push, Nanos stamp, Nanos now);
   // In order are so many bytes.
   void set_total(uint64_t total) { total_ = total; }
+  // There are so many packets.
+  void set_all(uint64_t packets) { all_ = packets; }
+  bool has_all() const { return expected_ == all_; }
   // Whether to send an acknowledgement at once.
   bool wants_ack(Nanos now);
   // The application has read everything. Returns whether to send an acknowledgement at once.
@@ -42,6 +45,7 @@ class Receiver {
   const StreamSettings* settings_;
   uint64_t expected_ = 0;  // all below have arrived
   uint64_t end_ = 0;       // behind the last that has
+  uint64_t all_ = ~uint64_t{0};  // how many there are, once that is known
   BitRing arrived_;        // beyond
   struct Run {
     uint64_t begin, end;

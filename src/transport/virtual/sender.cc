@@ -47,6 +47,14 @@ void Sender::hand_over(uint64_t total, Nanos now) {
   heard_ = now;
 }
 
+bool Sender::has_new() const {
+  if (unsent() == 0) return false;
+  if (first_ == next_ || settings_->receive_window == 0) return true;
+  const uint64_t bytes = std::min<uint64_t>(settings_->segment(), written_ - cut_);
+  const double grown = settings_->receive_growth * static_cast<double>(acknowledged_);
+  return cut_ + bytes - acknowledged_ <= settings_->receive_window + static_cast<uint64_t>(grown);
+}
+
 uint32_t Sender::in_flight() const {
   return static_cast<uint32_t>(next_ - first_) - arrived_count_ - lost_count_ + resent_count_;
 }
@@ -71,7 +79,7 @@ void Sender::cut(Nanos now, Segment* out) {
   cut_ += bytes;
   const bool all = cut_ == written_;
   ended_ = finishing_ && all;
-  *out = {next_, static_cast<uint32_t>(bytes), all, ended_};
+  *out = {next_, cut_, static_cast<uint32_t>(bytes), all, ended_};
   at(next_++) = {cut_, now, 0};
 }
 
@@ -79,7 +87,7 @@ void Sender::send_again(uint64_t number, Nanos now, Segment* out) {
   Sent& packet = at(number);
   const uint64_t begin = number == first_ ? acknowledged_ : at(number - 1).end;
   const bool tail = packet.end == written_;
-  *out = {number, static_cast<uint32_t>(packet.end - begin), tail,
+  *out = {number, packet.end, static_cast<uint32_t>(packet.end - begin), tail,
           ended_ && number + 1 == next_};
   packet.time = now;
   if (!(packet.flags & kResent)) {
@@ -97,7 +105,7 @@ bool Sender::next(Nanos now, Segment* out) {
   if (probe_due_) {
     probe_due_ = false;
     ++counters_.probes;
-    probe_is_copy_ = unsent() == 0;
+    probe_is_copy_ = !has_new();
     if (probe_is_copy_) {
       send_again(next_ - 1, now, out);
     } else {
@@ -112,7 +120,7 @@ bool Sender::next(Nanos now, Segment* out) {
     look_from_ = number + 1;
     send_again(number, now, out);
     congestion_.count_sent();
-  } else if (unsent() > 0) {
+  } else if (has_new()) {
     limited_ = in_flight() >= congestion_.window();
     if (limited_) return false;
     if (first_ == next_ && now > last_sent_) {
@@ -133,7 +141,7 @@ void Sender::sent(Nanos now) {
   if (!sent_any_ && !limited_) return;
   const bool limited = limited_ || in_flight() >= congestion_.window();
   congestion_.on_sent(limited, first_, next_, timeout(), now);
-  if (sent_any_) set_timer(now);
+  if (sent_any_) set_timer(false, now);
   sent_any_ = false;
 }
 
@@ -201,7 +209,7 @@ void Sender::on_ack(const Ack& ack, Nanos now) {
   if (may_undo_ && news.advanced && ack.echo < first_again_) undo(now);
   const uint32_t lost = rack_moved_ ? find_losses(now) : 0;
   steer(news, lost, now);
-  if (news.delivered > 0 || lost > 0) set_timer(now);
+  if (news.delivered > 0 || lost > 0) set_timer(news.advanced, now);
 }
 
 void Sender::measure(const News& news, Nanos echo, Nanos now) {
@@ -271,7 +279,7 @@ void Sender::undo(Nanos now) {
   congestion_.undo();
   state_ = State::kOpen;
   may_undo_ = false;
-  set_timer(now);
+  set_timer(false, now);
 }
 
 void Sender::mark_lost(uint64_t number) {
@@ -377,10 +385,12 @@ void Sender::on_deadline(Nanos now) {
   } else {
     time_out(now);
   }
-  set_timer(now);
+  set_timer(false, now);
 }
 
-void Sender::set_timer(Nanos now) {
+// `advanced`: packets have just been acknowledged in order.
+void Sender::set_timer(bool advanced, Nanos now) {
+  const Nanos running = kind_ == Timer::kTimeout ? timer_ : 0;
   timer_ = kNever;
   kind_ = Timer::kNone;
   if (first_ == next_) return;
@@ -390,15 +400,16 @@ void Sender::set_timer(Nanos now) {
     return;
   }
   const Nanos whole = std::min(timeout() << backoff_, kGreatestTimeout);
-  timer_ = std::max(at(first_).time + whole, now + 1);
-  kind_ = Timer::kTimeout;
-  if (state_ != State::kOpen || arrived_count_ + lost_count_ > 0 || probe_end_ > 0) return;
+  const Nanos last = std::max(advanced ? now + whole : at(first_).time + whole, now + 1);
+  if (state_ != State::kOpen || arrived_count_ + lost_count_ > 0 || probe_end_ > 0) {
+    kind_ = Timer::kTimeout;
+    timer_ = advanced ? last : std::max(last, running);
+    return;
+  }
   // A lone packet may be waiting for a delayed acknowledgement.
   const Nanos more = next_ - first_ == 1 ? settings_->least_timeout : 2 * settings_->tick;
-  const Nanos probe = srtt_ > 0 ? now + 2 * srtt_ + more : now + kFirstTimeout;
-  if (probe >= timer_) return;
-  timer_ = probe;
   kind_ = Timer::kProbe;
+  timer_ = std::min(last, now + (srtt_ > 0 ? 2 * srtt_ + more : kFirstTimeout));
 }
 
 PathInfo Sender::path_info(Nanos now) const {

@@ -45,8 +45,6 @@ class Sender {
   uint64_t written() const { return written_; }
   uint64_t acknowledged() const { return acknowledged_; }
   bool finishing() const { return finishing_; }
-  // Whether so many packets are all there will be.
-  bool is_all(uint64_t packets) const { return ended_ && packets == next_; }
   size_t buffered() const { return static_cast<size_t>(written_ - acknowledged_); }
   // Where the bytes of a packet end that is on its way.
   uint64_t end_of(uint64_t number) const { return at(number).end; }
@@ -81,6 +79,7 @@ class Sender {
   Sent& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
   const Sent& at(uint64_t number) const { return ring_[number & (ring_.size() - 1)]; }
   uint64_t unsent() const { return written_ - cut_ + (finishing_ && !ended_); }
+  bool has_new() const;  // what the receiver has room for
   uint32_t in_flight() const;
   Nanos timeout() const;
 
@@ -98,7 +97,7 @@ class Sender {
   Nanos reorder_window() const;
   void start_recovery();
   void time_out(Nanos now);
-  void set_timer(Nanos now);
+  void set_timer(bool advanced, Nanos now);
 
   const StreamSettings* settings_;
   Congestion congestion_;

@@ -26,6 +26,10 @@ struct StreamSettings {
   Nanos delayed_ack = 40 * kMillisecond;
   bool slow_start_after_idle = true;
   bool hystart = true;          // cubic leaves slow start when the round trip grows
+  // What a receiver has room for at first, and how that grows with the bytes it has got: measured
+  // on Linux 6.18, whose buffer grows with what is read in a round trip. 0: room for everything.
+  uint32_t receive_window = 63488;
+  double receive_growth = 0.75;
   bool spread_packets = false;  // a packet chooses its path, not a connection
   Nanos loopback_delay = 10 * kMicrosecond;  // between two ends on one host, which have no link
 
@@ -49,6 +53,7 @@ struct Ack {
 // A packet that a sender wants on its way.
 struct Segment {
   uint64_t number = 0;
+  uint64_t end = 0;    // of its bytes, from the beginning
   uint32_t bytes = 0;
   bool push = false;  // nothing is written behind it
   bool last = false;  // ends the direction

@@ -42,7 +42,7 @@ uint32_t Streams::connect(uint16_t host_a, uint16_t host_b, Nanos now) {
     rtt += network_.transit(empty);
   }
   const End end{Sender(settings_, rtt, now), Receiver(settings_), host_a};
-  connections_.push_back({{end, end}, kNever, local});
+  connections_.push_back({kNever, {kNever, kNever}, local, {end, end}});
   connections_.back().ends[1].host = host_b;
   return static_cast<uint32_t>(connections_.size() - 1);
 }
@@ -58,7 +58,7 @@ size_t Streams::write(uint32_t connection, int side, size_t bytes, Nanos now) {
                        static_cast<uint8_t>(side), false});
   } else {
     pump(connection, side, now);
-    schedule(connection);
+    schedule(connection, side);
   }
   return taken;
 }
@@ -72,7 +72,7 @@ void Streams::finish(uint32_t connection, int side, Nanos now) {
                        static_cast<uint8_t>(side), true});
   } else {
     pump(connection, side, now);
-    schedule(connection);
+    schedule(connection, side);
   }
 }
 
@@ -126,7 +126,10 @@ void Streams::advance(Nanos now) {
       network_.advance(time, &dropped_);
       free_.insert(free_.end(), dropped_.begin(), dropped_.end());
       dropped_.clear();
-      while (auto delivery = network_.deliver(time)) arrive(delivery->parcel.buffer, time);
+      while (auto delivery = network_.deliver(time)) {
+        if (const Parcel* follows = network_.upcoming()) prefetch(follows->buffer);
+        arrive(delivery->parcel.buffer, time);
+      }
     } else if (!locals_.empty() && locals_.front().time == time) {
       const Local local = locals_.front();
       locals_.pop_front();
@@ -152,6 +155,7 @@ void Streams::send(uint32_t id, int side, const Segment* segment, bool reset, Na
   if (free_.empty()) {
     free_.push_back(static_cast<uint32_t>(packets_.size()));
     packets_.emplace_back();
+    owners_.push_back(0);
   }
   const uint32_t place = free_.back();
   free_.pop_back();
@@ -159,12 +163,15 @@ void Streams::send(uint32_t id, int side, const Segment* segment, bool reset, Na
   packet.sent = now;
   packet.connection = id;
   packet.from = static_cast<uint8_t>(side);
+  owners_[place] = 2 * id + static_cast<uint32_t>(1 - side);
   packet.data = segment != nullptr;
   packet.reset = reset;
   uint32_t bytes = settings_.header_bytes;
   if (segment) {
     packet.number = segment->number;
+    packet.end = segment->end;
     packet.push = segment->push || segment->last;
+    packet.last = segment->last;
     bytes += segment->bytes;
   } else {
     ++from.acks;
@@ -182,6 +189,20 @@ void Streams::send(uint32_t id, int side, const Segment* segment, bool reset, Na
   if (!network_.enter(parcel, now)) free_.push_back(place);
 }
 
+// With thousands of connections, most packets come to one that is in no cache.
+void Streams::prefetch(uint32_t place) const {
+  constexpr size_t kLine = 64;
+  auto fetch = [](const void* from, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += kLine) {
+      __builtin_prefetch(static_cast<const char*>(from) + at);
+    }
+  };
+  fetch(&packets_[place], sizeof(Packet));
+  const Connection& connection = connections_[owners_[place] / 2];
+  fetch(&connection, kLine);
+  fetch(&connection.ends[owners_[place] % 2], sizeof(End));
+}
+
 void Streams::arrive(uint32_t place, Nanos now) {
   const Packet packet = packets_[place];
   free_.push_back(place);
@@ -195,16 +216,23 @@ void Streams::arrive(uint32_t place, Nanos now) {
   if (packet.reset) return lose(id, side, now);
   const uint64_t acknowledged = to.sender.acknowledged(), received = to.receiver.total();
   to.sender.on_ack(packet.ack, now);
-  if (packet.data && to.receiver.on_packet(packet.number, packet.push, packet.sent, now)) {
-    to.receiver.set_total(end(id, 1 - side).sender.end_of(to.receiver.packets() - 1));
+  if (packet.data) {
+    if (packet.last) to.receiver.set_all(packet.number + 1);
+    if (to.receiver.on_packet(packet.number, packet.push, packet.sent, now)) {
+      // More than this one, if it filled a hole.
+      const uint64_t packets = to.receiver.packets();
+      to.receiver.set_total(packets == packet.number + 1
+                                ? packet.end
+                                : end(id, 1 - side).sender.end_of(packets - 1));
+    }
   }
   pump(id, side, now);
   if (to.receiver.wants_ack(now)) send(id, side, nullptr, false, now);
-  schedule(id);
+  schedule(id, side);
   tell(id, side, acknowledged, received, now);
   if (!to.gone && to.receiver.on_read()) {
     send(id, side, nullptr, false, now);
-    schedule(id);
+    schedule(id, side);
   }
 }
 
@@ -217,6 +245,7 @@ void Streams::arrive_locally(const Local& local, Nanos now) {
   const uint64_t before = to.receiver.total();
   const uint64_t acknowledged = from.sender.acknowledged();
   to.receiver.set_total(local.total);
+  if (local.last) to.receiver.set_all(to.receiver.packets());
   from.sender.hand_over(std::max(acknowledged, local.total), now);
   tell(id, 1 - local.from, to.sender.acknowledged(), before, now);
   tell(id, local.from, acknowledged, from.receiver.total(), now);
@@ -235,11 +264,7 @@ void Streams::tell(uint32_t id, int side, uint64_t acknowledged, uint64_t receiv
   if (!one.gone && one.receiver.total() > received) {
     events_.on_received(id, side, one.receiver.total(), now);
   }
-  const Sender& other = end(id, 1 - side).sender;
-  const bool local = connections_[id].local;
-  const bool all = local ? other.finishing() && one.receiver.total() == other.written()
-                         : other.is_all(one.receiver.packets());
-  if (!one.gone && all && !one.told_end) {
+  if (!one.gone && one.receiver.has_all() && !one.told_end) {
     one.told_end = true;
     events_.on_finished(id, side, now);
   }
@@ -253,12 +278,12 @@ void Streams::lose(uint32_t id, int side, Nanos now) {
   events_.on_aborted(id, side, now);
 }
 
-void Streams::schedule(uint32_t id) {
+// To be called after whatever may change a deadline of `side`.
+void Streams::schedule(uint32_t id, int side) {
   Connection& connection = connections_[id];
-  Nanos due = kNever;
-  for (const End& one : connection.ends) {
-    if (!one.gone) due = std::min({due, one.sender.deadline(), one.receiver.deadline()});
-  }
+  const End& one = connection.ends[static_cast<size_t>(side)];
+  Nanos& due = connection.ends_due[static_cast<size_t>(side)];
+  due = one.gone ? kNever : std::min(one.sender.deadline(), one.receiver.deadline());
   // A later time is looked up when the earlier one comes.
   if (due >= connection.due) return;
   connection.due = due;
@@ -269,21 +294,20 @@ void Streams::on_due(uint32_t id, Nanos now) {
   connections_[id].due = kNever;
   for (int side = 0; side < 2; ++side) {
     End& one = end(id, side);
-    if (one.gone) continue;
-    if (one.sender.deadline() <= now) {
+    if (!one.gone && one.sender.deadline() <= now) {
       one.sender.on_deadline(now);
       if (one.sender.timeouts() > kRetries) {
         lose(id, side, now);
-        continue;
+      } else {
+        pump(id, side, now);
       }
-      pump(id, side, now);
     }
-    if (one.receiver.deadline() <= now) {
+    if (!one.gone && one.receiver.deadline() <= now) {
       one.receiver.on_deadline();
       if (one.receiver.wants_ack(now)) send(id, side, nullptr, false, now);
     }
+    schedule(id, side);
   }
-  schedule(id);
 }
 
 }  // namespace herring::transport::virtual_time

@@ -78,17 +78,19 @@ class Streams {
     uint64_t acks = 0;
   };
   struct Connection {
-    std::array<End, 2> ends;
     Nanos due;  // when the heap has it; there may be older entries
+    std::array<Nanos, 2> ends_due;
     bool local;
+    std::array<End, 2> ends;
   };
   struct Packet {
     Ack ack;
     uint64_t number;
+    uint64_t end;  // of its bytes
     Nanos sent;
     uint32_t connection;
     uint8_t from;  // side
-    bool data, push, reset;
+    bool data, push, last, reset;
   };
   // Bytes between two ends on one host.
   struct Local {
@@ -111,7 +113,8 @@ class Streams {
   void arrive_locally(const Local& local, Nanos now);
   void tell(uint32_t id, int side, uint64_t acknowledged, uint64_t received, Nanos now);
   void lose(uint32_t id, int side, Nanos now);
-  void schedule(uint32_t id);
+  void schedule(uint32_t id, int side);
+  void prefetch(uint32_t place) const;
   void on_due(uint32_t id, Nanos now);
 
   Network& network_;
@@ -119,7 +122,8 @@ class Streams {
   StreamEvents& events_;
   std::deque<Connection> connections_;  // keep their places when one is added
   std::vector<Packet> packets_;
-  std::vector<uint32_t> free_;  // places in packets_
+  std::vector<uint32_t> owners_;  // of packets_: twice the connection, and the side it goes to
+  std::vector<uint32_t> free_;    // places in packets_
   std::vector<uint32_t> dropped_;
   std::deque<Local> locals_;
   TimeHeap due_;

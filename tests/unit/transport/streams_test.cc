@@ -101,7 +101,7 @@ TEST(Streams, AWriteTakesBothLinksAndTheDelay) {
 TEST(Streams, ATrainWithinTheWindowIsPipelined) {
   auto network = make(2, kRate, kSecond, {.delay = 5 * kMillisecond});
   Log log;
-  Streams streams(network, {}, log);
+  Streams streams(network, {.receive_window = 0}, log);
   uint32_t connection = streams.connect(0, 1);
   ASSERT_EQ(streams.write(connection, 0, 10 * kSegment, 0), 10u * kSegment);
   streams.advance(kSecond);
@@ -115,7 +115,7 @@ TEST(Streams, ATrainWithinTheWindowIsPipelined) {
 TEST(Streams, SlowStartDoublesEachRoundTrip) {
   auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
   Log log;
-  Streams streams(network, {.hystart = false}, log);
+  Streams streams(network, {.hystart = false, .receive_window = 0}, log);
   uint32_t connection = streams.connect(0, 1);
   constexpr uint64_t kPackets = 10 * (1 + 2 + 4 + 8);
   ASSERT_EQ(streams.write(connection, 0, kPackets * kSegment, 0), kPackets * kSegment);
@@ -131,6 +131,19 @@ TEST(Streams, SlowStartDoublesEachRoundTrip) {
     EXPECT_LT(all, begin + (20 << round) * packet);
   }
   EXPECT_EQ(streams.counters().timeouts + streams.counters().retransmissions, 0u);
+}
+
+// Seven packets fit the room that a receiver has at first; a window of ten has to wait for it.
+TEST(Streams, AReceiverHasLittleRoomAtFirst) {
+  auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t connection = streams.connect(0, 1);
+  ASSERT_EQ(streams.write(connection, 0, 10 * kSegment, 0), 10u * kSegment);
+  streams.advance(kSecond);
+  EXPECT_EQ(log.when(connection, 1, 7 * kSegment) / kMillisecond, 10);
+  EXPECT_EQ(log.when(connection, 1, 7 * kSegment + 1) / kMillisecond, 30);
+  EXPECT_EQ(log.when(connection, 1, 10 * kSegment) / kMillisecond, 30);
 }
 
 // An application that keeps W bytes outstanding at a round trip T gets W / T.
@@ -214,6 +227,171 @@ TEST(Streams, TwoSendersShareAPort) {
   EXPECT_GT(counters.retransmissions, 0u);
   EXPECT_LT(counters.retransmissions, counters.packets / 50);
   EXPECT_EQ(counters.timeouts, 0u);
+}
+
+// Ten packets leave at once, of which some are lost. What that costs beyond 11 packet times and the
+// way there, which is what ten take.
+struct Losses {
+  static constexpr Nanos kWay = 10 * kMillisecond, kRound = 2 * kWay;
+  static constexpr double kFast = 10e9;
+
+  Network network = make(2, kFast, kSecond, {.delay = kWay});
+  Log log;
+  Streams streams{network, {.receive_window = 0}, log};
+  uint32_t connection = streams.connect(0, 1);
+
+  void send(int packets, bool lost) {
+    network.set_path(0, 1, {.delay = kWay, .loss = lost ? 1.0 : 0.0});
+    for (int i = 0; i < packets; ++i) streams.write(connection, 0, kSegment, 0);
+    network.set_path(0, 1, {.delay = kWay});
+  }
+  Nanos cost(uint64_t packets = 10) {
+    streams.advance(100 * kSecond);
+    return log.when(connection, 1, packets * kSegment) - kWay - 11 * took(kFull, kFast);
+  }
+};
+
+TEST(Streams, ALostPacketCostsARoundTrip) {
+  Losses path;
+  path.send(3, false);
+  path.send(1, true);
+  path.send(6, false);
+  // Three packets behind it tell.
+  EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(Losses::kRound),
+              static_cast<double>(4 * took(kFull, Losses::kFast)));
+  auto counters = path.streams.counters();
+  EXPECT_EQ(counters.retransmissions, 1u);
+  EXPECT_EQ(counters.spurious + counters.probes + counters.timeouts, 0u);
+  EXPECT_EQ(path.streams.window(path.connection, 0), 9u);  // 0.7 of ten and the first three
+}
+
+TEST(Streams, ThreeLostPacketsCostNoMore) {
+  Losses path;
+  path.send(2, false);
+  path.send(3, true);
+  path.send(5, false);
+  EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(Losses::kRound),
+              static_cast<double>(4 * took(kFull, Losses::kFast)));
+  EXPECT_EQ(path.streams.counters().retransmissions, 3u);
+}
+
+TEST(Streams, ALostTailCostsAProbe) {
+  Losses path;
+  path.send(8, false);
+  path.send(2, true);
+  // The eight's last acknowledgement, two round trips and two ticks; the probe is acknowledged,
+  // and what lay before it goes out again.
+  const Nanos expected = 4 * Losses::kRound + 8 * kMillisecond;
+  EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(expected), 100e3);
+  auto counters = path.streams.counters();
+  EXPECT_EQ(counters.probes, 1u);
+  EXPECT_EQ(counters.retransmissions, 2u);
+  EXPECT_EQ(counters.spurious + counters.timeouts, 0u);
+}
+
+TEST(Streams, ALostProbeCostsATimeout) {
+  Losses path;
+  path.send(8, false);
+  path.send(2, true);
+  path.streams.advance(3 * Losses::kRound);
+  path.network.set_path(0, 1, {.delay = Losses::kWay, .loss = 1});
+  path.streams.advance(3 * Losses::kRound + 10 * kMillisecond);
+  ASSERT_EQ(path.streams.counters().probes, 1u);
+  path.network.set_path(0, 1, {.delay = Losses::kWay});
+  // It counts from when the first of the two had left, and begins with one packet.
+  const Nanos timeout = Losses::kRound + 200 * kMillisecond;
+  EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(timeout + Losses::kRound),
+              100e3);
+  auto counters = path.streams.counters();
+  EXPECT_EQ(counters.timeouts, 1u);
+  EXPECT_EQ(counters.retransmissions, 3u);
+}
+
+// An acknowledgement that is lost costs nothing while others follow; the last one costs a probe,
+// which the receiver says was needless.
+TEST(Streams, ALostAcknowledgementIsMadeUpFor) {
+  Losses path;
+  path.network.set_path(1, 0, {.delay = Losses::kWay, .loss = 1});
+  path.send(10, false);
+  path.streams.advance(Losses::kRound);
+  path.network.set_path(1, 0, {.delay = Losses::kWay});
+  EXPECT_EQ(path.cost(), 0);
+  auto counters = path.streams.counters();
+  EXPECT_EQ(counters.probes, 1u);
+  EXPECT_EQ(counters.retransmissions, 1u);
+  EXPECT_EQ(counters.spurious, 1u);
+  EXPECT_EQ(counters.timeouts, 0u);
+  auto info = path.streams.path_info(path.connection, 0, 100 * kSecond);
+  EXPECT_EQ(info.retransmits, 1u);
+  EXPECT_EQ(info.spurious, 1u);
+  EXPECT_EQ(info.unacknowledged, 0u);
+}
+
+TEST(Streams, PathInfoTellsTheRoundTrip) {
+  auto network = make(2, kRate, kSecond, {.delay = 2 * kMillisecond});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t connection = streams.connect(0, 1);
+  for (int i = 0; i < 200; ++i) {
+    streams.advance(i * 10 * kMillisecond);
+    streams.write(connection, 0, 1000, i * 10 * kMillisecond);
+    EXPECT_EQ(streams.path_info(connection, 0, i * 10 * kMillisecond).unacknowledged, 1u);
+  }
+  Nanos now = 199 * 10 * kMillisecond + 5 * kMillisecond;
+  streams.advance(now);
+  auto info = streams.path_info(connection, 0, now);
+  Nanos rtt = 4 * kMillisecond + 2 * took(1066, kRate) + 2 * took(kEmpty, kRate);
+  // Of the connection's opening, with small packets both ways.
+  EXPECT_EQ(info.min_rtt, 4 * kMillisecond + 4 * took(kEmpty, kRate));
+  EXPECT_NEAR(static_cast<double>(info.rtt), static_cast<double>(rtt), 1e3);
+  EXPECT_EQ(info.unacknowledged, 0u);
+  EXPECT_EQ(info.acknowledged_ago, 5 * kMillisecond - rtt);
+  EXPECT_EQ(info.retransmits, 0u);
+}
+
+TEST(Streams, AnAbortEndsTheOtherSide) {
+  auto network = make(2, kRate, kSecond, {.delay = kMillisecond});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t first = streams.connect(0, 1), local = streams.connect(1, 1);
+  for (uint32_t connection : {first, local}) {
+    streams.write(connection, 1, 100000, 0);
+    streams.abort(connection, 0, 0);
+  }
+  streams.advance(100 * kSecond);
+  EXPECT_EQ(log.count(Happened::kAborted), 2u);
+  EXPECT_EQ(log.all.size(), 2u);
+  EXPECT_EQ(streams.write(first, 1, 1, 100 * kSecond), 0u);
+  EXPECT_EQ(streams.next(), kNever);
+}
+
+TEST(Streams, ASilentPeerIsGivenUp) {
+  auto network = make(2, kRate, kSecond, {.loss = 1});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t connection = streams.connect(0, 1);
+  streams.write(connection, 0, 100, 0);
+  streams.advance(10000 * kSecond);
+  ASSERT_EQ(log.all.size(), 1u);
+  EXPECT_EQ(log.all[0].kind, Happened::kAborted);
+  EXPECT_EQ(log.all[0].side, 0);
+}
+
+TEST(Streams, OnOneHostThereIsNoLink) {
+  auto network = make(2, 1e6, 0, {.delay = kSecond, .loss = 1});
+  Log log;
+  Streams streams(network, {}, log);
+  uint32_t connection = streams.connect(1, 1);
+  EXPECT_EQ(streams.write(connection, 1, 1 << 20, 5), size_t{1} << 20);
+  streams.finish(connection, 1, 5);
+  streams.advance(kSecond);
+  const Nanos there = 5 + 10 * kMicrosecond;
+  std::vector<Happened> expected{
+      {Happened::kReceived, connection, 0, 1 << 20, there},
+      {Happened::kAcknowledged, connection, 1, 1 << 20, there},
+      {Happened::kFinished, connection, 0, 0, there},
+  };
+  EXPECT_EQ(log.all, expected);
 }
 
 // What is written arrives once and in order, whatever the network loses; the same seed gives the
