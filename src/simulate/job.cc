@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "control/assembly.h"
 #include "wire/hello.h"
 #include "worker/options.h"
@@ -15,6 +16,8 @@ using transport::virtual_time::SimulationOptions;
 using transport::virtual_time::VirtualTransport;
 
 namespace {
+
+constexpr uint64_t kEventsPerLook = 1 << 14;  // whether somebody wants it to end
 
 const transport::Credentials& credentials() {
   static const transport::Credentials one{"virtual", wire::job_id("simulation")};
@@ -132,7 +135,7 @@ Status SimulatedJob::set_up() {
   return {};
 }
 
-Result<std::vector<Round>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds, Nanos patience) {
+Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds, Nanos patience) {
   bytes_ = bytes / sizeof(float) * sizeof(float);
   rounds_.assign(rounds, {});
   failure_ = {};
@@ -144,8 +147,13 @@ Result<std::vector<Round>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds
     program->array.resize(checks ? bytes_ / sizeof(float) : 0);
     simulation_.call_at(simulation_.now(), [this, p = program.get()] { enter_round(*p); });
   }
-  const bool done = simulation_.run_until([this] { return running_ == 0 || !failure_.ok(); },
-                                          simulation_.now() + patience);
+  const auto ended = [this] {
+    if (simulation_.events() % kEventsPerLook == 0 && interrupted()) {
+      fail({Code::kShutdown, "the simulation was interrupted"});
+    }
+    return running_ == 0 || !failure_.ok();
+  };
+  const bool done = simulation_.run_until(ended, simulation_.now() + patience);
   if (!failure_.ok()) return failure_;
   if (!done) {
     size_t least = rounds;
@@ -207,7 +215,7 @@ void SimulatedJob::reduce(Program& program) {
 }
 
 void SimulatedJob::leave_round(Program& program) {
-  Round& round = rounds_[program.round];
+  JobRound& round = rounds_[program.round];
   // The pause after it is the program's.
   const Nanos took = simulation_.now() - options_.pause - program.began;
   round.seconds = std::max(round.seconds, to_seconds(took));

@@ -31,7 +31,7 @@ struct JobOptions {
   std::function<void(transport::virtual_time::Network&)> prepare;
 };
 
-struct Round {
+struct JobRound {
   double seconds = 0;        // of the rank that took longest
   size_t credit_bytes = 0;   // of a flow at its end, as rank 0 has it
   double began = 0;          // virtual time, seconds
@@ -46,7 +46,7 @@ class SimulatedJob {
   // All ranks meet in a barrier, then average (sum) an array of `bytes`, so many times. With data
   // every element is checked at the end of the last round. kTimeout: they did not get there within
   // `patience` of virtual time; kInternal: a wrong element.
-  Result<std::vector<Round>> allreduce(size_t bytes, uint32_t rounds, Nanos patience);
+  Result<std::vector<JobRound>> allreduce(size_t bytes, uint32_t rounds, Nanos patience);
 
   transport::virtual_time::Simulation& simulation() { return simulation_; }
   const control::Cluster& cluster() const { return cluster_; }
@@ -73,7 +73,7 @@ class SimulatedJob {
   // Of the allreduce() that runs.
   size_t bytes_ = 0;
   std::vector<char> scratch_;  // of all ranks, without data
-  std::vector<Round> rounds_;
+  std::vector<JobRound> rounds_;
   size_t running_ = 0;         // programs
   Status failure_;
 };

@@ -23,15 +23,15 @@ JobOptions job_over(Nanos delay, double loss = 0) {
   return options;
 }
 
-std::vector<Round> run(JobOptions options, size_t bytes, uint32_t rounds) {
+std::vector<JobRound> run(JobOptions options, size_t bytes, uint32_t rounds) {
   auto job = SimulatedJob::create(std::move(options));
   EXPECT_TRUE(job.ok()) << job.status().message();
   auto result = (*job)->allreduce(bytes, rounds, 600 * kSecond);
   EXPECT_TRUE(result.ok()) << result.status().message();
-  return result.ok() ? *result : std::vector<Round>(rounds);
+  return result.ok() ? *result : std::vector<JobRound>(rounds);
 }
 
-double median_after(const std::vector<Round>& rounds, size_t skipped) {
+double median_after(const std::vector<JobRound>& rounds, size_t skipped) {
   std::vector<double> seconds;
   for (size_t i = skipped; i < rounds.size(); ++i) seconds.push_back(rounds[i].seconds);
   std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
@@ -66,7 +66,7 @@ TEST(SimulatedJob, TheSameSeedGivesTheSameTimes) {
     options.simulation.seed = seed;
     options.simulation.carries_data = false;
     std::vector<double> all;
-    for (const Round& round : run(options, 2'000'000, 4)) all.push_back(round.seconds);
+    for (const JobRound& round : run(options, 2'000'000, 4)) all.push_back(round.seconds);
     return all;
   };
   EXPECT_EQ(times(7), times(7));
@@ -78,7 +78,7 @@ TEST(SimulatedJob, DataMakesNoDifferenceToTimes) {
     JobOptions options = job_over(500 * kMicrosecond);
     options.simulation.carries_data = carries_data;
     std::vector<double> all;
-    for (const Round& round : run(options, 2'000'000, 3)) all.push_back(round.seconds);
+    for (const JobRound& round : run(options, 2'000'000, 3)) all.push_back(round.seconds);
     return all;
   };
   EXPECT_EQ(times(true), times(false));
