@@ -135,7 +135,8 @@ Status SimulatedJob::set_up() {
   return {};
 }
 
-Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds, Nanos patience) {
+Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds,
+                                                      Nanos patience) {
   bytes_ = bytes / sizeof(float) * sizeof(float);
   rounds_.assign(rounds, {});
   failure_ = {};
