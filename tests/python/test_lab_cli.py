@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from emulated import namespaces, needs_hosts
 from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster, ClusterError
 from herring.lab.environment import Meeting, server_environment, worker_environment, write_secret
@@ -21,18 +22,13 @@ from herring.lab.units import parse_rate, parse_seconds, show_rate
 from herring.launch.detect import detect
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
-ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
-needs_root = pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
+needs_root = needs_hosts(rate_bits=1e8)
 
 
 def lab(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*HERRING, "lab", *arguments], capture_output=True, text=True, timeout=60, **options
     )
-
-
-def namespaces() -> set[str]:
-    return {path.name for path in pathlib.Path("/run/netns").glob("herring-*")}
 
 
 @pytest.mark.parametrize(

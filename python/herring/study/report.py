@@ -18,7 +18,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#9a7d0a", "#767676")
 INK = "#7a7a7a"
 _MARKERS = "osD^vPX*<>"
 _FEW = 8  # points that can each have a number on the axis, curves whose legend fits beside them
-_RC = {
+_RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "herring",  # the same numbers give the same file
     "font.family": "sans-serif",
