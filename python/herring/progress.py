@@ -37,7 +37,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Shows a text instead of what was there, cut to the terminal's width."""
-        if self.terminal:
+        if self.terminal and self._in_front():
             self._write(f"\r\x1b[2K{text[: self._width()]}")
             self._shown = True
 
@@ -46,6 +46,13 @@ class StatusLine:
         if self._shown:
             self._write("\r\x1b[2K")
             self._shown = False
+
+    def _in_front(self) -> bool:
+        """A job in the background leaves the terminal to the shell."""
+        try:
+            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
+        except (OSError, ValueError):  # not the terminal that controls us
+            return True
 
     def _width(self) -> int:
         try:

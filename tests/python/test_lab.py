@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from emulated import namespaces, needs_hosts
 from herring.lab import cluster
 
@@ -89,8 +87,3 @@ def test_a_killed_run_is_removed_by_the_next_but_a_living_one_is_not():
     finally:
         run.kill()
         run.communicate()
-
-
-def test_impossible_clusters_are_refused():
-    with pytest.raises(cluster.ClusterError, match="1 to 250"):
-        cluster.Cluster(0)

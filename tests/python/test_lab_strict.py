@@ -326,37 +326,50 @@ def test_of_pairs_and_hosts_the_nearest_counts() -> None:
         ({"queue_seconds": 11}, "not 11"),
         ({"paths": [Path(1e6, delay=-1.0)]}, "delay of a path"),
         ({"paths": [Path(None)]}, "needs a rate"),
+        ({"paths": [1e6] * 65}, "1 to 64 spines, not 65"),
+        ({"paths": ["50mbit"]}, "10 Tbit/s, not '50mbit' bit/s"),
+        ({"hosts": 1, "paths": [1e6]}, "1 host needs none"),
+        ({"hosts": 0}, "1 to 250 hosts, not 0"),
+        ({"hosts": 251}, "1 to 250 hosts, not 251"),
+        ({"hosts": 2.5}, "1 to 250 hosts, not 2.5"),
+        ({"rate_bits": float("nan")}, "not nan bit/s"),
+        ({"rate_bits": 1e14}, "10 Tbit/s, not 1"),
+        ({"rates": {2: 1e6}}, "no host 2: they are 0 to 1"),
+        ({"rates": {"0": 1e6}}, "no host '0'"),
+        ({"queue_seconds": "20ms"}, "not '20ms'"),
+        ({"mtu": 1500.5}, "not 1500.5"),
+        ({"delay": None}, "delay None"),
+        ({"delays": {(0, 1, 2): 0.1}}, "a host or two"),
+        ({"seed": -1}, "a seed is 0 to .*, not -1"),
+        ({"kernel": True}, "kernel=True says who makes strict links, but these are not"),
+        ({"strict": False, "kernel": False}, "kernel=False says"),
     ],
 )
 def test_the_impossible_is_named(options: dict, text: str) -> None:
     before = namespaces()
     with pytest.raises(ClusterError, match=text):
-        Cluster(2, **options)
+        Cluster(**{"hosts": 2, **options})
     assert namespaces() <= before
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--delay=-1ms"], "'-1ms' is not a time"),
-        (["--delay", "1ms", "--delay", "2ms"], "given twice"),
-        (["--delay", "a=1ms"], "a host or two"),
-        (["--delay", "1=1ms", "--delay", "1=2ms"], "twice for 1"),
-        (["--loss", "200%"], "0% to 100%"),
-        (["--mtu", "big"], "write bytes"),
-        (["--mtu", "0-1=1500"], "not a path"),
-        (["--mtu", "9=1500"], "no host 9"),
-        (["--paths", "1mbit@far"], "'far' is not a time"),
-        (["--paths", "1mbit@1ms/2"], "'2' is not a loss"),
-        (["--seed", "-1"], "--seed -1"),
-    ],
-)
-def test_wrong_options_are_named(options: list[str], text: str) -> None:
-    argv = [*HERRING, "lab", "run", "--no-check", *options, "--", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+@needs_strict
+def test_the_impossible_changes_nothing() -> None:
+    with Cluster(2, 1e8, delay="1ms", paths=[1e7]) as hosts:
+        for change, text in (
+            (lambda: hosts.set_rate(10.0), "not 10.0 bit/s"),
+            (lambda: hosts.set_rate(1e7, hosts=[2]), "no host 2"),
+            (lambda: hosts.set_rate(1e7, queue_seconds=-1), "not -1"),
+            (lambda: hosts.set_path(1, Path(1e6)), "no path 1: they are 0 to 0"),
+            (lambda: hosts.set_path(0, Path(1e6, loss=2.0)), "loss of a path 2.0"),
+            (lambda: hosts.set_path(0, Path(1.0)), "not 1.0 bit/s"),
+            (lambda: hosts.set_delays("1 minute"), "1 minute"),
+            (lambda: hosts.set_delays(losses={2: 0.1}), "no host 2"),
+        ):
+            with pytest.raises(ClusterError, match=text):
+                change()
+        assert (hosts.rate(0), hosts.queue_seconds) == (1e8, 0.020)
+        assert hosts.paths == (Path(1e7),)
+        assert hosts.between(0, 1).delay == pytest.approx(0.001)
 
 
 @needs_strict

@@ -13,7 +13,6 @@ import pytest
 
 from herring import models
 from herring.bench import peers
-from herring.errors import ConfigurationError
 from herring.study import cli
 from herring.study.bench import Network
 from herring.study.experiments import (
@@ -99,15 +98,6 @@ def test_peers_that_are_missing_are_skipped_with_a_line(monkeypatch) -> None:
     assert cli._peers("") == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("gloo,nc", "'nc': there are gloo"), ("mpich:ring", "mpich has butterfly, doubling")],
-)
-def test_unknown_peers_are_named(text, message) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        cli._peers(text)
-
-
 def test_peers_have_the_models_of_what_they_do() -> None:
     assert Peer("gloo").model == "ring"
     assert Peer("mpich").model == "butterfly"
@@ -129,28 +119,6 @@ def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
     slow, shares = variants["slow card", "shares by rate"]
     assert slow.rates == {15: 4e6}
     assert shares.settings["HERRING_SERVER_WEIGHTS"] == "1,1,1,1,1,1,1,0.5"
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        ["--hosts", "1,2"],
-        ["--rate", "much"],
-        ["--size", "1"],
-        ["--size", "1e6,x"],
-        ["allreduce", "--peers", "x"],
-    ],
-)
-def test_wrong_options_are_named(option: list[str]) -> None:
-    done = study("line-rate", *option)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-
-
-def test_an_unknown_experiment_is_named() -> None:
-    done = study("all-reduce")
-    assert done.returncode == 2
-    assert "'all-reduce' is none of line-rate, allreduce" in done.stderr
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")

@@ -133,7 +133,7 @@ def test_every_picture_is_small_and_is_drawn_again_alike(measured, tmp_path, cap
         assert table.chart.y_name in texts(files[2])
         assert ("dashed lines are models" in texts(files[2])) == (dashed(files[2]) > 0)
         again = tmp_path / "again"
-        assert cli._draw([str(files[1])], again) == 0
+        assert cli._draw([str(files[1])], str(again)) == 0
         assert (again / files[2].name).read_text() == first
         assert capsys.readouterr().out.strip() == str(again / files[2].name)
 
@@ -143,12 +143,12 @@ def test_what_is_no_table_is_not_drawn(tmp_path) -> None:
     for content in ("{", "[]", "{}", '{"chart": {"z": 1}}'):
         wrong.write_text(content)
         with pytest.raises(ConfigurationError, match=r"wrong\.json is no table"):
-            cli._draw([str(wrong)], tmp_path)
+            cli._draw([str(wrong)], str(tmp_path))
     with pytest.raises(ConfigurationError, match="No such file"):
-        cli._draw([str(tmp_path / "none.json")], tmp_path)
+        cli._draw([str(tmp_path / "none.json")], str(tmp_path))
     flat = report.write(Table("flat", "No chart", [{"a": 1}]), tmp_path)[1]
     with pytest.raises(ConfigurationError, match="has no picture"):
-        cli._draw([str(flat)], tmp_path)
+        cli._draw([str(flat)], str(tmp_path))
 
 
 def _luminance(colour: str) -> float:

@@ -32,12 +32,22 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.lab import netem
 from herring.lab.hosts import HostCounters, Job
+from herring.lab.limits import (
+    Amount,
+    require_host,
+    require_hosts,
+    require_mtu,
+    require_queue,
+    require_rate,
+    require_seed,
+    require_spines,
+)
 from herring.lab.links import StrictLinks
 from herring.lab.namespaces import (
     LOCK_DIRECTORY,
@@ -51,7 +61,7 @@ from herring.lab.namespaces import (
     signals_held,
     take_id,
 )
-from herring.lab.paths import MAXIMUM_SECONDS, Amount, Between, Paths, loss_of, seconds_of
+from herring.lab.paths import Between, Paths
 from herring.lab.strict import LateLinksError, LinkReport, Path
 
 __all__ = [
@@ -67,7 +77,6 @@ __all__ = [
 
 MTU = 9000
 BURST = "64kb"
-_MAXIMUM_TAP_MTU = 65521
 
 
 class Cluster:
@@ -111,42 +120,34 @@ class Cluster:
         kernel: bool | None = None,
         **between: Any,
     ) -> None:
-        if not 1 <= hosts <= 250:
-            raise ClusterError(f"a cluster has 1 to 250 hosts, not {hosts}")
-        for host in (*(rates or {}), *(mtus or {})):
-            if not 0 <= host < hosts:
-                raise ClusterError(f"there is no host {host}: they are 0 to {hosts - 1}")
-        if len(paths) > 64:
-            raise ClusterError(f"a leaf has 1 to 64 spines, not {len(paths)}")
         spines = [path if isinstance(path, Path) else Path(path) for path in paths]
-        try:
+        with _impossible():
+            require_hosts(hosts)
             self._between = Paths(hosts, Between(**between))
-            for spine in spines:
-                seconds_of(spine.delay, "delay of a path")
-                seconds_of(spine.jitter, "jitter of a path")
-                loss_of(spine.loss, "loss of a path")
-        except ConfigurationError as error:
-            raise ClusterError(str(error)) from None
-        wanted = bool(mtus) or any(dataclasses.replace(s, rate_bits=None) != Path() for s in spines)
-        wanted = wanted or self._between.uniform != Path()
-        if strict is False and wanted:
-            raise ClusterError(
-                "delay, jitter, loss and an MTU of single hosts need strict links: leave strict out"
+            wanted = bool(mtus) or any(
+                dataclasses.replace(spine, rate_bits=None) != Path() for spine in spines
             )
-        self.strict = wanted if strict is None else strict
-        largest = _MAXIMUM_TAP_MTU if self.strict else 65535
-        for size in (mtu, *(mtus or {}).values()):
-            if not 576 <= size <= largest:
-                raise ClusterError(f"an MTU is 576 to {largest} bytes, not {size}")
-        if not 0 <= queue_seconds <= MAXIMUM_SECONDS:
-            raise ClusterError(
-                f"a queue is 0 to {MAXIMUM_SECONDS:g} seconds deep, not {queue_seconds}"
-            )
-        for rate in (rate_bits, *(rates or {}).values(), *(spine.rate_bits for spine in spines)):
-            _require_rate(rate)
-        for spine in spines:
-            if spine.rate_bits is None and not self.strict:
-                raise ClusterError("a path needs a rate unless links are strict")
+            wanted = wanted or self._between.uniform != Path()
+            self.strict = wanted if strict is None else bool(strict)
+            for host in (*(rates or {}), *(mtus or {})):
+                require_host(host, hosts)
+            for size in (mtu, *(mtus or {}).values()):
+                require_mtu(size, self.strict or wanted)
+            for rate in (rate_bits, *(rates or {}).values()):
+                require_rate(rate)
+            require_queue(queue_seconds)
+            require_spines(spines, hosts, self.strict or wanted)
+            require_seed(seed)
+            if wanted and not self.strict:
+                raise ConfigurationError(
+                    "delay, jitter, loss and an MTU of single hosts need strict links: leave "
+                    "strict out"
+                )
+            if kernel is not None and not self.strict:
+                raise ConfigurationError(
+                    f"kernel={kernel} says who makes strict links, but these are not: give a "
+                    "delay, jitter or loss, or strict=True, or leave kernel out"
+                )
         for tool in ("ip", "tc", "nsenter", "setpriv"):
             if shutil.which(tool) is None:
                 raise ClusterError(f"{tool} is missing (packages iproute2 and util-linux)")
@@ -297,13 +298,14 @@ class Cluster:
           queue_seconds: as of `Cluster`, from now on; by default as it was.
 
         Raises:
-          ClusterError: the rate is impossible, or there is no such host.
+          ClusterError: rate or queue is impossible, or there is no such host.
         """
         chosen = range(self.size) if hosts is None else list(hosts)
-        _require_rate(rate_bits)
-        for host in chosen:
-            if not 0 <= host < self.size:
-                raise ClusterError(f"there is no host {host}: they are 0 to {self.size - 1}")
+        with _impossible():
+            require_rate(rate_bits)
+            for host in chosen:
+                require_host(host, self.size)
+            require_queue(self.queue_seconds if queue_seconds is None else queue_seconds)
         if queue_seconds is not None:
             self.queue_seconds = queue_seconds
         if hosts is None:
@@ -325,12 +327,14 @@ class Cluster:
         """Changes a spine's rate, delay, jitter and loss while everything goes on (strict links).
 
         Raises:
-          ClusterError: links are not strict, or there is no such spine.
+          ClusterError: links are not strict, there is no such spine, or a value is impossible.
         """
         if self._forwarder is None:
             raise ClusterError("set_path: only strict links can change their delay")
         if not 0 <= path < len(self.paths):
-            raise ClusterError(f"there is no path {path} of {len(self.paths)}")
+            raise ClusterError(f"there is no path {path}: they are 0 to {len(self.paths) - 1}")
+        with _impossible():
+            require_spines([settings], self.size, strict=True)
         self.paths = (*self.paths[:path], settings, *self.paths[path + 1 :])
         self._forwarder.set_spine(path, settings, self.queue_seconds)
 
@@ -342,10 +346,8 @@ class Cluster:
         """
         if not self.strict:
             raise ClusterError("set_delays: only strict links can change their delay")
-        try:
+        with _impossible():
             between = Paths(self.size, Between(delay, **others))
-        except ConfigurationError as error:
-            raise ClusterError(str(error)) from None
         if self.netem and (between.uniform is None or between.uniform.jitter > 0):
             raise ClusterError("set_delays: netem gives all paths one delay: use kernel=False")
         self._between = between
@@ -541,6 +543,10 @@ class Cluster:
             run_tool([*qdisc, "del", "dev", device, "root"])
 
 
-def _require_rate(rate_bits: float | None) -> None:
-    if rate_bits is not None and not 1e3 <= rate_bits <= 1e13:
-        raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate_bits} bit/s")
+@contextlib.contextmanager
+def _impossible() -> Iterator[None]:
+    """What is wrong with a value is what is wrong with the cluster."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ClusterError(str(error)) from None

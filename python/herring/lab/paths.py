@@ -7,46 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Union
 
 from herring.errors import ConfigurationError
+from herring.lab.limits import Amount, loss_of, require_host, seconds_of
 from herring.lab.strict import Path
-from herring.lab.units import parse_loss, parse_seconds
 
-__all__ = ["MAXIMUM_SECONDS", "Amount", "Between", "Paths", "Where", "loss_of", "seconds_of"]
+__all__ = ["Between", "Paths", "Where"]
 
-#: Of a delay, a jitter or a queue. Mars is farther, but nobody trains there.
-MAXIMUM_SECONDS = 10.0
-
-#: Seconds or a probability as a number, or as people write it: ``"5ms"``, ``"0.1%"``.
-Amount = Union[float, str]
 #: A host, or two of them: what lies between these alone.
 Where = Union[int, "tuple[int, int]"]
-
-
-def seconds_of(value: Amount, what: str) -> float:
-    """Returns seconds, 0 to `MAXIMUM_SECONDS`.
-
-    Raises:
-      ConfigurationError: the value is none; names `what` it is for.
-    """
-    seconds = parse_seconds(value, zero=True) if isinstance(value, str) else float(value)
-    if not 0 <= seconds <= MAXIMUM_SECONDS:
-        raise ConfigurationError(
-            f"{what} {value!r}: 0 to {MAXIMUM_SECONDS:g} seconds are allowed, as in 500us or 5ms"
-        )
-    return seconds
-
-
-def loss_of(value: Amount, what: str = "loss") -> float:
-    """Returns a probability, 0 to 1; as text it is written in percent.
-
-    Raises:
-      ConfigurationError: the value is none; names `what` it is for.
-    """
-    loss = parse_loss(value) if isinstance(value, str) else float(value)
-    if not 0 <= loss <= 1:
-        raise ConfigurationError(
-            f"{what} {value!r}: 0 % to 100 % are allowed (as a number 0.0 to 1.0), as in 0.1%"
-        )
-    return loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +106,10 @@ class Paths:
         found: dict[Where, float] = {}
         for place, value in (given or {}).items():
             hosts = place if isinstance(place, tuple) else (place,)
+            if len(hosts) > 2:
+                raise ConfigurationError(f"{what} between {place!r}: name a host or two")
             for host in hosts:
-                if not 0 <= host < self._hosts:
-                    raise ConfigurationError(
-                        f"{what} of host {host}: there is no such host, they are 0 to "
-                        f"{self._hosts - 1}"
-                    )
+                require_host(host, self._hosts, f"{what}: ")
             if len(hosts) == 2 and hosts[0] == hosts[1]:
                 raise ConfigurationError(f"{what} between host {hosts[0]} and itself: name two")
             key = (min(hosts), max(hosts)) if len(hosts) == 2 else hosts[0]

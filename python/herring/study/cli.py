@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import pathlib
 import time
+from typing import Any
 
 from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
+from herring.lab.limits import require_queue, require_rate
 from herring.lab.units import parse_rate, parse_seconds
 from herring.progress import Progress, show_time
 from herring.study.bench import Network
@@ -36,6 +40,7 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
 }
+_DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
 _PATHS = {"long-paths": long_paths, **COMPARISONS}
 _NAMES = [*_MEASURED, *_PATHS, "cost", *_ON_THIS_MACHINE]
 
@@ -86,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
     parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
     parser.add_argument(
-        "--hosts", default="2,4,8,16", metavar="LIST", help="numbers of workers (2,4,8,16)"
+        "--hosts", metavar="LIST", help=f"numbers of workers ({_DEFAULTS['hosts']})"
     )
     parser.add_argument(
         "--size",
@@ -96,11 +101,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
-    parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
+    parser.add_argument("--iterations", type=int, metavar="N", help="per point (7)")
     parser.add_argument(
         "--runs",
         type=int,
-        default=3,
         metavar="N",
         help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
     )
@@ -133,22 +137,22 @@ def handle(options: argparse.Namespace) -> int:
     Raises:
       ConfigurationError: an option is wrong, or this machine cannot measure; says why.
     """
+    _require_possible(options)
     if options.draw:
-        return _draw(options.draw, pathlib.Path(options.out))
-    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
-    hosts = _hosts(options.hosts)
+        return _draw(options.draw, options.out)
+    network = _network(options)
+    given = {name: getattr(options, name) for name in _DEFAULTS}
+    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
+    hosts, iterations, runs = _hosts(chosen["hosts"]), chosen["iterations"], chosen["runs"]
     sizes = _sizes(options.size, network)
-    if options.iterations < 1:
-        raise ConfigurationError(f"--iterations {options.iterations}: at least 1")
-    if options.runs < 1:
-        raise ConfigurationError(f"--runs {options.runs}: at least 1")
-    iterations = options.iterations
     if options.quick:
-        hosts, sizes, iterations = [2, 3], [int(network.bandwidth / 50) // 4 * 4], 2
+        hosts, iterations, runs = [2, 3], 2, 1
+        sizes = [max(int(network.bandwidth / 50) // 4 * 4, 4)]
     names = options.experiments or list(_MEASURED)
     peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
     if options.quick:
         peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    folder = _folder(options.out)
     progress = Progress(options.quiet)
     for line in skipped:
         progress.say(f"skipped: {line}")
@@ -162,12 +166,11 @@ def handle(options: argparse.Namespace) -> int:
         peers,
         skipped,
         quick=options.quick,
-        runs=1 if options.quick else options.runs,
+        runs=runs,
         compute_seconds=compute if compute is not None else 0.2 if options.quick else 4.0,
         node_price=options.node_price,
         server_price=options.server_price,
     )
-    folder = pathlib.Path(options.out)
     for name in names:
         start = time.monotonic()
         progress.begin(name)
@@ -197,18 +200,62 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
     return [_MEASURED[name](scale)]
 
 
-def _draw(files: list[str], folder: pathlib.Path) -> int:
+def _draw(files: list[str], out: str) -> int:
     """Draws tables again that were written before."""
     tables = [read(pathlib.Path(file)) for file in files]
-    folder.mkdir(parents=True, exist_ok=True)
     for file, table in zip(files, tables):
         if table.chart is None:
             raise ConfigurationError(f"--draw {file}: this table has no picture")
+    folder = _folder(out)
+    for table in tables:
         drawn = draw(table, folder)
         if not drawn:
             raise ConfigurationError("--draw needs matplotlib: pip install 'herring-dl[lab]'")
         print(drawn[0])
     return 0
+
+
+def _require_possible(options: argparse.Namespace) -> None:
+    """Refuses numbers that nothing can be measured or computed with, and contradictions."""
+    for name in ("iterations", "runs", "nodes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} {value}: at least 1")
+    for name, least in (("compute", "0 or more"), ("server_price", "0 or more")):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value:g}: {least}")
+    if not 0 < options.node_price < math.inf:
+        raise ConfigurationError(f"--node-price {options.node_price:g}: more than 0")
+    if options.draw and options.experiments:
+        raise ConfigurationError(
+            f"--draw measures nothing: leave {' '.join(options.experiments)} out, or --draw"
+        )
+    given = [f"--{name}" for name in (*_DEFAULTS, "size") if getattr(options, name) is not None]
+    if options.quick and given:
+        raise ConfigurationError(
+            f"--quick chooses hosts, size, iterations and runs: leave {', '.join(given)} or "
+            "--quick out"
+        )
+
+
+def _folder(text: str) -> pathlib.Path:
+    """Makes the folder before anything is measured."""
+    folder = pathlib.Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--out {text!r} is no folder: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"--out {text!r}: nothing may be written there")
+    return folder
+
+
+def _network(options: argparse.Namespace) -> Network:
+    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
+    require_rate(network.rate_bits)
+    require_queue(network.queue_seconds)
+    return network
 
 
 def _experiment(text: str) -> str:
@@ -219,10 +266,11 @@ def _experiment(text: str) -> str:
 
 
 def _hosts(text: str) -> list[int]:
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if not numbers or min(numbers) < 2 or max(numbers) > 100:
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
+    if min(numbers) < 2 or max(numbers) > 100:
         raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _peers(text: str) -> tuple[list[Peer], list[str]]:
