@@ -175,6 +175,16 @@ class BenchJob:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The workers' processes, by rank."""
+        return [job.process.pid for job in self._workers]
+
+    @property
+    def server_pids(self) -> list[int]:
+        """The dedicated servers' processes."""
+        return [job.process.pid for job in self._servers]
+
     def wait_ready(self) -> bool:
         """Waits until the job asks for a batch (``--paced``); False at the end of its output."""
         deadline = time.monotonic() + self._timeout

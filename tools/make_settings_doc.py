@@ -106,7 +106,7 @@ def shared_names() -> list[str]:
     Raises:
       ValueError: the list is not where it was.
     """
-    source = ROOT / "src" / "worker" / "job.cc"
+    source = ROOT / "src" / "worker" / "options.cc"
     found = re.search(r"kShared\[\] = \{(.*?)\};", source.read_text(encoding="utf-8"), re.DOTALL)
     if found is None:
         raise ValueError(f"{source} has no list kShared any more: adapt this tool")

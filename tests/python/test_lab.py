@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 
-import pytest
+from emulated import namespaces, needs_hosts
+from herring.lab import cluster
 
-cluster = pytest.importorskip("herring.lab.cluster")
-
-
-def _why_not() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root"
-    for tool in ("ip", "tc", "nsenter", "setpriv"):
-        if shutil.which(tool) is None:
-            return f"needs {tool}"
-    try:
-        with cluster.Cluster(1, rate_bits=1e8):
-            return None
-    except cluster.ClusterError as error:
-        return f"this kernel refuses: {error}"
-
-
-_REASON = _why_not()
-pytestmark = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
+pytestmark = needs_hosts(rate_bits=1e8)
 
 _SERVE = """
 import socket
@@ -40,10 +22,6 @@ while data := peer.recv(1 << 20):
     total += len(data)
 print(total, flush=True)
 """
-
-
-def _namespaces(identity: str) -> list[str]:
-    return [path.name for path in pathlib.Path("/run/netns").glob(f"herring-{identity}-*")]
 
 
 def test_hosts_talk_and_the_link_counts():
@@ -74,15 +52,15 @@ def test_each_host_has_its_own_id_and_memory_is_seen():
         assert job.poll_memory() > 0
 
 
-def test_close_ends_processes_and_removes_namespaces():
+def test_close_ends_processes_and_removesnamespaces():
     hosts = cluster.Cluster(3)
     identity = hosts.id
     job = hosts.popen(2, ["sleep", "600"])
-    assert len(_namespaces(identity)) == 4
+    assert len(namespaces(identity)) == 4
     hosts.close()
     hosts.close()
     assert job.process.returncode == -signal.SIGKILL
-    assert _namespaces(identity) == []
+    assert not namespaces(identity)
     assert not (cluster.LOCK_DIRECTORY / identity).exists()
 
 
@@ -98,19 +76,14 @@ def test_a_killed_run_is_removed_by_the_next_but_a_living_one_is_not():
     try:
         identity, pid = run.stdout.readline().split()
         with cluster.Cluster(1):
-            assert len(_namespaces(identity)) == 3, "a living cluster was removed"
+            assert len(namespaces(identity)) == 3, "a living cluster was removed"
         run.kill()
         run.wait()
         with cluster.Cluster(1):
-            assert _namespaces(identity) == []
+            assert not namespaces(identity)
         stat = pathlib.Path(f"/proc/{pid}/stat")
         # Dead, though perhaps not yet collected by its new parent.
         assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
     finally:
         run.kill()
         run.communicate()
-
-
-def test_impossible_clusters_are_refused():
-    with pytest.raises(cluster.ClusterError, match="1 to 250"):
-        cluster.Cluster(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
@@ -13,6 +15,7 @@ import time
 
 import pytest
 
+from emulated import namespaces, needs_hosts
 from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster, ClusterError
 from herring.lab.environment import Meeting, server_environment, worker_environment, write_secret
@@ -21,18 +24,13 @@ from herring.lab.units import parse_rate, parse_seconds, show_rate
 from herring.launch.detect import detect
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
-ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
-needs_root = pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
+needs_root = needs_hosts(rate_bits=1e8)
 
 
 def lab(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*HERRING, "lab", *arguments], capture_output=True, text=True, timeout=60, **options
     )
-
-
-def namespaces() -> set[str]:
-    return {path.name for path in pathlib.Path("/run/netns").glob("herring-*")}
 
 
 @pytest.mark.parametrize(
@@ -81,23 +79,6 @@ def test_workers_are_told_their_place_and_all_are_told_the_settings(tmp_path) ->
     assert (found.local_rank, found.local_size) == (1, 2)
     assert (worker["RANK"], worker["WORLD_SIZE"], worker["MASTER_ADDR"]) == ("5", "6", "10.0.0.1")
     assert worker["MASTER_PORT"] not in ("29400", "29401")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["run"], "no command"),
-        (["run", "--workers", "0", "--", "true"], "--workers 0"),
-        (["run", "--rate", "fast", "--", "true"], "'fast'"),
-        (["run", "--slow", "2:1mbit", "--", "true"], "HOST=RATE"),
-        (["run", "--", "no-such-program-here"], "no such program"),
-    ],
-)
-def test_wrong_options_are_named(arguments: list[str], text: str) -> None:
-    done = lab(*arguments)
-    assert done.returncode != 0
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -246,3 +227,31 @@ def test_what_a_killed_lab_left_is_removed_while_another_goes_on() -> None:
         going.terminate()
         going.wait(30)
     assert namespaces() <= before
+
+
+@needs_root
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_terminal_shows_the_time_and_keeps_the_commands_lines(merged: bool) -> None:
+    script = "echo before; sleep 1.3; echo after"
+    own, theirs = pty.openpty()
+    options = ["--workers", "1", "--no-check", "--timeout", "50"]
+    job = subprocess.Popen(
+        [*HERRING, "lab", "run", *options, "--", "sh", "-c", script],
+        stdout=theirs if merged else subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # its end, on Linux
+        while data := os.read(own, 1 << 16):
+            shown += data
+    os.close(own)
+    output, _ = job.communicate(timeout=30)
+    assert job.returncode == 0, shown
+    text = shown.decode().replace("\r\n", "\n")
+    assert "\r\x1b[2Kherring lab: 1 s, time-out in 49 s" in text
+    assert text.endswith(("\x1b[2K", "after\n")), "the line stays behind"
+    lines = re.sub(r"\r\x1b\[2K(herring lab: [^\r\n]*)?", "", text)
+    both = "[0] before\n[0] after\n"
+    assert (lines, output) == ((both, None) if merged else ("", both.encode()))

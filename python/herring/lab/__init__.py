@@ -6,9 +6,11 @@ switch queues of a chosen depth; ``check`` measures them, ``runner`` runs a job 
 """
 
 from herring.lab.cluster import Cluster, ClusterError, Job, LateLinksError, remove_stale
+from herring.lab.paths import Between
 from herring.lab.strict import LinkReport, Path
 
 __all__ = [
+    "Between",
     "Cluster",
     "ClusterError",
     "Job",

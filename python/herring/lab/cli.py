@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from herring.errors import ConfigurationError
 from herring.lab.check import check_links
 from herring.lab.cluster import Cluster, ClusterError, LateLinksError, remove_stale
+from herring.lab.limits import MAXIMUM_HOSTS
 from herring.lab.mpi import MPIS, require
 from herring.lab.options import add_network, network_of
 from herring.lab.runner import Plan, run
@@ -117,26 +120,8 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _with_cluster(options: argparse.Namespace) -> int:
-    for name in ("workers", "per_host"):
-        if getattr(options, name) < 1:
-            text = f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1 is needed"
-            raise ConfigurationError(text)
-    if options.servers < 0:
-        raise ConfigurationError(f"--servers {options.servers}: 0 or more are needed")
     network = network_of(options)
-    plan = Plan(_command(options), options.workers, options.servers, options.per_host)
-    if options.lab_command == "run":
-        plan = Plan(
-            plan.command,
-            plan.workers,
-            plan.servers,
-            plan.local_size,
-            timeout=options.timeout,
-            labels=not options.no_prefix,
-            mpi=options.mpi,
-        )
-        if options.mpi:
-            require(options.mpi)
+    plan = _plan(options)
     # A terminated lab ends like an interrupted one: its hosts go with it.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -149,6 +134,32 @@ def _with_cluster(options: argparse.Namespace) -> int:
             return run(cluster, plan) or _late(cluster, options.no_check)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    for name in ("workers", "per_host"):
+        if getattr(options, name) < 1:
+            text = f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1 is needed"
+            raise ConfigurationError(text)
+    if options.servers < 0:
+        raise ConfigurationError(f"--servers {options.servers}: 0 or more are needed")
+    plan = Plan(_command(options), options.workers, options.servers, options.per_host)
+    if plan.hosts > MAXIMUM_HOSTS:
+        raise ConfigurationError(
+            f"--workers {options.workers}, --servers {options.servers}, --per-host "
+            f"{options.per_host}: that are {plan.hosts} hosts, a lab has at most {MAXIMUM_HOSTS}"
+        )
+    if options.lab_command == "check":
+        if plan.hosts < 2:
+            raise ConfigurationError("a single host has no link to measure: take --workers 2")
+        return plan
+    if options.timeout is not None and not 0 < options.timeout < math.inf:
+        raise ConfigurationError(f"--timeout {options.timeout:g}: seconds, more than 0")
+    if options.mpi:
+        require(options.mpi)
+    return dataclasses.replace(
+        plan, timeout=options.timeout, labels=not options.no_prefix, mpi=options.mpi
+    )
 
 
 def _command(options: argparse.Namespace) -> list[str]:

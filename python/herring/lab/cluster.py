@@ -32,12 +32,23 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.lab import netem
 from herring.lab.hosts import HostCounters, Job
+from herring.lab.limits import (
+    Amount,
+    require_host,
+    require_hosts,
+    require_mtu,
+    require_queue,
+    require_rate,
+    require_seed,
+    require_spines,
+)
+from herring.lab.links import StrictLinks
 from herring.lab.namespaces import (
     LOCK_DIRECTORY,
     PREFIX,
@@ -50,8 +61,8 @@ from herring.lab.namespaces import (
     signals_held,
     take_id,
 )
-from herring.lab.paths import MAXIMUM_SECONDS, Amount, Paths, Where, loss_of, seconds_of
-from herring.lab.strict import LateLinksError, LinkReport, Path, Switch, find_switch, host_address
+from herring.lab.paths import Between, Paths
+from herring.lab.strict import LateLinksError, LinkReport, Path
 
 __all__ = [
     "LOCK_DIRECTORY",
@@ -66,9 +77,6 @@ __all__ = [
 
 MTU = 9000
 BURST = "64kb"
-_MAXIMUM_TAP_MTU = 65521
-_TAP_QUEUE = 4000  # packets that wait to be fetched by the switch: only while it is late
-_LATE_SECONDS = 200e-6
 
 
 class Cluster:
@@ -84,16 +92,13 @@ class Cluster:
       paths: leaf and spine instead of one switch: the rate of each spine in bits per second, or
         a `herring.lab.Path` with delay, jitter and loss besides (two sites, a thin long link).
       strict: links serialize: a packet takes length / rate on its host's egress and again on the
-        switch's port, without a burst. None: if anything below is given.
-      delay: between any two hosts, one way: seconds or e.g. ``"500us"``.
-      jitter: seconds; a packet takes up to so much longer, but does not overtake.
-      loss: probability that a packet is lost, 0 to 1, or e.g. ``"0.1%"``.
-      delays, jitters, losses: where they differ: by host (``{7: "10ms"}``: to and from host 7), or
-        by pair (``{(0, 3): "10ms"}``). A pair's counts before a host's; of two hosts' the larger.
+        switch's port, without a burst. None: if `mtus` or anything in `between` is given.
       mtus: bytes, of single hosts.
       seed: of losses and jitter.
       kernel: let the kernel's netem make strict links. None: where it exists and can (one switch,
         paths all alike and without jitter, one MTU); else, and with False, the lab's own switch.
+      **between: what lies between hosts: the attributes of `herring.lab.Between` (``delay``,
+        ``jitter``, ``loss``, ``delays``, ``jitters``, ``losses``).
 
     Raises:
       ClusterError: a value is impossible (it is named), tools or rights are missing, or the kernel
@@ -110,52 +115,39 @@ class Cluster:
         paths: Sequence[float | Path] = (),
         *,
         strict: bool | None = None,
-        delay: Amount = 0.0,
-        jitter: Amount = 0.0,
-        loss: Amount = 0.0,
-        delays: Mapping[Where, Amount] | None = None,
-        jitters: Mapping[Where, Amount] | None = None,
-        losses: Mapping[Where, Amount] | None = None,
         mtus: Mapping[int, int] | None = None,
         seed: int = 1,
         kernel: bool | None = None,
+        **between: Any,
     ) -> None:
-        if not 1 <= hosts <= 250:
-            raise ClusterError(f"a cluster has 1 to 250 hosts, not {hosts}")
-        for host in (*(rates or {}), *(mtus or {})):
-            if not 0 <= host < hosts:
-                raise ClusterError(f"there is no host {host}: they are 0 to {hosts - 1}")
-        if len(paths) > 64:
-            raise ClusterError(f"a leaf has 1 to 64 spines, not {len(paths)}")
         spines = [path if isinstance(path, Path) else Path(path) for path in paths]
-        try:
-            self._between = Paths(hosts, delay, jitter, loss, delays, jitters, losses)
-            for spine in spines:
-                seconds_of(spine.delay, "delay of a path")
-                seconds_of(spine.jitter, "jitter of a path")
-                loss_of(spine.loss, "loss of a path")
-        except ConfigurationError as error:
-            raise ClusterError(str(error)) from None
-        wanted = bool(mtus) or any(dataclasses.replace(s, rate_bits=None) != Path() for s in spines)
-        wanted = wanted or self._between.uniform != Path()
-        if strict is False and wanted:
-            raise ClusterError(
-                "delay, jitter, loss and an MTU of single hosts need strict links: leave strict out"
+        with _impossible():
+            require_hosts(hosts)
+            self._between = Paths(hosts, Between(**between))
+            wanted = bool(mtus) or any(
+                dataclasses.replace(spine, rate_bits=None) != Path() for spine in spines
             )
-        self.strict = wanted if strict is None else strict
-        largest = _MAXIMUM_TAP_MTU if self.strict else 65535
-        for size in (mtu, *(mtus or {}).values()):
-            if not 576 <= size <= largest:
-                raise ClusterError(f"an MTU is 576 to {largest} bytes, not {size}")
-        if not 0 <= queue_seconds <= MAXIMUM_SECONDS:
-            raise ClusterError(
-                f"a queue is 0 to {MAXIMUM_SECONDS:g} seconds deep, not {queue_seconds}"
-            )
-        for rate in (rate_bits, *(rates or {}).values(), *(spine.rate_bits for spine in spines)):
-            _require_rate(rate)
-        for spine in spines:
-            if spine.rate_bits is None and not self.strict:
-                raise ClusterError("a path needs a rate unless links are strict")
+            wanted = wanted or self._between.uniform != Path()
+            self.strict = wanted if strict is None else bool(strict)
+            for host in (*(rates or {}), *(mtus or {})):
+                require_host(host, hosts)
+            for size in (mtu, *(mtus or {}).values()):
+                require_mtu(size, self.strict or wanted)
+            for rate in (rate_bits, *(rates or {}).values()):
+                require_rate(rate)
+            require_queue(queue_seconds)
+            require_spines(spines, hosts, self.strict or wanted)
+            require_seed(seed)
+            if wanted and not self.strict:
+                raise ConfigurationError(
+                    "delay, jitter, loss and an MTU of single hosts need strict links: leave "
+                    "strict out"
+                )
+            if kernel is not None and not self.strict:
+                raise ConfigurationError(
+                    f"kernel={kernel} says who makes strict links, but these are not: give a "
+                    "delay, jitter or loss, or strict=True, or leave kernel out"
+                )
         for tool in ("ip", "tc", "nsenter", "setpriv"):
             if shutil.which(tool) is None:
                 raise ClusterError(f"{tool} is missing (packages iproute2 and util-linux)")
@@ -168,11 +160,10 @@ class Cluster:
         self.mtu = mtu
         self._mtus = dict(mtus or {})
         self._seed = seed
-        self._forwarder: Switch | None = None
+        self._forwarder: StrictLinks | None = None
         self._kernel = kernel
         self.netem = False
         self._rates: dict[int, float | None] = dict(rates or {})
-        self._overrun = 0
         self._jobs: list[Job] = []
         self._closed = False
         remove_stale()
@@ -259,7 +250,7 @@ class Cluster:
         show = ["-s", "-j", "link", "show", "eth0"]
         link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
         if self._forwarder is not None:
-            drops = self._links()[self.size + host][2]
+            drops = self._forwarder.port_drops(host)
         else:
             show = ["-s", "-j", "qdisc", "show", "dev", f"p{host}"]
             queues = json.loads(run_tool(["tc", "-n", self._switch(self._leaf(host)), *show]))
@@ -276,8 +267,7 @@ class Cluster:
     def path_bytes(self, path: int) -> int:
         """Returns the bytes that a spine has carried, both directions together."""
         if self._forwarder is not None:
-            links = self._links()
-            return sum(links[self._spine_link(path, leaf)][1] for leaf in (0, 1))
+            return self._forwarder.spine_bytes(path)
         total = 0
         for device in ("l0", "l1"):
             show = ["-s", "-j", "link", "show", device]
@@ -308,13 +298,14 @@ class Cluster:
           queue_seconds: as of `Cluster`, from now on; by default as it was.
 
         Raises:
-          ClusterError: the rate is impossible, or there is no such host.
+          ClusterError: rate or queue is impossible, or there is no such host.
         """
         chosen = range(self.size) if hosts is None else list(hosts)
-        _require_rate(rate_bits)
-        for host in chosen:
-            if not 0 <= host < self.size:
-                raise ClusterError(f"there is no host {host}: they are 0 to {self.size - 1}")
+        with _impossible():
+            require_rate(rate_bits)
+            for host in chosen:
+                require_host(host, self.size)
+            require_queue(self.queue_seconds if queue_seconds is None else queue_seconds)
         if queue_seconds is not None:
             self.queue_seconds = queue_seconds
         if hosts is None:
@@ -322,7 +313,7 @@ class Cluster:
         else:
             self._rates.update((host, rate_bits) for host in chosen)
         if self._forwarder is not None:
-            self._tell([line for host in chosen for line in self._link_lines(host)])
+            self._forwarder.set_links(dict.fromkeys(chosen, rate_bits), self.queue_seconds)
             return
         for host in chosen:
             switch = self._switch(self._leaf(host))
@@ -336,42 +327,34 @@ class Cluster:
         """Changes a spine's rate, delay, jitter and loss while everything goes on (strict links).
 
         Raises:
-          ClusterError: links are not strict, or there is no such spine.
+          ClusterError: links are not strict, there is no such spine, or a value is impossible.
         """
         if self._forwarder is None:
             raise ClusterError("set_path: only strict links can change their delay")
         if not 0 <= path < len(self.paths):
-            raise ClusterError(f"there is no path {path} of {len(self.paths)}")
+            raise ClusterError(f"there is no path {path}: they are 0 to {len(self.paths) - 1}")
+        with _impossible():
+            require_spines([settings], self.size, strict=True)
         self.paths = (*self.paths[:path], settings, *self.paths[path + 1 :])
-        self._tell(self._spine_lines(path))
+        self._forwarder.set_spine(path, settings, self.queue_seconds)
 
-    def set_delays(
-        self,
-        delay: Amount = 0.0,
-        jitter: Amount = 0.0,
-        loss: Amount = 0.0,
-        delays: Mapping[Where, Amount] | None = None,
-        jitters: Mapping[Where, Amount] | None = None,
-        losses: Mapping[Where, Amount] | None = None,
-    ) -> None:
-        """Changes what lies between hosts while everything goes on; arguments as of `Cluster`.
+    def set_delays(self, delay: Amount = 0.0, **others: Any) -> None:
+        """Changes what lies between hosts while everything goes on; see `herring.lab.Between`.
 
         Raises:
           ClusterError: a value is impossible, or links are not strict.
         """
         if not self.strict:
             raise ClusterError("set_delays: only strict links can change their delay")
-        try:
-            between = Paths(self.size, delay, jitter, loss, delays, jitters, losses)
-        except ConfigurationError as error:
-            raise ClusterError(str(error)) from None
+        with _impossible():
+            between = Paths(self.size, Between(delay, **others))
         if self.netem and (between.uniform is None or between.uniform.jitter > 0):
             raise ClusterError("set_delays: netem gives all paths one delay: use kernel=False")
         self._between = between
         if self.netem:
             netem.shape_paths(self._switch(0), self.size, between.uniform)
         else:
-            self._tell(between.lines())
+            self._forwarder.set_between(between)
 
     def between(self, sender: int, receiver: int) -> Path:
         """Returns delay, jitter and loss between two hosts, without those of spines."""
@@ -392,20 +375,7 @@ class Cluster:
         Raises:
           ClusterError: the switch has ended.
         """
-        if self._forwarder is None:
-            return None
-        try:
-            report, _ = self._forwarder.report(reset)
-        except RuntimeError as error:
-            raise ClusterError(str(error)) from None
-        overrun = -self._overrun
-        for host in range(self.size):
-            show = ["-s", "-j", "link", "show", "eth0"]
-            link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
-            overrun += link["tx"]["dropped"]
-        if reset:
-            self._overrun += overrun
-        return dataclasses.replace(report, overrun=overrun)
+        return None if self._forwarder is None else self._forwarder.report(reset)
 
     def require_on_time(self) -> LinkReport | None:
         """Returns `link_report`.
@@ -461,7 +431,7 @@ class Cluster:
         if self.strict:
             self.netem = self._may_use_netem()
             if not self.netem:
-                self._build_strict(mtu)
+                self._forwarder = self._build_strict()
                 return
         for leaf in leaves:
             hosts = [host for host in range(self.size) if self._leaf(host) == leaf]
@@ -497,80 +467,19 @@ class Cluster:
             raise ClusterError("this kernel has no netem or no ifb: leave kernel out")
         return found
 
-    def _build_strict(self, mtu: int) -> None:
-        program = find_switch()
-        if program is None:
-            raise ClusterError(
-                "strict links need the program herring_lab_switch, which is built and installed "
-                "with the package: install it again ('make build')"
-            )
-        hosts = [self.namespace(host) for host in range(self.size)]
-        # In a namespace of the cluster, so that it is ended like everything else there.
-        command = ["nsenter", f"--net=/run/netns/{self._switch(0)}", "setpriv", "--pdeathsig"]
-        largest = max(mtu, *self._mtus.values()) if self._mtus else mtu
-        try:
-            self._forwarder = Switch(
-                [*command, "KILL", str(program)],
-                hosts,
-                len(self.paths),
-                self._seed,
-                largest,
-                self._late_limit(),
-            )
-        except RuntimeError as error:
-            raise ClusterError(str(error)) from None
-        lines = self._between.lines()
-        for host in range(self.size):
-            lines += self._link_lines(host)
-        for path in range(len(self.paths)):
-            lines += self._spine_lines(path)
-        self._tell(lines)
-        for host in range(self.size):
-            commands = [
-                "link set lo up",
-                f"addr add {self.address(host)}/16 dev eth0",
-                f"link set eth0 mtu {self._mtus.get(host, mtu)} txqueuelen {_TAP_QUEUE} "
-                "addrgenmode none up",
-            ]
-            # Asking for addresses would take a round trip of its own, at the worst moment.
-            commands += [
-                f"neigh add {self.address(other)} lladdr {host_address(other)} dev eth0 "
-                "nud permanent"
-                for other in range(self.size)
-                if other != host
-            ]
-            run_batch(["ip", "-n", self.namespace(host), "-batch", "-"], commands)
-
-    def _late_limit(self) -> float:
-        """A fifth of the shortest way, but no less than some wake-ups take."""
-        rates = [rate for host in range(self.size) if (rate := self.rate(host))]
-        packet = 2 * 8 * self.mtu / max(rates) if rates else 0.0
-        return max(_LATE_SECONDS, 0.2 * (self._between.shortest + packet))
-
-    def _link_lines(self, host: int) -> list[str]:
-        rate, queue = self.rate(host), self.queue_seconds
-        return [Switch.link_line(link, rate, queue) for link in (host, self.size + host)]
-
-    def _spine_link(self, path: int, leaf: int) -> int:
-        return 2 * self.size + 2 * path + leaf
-
-    def _spine_lines(self, path: int) -> list[str]:
-        settings = self.paths[path]
-        links = [self._spine_link(path, leaf) for leaf in (0, 1)]
-        lines = [Switch.link_line(link, settings.rate_bits, self.queue_seconds) for link in links]
-        return [*lines, f"spine {path} {settings.words()}"]
-
-    def _links(self) -> list[list[int]]:
-        try:
-            return self._forwarder.report()[1]
-        except RuntimeError as error:
-            raise ClusterError(str(error)) from None
-
-    def _tell(self, lines: Sequence[str]) -> None:
-        try:
-            self._forwarder.tell(lines)
-        except RuntimeError as error:
-            raise ClusterError(str(error)) from None
+    def _build_strict(self) -> StrictLinks:
+        hosts = range(self.size)
+        return StrictLinks(
+            [self.namespace(host) for host in hosts],
+            self._switch(0),
+            [self.address(host) for host in hosts],
+            [self._mtus.get(host, self.mtu) for host in hosts],
+            [self.rate(host) for host in hosts],
+            self.queue_seconds,
+            self.paths,
+            self._between,
+            self._seed,
+        )
 
     def _build_switch(self, leaf: int, hosts: Sequence[int], mtu: int) -> None:
         commands = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
@@ -634,6 +543,10 @@ class Cluster:
             run_tool([*qdisc, "del", "dev", device, "root"])
 
 
-def _require_rate(rate_bits: float | None) -> None:
-    if rate_bits is not None and not 1e3 <= rate_bits <= 1e13:
-        raise ClusterError(f"a link's rate is 1 kbit/s to 10 Tbit/s, not {rate_bits} bit/s")
+@contextlib.contextmanager
+def _impossible() -> Iterator[None]:
+    """What is wrong with a value is what is wrong with the cluster."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ClusterError(str(error)) from None

@@ -13,11 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from herring.errors import HerringError
+
 LOCK_DIRECTORY = pathlib.Path("/run/herring-lab")
 PREFIX = "herring-"
 
 
-class ClusterError(RuntimeError):
+class ClusterError(HerringError):
     """An emulated cluster could not be made; the message holds the tool's own words."""
 
 

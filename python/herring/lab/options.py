@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from herring.errors import ConfigurationError
 from herring.lab.cluster import MTU
-from herring.lab.paths import Where, loss_of, seconds_of
+from herring.lab.limits import MAXIMUM_SPINES, loss_of, seconds_of
+from herring.lab.paths import Where
 from herring.lab.strict import Path
 from herring.lab.units import parse_rate, parse_seconds
 
@@ -92,15 +94,20 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
     for place in mtus:
         if isinstance(place, tuple):
             raise ConfigurationError(f"--mtu {place[0]}-{place[1]}=: a host has an MTU, not a path")
-    if options.seed < 0:
-        raise ConfigurationError(f"--seed {options.seed}: 0 or more")
     asked = bool(options.strict or options.delay or options.jitter or options.loss)
+    paths = _paths(options.paths)
+    long = any(dataclasses.replace(path, rate_bits=None) != Path() for path in paths)
+    if options.no_netem and not (asked or mtus or long):
+        raise ConfigurationError(
+            "--no-netem says who makes strict links, but these are token buckets: add --strict, "
+            "--delay, --jitter or --loss, or leave it out"
+        )
     return {
-        "rate_bits": parse_rate(options.rate) if options.rate else None,
+        "rate_bits": None if options.rate is None else parse_rate(options.rate),
         "queue_seconds": parse_seconds(options.queue),
         "mtu": MTU if mtu is None else mtu,
-        "rates": dict(_slow(text) for text in options.slow),
-        "paths": _paths(options.paths),
+        "rates": _slow(options.slow),
+        "paths": paths,
         "strict": asked or None,
         "delay": delay or 0.0,
         "jitter": jitter or 0.0,
@@ -130,7 +137,7 @@ def _values(
             whole = read(value)
             continue
         hosts = place.split("-")
-        if len(hosts) > 2 or not all(host.isdecimal() for host in hosts):
+        if len(hosts) > 2 or not all(map(_number, hosts)):
             raise ConfigurationError(
                 f"{option} {text!r}: before '=' stands a host or two, as in 7={value} or 0-3="
                 f"{value}"
@@ -144,34 +151,49 @@ def _values(
 
 
 def _mtu(text: str) -> int:
-    if not text.isdecimal():
+    if not _number(text):
         raise ConfigurationError(f"--mtu {text!r}: write bytes, as in 1500")
     return int(text)
 
 
-def _slow(text: str) -> tuple[int, float]:
-    host, equals, rate = text.partition("=")
-    if not equals or not host.isdecimal():
-        raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
-    return int(host), parse_rate(rate)
+def _slow(texts: Sequence[str]) -> dict[int, float]:
+    rates: dict[int, float] = {}
+    for text in texts:
+        host, equals, rate = text.partition("=")
+        if not equals or not _number(host):
+            raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
+        if int(host) in rates:
+            raise ConfigurationError(f"--slow {text}: it is given twice for host {host}")
+        rates[int(host)] = parse_rate(rate)
+    return rates
 
 
 def _paths(text: str | None) -> list[Path]:
     paths: list[Path] = []
-    for part in text.split(",") if text else ():
+    for part in [] if text is None else text.split(","):
         count, times, rest = part.partition("x")
-        number = int(count) if times and count.isdecimal() else 1
-        paths += [_path(rest if times and count.isdecimal() else part)] * number
+        if not (times and _number(count)):
+            paths.append(_path(part))
+        elif 1 <= int(count) <= MAXIMUM_SPINES:
+            paths += [_path(rest)] * int(count)
+        else:
+            raise ConfigurationError(
+                f"--paths {part!r}: 1 to {MAXIMUM_SPINES} times a rate, as in 4x50mbit"
+            )
     return paths
 
 
 def _path(text: str) -> Path:
-    rate, _, rest = text.partition("@")
-    way, _, loss = rest.partition("/")
-    delay, _, jitter = way.partition("+")
+    rate, long, rest = text.partition("@")
+    way, lossy, loss = rest.partition("/")
+    delay, jittery, jitter = way.partition("+")
     return Path(
         parse_rate(rate),
-        seconds_of(delay, "--paths: delay") if delay else 0.0,
-        seconds_of(jitter, "--paths: jitter") if jitter else 0.0,
-        loss_of(loss, "--paths: loss") if loss else 0.0,
+        seconds_of(delay, "--paths: delay") if long else 0.0,
+        seconds_of(jitter, "--paths: jitter") if jittery else 0.0,
+        loss_of(loss, "--paths: loss") if lossy else 0.0,
     )
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

@@ -2,84 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Union
 
 from herring.errors import ConfigurationError
+from herring.lab.limits import Amount, loss_of, require_host, seconds_of
 from herring.lab.strict import Path
-from herring.lab.units import parse_loss, parse_seconds
 
-__all__ = ["MAXIMUM_SECONDS", "Amount", "Paths", "Where", "loss_of", "seconds_of"]
+__all__ = ["Between", "Paths", "Where"]
 
-#: Of a delay, a jitter or a queue. Mars is farther, but nobody trains there.
-MAXIMUM_SECONDS = 10.0
-
-#: Seconds or a probability as a number, or as people write it: ``"5ms"``, ``"0.1%"``.
-Amount = Union[float, str]
 #: A host, or two of them: what lies between these alone.
 Where = Union[int, "tuple[int, int]"]
 
 
-def seconds_of(value: Amount, what: str) -> float:
-    """Returns seconds, 0 to `MAXIMUM_SECONDS`.
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """What lies between hosts, as it is given.
 
-    Raises:
-      ConfigurationError: the value is none; names `what` it is for.
+    Attributes:
+      delay: between any two hosts, one way: seconds or e.g. ``"500us"``.
+      jitter: seconds; a packet takes up to so much longer, but does not overtake.
+      loss: probability that a packet is lost, 0 to 1, or e.g. ``"0.1%"``.
+      delays, jitters, losses: where they differ: by host (``{7: "10ms"}``: to and from host 7), or
+        by pair (``{(0, 3): "10ms"}``). A pair's counts before a host's; of two hosts' the larger.
     """
-    seconds = parse_seconds(value, zero=True) if isinstance(value, str) else float(value)
-    if not 0 <= seconds <= MAXIMUM_SECONDS:
-        raise ConfigurationError(
-            f"{what} {value!r}: 0 to {MAXIMUM_SECONDS:g} seconds are allowed, as in 500us or 5ms"
-        )
-    return seconds
 
-
-def loss_of(value: Amount, what: str = "loss") -> float:
-    """Returns a probability, 0 to 1; as text it is written in percent.
-
-    Raises:
-      ConfigurationError: the value is none; names `what` it is for.
-    """
-    loss = parse_loss(value) if isinstance(value, str) else float(value)
-    if not 0 <= loss <= 1:
-        raise ConfigurationError(
-            f"{what} {value!r}: 0 % to 100 % are allowed (as a number 0.0 to 1.0), as in 0.1%"
-        )
-    return loss
+    delay: Amount = 0.0
+    jitter: Amount = 0.0
+    loss: Amount = 0.0
+    delays: Mapping[Where, Amount] | None = None
+    jitters: Mapping[Where, Amount] | None = None
+    losses: Mapping[Where, Amount] | None = None
 
 
 class Paths:
     """Delay, jitter and loss of the path between any two hosts.
 
-    What is given for a pair counts for it, both ways; else the larger of what is given for its two
-    hosts; else what is given for all.
-
     Args:
       hosts: how many there are.
-      delay, jitter: of all paths, one way: seconds or e.g. ``"5ms"``.
-      loss: of all paths: a probability or e.g. ``"0.1%"``.
-      delays, jitters, losses: where they differ: by host, or by pair of hosts.
+      given: what lies between them.
 
     Raises:
       ConfigurationError: a value is impossible, or there is no such host; names it.
     """
 
-    def __init__(
-        self,
-        hosts: int,
-        delay: Amount = 0.0,
-        jitter: Amount = 0.0,
-        loss: Amount = 0.0,
-        delays: Mapping[Where, Amount] | None = None,
-        jitters: Mapping[Where, Amount] | None = None,
-        losses: Mapping[Where, Amount] | None = None,
-    ) -> None:
+    def __init__(self, hosts: int, given: Between) -> None:
         self._hosts = hosts
-        self._all = Path(None, seconds_of(delay, "delay"), seconds_of(jitter, "jitter"))
-        self._loss = loss_of(loss)
-        self._delays = self._places(delays, "delay", lambda v, w: seconds_of(v, w))
-        self._jitters = self._places(jitters, "jitter", lambda v, w: seconds_of(v, w))
-        self._losses = self._places(losses, "loss", loss_of)
+        self._all = Path(
+            None,
+            seconds_of(given.delay, "delay"),
+            seconds_of(given.jitter, "jitter"),
+            loss_of(given.loss),
+        )
+        self._delays = self._places(given.delays, "delay", seconds_of)
+        self._jitters = self._places(given.jitters, "jitter", seconds_of)
+        self._losses = self._places(given.losses, "loss", loss_of)
 
     def between(self, one: int, other: int) -> Path:
         """Returns what lies between two hosts."""
@@ -87,7 +65,7 @@ class Paths:
             None,
             _pick(self._delays, one, other, self._all.delay),
             _pick(self._jitters, one, other, self._all.jitter),
-            _pick(self._losses, one, other, self._loss),
+            _pick(self._losses, one, other, self._all.loss),
         )
 
     @property
@@ -105,12 +83,11 @@ class Paths:
     def uniform(self) -> Path | None:
         """What lies between any two hosts, where that is the same for all."""
         special = self._delays or self._jitters or self._losses
-        return None if special else self._whole()
+        return None if special else self._all
 
     def lines(self) -> list[str]:
         """Returns what to tell the switch (``src/lab/switch.h``)."""
-        whole = self._whole()
-        lines = [f"path {whole.words()}"]
+        lines = [f"path {self._all.words()}"]
         places = {*self._delays, *self._jitters, *self._losses}
         alone = {place for place in places if isinstance(place, int)}
         pairs = {pair for pair in places if isinstance(pair, tuple)}
@@ -119,9 +96,6 @@ class Paths:
             words = self.between(one, other).words()
             lines += [f"pair {one} {other} {words}", f"pair {other} {one} {words}"]
         return lines
-
-    def _whole(self) -> Path:
-        return Path(None, self._all.delay, self._all.jitter, self._loss)
 
     def _places(
         self,
@@ -132,12 +106,10 @@ class Paths:
         found: dict[Where, float] = {}
         for place, value in (given or {}).items():
             hosts = place if isinstance(place, tuple) else (place,)
+            if len(hosts) > 2:
+                raise ConfigurationError(f"{what} between {place!r}: name a host or two")
             for host in hosts:
-                if not 0 <= host < self._hosts:
-                    raise ConfigurationError(
-                        f"{what} of host {host}: there is no such host, they are 0 to "
-                        f"{self._hosts - 1}"
-                    )
+                require_host(host, self._hosts, f"{what}: ")
             if len(hosts) == 2 and hosts[0] == hosts[1]:
                 raise ConfigurationError(f"{what} between host {hosts[0]} and itself: name two")
             key = (min(hosts), max(hosts)) if len(hosts) == 2 else hosts[0]

@@ -25,6 +25,7 @@ from herring.lab.environment import (
 )
 from herring.lab.mpi import Rank, launch
 from herring.launch.output import Sink, Source, prefix
+from herring.progress import StatusLine, show_time
 
 __all__ = ["Plan", "run"]
 
@@ -107,6 +108,9 @@ class _Runner:
         self._colour = os.isatty(out) and not os.environ.get("NO_COLOR")
         self._running: list[Job] = []
         self._status = 0
+        # What the command says goes before: a line stands there only until it speaks.
+        self._line = StatusLine() if output is None else None
+        self._shown = 0
 
     def start(self, cluster: Cluster, directory: str) -> None:
         plan = self._plan
@@ -175,6 +179,7 @@ class _Runner:
         end_at = None if plan.timeout is None else start + plan.timeout
         while self._running or self._selector.get_map():
             self._read()
+            self._show(time.monotonic() - start)
             for job in [job for job in self._running if job.process.poll() is not None]:
                 self._running.remove(job)
                 code = job.process.returncode
@@ -192,8 +197,22 @@ class _Runner:
                 return self._status
         return self._status
 
+    def _show(self, elapsed: float) -> None:
+        """Once a second, on a terminal: how long it runs, and how long it may."""
+        if self._line is not None and int(elapsed) != self._shown:
+            self._shown = int(elapsed)
+            text = f"herring lab: {show_time(elapsed)}"
+            if self._plan.timeout is not None:
+                text += f", time-out in {show_time(self._plan.timeout - elapsed)}"
+            self._line.show(text)
+
+    def _hide(self) -> None:
+        if self._line is not None:
+            self._line.clear()
+
     def _read(self) -> None:
         for key, _ in self._selector.select(0.05):
+            self._hide()
             data = os.read(key.fd, 1 << 16)
             if data:
                 key.data.feed(data)
@@ -202,9 +221,11 @@ class _Runner:
                 self._selector.unregister(key.fileobj)
 
     def _say(self, text: str) -> None:
+        self._hide()
         self._err.write(f"herring lab: {text}\n".encode(), None)
 
     def kill(self) -> None:
+        self._hide()
         for job in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.process.pid, signal.SIGKILL)

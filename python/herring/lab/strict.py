@@ -147,7 +147,7 @@ class Switch:
       late_limit: seconds from which on a delivery counts as late.
 
     Raises:
-      RuntimeError: it does not start; has its own words.
+      ClusterError: it does not start; has its own words.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Switch:
         """Has lines of ``src/lab/switch.h`` done; returns when they are.
 
         Raises:
-          RuntimeError: one could not be done; has the switch's own words.
+          ClusterError: one could not be done; has the switch's own words.
         """
         self._ask([*lines, "sync"])
 
@@ -194,6 +194,9 @@ class Switch:
         """Returns how it kept up, and of each link packets, bytes and drops.
 
         What the hosts' devices have dropped is not known here. With `reset` it begins anew then.
+
+        Raises:
+          ClusterError: the switch has ended.
         """
         found: dict[str, Any] = json.loads(self._ask(["report", *(["reset"] if reset else [])]))
         report = LinkReport(
@@ -228,7 +231,7 @@ class Switch:
             answer = ""
         if not answer:
             words = "" if self._process.stderr.closed else self._process.stderr.read().strip()
-            raise RuntimeError(f"the lab's switch has ended: {words or 'no reason given'}")
+            raise ClusterError(f"the lab's switch has ended: {words or 'no reason given'}")
         return answer
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import pathlib
-import sys
 import time
+from typing import Any
 
 from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
+from herring.lab.limits import require_queue, require_rate
 from herring.lab.units import parse_rate, parse_seconds
+from herring.progress import Progress, show_time
 from herring.study.bench import Network
+from herring.study.comparisons import COMPARISONS
 from herring.study.experiments import (
     DEFAULT_PEERS,
     EXPERIMENTS,
@@ -25,7 +30,7 @@ from herring.study.experiments import (
 from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
 from herring.study.partial import partial_study
-from herring.study.report import markdown, write
+from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
 
 __all__ = ["add_options", "handle"]
@@ -35,7 +40,9 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
 }
-_NAMES = [*_MEASURED, "long-paths", "cost", *_ON_THIS_MACHINE]
+_DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
+_PATHS = {"long-paths": long_paths, **COMPARISONS}
+_NAMES = [*_MEASURED, *_PATHS, "cost", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -49,6 +56,13 @@ examples:
   herring study long-paths --iterations 20 --out study
       hosts 50 us to 5 ms apart, with and without lost packets: self-controlled credit beside
       fixed sizes of it and Gloo's ring
+
+  herring study over-delay over-loss --iterations 20 --out study
+  herring study over-hosts --hosts 2,4,8,12,16 --rate 100mbit --iterations 20 --out study
+      the pictures of the documentation: Herring, its own ring, Gloo's, and the limit
+
+  herring study --draw study/over-delay.json --out pictures
+      the picture once more, from the numbers; nothing is measured
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
@@ -77,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
     parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
     parser.add_argument(
-        "--hosts", default="2,4,8,16", metavar="LIST", help="numbers of workers (2,4,8,16)"
+        "--hosts", metavar="LIST", help=f"numbers of workers ({_DEFAULTS['hosts']})"
     )
     parser.add_argument(
         "--size",
@@ -87,7 +101,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
-    parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
+    parser.add_argument("--iterations", type=int, metavar="N", help="per point (7)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument(
+        "--draw",
+        nargs="+",
+        metavar="JSON",
+        help="only draw the pictures of these tables again, to the folder",
+    )
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
@@ -110,55 +137,125 @@ def handle(options: argparse.Namespace) -> int:
     Raises:
       ConfigurationError: an option is wrong, or this machine cannot measure; says why.
     """
-    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
-    hosts = _hosts(options.hosts)
+    _require_possible(options)
+    if options.draw:
+        return _draw(options.draw, options.out)
+    network = _network(options)
+    given = {name: getattr(options, name) for name in _DEFAULTS}
+    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
+    hosts, iterations, runs = _hosts(chosen["hosts"]), chosen["iterations"], chosen["runs"]
     sizes = _sizes(options.size, network)
-    if options.iterations < 1:
-        raise ConfigurationError("--iterations is at least 1")
-    iterations = options.iterations
     if options.quick:
-        hosts, sizes, iterations = [2, 3], [int(network.bandwidth / 50) // 4 * 4], 2
+        hosts, iterations, runs = [2, 3], 2, 1
+        sizes = [max(int(network.bandwidth / 50) // 4 * 4, 4)]
     names = options.experiments or list(_MEASURED)
     peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
     if options.quick:
         peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    folder = _folder(options.out)
+    progress = Progress(options.quiet)
     for line in skipped:
-        print(f"skipped: {line}", file=sys.stderr, flush=True)
+        progress.say(f"skipped: {line}")
     compute = options.compute
     scale = Scale(
         hosts,
         max(sizes),
         network,
         iterations,
-        _Progress(),
+        progress,
         peers,
         skipped,
         quick=options.quick,
+        runs=runs,
         compute_seconds=compute if compute is not None else 0.2 if options.quick else 4.0,
         node_price=options.node_price,
         server_price=options.server_price,
     )
-    folder = pathlib.Path(options.out)
     for name in names:
         start = time.monotonic()
+        progress.begin(name)
         try:
-            if name in _ON_THIS_MACHINE:
-                tables = _ON_THIS_MACHINE[name](scale)
-            elif name == "long-paths":
-                size = max(sizes) if options.size or options.quick else int(network.bandwidth / 2)
-                tables = [long_paths(scale, size // 4 * 4)]
-            elif name == "cost":
-                tables = [_cost(options, max(sizes) if options.size else 1e8, network)]
-            elif name == "allreduce":
-                tables = [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
-            else:
-                tables = [_MEASURED[name](scale)]
+            tables = _tables(name, scale, options, sizes)
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
+        finally:
+            progress.clear()
         files = ", ".join(str(path) for table in tables for path in write(table, folder))
         print("\n".join(map(markdown, tables)))
-        print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
+        print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
     return 0
+
+
+def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[int]) -> list[Table]:
+    """Measures an experiment."""
+    if name in _ON_THIS_MACHINE:
+        return _ON_THIS_MACHINE[name](scale)
+    if name in _PATHS:
+        size = max(sizes) if options.size or options.quick else int(scale.network.bandwidth / 2)
+        return [_PATHS[name](scale, size // 4 * 4)]
+    if name == "cost":
+        return [_cost(options, max(sizes) if options.size else 1e8, scale.network)]
+    if name == "allreduce":
+        return [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
+    return [_MEASURED[name](scale)]
+
+
+def _draw(files: list[str], out: str) -> int:
+    """Draws tables again that were written before."""
+    tables = [read(pathlib.Path(file)) for file in files]
+    for file, table in zip(files, tables):
+        if table.chart is None:
+            raise ConfigurationError(f"--draw {file}: this table has no picture")
+    folder = _folder(out)
+    for table in tables:
+        drawn = draw(table, folder)
+        if not drawn:
+            raise ConfigurationError("--draw needs matplotlib: pip install 'herring-dl[lab]'")
+        print(drawn[0])
+    return 0
+
+
+def _require_possible(options: argparse.Namespace) -> None:
+    """Refuses numbers that nothing can be measured or computed with, and contradictions."""
+    for name in ("iterations", "runs", "nodes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} {value}: at least 1")
+    for name, least in (("compute", "0 or more"), ("server_price", "0 or more")):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value:g}: {least}")
+    if not 0 < options.node_price < math.inf:
+        raise ConfigurationError(f"--node-price {options.node_price:g}: more than 0")
+    if options.draw and options.experiments:
+        raise ConfigurationError(
+            f"--draw measures nothing: leave {' '.join(options.experiments)} out, or --draw"
+        )
+    given = [f"--{name}" for name in (*_DEFAULTS, "size") if getattr(options, name) is not None]
+    if options.quick and given:
+        raise ConfigurationError(
+            f"--quick chooses hosts, size, iterations and runs: leave {', '.join(given)} or "
+            "--quick out"
+        )
+
+
+def _folder(text: str) -> pathlib.Path:
+    """Makes the folder before anything is measured."""
+    folder = pathlib.Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--out {text!r} is no folder: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"--out {text!r}: nothing may be written there")
+    return folder
+
+
+def _network(options: argparse.Namespace) -> Network:
+    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
+    require_rate(network.rate_bits)
+    require_queue(network.queue_seconds)
+    return network
 
 
 def _experiment(text: str) -> str:
@@ -168,24 +265,12 @@ def _experiment(text: str) -> str:
     return text
 
 
-class _Progress:
-    """Says what is measured and how long the rest may take."""
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if done == 0:
-            self._start = now
-        left = ""
-        if done > 0:
-            left = f", about {(now - self._start) / done * (total - done):.0f} s left"
-        print(f"[{done + 1}/{total}] {what}{left}", file=sys.stderr, flush=True)
-
-
 def _hosts(text: str) -> list[int]:
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if not numbers or min(numbers) < 2 or max(numbers) > 100:
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
+    if min(numbers) < 2 or max(numbers) > 100:
         raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _peers(text: str) -> tuple[list[Peer], list[str]]:

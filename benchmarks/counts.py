@@ -1,0 +1,340 @@
+"""Where the time goes when processors are the limit: counts per round, per worker and per server.
+
+  python benchmarks/counts.py                     8 + 8 hosts without a rate, 100 MB
+  python benchmarks/counts.py --peer gloo         the same over Gloo's ring
+  python benchmarks/counts.py --workers 4 --size 25M --json counts.json
+
+System calls are counted by ``perf`` (tracepoints), sleeps and processor time by the kernel's own
+accounts of each thread, bytes by the hosts' links. In batches of their own perf looks 999 times
+per second of processor time what a process does; ``--symbols`` names a build with symbols. Needs
+root and perf. Counts of a round hardly depend on what else the machine does, times do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import glob
+import json
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from harness import BenchJob, JobError, Layout
+
+from herring.lab import Cluster, ClusterError
+from herring.lab.hosts import HostCounters
+
+_CALLS = {
+    "send": ("sendmsg", "sendto", "sendmmsg", "writev", "write"),
+    "lend pages (vmsplice, splice)": ("vmsplice", "splice"),
+    "receive": ("recvmsg", "recvfrom", "recvmmsg", "readv", "read"),
+    "wait for events": ("epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select"),
+    "ask about the path (getsockopt)": ("getsockopt",),
+    "futex": ("futex",),
+}
+_ALL = "all system calls"
+#: What a sample is: the first that fits (file, symbol).
+_PLACES = (
+    ("copying between kernel and user", r"^\[kernel", r"copy_(from|to)_iter|copy_user|_copy_|csum"),
+    ("getting and clearing pages", r"^\[kernel", r"clear_page|page_fault|get_page|alloc_pages"),
+    ("waking and switching threads", r"^\[kernel", r"switch|sched|wake|ttwu|pick_|irqrestore"),
+    ("the rest of the kernel: TCP/IP", r"^\[(kernel|vdso)", r""),
+    ("summing", r"_core", r"herring::reduce::"),
+    ("copying in user space", r"", r"memcpy|memmove|memset"),
+    ("the rest of Herring", r"_core", r""),
+    ("Python, torch and other libraries", r"", r""),
+)
+_SETTLE = 0.5  # seconds until perf counts
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a kind of process did in one batch, all processes of the kind together.
+
+    Attributes:
+      calls: system calls by `_CALLS`, and all.
+      sleeps: how often a thread went to sleep until something woke it.
+      preempted: how often a thread lost its processor to another.
+      processor_seconds: in user and kernel.
+      sent_bytes: of their hosts' links, headers included.
+      received_bytes: the same.
+    """
+
+    calls: dict[str, float] = dataclasses.field(default_factory=dict)
+    sleeps: float = 0
+    preempted: float = 0
+    processor_seconds: float = 0
+    sent_bytes: float = 0
+    received_bytes: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Workers, or servers: processes and the hosts that they have to themselves."""
+
+    name: str
+    pids: Sequence[int]
+    hosts: Sequence[int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints a table (Markdown); 2 on errors."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=8, help="and as many servers (8)")
+    parser.add_argument("--size", default="100M", help="of the array (100M)")
+    parser.add_argument("--rounds", type=int, default=10, help="in a batch (10)")
+    parser.add_argument("--batches", type=int, default=3, help="of counts; as many look (3)")
+    parser.add_argument("--peer", default="herring", choices=("herring", "gloo"))
+    parser.add_argument(
+        "--symbols",
+        default=next(iter(glob.glob("build/bindings/_core*.so")), ""),
+        help="a build of the extension with symbols (build/bindings/_core*.so)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the numbers")
+    options = parser.parse_args(argv)
+    if min(options.workers - 1, options.rounds, options.batches) < 1:
+        parser.error("--workers: at least 2, --rounds and --batches: at least 1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        document = measure(options)
+    except (JobError, ClusterError, subprocess.CalledProcessError) as error:
+        print(f"counts: {error}", file=sys.stderr)
+        return 2
+    print(table(document))
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs the job; returns medians per round and process, by kind."""
+    workers = options.workers
+    servers = workers if options.peer == "herring" else 0
+    layout = Layout(range(workers), range(workers, workers + servers))
+    # A first batch settles credit and is checked, as is the last.
+    batches = 2 + 2 * options.batches
+    arguments = ["--sizes", options.size, "--op", "sum", "--check", "--warmup", "0"]
+    arguments += ["--iterations", str(options.rounds), "--batches", str(batches), "--paced"]
+    counted: dict[str, list[Counts]] = {}
+    looked: dict[str, Counter[str]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="herring-")))
+        hosts = stack.enter_context(Cluster(workers + servers))
+        job = stack.enter_context(BenchJob(hosts, layout, arguments, options.peer))
+        job.wait_ready()
+        kinds = [Kind("worker", job.worker_pids, range(workers))]
+        if servers:
+            kinds.append(Kind("server", job.server_pids, range(workers, workers + servers)))
+        job.run_batch()
+        for _ in range(options.batches):
+            with counting(kinds, hosts, folder) as counts:
+                job.run_batch()
+            for kind in kinds:
+                counted.setdefault(kind.name, []).append(counts[kind.name])
+        for _ in range(options.batches):
+            with looking(kinds, folder, options.symbols) as samples:
+                job.run_batch()
+            for kind in kinds:
+                looked.setdefault(kind.name, Counter()).update(samples[kind.name])
+        job.run_batch()
+        result = job.finish()["results"][0]
+    if result["wrong"]:
+        raise JobError(f"{result['wrong']} wrong elements")
+    quiet = result["batches_seconds"][1 : 1 + options.batches]
+    document: dict[str, Any] = {
+        "peer": options.peer,
+        "workers": workers,
+        "bytes": result["bytes"],
+        "seconds": statistics.median(time for batch in quiet for time in batch),
+    }
+    for kind in kinds:
+        share = 1 / (options.rounds * len(kind.pids))
+        document[kind.name] = {**_medians(counted[kind.name], share), "places": {}}
+        total = looked[kind.name].total()
+        spent = document[kind.name]["processor_ms"]
+        for place, _, _ in _PLACES:
+            part = looked[kind.name][place] / total if total else 0.0
+            document[kind.name]["places"][place] = part * spent
+    return document
+
+
+def _medians(batches: list[Counts], share: float) -> dict[str, Any]:
+    def median(values: Sequence[float], scale: float = 1.0) -> float:
+        return statistics.median(values) * share * scale
+
+    names = [*_CALLS, _ALL]
+    return {
+        "calls": {name: median([batch.calls[name] for batch in batches]) for name in names},
+        "sleeps": median([batch.sleeps for batch in batches]),
+        "preempted": median([batch.preempted for batch in batches]),
+        "processor_ms": median([batch.processor_seconds for batch in batches], 1e3),
+        "sent_mb": median([batch.sent_bytes for batch in batches], 1e-6),
+        "received_mb": median([batch.received_bytes for batch in batches], 1e-6),
+    }
+
+
+# --- counting ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counting(
+    kinds: Sequence[Kind], hosts: Cluster, folder: pathlib.Path
+) -> Iterator[dict[str, Counts]]:
+    """Counts what happens inside, into the mapping that it gives."""
+    found = {kind.name: Counts() for kind in kinds}
+    names = [name for group in _CALLS.values() for name in group]
+    events = ["raw_syscalls:sys_enter", *(f"syscalls:sys_enter_{name}" for name in names)]
+    events = [event for event in events if _known(event)]
+    files = {kind.name: folder / f"{kind.name}.csv" for kind in kinds}
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            command = ["perf", "stat", "-x,", "-o", str(files[kind.name]), "-e", ",".join(events)]
+            stack.enter_context(_perf(command, kind.pids))
+        time.sleep(_SETTLE)
+        before = {kind.name: (_threads(kind.pids), _links(hosts, kind)) for kind in kinds}
+        yield found
+        for kind in kinds:
+            (threads, links), own = before[kind.name], found[kind.name]
+            now, moved = _threads(kind.pids), _links(hosts, kind) - links
+            own.sleeps, own.preempted, own.processor_seconds = (
+                after - then for after, then in zip(now, threads)
+            )
+            own.sent_bytes, own.received_bytes = moved.sent_bytes, moved.received_bytes
+    for kind in kinds:
+        numbers: dict[str, float] = {}
+        for line in files[kind.name].read_text().splitlines():
+            fields = line.split(",")
+            if len(fields) > 2 and fields[0].isdecimal():
+                numbers[fields[2].rpartition("sys_enter_")[2]] = float(fields[0])
+        calls = found[kind.name].calls
+        for group, members in _CALLS.items():
+            calls[group] = sum(numbers.get(member, 0.0) for member in members)
+        calls[_ALL] = numbers["raw_syscalls:sys_enter"]
+
+
+def _known(event: str) -> bool:
+    group, _, name = event.partition(":")
+    return pathlib.Path(f"/sys/kernel/tracing/events/{group}/{name}").is_dir()
+
+
+def _links(hosts: Cluster, kind: Kind) -> HostCounters:
+    return hosts.total(kind.hosts)
+
+
+def _threads(pids: Sequence[int]) -> tuple[float, float, float]:
+    """Returns sleeps, lost processors and seconds on one, over all threads."""
+    sleeps = lost = nanos = 0
+    for pid in pids:
+        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            text = (thread / "status").read_text()
+            sleeps += int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.M)[0])
+            lost += int(re.findall(r"^nonvoluntary_ctxt_switches:\s*(\d+)", text, re.M)[0])
+            nanos += int((thread / "schedstat").read_text().split()[0])
+    return sleeps, lost, nanos / 1e9
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def looking(
+    kinds: Sequence[Kind], folder: pathlib.Path, symbols: str
+) -> Iterator[dict[str, Counter[str]]]:
+    """Notes at which places processes are, by `_PLACES`."""
+    found: dict[str, Counter[str]] = {kind.name: Counter() for kind in kinds}
+    files = {kind.name: folder / f"{kind.name}.data" for kind in kinds}
+    cache = ["perf", "--buildid-dir", str(folder / "symbols")]
+    if symbols:
+        add = [*cache, "buildid-cache", "--add", symbols]
+        subprocess.run(add, check=True, capture_output=True)
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            # -N: or it would keep the installed file, which has no symbols, instead.
+            command = [*cache, "record", "-q", "-N", "-F", "999", "-e", "cpu-clock"]
+            stack.enter_context(_perf([*command, "-o", str(files[kind.name])], kind.pids))
+        time.sleep(_SETTLE)
+        yield found
+    for kind in kinds:
+        script = [*cache, "script", "-i", str(files[kind.name]), "-F", "ip,sym,dso"]
+        done = subprocess.run(script, check=True, capture_output=True, text=True)
+        for line in done.stdout.splitlines():
+            sample = re.fullmatch(r"\s*[0-9a-f]+ (.*) \((.*)\)", line)
+            if sample is not None:
+                found[kind.name][_place(sample[2], sample[1])] += 1
+
+
+def _place(file: str, symbol: str) -> str:
+    for name, of_file, of_symbol in _PLACES:
+        if re.search(of_file, file) and re.search(of_symbol, symbol):
+            return name
+    raise AssertionError("the last place takes all")
+
+
+@contextlib.contextmanager
+def _perf(command: Sequence[str], pids: Sequence[int]) -> Iterator[None]:
+    """Runs perf on processes until the end of the block."""
+    process = subprocess.Popen(
+        [*command, "-p", ",".join(map(str, pids))],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    if process.returncode not in (0, -signal.SIGINT, 130):
+        raise JobError(f"{' '.join(command[:2])} ended with {process.returncode}: {errors[-500:]}")
+
+
+# --- showing -------------------------------------------------------------------------------------
+
+
+def table(document: dict[str, Any]) -> str:
+    """Returns the numbers as a table (Markdown)."""
+    kinds = [name for name in ("worker", "server") if name in document]
+    lines = [
+        f"{document['peer']}, {document['workers']} workers, {document['bytes'] / 1e6:g} MB, "
+        f"{1e3 * document['seconds']:.0f} ms while counting",
+        "",
+        f"| per round | {' | '.join(f'a {kind}' for kind in kinds)} |",
+        "|---|" + "---|" * len(kinds),
+    ]
+
+    def row(name: str, values: Sequence[float]) -> str:
+        return f"| {name} | {' | '.join(map(_show, values))} |"
+
+    for name in (*_CALLS, _ALL):
+        lines.append(row(name, [document[kind]["calls"][name] for kind in kinds]))
+    for key, name in (
+        ("sleeps", "sleeps, each with a wake-up"),
+        ("preempted", "processor lost to another"),
+        ("sent_mb", "MB sent"),
+        ("received_mb", "MB received"),
+        ("processor_ms", "ms of a processor"),
+    ):
+        lines.append(row(name, [document[kind][key] for kind in kinds]))
+    for place, _, _ in _PLACES:
+        lines.append(row(f"- {place}", [document[kind]["places"][place] for kind in kinds]))
+    return "\n".join(lines)
+
+
+def _show(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
