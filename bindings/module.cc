@@ -6,6 +6,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   herring::bindings::register_job(module);
   herring::bindings::register_partial(module);
+  herring::bindings::register_plan(module);
   herring::bindings::register_planned(module);
   herring::bindings::register_tools(module);
 }
