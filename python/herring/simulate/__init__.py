@@ -1,0 +1,1 @@
+"""Jobs in virtual time: how long an all-reduce takes on hosts and links that nobody has yet."""
