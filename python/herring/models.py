@@ -25,6 +25,7 @@ __all__ = [
     "herring_time",
     "parameter_server_time",
     "ring_time",
+    "shares",
     "time",
     "tree_time",
     "wire",
@@ -168,6 +169,27 @@ def colocated_time(nodes: int, dedicated: int, size: float, bandwidth: float) ->
     return 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * bandwidth)
 
 
+def shares(nodes: int, dedicated: int) -> tuple[float, float]:
+    """Parts of the bytes that a dedicated server has, and a colocated one (0: there are none).
+
+    ``2 (n-1) / (n^2 + k n - 2 k)`` and ``(n-k) / (n^2 + k n - 2 k)``, so that all links are equally
+    busy; with as many dedicated servers as nodes, or more, these share evenly.
+
+    Args:
+      nodes: n, at least 2.
+      dedicated: k, at least 0.
+    """
+    if nodes < 2:
+        raise InvalidArgumentError(f"nodes is {nodes}; there must be at least 2 to share between")
+    if dedicated < 0:
+        raise InvalidArgumentError(f"dedicated is {dedicated}; it must not be negative")
+    n, k = nodes, dedicated
+    if k >= n:
+        return 1 / k, 0.0
+    whole = n * n + k * n - 2 * k
+    return (2 * (n - 1) / whole if k else 0.0), (n - k) / whole
+
+
 def time(
     algorithm: str,
     hosts: int,
@@ -261,15 +283,10 @@ def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) 
             exchange + (size if extra else 0),
         )
     k = p if dedicated is None else dedicated
-    if k < 0:
-        raise InvalidArgumentError(f"dedicated is {k}; it must not be negative")
-    if k >= p:
-        # Servers share evenly: beyond p of them their links are less busy than the workers'.
-        return Wire(2, 2 * p * size, size)
-    # A colocated server's own node reaches it without the wire.
-    share = (p - k) / (p * p + k * p - 2 * k)
-    total = 2 * p * size - 2 * p * share * size
-    return Wire(2, total, 2 * p * (p - 1) * size / (p * p + k * p - 2 * k))
+    _, share = shares(p, k)
+    # A colocated server's own node reaches it without the wire, and sends and receives the others'.
+    # Beyond p dedicated servers their links are less busy than the workers'.
+    return Wire(2, 2 * p * size * (1 - share), size * (1 + (p - 2) * share))
 
 
 def _check_name(algorithm: str) -> None:

@@ -1,0 +1,241 @@
+"""What a user wants to know about a job on a network: step time, efficiency, cost, servers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from herring import models
+from herring.errors import ConfigurationError
+from herring.simulate.catalogue import Gradient
+from herring.simulate.network import PEERS, Herring, Network, peer_seconds
+from herring.simulate.timeline import (
+    DTYPES,
+    Buffer,
+    Stages,
+    Timeline,
+    fuse,
+    fuse_evenly,
+    play,
+)
+
+__all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step"]
+
+# Buffers that all-reduces are given to choose from besides Herring's: what torch's
+# DistributedDataParallel and Horovod take by default, and all gradients at once after the backward
+# pass.
+_PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))
+_HIDDEN = 0.005  # of a step: what is exposed does not count
+_WAITED = 0.05  # of what is exposed
+_AS_GOOD = 1.001  # as the best: fewer servers will do
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+      name: of the model, for people.
+      gradients: in order of production.
+      step: seconds of forward and backward pass; 0: gradients are there at once.
+      backward: the backward pass as a part of that.
+      dtype: of the gradients.
+      wire_dtype: that they are sent in.
+
+    Raises:
+      ConfigurationError: a value is impossible; names it and what is allowed.
+    """
+
+    name: str
+    gradients: tuple[Gradient, ...]
+    step: float
+    backward: float
+    dtype: str = "float32"
+    wire_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= 1e5:
+            raise ConfigurationError(f"--step is {self.step:g} s; it is from 0 to 100000 s")
+        if not 0 < self.backward <= 1:
+            raise ConfigurationError(f"--backward is {self.backward:g}; it is above 0, at most 1")
+        if DTYPES[self.wire_dtype] > DTYPES[self.dtype] or (
+            self.wire_dtype != self.dtype and DTYPES[self.wire_dtype] == DTYPES[self.dtype]
+        ):
+            raise ConfigurationError(
+                f"--wire-dtype {self.wire_dtype} with --dtype {self.dtype}: only float32 can be "
+                "sent in another type, float16 or bfloat16"
+            )
+
+    @property
+    def elements(self) -> int:
+        """Of all gradients."""
+        return sum(each.elements for each in self.gradients)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all gradients on the wire."""
+        return self.elements * DTYPES[self.wire_dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Per hour, in any currency.
+
+    Attributes:
+      node: of a node with its workers.
+      server: of a dedicated server.
+    """
+
+    node: float
+    server: float
+
+    def of_step(self, network: Network, seconds: float) -> float:
+        """What a step costs."""
+        per_hour = network.nodes * self.node + network.servers * self.server
+        return per_hour * seconds / 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What is said about a job on a network.
+
+    Attributes:
+      network: that was asked about.
+      job: that runs on it.
+      timeline: of a step.
+      buffers: of Herring's plan.
+      herring: what averaging takes; None: a single node has nothing to send.
+      limit: seconds of averaging that the links' rates allow at best.
+      binds: what lengthens the step, or would if there were more of it.
+      node_bytes: that a node sends in a step, and as many it receives; headers not counted.
+    """
+
+    network: Network
+    job: Job
+    timeline: Timeline
+    buffers: tuple[Buffer, ...]
+    herring: Herring | None
+    limit: float
+    binds: str
+    node_bytes: float
+
+    @property
+    def efficiency(self) -> float | None:
+        """The step without communication over the step; None: there is nothing to compute."""
+        return self.job.step / self.timeline.seconds if self.job.step > 0 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """How many dedicated servers to take.
+
+    Attributes:
+      tried: answers for numbers of servers, in ascending order.
+      by_time: the fewest that bring the shortest step, to a thousandth.
+      by_cost: those with the cheapest step; None: without prices.
+    """
+
+    tried: tuple[Answer, ...]
+    by_time: Answer
+    by_cost: Answer | None
+
+
+def answer(job: Job, network: Network) -> Answer:
+    """Says what a step of a job takes on a network.
+
+    Raises:
+      ConfigurationError, InvalidArgumentError: the coarse model refuses a value; names it.
+    """
+    buffers = tuple(
+        fuse(
+            job.gradients,
+            job.dtype,
+            job.wire_dtype,
+            network.nodes,
+            network.servers,
+            job.step,
+            job.backward,
+        )
+    )
+    node = 1 / network.node_rate if network.workers > 1 else 0.0
+    if network.nodes == 1:
+        timeline = play(buffers, Stages(node, 0.0), job.step)
+        binds = _binding(job, timeline, None, network)
+        return Answer(network, job, timeline, buffers, None, 0.0, binds, 0.0)
+    herring = Herring.on(network, job.size, buffers[0].size)
+    timeline = play(
+        buffers, Stages(node, herring.seconds_per_byte, latency=herring.latency), job.step
+    )
+    wire = models.wire("herring", network.nodes, job.size, network.servers)
+    binds = _binding(job, timeline, herring, network)
+    return Answer(
+        network, job, timeline, buffers, herring, herring.limit, binds, wire.busiest_bytes
+    )
+
+
+def _binding(job: Job, timeline: Timeline, herring: Herring | None, network: Network) -> str:
+    if job.step > 0 and timeline.exposed <= _HIDDEN * job.step:
+        return "computing"
+    if herring is None or timeline.node > timeline.network:
+        return "node"
+    if job.step > 0 and timeline.queued <= _WAITED * timeline.exposed:
+        return "last gradient"
+    if herring.bound == "link":
+        dedicated, _ = models.shares(network.nodes, network.servers)
+        on_server = network.nodes * dedicated / network.server_rate
+        on_node = models.wire("herring", network.nodes, 1.0, network.servers).busiest_bytes
+        return "servers' link" if on_server > 1.001 * on_node / network.rate else "link"
+    return herring.bound
+
+
+def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
+    """How long a step takes with one of `PEERS`: a model, with the buffers that suit it best.
+
+    Args:
+      name: of the algorithm.
+      job: that runs.
+      network: whose servers do not count.
+      headers: bytes on the wire over bytes of gradients.
+
+    Returns:
+      Seconds.
+    """
+    start = peer_seconds(name, network, 0, headers)
+    pace = (peer_seconds(name, network, job.size, headers) - start) / job.size
+    # Between workers of a node a flat ring takes links of its own.
+    own = network.workers > 1 and name != "ring"
+    stages = Stages(1 / network.node_rate if own else 0.0, pace, start)
+    if name not in PEERS:
+        raise ConfigurationError(f"{name!r} is none of {', '.join(PEERS)}")
+    itemsize = DTYPES[job.wire_dtype]
+    return min(
+        play(
+            fuse_evenly(job.gradients, itemsize, size, job.step, job.backward), stages, job.step
+        ).seconds
+        for size in _PEER_BUFFERS
+    )
+
+
+def best_servers(job: Job, network: Network, prices: Prices | None) -> Best:
+    """Tries numbers of dedicated servers: none, powers of two, eighths of the nodes, the one given.
+
+    Raises:
+      ConfigurationError, InvalidArgumentError: as `answer`.
+    """
+    most = network.most_servers
+    powers = {1 << i for i in range(most.bit_length())}
+    eighths = {round(network.nodes * part / 8) for part in range(17)}
+    numbers = {number for number in {*powers, *eighths, network.servers} if number <= most}
+    tried = [answer(job, network.with_servers(number)) for number in sorted(numbers)]
+    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices))
+
+
+def _fewest(tried: Sequence[Answer]) -> Answer:
+    shortest = min(each.timeline.seconds for each in tried)
+    return next(each for each in tried if each.timeline.seconds <= _AS_GOOD * shortest)
+
+
+def _cheapest(tried: Sequence[Answer], prices: Prices | None) -> Answer | None:
+    if prices is None:
+        return None
+    return min(tried, key=lambda each: prices.of_step(each.network, each.timeline.seconds))
