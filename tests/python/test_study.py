@@ -25,7 +25,7 @@ from herring.study.experiments import (
     costs,
     fit_line,
 )
-from herring.study.report import markdown, write
+from herring.study.report import markdown, read, write
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
 
@@ -67,15 +67,17 @@ def test_servers_are_bought_by_time_and_paid_per_hour() -> None:
 
 def test_files(tmp_path: pathlib.Path) -> None:
     rows = [{"kind": k, "hosts": h, "seconds": 0.5 * h} for k in ("a", "b") for h in (2, 4)]
-    table = Table("name", "A title", rows, Chart("hosts", ["seconds"], by="kind"), ["a note"])
+    chart = Chart("hosts", ["seconds"], "number of hosts", "time (s)", by="kind")
+    table = Table("name", "A title", rows, chart, ["a note"])
     text = markdown(table)
     assert "| kind | hosts | seconds |" in text
     assert "| b | 4 | 2 |" in text
     assert text.endswith("- a note\n")
     files = write(table, tmp_path / "new")
     assert json.loads(files[1].read_text())["rows"] == rows
+    assert read(files[1]) == table
     if len(files) == 3:
-        assert files[2].read_bytes().startswith(b"\x89PNG")
+        assert files[2].name == "name.svg"
     else:
         with pytest.raises(ImportError):
             import matplotlib  # noqa: F401
@@ -83,7 +85,8 @@ def test_files(tmp_path: pathlib.Path) -> None:
 
 def test_rows_may_lack_a_model(tmp_path: pathlib.Path) -> None:
     rows = [{"hosts": h, "seconds": 1.0 * h, "model_seconds": h if h < 4 else None} for h in (2, 4)]
-    table = Table("name", "A title", rows, Chart("hosts", ["seconds", "model_seconds"]))
+    chart = Chart("hosts", ["seconds", "model_seconds"], "number of hosts", "time (s)")
+    table = Table("name", "A title", rows, chart)
     assert "| 4 | 4 | - |" in markdown(table)
     assert json.loads(write(table, tmp_path)[1].read_text())["rows"][1]["model_seconds"] is None
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from herring.lab import LateLinksError, LinkReport
+from herring.study import cases
 from herring.study import long_paths as module
 from herring.study.bench import Network, Point
 from herring.study.experiments import Scale
@@ -29,7 +30,7 @@ def measured(monkeypatch) -> list[tuple[Network, Point]]:
             return {"p50_seconds": 4.0}
         return {"p50_seconds": float(len(seen))}
 
-    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(cases, "measure", measure)
     monkeypatch.setattr(module, "missing", lambda library: "")
     return seen
 
@@ -59,7 +60,7 @@ def test_every_path_and_credit_is_measured_and_late_links_give_no_figure(measure
 
 def test_a_quick_one_is_quick(measured, monkeypatch) -> None:
     monkeypatch.setattr(module, "missing", lambda library: "needs torch")
-    scale = Scale([2], 1, Network(200e6), 2, lambda *_: None, quick=True)
+    scale = Scale([2], 1, Network(200e6), 2, lambda *_: None, quick=True, runs=1)
     table = module.long_paths(scale, 500_000)
     assert len(measured) == 2
     assert "gloo" not in table.rows[0]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
-import sys
 import time
 
 from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.units import parse_rate, parse_seconds
+from herring.progress import Progress, show_time
 from herring.study.bench import Network
+from herring.study.comparisons import COMPARISONS
 from herring.study.experiments import (
     DEFAULT_PEERS,
     EXPERIMENTS,
@@ -25,7 +26,7 @@ from herring.study.experiments import (
 from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
 from herring.study.partial import partial_study
-from herring.study.report import markdown, write
+from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
 
 __all__ = ["add_options", "handle"]
@@ -35,7 +36,8 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
 }
-_NAMES = [*_MEASURED, "long-paths", "cost", *_ON_THIS_MACHINE]
+_PATHS = {"long-paths": long_paths, **COMPARISONS}
+_NAMES = [*_MEASURED, *_PATHS, "cost", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -49,6 +51,13 @@ examples:
   herring study long-paths --iterations 20 --out study
       hosts 50 us to 5 ms apart, with and without lost packets: self-controlled credit beside
       fixed sizes of it and Gloo's ring
+
+  herring study over-delay over-loss --iterations 20 --out study
+  herring study over-hosts --hosts 2,4,8,12,16 --rate 100mbit --iterations 20 --out study
+      the pictures of the documentation: Herring, its own ring, Gloo's, and the limit
+
+  herring study --draw study/over-delay.json --out pictures
+      the picture once more, from the numbers; nothing is measured
 
   herring study --quick --out /tmp/study
       a look at everything in two minutes: the machinery, no figures to keep
@@ -89,6 +98,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="per point (7)")
     parser.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument(
+        "--draw",
+        nargs="+",
+        metavar="JSON",
+        help="only draw the pictures of these tables again, to the folder",
+    )
+    parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
         metavar="LIST",
@@ -110,11 +133,15 @@ def handle(options: argparse.Namespace) -> int:
     Raises:
       ConfigurationError: an option is wrong, or this machine cannot measure; says why.
     """
+    if options.draw:
+        return _draw(options.draw, pathlib.Path(options.out))
     network = Network(parse_rate(options.rate), parse_seconds(options.queue))
     hosts = _hosts(options.hosts)
     sizes = _sizes(options.size, network)
     if options.iterations < 1:
-        raise ConfigurationError("--iterations is at least 1")
+        raise ConfigurationError(f"--iterations {options.iterations}: at least 1")
+    if options.runs < 1:
+        raise ConfigurationError(f"--runs {options.runs}: at least 1")
     iterations = options.iterations
     if options.quick:
         hosts, sizes, iterations = [2, 3], [int(network.bandwidth / 50) // 4 * 4], 2
@@ -122,18 +149,20 @@ def handle(options: argparse.Namespace) -> int:
     peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
     if options.quick:
         peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    progress = Progress(options.quiet)
     for line in skipped:
-        print(f"skipped: {line}", file=sys.stderr, flush=True)
+        progress.say(f"skipped: {line}")
     compute = options.compute
     scale = Scale(
         hosts,
         max(sizes),
         network,
         iterations,
-        _Progress(),
+        progress,
         peers,
         skipped,
         quick=options.quick,
+        runs=1 if options.quick else options.runs,
         compute_seconds=compute if compute is not None else 0.2 if options.quick else 4.0,
         node_price=options.node_price,
         server_price=options.server_price,
@@ -141,23 +170,44 @@ def handle(options: argparse.Namespace) -> int:
     folder = pathlib.Path(options.out)
     for name in names:
         start = time.monotonic()
+        progress.begin(name)
         try:
-            if name in _ON_THIS_MACHINE:
-                tables = _ON_THIS_MACHINE[name](scale)
-            elif name == "long-paths":
-                size = max(sizes) if options.size or options.quick else int(network.bandwidth / 2)
-                tables = [long_paths(scale, size // 4 * 4)]
-            elif name == "cost":
-                tables = [_cost(options, max(sizes) if options.size else 1e8, network)]
-            elif name == "allreduce":
-                tables = [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
-            else:
-                tables = [_MEASURED[name](scale)]
+            tables = _tables(name, scale, options, sizes)
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
+        finally:
+            progress.clear()
         files = ", ".join(str(path) for table in tables for path in write(table, folder))
         print("\n".join(map(markdown, tables)))
-        print(f"{name}: {time.monotonic() - start:.0f} s; {files}\n", flush=True)
+        print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
+    return 0
+
+
+def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[int]) -> list[Table]:
+    """Measures an experiment."""
+    if name in _ON_THIS_MACHINE:
+        return _ON_THIS_MACHINE[name](scale)
+    if name in _PATHS:
+        size = max(sizes) if options.size or options.quick else int(scale.network.bandwidth / 2)
+        return [_PATHS[name](scale, size // 4 * 4)]
+    if name == "cost":
+        return [_cost(options, max(sizes) if options.size else 1e8, scale.network)]
+    if name == "allreduce":
+        return [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
+    return [_MEASURED[name](scale)]
+
+
+def _draw(files: list[str], folder: pathlib.Path) -> int:
+    """Draws tables again that were written before."""
+    tables = [read(pathlib.Path(file)) for file in files]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, table in zip(files, tables):
+        if table.chart is None:
+            raise ConfigurationError(f"--draw {file}: this table has no picture")
+        drawn = draw(table, folder)
+        if not drawn:
+            raise ConfigurationError("--draw needs matplotlib: pip install 'herring-dl[lab]'")
+        print(drawn[0])
     return 0
 
 
@@ -166,19 +216,6 @@ def _experiment(text: str) -> str:
     if text not in _NAMES:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_NAMES)}")
     return text
-
-
-class _Progress:
-    """Says what is measured and how long the rest may take."""
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if done == 0:
-            self._start = now
-        left = ""
-        if done > 0:
-            left = f", about {(now - self._start) / done * (total - done):.0f} s left"
-        print(f"[{done + 1}/{total}] {what}{left}", file=sys.stderr, flush=True)
 
 
 def _hosts(text: str) -> list[int]:

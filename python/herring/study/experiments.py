@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from herring import models
@@ -67,6 +67,7 @@ class Scale:
       size: bytes of the array.
       network: the links.
       iterations: timed ones per point.
+      runs: of what may come out differently in each.
       report: told about each point before it is measured, as (done, all, what).
       peers: libraries to compare with, all installed.
       skipped: a line about each that is not.
@@ -83,6 +84,7 @@ class Scale:
     peers: Sequence[Peer] = ()
     skipped: Sequence[str] = ()
     quick: bool = False
+    runs: int = 3
     compute_seconds: float = 4.0
     node_price: float = 31.2
     server_price: float = 4.9
@@ -90,12 +92,39 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """How a table is drawn: ``y`` columns over the ``x`` column, a curve per value of ``by``."""
+    """How a table is drawn.
+
+    Attributes:
+      x: column.
+      y: columns; what a model says begins with ``model``.
+      x_name, y_name: of the axes, for people, with the unit in parentheses if there is one.
+      by: a column: a curve for each of its values.
+      x_scale, y_scale: ``linear`` or ``log``; for x also ``symlog``, which has room for 0.
+      names: of columns and of values of `by` in the legend, where their own would not do.
+      computed: all is from models, nothing was measured.
+    """
 
     x: str
     y: Sequence[str]
+    x_name: str
+    y_name: str
     by: str | None = None
-    log: bool = False
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    computed: bool = False
+
+    def is_model(self, column: str) -> bool:
+        """Whether a model says what is in a column."""
+        return self.computed or column.startswith("model")
+
+    def measured_by(self, column: str) -> str:
+        """Returns the column that holds what a model's column is the model of."""
+        return column.removeprefix("model_")
+
+    def name_of(self, name: str) -> str:
+        """Returns what a column or a value of `by` is called in the legend."""
+        return self.names.get(name, name.replace("_", " "))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +184,15 @@ def line_rate(scale: Scale) -> Table:
         "shorter messages pass the token buckets at once (a burst of 64 kB at each): their times "
         "show the latency, those above 256 kB the rate",
     ]
-    chart = Chart("bytes", ["seconds", "model_seconds"], log=True)
+    chart = Chart(
+        "bytes",
+        ["seconds", "model_seconds"],
+        "size of the message (bytes)",
+        "time, one way (s)",
+        x_scale="log",
+        y_scale="log",
+        names={"seconds": "measured", "model_seconds": "alpha + beta x size"},
+    )
     return Table("line-rate", "One message between two hosts", rows, chart, notes)
 
 
@@ -197,7 +234,13 @@ def allreduce(scale: Scale) -> Table:
         "chooses for large arrays (a ring; MPICH and Open MPI 4.1 a butterfly)",
         *(f"skipped: {line}" for line in scale.skipped),
     ]
-    chart = Chart("hosts", ["seconds", "model_seconds"], by="algorithm")
+    chart = Chart(
+        "hosts",
+        ["seconds", "model_seconds"],
+        "number of workers, one per host",
+        "time of an all-reduce (s)",
+        by="algorithm",
+    )
     return Table(f"allreduce-{scale.size / 1e6:.3g}MB", title, rows, chart, notes)
 
 
@@ -333,5 +376,12 @@ def costs(
         notes = ["computing hides all communication: servers buy nothing"]
     else:
         notes = []
-    chart = Chart("servers", ["faster_by", "price_by_none"])
+    chart = Chart(
+        "servers",
+        ["faster_by", "price_by_none"],
+        "number of dedicated servers",
+        "by a step without them (ratio)",
+        names={"faster_by": "faster by", "price_by_none": "price of a step"},
+        computed=True,
+    )
     return Table("cost", title, rows, chart, notes)

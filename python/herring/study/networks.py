@@ -109,7 +109,7 @@ def _tables(task: str, title: str, runs: dict[str, list[dict[str, Any]]]) -> lis
             f"networks-{task}-curve",
             f"{title}: accuracy over time",
             curves,
-            Chart("seconds", ["accuracy"], by="mode"),
+            Chart("seconds", ["accuracy"], "time (s)", "accuracy (share of test data)", by="mode"),
             ["on test data, with the parameters that rank 0 had at that time"],
         ),
     ]

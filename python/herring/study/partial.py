@@ -163,7 +163,7 @@ def microbenchmark(
                 {"iteration": number, "solo": solo, "majority": majority}
                 for number, (solo, majority) in enumerate(zip(active["solo"], active["majority"]))
             ],
-            Chart("iteration", ["solo", "majority"]),
+            Chart("iteration", ["solo", "majority"], "number of the iteration", "active workers"),
             [SLEPT, f"majority: at least {(workers + 1) // 2}, solo: at least 1"],
         ),
     ]

@@ -1,14 +1,36 @@
-"""Writes tables as Markdown, JSON and plots."""
+"""Writes tables as Markdown, JSON and, with matplotlib, as a picture (SVG)."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
 
+from herring.errors import ConfigurationError
 from herring.study.experiments import Chart, Table
 
-__all__ = ["markdown", "write"]
+__all__ = ["COLOURS", "INK", "draw", "markdown", "read", "write"]
+
+#: Of curves: after Okabe and Ito, for the colour-blind, as far as they show on white and on black.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#9a7d0a", "#767676")
+#: Of text and axes, for the same reason neither black nor white.
+INK = "#7a7a7a"
+_MARKERS = "osD^vPX*<>"
+_FEW = 8  # points that can each have a number on the axis, curves whose legend fits beside them
+_RC = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "herring",  # the same numbers give the same file
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial"],
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def markdown(table: Table) -> str:
@@ -23,18 +45,28 @@ def markdown(table: Table) -> str:
 
 
 def write(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes ``NAME.md``, ``NAME.json`` and, with matplotlib, ``NAME.png``; returns the files."""
+    """Writes ``NAME.md``, ``NAME.json`` and, with matplotlib, ``NAME.svg``; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
     text.write_text(markdown(table))
-    document = {"title": table.title, "rows": table.rows, "notes": list(table.notes)}
-    data.write_text(json.dumps(document, indent=1) + "\n")
-    written = [text, data]
-    if table.chart is not None:
-        plot = folder / f"{table.name}.png"
-        if _draw(table, table.chart, plot):
-            written.append(plot)
-    return written
+    data.write_text(json.dumps(dataclasses.asdict(table), indent=1) + "\n")
+    return [text, data, *draw(table, folder)]
+
+
+def read(file: pathlib.Path) -> Table:
+    """Returns the table that `write` has written as JSON.
+
+    Raises:
+      ConfigurationError: there is no such file, or it holds no table.
+    """
+    try:
+        found = json.loads(file.read_text())
+        chart = found["chart"]
+        return Table(**{**found, "chart": None if chart is None else Chart(**chart)})
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigurationError(f"{file} is no table: give a JSON of 'herring study'") from None
 
 
 def _show(value: Any) -> str:
@@ -43,38 +75,133 @@ def _show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _draw(table: Table, chart: Chart, path: pathlib.Path) -> bool:
+@dataclasses.dataclass
+class _Curve:
+    """A column, or a column of some rows, as it is drawn."""
+
+    points: list[tuple[float, float]]
+    label: str
+    model: bool
+    colour: int | None  # None: of nothing that was measured
+    marker: int = 0
+
+
+def draw(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Draws the table's chart to ``NAME.svg``; returns the file, or none without matplotlib.
+
+    Colours can be told apart by the colour-blind and show on light and dark pages, text is text,
+    what was measured has markers, and what a model says is dashed, in the colour of what it is of.
+    """
+    chart = table.chart
+    if chart is None:
+        return []
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError:
-        return False
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    groups = {row[chart.by] if chart.by else "": None for row in table.rows}
-    for colour, group in enumerate(groups):
-        rows = [row for row in table.rows if not chart.by or row[chart.by] == group]
-        for column in chart.y:
-            # What a model says is dashed, in the colour of what was measured.
-            model = column.startswith("model")
-            points = [(row[chart.x], row[column]) for row in rows if row[column] is not None]
+        return []
+    path = folder / f"{table.name}.svg"
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        curves = _curves(table, chart)
+        for curve in curves:
             axes.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
-                "--" if model else "o-",
-                color=f"C{colour if chart.by else chart.y.index(column)}",
-                alpha=0.6 if model else 1.0,
-                label=None if model and chart.by else f"{group} {column.replace('_', ' ')}".strip(),
+                [x for x, _ in curve.points],
+                [y for _, y in curve.points],
+                linestyle="--" if curve.model else "-",
+                marker="" if curve.model else _MARKERS[curve.marker % len(_MARKERS)],
+                markersize=5,
+                color=INK if curve.colour is None else COLOURS[curve.colour % len(COLOURS)],
+                markerfacecolor="none" if (curve.colour or 0) >= len(COLOURS) else None,
+                linewidth=1.2 if curve.model else 1.8,
+                label=curve.label,
             )
-    if chart.log:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    else:
+        if any(curve.model for curve in curves):
+            axes.plot([], [], linestyle="none", label="dashed lines are models")
+        _scale(axes, chart, [x for curve in curves for x, _ in curve.points])
+        axes.set_xlabel(chart.x_name)
+        axes.set_ylabel(chart.y_name)
+        axes.set_title(table.title, fontsize="medium", wrap=True)
+        axes.grid(color=INK, alpha=0.25, linewidth=0.6)
+        if len(axes.get_legend_handles_labels()[1]) <= _FEW:
+            axes.legend(fontsize="small", framealpha=0.0)
+        else:
+            figure.legend(fontsize="small", framealpha=0.0, loc="outside right upper")
+        figure.savefig(path, transparent=True, metadata={"Date": None, "Title": table.title})
+    return [path]
+
+
+def _curves(table: Table, chart: Chart) -> list[_Curve]:
+    """Measured curves, then those of models."""
+    measured = [column for column in chart.y if not chart.is_model(column)]
+    models = [column for column in chart.y if chart.is_model(column)]
+    found = []
+    if chart.by is None:
+        for index, column in enumerate(measured):
+            name = chart.name_of(column)
+            found.append(_Curve(_points(table.rows, chart, column), name, False, index, index))
+        for index, column in enumerate(models):
+            own = chart.measured_by(column)
+            colour = measured.index(own) if own in measured else index if chart.computed else None
+            points = _points(table.rows, chart, column)
+            found.append(_Curve(points, chart.name_of(column), True, colour))
+        return [curve for curve in found if curve.points]
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in table.rows:
+        groups.setdefault(row[chart.by], []).append(row)
+    for colour, (group, rows) in enumerate(groups.items()):
+        for index, column in enumerate(measured):
+            name = chart.name_of(str(group))
+            name += f", {chart.name_of(column)}" if len(measured) > 1 else ""
+            marker = index if len(measured) > 1 else colour
+            found.append(_Curve(_points(rows, chart, column), name, False, colour, marker))
+    for column in models:
+        if _alike(table, chart, column):
+            points = sorted(set(_points(table.rows, chart, column)))
+            found.append(_Curve(points, chart.name_of(column), True, None))
+            continue
+        for colour, rows in enumerate(groups.values()):
+            # Beside its group's curve a model needs no name of its own.
+            found.append(_Curve(_points(rows, chart, column), "_model", True, colour))
+    return [curve for curve in found if curve.points]
+
+
+def _points(rows: list[dict[str, Any]], chart: Chart, column: str) -> list[tuple[float, float]]:
+    return [(row[chart.x], row[column]) for row in rows if row[column] is not None]
+
+
+def _alike(table: Table, chart: Chart, column: str) -> bool:
+    """Whether all groups have the same value of a column wherever they meet."""
+    values: dict[Any, set[Any]] = {}
+    for row in table.rows:
+        values.setdefault(row[chart.x], set()).add(row[column])
+    return all(len(there) == 1 for there in values.values())
+
+
+def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+    places = sorted(set(xs))
+    axes.set_xscale(chart.x_scale, **_zero(chart.x_scale, places))
+    axes.set_yscale(chart.y_scale)
+    if chart.y_scale == "linear":
         axes.set_ylim(bottom=0)
-    axes.set_xlabel(chart.x)
-    axes.set_title(table.title, fontsize="medium")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    return True
+    whole = all(isinstance(x, int) for x in places)
+    if (whole or chart.x_scale != "linear") and len(places) <= _FEW:
+        axes.set_xticks(places)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif whole and chart.x_scale == "linear":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if chart.y_scale == "log":
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _zero(scale: str, places: list[float]) -> dict[str, float]:
+    """A logarithmic axis with room for 0: linear up to the least value above it."""
+    if scale != "symlog":
+        return {}
+    return {"linthresh": min((x for x in places if x > 0), default=1.0)}

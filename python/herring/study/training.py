@@ -169,7 +169,13 @@ def training(scale: Scale) -> Table:
         "late: the last gradient after its moment, because processors are busy; processor seconds: "
         "of all workers in a step",
     ]
-    chart = Chart("hosts", ["efficiency", "model_efficiency"], by="strategy")
+    chart = Chart(
+        "hosts",
+        ["efficiency", "model_efficiency"],
+        "number of workers, one per host",
+        "efficiency (throughput per host, of one alone)",
+        by="strategy",
+    )
     return Table("training", title, rows, chart, notes)
 
 
@@ -205,5 +211,11 @@ def cost_check(scale: Scale) -> Table:
         f"a node costs {scale.node_price:g} and a server {scale.server_price:g} per hour; price of "
         "an all-reduce relative to that without dedicated servers",
     ]
-    chart = Chart("servers", ["seconds", "model_seconds"])
+    chart = Chart(
+        "servers",
+        ["seconds", "model_seconds"],
+        "number of dedicated servers",
+        "time of an all-reduce (s)",
+        names={"seconds": "measured", "model_seconds": "formula of shared load"},
+    )
     return Table("cost-check", title, rows, chart, notes)

@@ -1,0 +1,112 @@
+"""Progress of what takes long: on standard error, never among what a command prints.
+
+On a terminal one line is updated in place; elsewhere (a file, a log) each step is a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TextIO
+
+__all__ = ["Progress", "StatusLine", "show_time"]
+
+
+def show_time(seconds: float) -> str:
+    """Returns e.g. ``40 s``, ``12 min`` or ``1 h 05 min``."""
+    if seconds < 99.5:
+        return f"{max(seconds, 0):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class StatusLine:
+    """The line at the bottom of a terminal, written over in place; nothing where there is none.
+
+    Whoever prints something else calls `clear` before.
+
+    Args:
+      stream: where; by default standard error as it is then.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Shows a text instead of what was there, cut to the terminal's width."""
+        if self.terminal:
+            self._write(f"\r\x1b[2K{text[: self._width()]}")
+            self._shown = True
+
+    def clear(self) -> None:
+        """Leaves an empty line, if a text was shown."""
+        if self._shown:
+            self._write("\r\x1b[2K")
+            self._shown = False
+
+    def _width(self) -> int:
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError):
+            columns = 0
+        return (columns or 80) - 1
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class Progress:
+    """Says which step of how many is under way, and how long the rest may take.
+
+    The rest is taken to last as long per step as what is done.
+
+    Args:
+      quiet: say nothing.
+      stream: where; by default standard error as it is then.
+    """
+
+    def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._quiet = quiet
+        self._stream = sys.stderr if stream is None else stream
+        self._line = StatusLine(self._stream)
+        self._name = ""
+        self._start = 0.0
+
+    def begin(self, name: str) -> None:
+        """What the next steps belong to."""
+        self._name = f"{name} "
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Begins a step.
+
+        Args:
+          done: steps that are over.
+          total: all steps.
+          what: begins now.
+        """
+        if self._quiet:
+            return
+        now = time.monotonic()
+        if done == 0:
+            self._start = now
+        left = ""
+        if done > 0:
+            left = f", about {show_time((now - self._start) / done * (total - done))} left"
+        text = f"{self._name}[{done + 1}/{total}] {what}{left}"
+        if self._line.terminal:
+            self._line.show(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def say(self, text: str) -> None:
+        """Says something that stays."""
+        self.clear()
+        print(text, file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away: what was under way is over, or something else is to be printed."""
+        self._line.clear()
