@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from herring import models
 from herring.errors import ConfigurationError
 from herring.simulate.catalogue import Gradient
-from herring.simulate.network import PEERS, Herring, Network, peer_seconds
+from herring.simulate.network import Herring, Network, peer_seconds
+from herring.simulate.options import DTYPES
 from herring.simulate.timeline import (
-    DTYPES,
     Buffer,
     Stages,
     Timeline,
@@ -106,6 +106,7 @@ class Answer:
       buffers: of Herring's plan.
       herring: what averaging takes; None: a single node has nothing to send.
       limit: seconds of averaging that the links' rates allow at best.
+      limit_step: seconds of a step if only links and what a node does inside took time.
       binds: what lengthens the step, or would if there were more of it.
       node_bytes: that a node sends in a step, and as many it receives; headers not counted.
     """
@@ -116,6 +117,7 @@ class Answer:
     buffers: tuple[Buffer, ...]
     herring: Herring | None
     limit: float
+    limit_step: float
     binds: str
     node_bytes: float
 
@@ -146,30 +148,30 @@ def answer(job: Job, network: Network) -> Answer:
     Raises:
       ConfigurationError, InvalidArgumentError: the coarse model refuses a value; names it.
     """
-    buffers = tuple(
-        fuse(
-            job.gradients,
-            job.dtype,
-            job.wire_dtype,
-            network.nodes,
-            network.servers,
-            job.step,
-            job.backward,
-        )
+    made = fuse(
+        *(job.gradients, job.dtype, job.wire_dtype),
+        *(network.nodes, network.servers, job.step, job.backward),
     )
+    buffers = tuple(made)
     node = 1 / network.node_rate if network.workers > 1 else 0.0
     if network.nodes == 1:
         timeline = play(buffers, Stages(node, 0.0), job.step)
         binds = _binding(job, timeline, None, network)
-        return Answer(network, job, timeline, buffers, None, 0.0, binds, 0.0)
+        return Answer(network, job, timeline, buffers, None, 0.0, timeline.seconds, binds, 0.0)
     herring = Herring.on(network, job.size, buffers[0].size)
-    timeline = play(
-        buffers, Stages(node, herring.seconds_per_byte, latency=herring.latency), job.step
-    )
-    wire = models.wire("herring", network.nodes, job.size, network.servers)
-    binds = _binding(job, timeline, herring, network)
+    pace = herring.seconds_per_byte
+    timeline = play(buffers, Stages(node, pace, latency=herring.latency), job.step)
+    at_best = play(buffers, Stages(node, herring.limit / job.size), job.step)
     return Answer(
-        network, job, timeline, buffers, herring, herring.limit, binds, wire.busiest_bytes
+        network,
+        job,
+        timeline,
+        buffers,
+        herring,
+        herring.limit,
+        at_best.seconds,
+        _binding(job, timeline, herring, network),
+        models.wire("herring", network.nodes, job.size, network.servers).busiest_bytes,
     )
 
 
@@ -205,8 +207,6 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
     # Between workers of a node a flat ring takes links of its own.
     own = network.workers > 1 and name != "ring"
     stages = Stages(1 / network.node_rate if own else 0.0, pace, start)
-    if name not in PEERS:
-        raise ConfigurationError(f"{name!r} is none of {', '.join(PEERS)}")
     itemsize = DTYPES[job.wire_dtype]
     return min(
         play(
@@ -216,8 +216,19 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
     )
 
 
-def best_servers(job: Job, network: Network, prices: Prices | None) -> Best:
+def best_servers(
+    job: Job,
+    network: Network,
+    prices: Prices | None,
+    report: Callable[[int, int, str], None],
+) -> Best:
     """Tries numbers of dedicated servers: none, powers of two, eighths of the nodes, the one given.
+
+    Args:
+      job: that runs.
+      network: with any number of servers.
+      prices: to find the cheapest; None: not.
+      report: told about each number before it is tried, as (done, all, what).
 
     Raises:
       ConfigurationError, InvalidArgumentError: as `answer`.
@@ -225,8 +236,11 @@ def best_servers(job: Job, network: Network, prices: Prices | None) -> Best:
     most = network.most_servers
     powers = {1 << i for i in range(most.bit_length())}
     eighths = {round(network.nodes * part / 8) for part in range(17)}
-    numbers = {number for number in {*powers, *eighths, network.servers} if number <= most}
-    tried = [answer(job, network.with_servers(number)) for number in sorted(numbers)]
+    numbers = sorted(n for n in {*powers, *eighths, network.servers} if n <= most)
+    tried = []
+    for index, number in enumerate(numbers):
+        report(index, len(numbers), f"{number} servers")
+        tried.append(answer(job, network.with_servers(number)))
     return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices))
 
 

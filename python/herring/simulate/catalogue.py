@@ -4,7 +4,8 @@ Layers come from the published architectures, so that their sizes add up to the 
 parameters. A layer's part of the backward pass is its part of the multiplications in matrices and
 convolutions that have parameters; norms, activations and the attention itself are left out, and
 gradients of one layer are there at once. Where a matrix is used twice (embedding and output), its
-gradient is complete at the second use. BERT's moments follow what was measured (`herring.study.bert`).
+gradient is complete at the second use. BERT's moments follow what was measured: see
+`herring.study.bert`.
 """
 
 from __future__ import annotations

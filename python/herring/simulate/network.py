@@ -79,7 +79,11 @@ class Network:
         _within("--mtu", self.mtu, 576, 65521, "bytes")
         _within("--buffer", self.buffer, self.mtu, 1e12, "bytes")
         _within("--node-rate", self.node_rate, 1e6, 1e15, "bytes/s")
-        _within("--servers", self.servers, 0, self.most_servers)
+        if not 0 <= self.servers <= self.most_servers:
+            raise ConfigurationError(
+                f"--servers is {self.servers}; it is from 0 to {self.most_servers}: links gain "
+                "nothing from more than as many as the nodes' links can fill, processors little"
+            )
 
     @property
     def most_servers(self) -> int:
@@ -152,7 +156,7 @@ class Herring:
     window: int
 
     @staticmethod
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def on(network: Network, size: int, buffer_bytes: int) -> Herring:
         """Lets the coarse model run, with self-controlled credit, and a single buffer by itself.
 

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 
 from herring import _core
 from herring.simulate.catalogue import Gradient
+from herring.simulate.options import DTYPES
 
-__all__ = ["DTYPES", "Buffer", "Stages", "Timeline", "fuse", "fuse_evenly", "play"]
-
-#: Bytes of the element types that gradients have, and that they are sent in.
-DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
+__all__ = ["Buffer", "Stages", "Timeline", "fuse", "fuse_evenly", "play"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +95,7 @@ def fuse(
     """
     narrow = DTYPES[dtype] // DTYPES[wire_dtype]
     made = _core.fusion_buffers([each.elements for each in gradients], dtype, nodes, servers)
-    return [
-        Buffer(size // narrow, _moment(step, backward, gradients[last])) for size, last in made
-    ]
+    return [Buffer(size // narrow, _moment(step, backward, gradients[last])) for size, last in made]
 
 
 def fuse_evenly(
