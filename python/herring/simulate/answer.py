@@ -160,7 +160,9 @@ def answer(job: Job, network: Network) -> Answer:
         return Answer(network, job, timeline, buffers, None, 0.0, timeline.seconds, binds, 0.0)
     herring = Herring.on(network, job.size, buffers[0].size)
     pace = herring.seconds_per_byte
-    timeline = play(buffers, Stages(node, pace, latency=herring.latency), job.step)
+    timeline = play(
+        buffers, Stages(node, pace, latency=herring.latency + network.lateness), job.step
+    )
     at_best = play(buffers, Stages(node, herring.limit / job.size), job.step)
     return Answer(
         network,
@@ -206,7 +208,7 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
     pace = (peer_seconds(name, network, job.size, headers) - start) / job.size
     # Between workers of a node a flat ring takes links of its own.
     own = network.workers > 1 and name != "ring"
-    stages = Stages(1 / network.node_rate if own else 0.0, pace, start)
+    stages = Stages(1 / network.node_rate if own else 0.0, pace, start, network.lateness)
     itemsize = DTYPES[job.wire_dtype]
     return min(
         play(

@@ -115,6 +115,7 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
         "rate": rate,
         "server_rate": rate if own is None else _read("--server-rate", parse_rate, own),
         "rtt": _read("--rtt", lambda text: parse_seconds(text, zero=True), options.rtt or "50us"),
+        "late": _read("--late", lambda text: parse_seconds(text, zero=True), options.late or "0"),
         "loss": _read("--loss", parse_loss, options.loss or "0%"),
         "mtu": options.mtu,
         "seed": options.seed,

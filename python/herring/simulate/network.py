@@ -46,6 +46,7 @@ class Network:
       mtu: bytes of a packet.
       node_rate: bytes per second, each way, at which the workers of a node together bring a buffer
         together and spread the result.
+      late: seconds that the slowest of twice as many nodes is behind more, see `lateness`.
       costs: of a host's processors; `cores` of 0: one per worker, and per proxy of a server.
       noise: of the pace, see `coarse.Scenario`.
       seed: of losses and noise.
@@ -64,6 +65,7 @@ class Network:
     buffer: float = 1e6
     mtu: int = 9000
     node_rate: float = 48e9
+    late: float = 0.0
     costs: Costs = dataclasses.field(default_factory=lambda: Costs(cores=0.0))
     noise: float = 0.01
     seed: int = 1
@@ -79,6 +81,7 @@ class Network:
         _within("--mtu", self.mtu, 576, 65521, "bytes")
         _within("--buffer", self.buffer, self.mtu, 1e12, "bytes")
         _within("--node-rate", self.node_rate, 1e6, 1e15, "bytes/s")
+        _within("--late", self.late, 0, 1e3, "s")
         if not 0 <= self.servers <= self.most_servers:
             raise ConfigurationError(
                 f"--servers is {self.servers}; it is from 0 to {self.most_servers}: links gain "
@@ -94,6 +97,15 @@ class Network:
     def bandwidth(self) -> float:
         """Bytes per second and direction of a node's link."""
         return self.rate / 8
+
+    @property
+    def lateness(self) -> float:
+        """Seconds that an average waits for the slowest node.
+
+        A sum is complete when the last of n contributions is there. Of n delays whose distribution
+        has an exponential tail the largest grows by the same amount with each doubling of n.
+        """
+        return self.late * math.log2(self.nodes)
 
     @property
     def node_costs(self) -> Costs:

@@ -66,6 +66,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "spread the result (48G)",
     )
     hosts.add_argument(
+        "--late",
+        metavar="TIME",
+        help="what the slowest of twice as many nodes adds to an average (0)",
+    )
+    hosts.add_argument(
         "--costs",
         metavar="FILE",
         help="JSON with what processors take: frame, byte and wakeup in seconds, cores",

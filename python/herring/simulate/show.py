@@ -195,9 +195,16 @@ def assumptions(
     if job.step > 0:
         lines.append(
             f"the backward pass is {job.backward:.3g} of the {job.step:g} s; gradients come in the "
-            "model's order, and when their layers' multiplications are done; nobody is late, and "
-            "the optimizer's time is part of --step"
+            "model's order, and when their layers' multiplications are done; the optimizer's time "
+            "is part of --step"
         )
+    if network.late:
+        lines.append(
+            f"the slowest of twice as many nodes is {_duration(network.late)} later, on one node "
+            "nobody waits"
+        )
+    else:
+        lines.append("all workers are equally fast: nobody waits for a slow one (--late)")
     if with_peers:
         lines.append(
             f"{', '.join(PEERS)} are models: links, headers, processors and latency as above; no "

@@ -143,9 +143,15 @@ def _curves(table: Table, chart: Chart) -> list[_Curve]:
         for index, column in enumerate(measured):
             name = chart.name_of(column)
             found.append(_Curve(_points(table.rows, chart, column), name, False, index, index))
-        for index, column in enumerate(models):
+        alone = [column for column in models if chart.measured_by(column) not in measured]
+        for column in models:
             own = chart.measured_by(column)
-            colour = measured.index(own) if own in measured else index if chart.computed else None
+            # A lone model of nothing that was measured is a limit; several must be told apart.
+            colour = None if len(alone) == 1 and measured else len(measured)
+            if own in measured:
+                colour = measured.index(own)
+            elif colour is not None:
+                colour += alone.index(column)
             points = _points(table.rows, chart, column)
             found.append(_Curve(points, chart.name_of(column), True, colour))
         return [curve for curve in found if curve.points]
@@ -190,6 +196,8 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
     if chart.y_scale == "linear":
         axes.set_ylim(bottom=0)
     whole = all(isinstance(x, int) for x in places)
+    if whole and chart.x_scale != "linear":
+        places = places[:: -(-len(places) // _FEW)]
     if (whole or chart.x_scale != "linear") and len(places) <= _FEW:
         axes.set_xticks(places)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
