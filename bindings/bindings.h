@@ -76,6 +76,7 @@ auto without_gil(Start&& start) {
 void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_planned(nb::module_& module);
+void register_simulate(nb::module_& module);
 void register_tools(nb::module_& module);
 
 }  // namespace herring::bindings
