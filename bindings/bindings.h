@@ -77,6 +77,7 @@ void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);
+void register_simulate(nb::module_& module);
 void register_tools(nb::module_& module);
 
 }  // namespace herring::bindings
