@@ -116,12 +116,12 @@ def test_averaging_is_hidden_but_for_the_last() -> None:
     buffers = [Buffer(100, 0.4), Buffer(100, 0.7), Buffer(100, 1.0)]
     hidden = play(buffers, Stages(0, 1e-3, latency=0.01), 1.0)
     assert hidden.exposed == pytest.approx(0.11)
-    assert hidden.queued == 0
+    assert hidden.backlog == 0
     assert hidden.network == pytest.approx(0.3)
     # Slower links: the second waits for the first, the third for both.
     slow = play(buffers, Stages(0, 5e-3, latency=0.01), 1.0)
     assert slow.seconds == pytest.approx(0.4 + 1.5 + 0.01)
-    assert slow.queued == pytest.approx(0.4)
+    assert slow.backlog == pytest.approx(0.4)
 
 
 def test_a_node_works_before_and_after_the_network() -> None:

@@ -27,7 +27,8 @@ __all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_st
 _PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))
 _HIDDEN = 0.005  # of a step: what is exposed does not count
 _WAITED = 0.05  # of what is exposed
-_AS_GOOD = 1.001  # as the best: fewer servers will do
+_BUFFERS = 8  # times as much, or as little, in switch ports
+_AS_GOOD = 1.005  # as the best: fewer servers will do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +134,17 @@ class Best:
 
     Attributes:
       tried: answers for numbers of servers, in ascending order.
-      by_time: the fewest that bring the shortest step, to a thousandth.
+      by_time: the fewest that bring the shortest step, to half a percent: the noise.
       by_cost: those with the cheapest step; None: without prices.
+      shallow, deep: the answer that was asked for, if switch ports held an eighth, or eight times
+        as much: that is seldom known; None: a single node has no port.
     """
 
     tried: tuple[Answer, ...]
     by_time: Answer
     by_cost: Answer | None
+    shallow: Answer | None = None
+    deep: Answer | None = None
 
 
 def answer(job: Job, network: Network) -> Answer:
@@ -182,7 +187,7 @@ def _binding(job: Job, timeline: Timeline, herring: Herring | None, network: Net
         return "computing"
     if herring is None or timeline.node > timeline.network:
         return "node"
-    if job.step > 0 and timeline.queued <= _WAITED * timeline.exposed:
+    if job.step > 0 and timeline.backlog <= _WAITED * timeline.exposed:
         return "last gradient"
     if herring.bound == "link":
         dedicated, _ = models.shares(network.nodes, network.servers)
@@ -224,7 +229,7 @@ def best_servers(
     prices: Prices | None,
     report: Callable[[int, int, str], None],
 ) -> Best:
-    """Tries numbers of dedicated servers: none, powers of two, eighths of the nodes, the one given.
+    """Tries numbers of dedicated servers: by eighths of the nodes, beyond them a few, those given.
 
     Args:
       job: that runs.
@@ -236,14 +241,20 @@ def best_servers(
       ConfigurationError, InvalidArgumentError: as `answer`.
     """
     most = network.most_servers
-    powers = {1 << i for i in range(most.bit_length())}
-    eighths = {round(network.nodes * part / 8) for part in range(17)}
-    numbers = sorted(n for n in {*powers, *eighths, network.servers} if n <= most)
+    found = {network.servers, *(round(most * part / 8) for part in (5, 6, 8))}
+    for whole in (network.nodes, most // 2):
+        found |= {round(whole * part / 8) for part in range(9)}
+    numbers = sorted(found)
     tried = []
     for index, number in enumerate(numbers):
         report(index, len(numbers), f"{number} servers")
         tried.append(answer(job, network.with_servers(number)))
-    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices))
+    shallow, deep = None, None
+    if network.nodes > 1:
+        less = max(network.buffer / _BUFFERS, network.mtu)
+        shallow = answer(job, dataclasses.replace(network, buffer=less))
+        deep = answer(job, dataclasses.replace(network, buffer=network.buffer * _BUFFERS))
+    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices), shallow, deep)
 
 
 def _fewest(tried: Sequence[Answer]) -> Answer:

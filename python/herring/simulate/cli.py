@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,7 +44,8 @@ def handle(options: argparse.Namespace) -> int:
     job = job_of(options)
     network, source = network_of(options)
     prices = prices_of(options, network.servers)
-    progress = Progress(quiet=options.json)
+    # It takes seconds: for people who look on.
+    progress = Progress(quiet=options.json or not sys.stderr.isatty())
     if sweep:
         as_many = options.servers is None
         found, answers = table(job, network, sweep, as_many, prices, progress)
@@ -52,7 +55,7 @@ def handle(options: argparse.Namespace) -> int:
         found = servers_table(best, prices)
     progress.clear()
     lines = assumptions(answers, source, prices, sweep is not None)
-    found.notes[:] = lines
+    found = dataclasses.replace(found, notes=lines)
     if options.json:
         print(json.dumps(document(answers, prices, None if sweep else best, lines), indent=1))
     elif sweep:

@@ -25,7 +25,8 @@ PEERS = ("ring", "butterfly", "tree", "hierarchical")
 
 _NODES_PER_PROXY = 8  # docs/architecture.md
 _MOST_PROXIES = 16
-_ROUNDS = 25  # of which the last are looked at: the window is found by then
+# Rounds that are run, and seconds at least: the last are looked at, when the window is found.
+_ROUNDS, _SECONDS = 25, 3.0
 _LAST = 10
 _COSTS = tuple(field.name for field in dataclasses.fields(Costs))
 
@@ -42,7 +43,8 @@ class Network:
       server_rate: of a dedicated server's link.
       rtt: seconds between a worker and a server, there and back, on an empty network.
       loss: probability that a packet is lost at random.
-      buffer: bytes that the switch holds for each port.
+      buffer: bytes that the switch holds for each port. Default: half of what a switch of 32 ports
+        of 100 Gbit/s has for all of them (32 MB in Broadcom's Trident 3).
       mtu: bytes of a packet.
       node_rate: bytes per second, each way, at which the workers of a node together bring a buffer
         together and spread the result.
@@ -62,7 +64,7 @@ class Network:
     server_rate: float = 100e9
     rtt: float = 50e-6
     loss: float = 0.0
-    buffer: float = 1e6
+    buffer: float = 16e6
     mtu: int = 9000
     node_rate: float = 48e9
     late: float = 0.0
@@ -181,7 +183,7 @@ class Herring:
           ConfigurationError, InvalidArgumentError: the model refuses a value; names it.
         """
         scenario = network.scenario(size, buffer_bytes)
-        outcome = coarse.run(scenario, _ROUNDS, network.seed)
+        outcome = coarse.run(scenario, _ROUNDS, network.seed, _SECONDS)
         last = outcome.rounds[-_LAST:]
         seconds = sorted(each.seconds for each in last)[len(last) // 2]
         bounds = [each.bound for each in last]

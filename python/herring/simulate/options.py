@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     links.add_argument("--rtt", metavar="TIME", help="round trip, empty network (50us)")
     links.add_argument("--loss", metavar="SHARE", help="of packets, lost at random (0%%)")
     links.add_argument(
-        "--buffer", metavar="BYTES", help="of the switch for each port; or a time (1M)"
+        "--buffer", metavar="BYTES", help="of the switch for each port; or a time (16M)"
     )
     links.add_argument("--mtu", type=int, default=9000, metavar="BYTES", help="(9000)")
     job = parser.add_argument_group("training")

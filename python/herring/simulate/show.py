@@ -19,7 +19,7 @@ _BINDS = {
     "link": "the nodes' links",
     "servers' link": "the servers' links",
     "processor": "processors that handle frames",
-    "latency": "what may be outstanding is less than the path holds",
+    "latency": "what may be outstanding is less than the path holds (HERRING_CREDIT_MAX)",
     "loss": "recoveries and time-outs after lost packets",
     "last gradient": "what is produced last can only be averaged after the backward pass",
 }
@@ -119,6 +119,9 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
                 f"by price: {1000 * price:.4g} for 1,000 steps",
             )
         )
+    for other in filter(None, (best.shallow, best.deep)):
+        text = f"if switch ports hold {_bytes(other.network.buffer)}: {other.binds}"
+        rows.append(("", _duration(other.timeline.seconds), text))
     lines += [f"{name:15}{value:15}{text}" for name, value, text in rows]
     return "\n".join(lines) + "\n"
 

@@ -59,14 +59,15 @@ class Timeline:
       exposed: of these, after the backward pass.
       network: seconds that the network works.
       node: seconds that the busier of the node's two stages works.
-      queued: seconds that the last buffer waits for others before the network takes it.
+      backlog: seconds of the network's work that is left when the last gradient is there, which
+        could have been done before.
     """
 
     seconds: float
     exposed: float
     network: float
     node: float
-    queued: float
+    backlog: float
 
 
 def _moment(step: float, backward: float, gradient: Gradient) -> float:
@@ -119,15 +120,17 @@ def play(buffers: Sequence[Buffer], stages: Stages, step: float) -> Timeline:
       stages: what they take.
       step: seconds of forward and backward pass.
     """
-    gathered = sent = spread = network = node = queued = 0.0
+    gathered = sent = spread = network = node = backlog = 0.0
     for buffer in buffers:
         inside = stages.node * buffer.size
         gathered = max(gathered, buffer.ready) + inside
-        queued = max(sent - gathered, 0.0)
+        if buffer.ready < buffers[-1].ready:
+            backlog = stages.start + stages.pace * buffer.size
+            backlog += max(sent, gathered) - buffers[-1].ready
         own = stages.start + stages.pace * buffer.size
         sent = max(sent, gathered) + own
         spread = max(spread, sent + stages.latency) + inside
         network += own
         node += inside
     end = max(step, spread)
-    return Timeline(end, end - step, network, node, queued)
+    return Timeline(end, end - step, network, node, max(backlog, 0.0))
