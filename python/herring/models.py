@@ -14,6 +14,7 @@ schedules send what `wire` says is tested where they are made (``tests/unit/coll
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from herring.errors import InvalidArgumentError
 
@@ -23,6 +24,7 @@ __all__ = [
     "butterfly_time",
     "colocated_time",
     "herring_time",
+    "lateness",
     "parameter_server_time",
     "ring_time",
     "shares",
@@ -167,6 +169,24 @@ def colocated_time(nodes: int, dedicated: int, size: float, bandwidth: float) ->
         return 0.0
     n, k = nodes, min(dedicated, nodes)
     return 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * bandwidth)
+
+
+def lateness(hosts: int, per_doubling: float) -> float:
+    """How long an average waits for the slowest of its hosts: ``lg(p) per_doubling``.
+
+    A sum is complete when the last contribution is there. Of p delays whose distribution has an
+    exponential tail of mean s the largest grows by s ln 2 with each doubling of p (extreme value
+    theory: E. J. Gumbel, *Statistics of Extremes*, 1958). A single host waits for nobody.
+
+    Args:
+      hosts: p, at least 1.
+      per_doubling: seconds that the slowest of twice as many is behind more.
+
+    Returns:
+      Seconds.
+    """
+    _check(hosts, 0, 1.0, per_doubling)
+    return per_doubling * math.log2(hosts)
 
 
 def shares(nodes: int, dedicated: int) -> tuple[float, float]:

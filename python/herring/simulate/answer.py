@@ -28,6 +28,7 @@ _PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))
 _HIDDEN = 0.005  # of a step: what is exposed does not count
 _WAITED = 0.05  # of what is exposed
 _BUFFERS = 8  # times as much, or as little, in switch ports
+_MOSTLY = 0.8  # of a round is the links' own time: what is lost beside it does not bind
 _AS_GOOD = 1.005  # as the best: fewer servers will do
 
 
@@ -189,7 +190,7 @@ def _binding(job: Job, timeline: Timeline, herring: Herring | None, network: Net
         return "node"
     if job.step > 0 and timeline.backlog <= _WAITED * timeline.exposed:
         return "last gradient"
-    if herring.bound == "link":
+    if herring.bound == "link" or herring.limit * herring.headers > _MOSTLY * herring.seconds:
         dedicated, _ = models.shares(network.nodes, network.servers)
         on_server = network.nodes * dedicated / network.server_rate
         on_node = models.wire("herring", network.nodes, 1.0, network.servers).busiest_bytes

@@ -102,12 +102,8 @@ class Network:
 
     @property
     def lateness(self) -> float:
-        """Seconds that an average waits for the slowest node.
-
-        A sum is complete when the last of n contributions is there. Of n delays whose distribution
-        has an exponential tail the largest grows by the same amount with each doubling of n.
-        """
-        return self.late * math.log2(self.nodes)
+        """Seconds that an average waits for the slowest node, see `models.lateness`."""
+        return models.lateness(self.nodes, self.late)
 
     @property
     def node_costs(self) -> Costs:

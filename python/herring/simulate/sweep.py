@@ -191,7 +191,7 @@ def table(
             **{f"model_{name}_seconds": name for name in PEERS},
         },
     )
-    title = f"{job.name}, {job.step:g} s of computing per step, {fixed}"
+    title = f"{job.name}, {job.step:g} s per step, {fixed}"
     if job.step == 0:
         title = f"{job.name}, averaging alone, {fixed}"
     return Table(f"simulate-{sweep.kind}", title, rows, chart), answers

@@ -188,7 +188,7 @@ def _alike(table: Table, chart: Chart, column: str) -> bool:
 
 
 def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     places = sorted(set(xs))
     axes.set_xscale(chart.x_scale, **_zero(chart.x_scale, places))
@@ -205,6 +205,10 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
     elif whole and chart.x_scale == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.y_scale == "log":
+        low, high = axes.get_ylim()
+        if high < 100 * low:  # few powers of ten, or none, are in it
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
