@@ -73,13 +73,13 @@ class Executor::Active : public Run::Wire {
   const Key key_;
 };
 
-Executor::Executor(transport::EventLoop& loop, const control::Cluster& cluster,
-                   MeshOptions options, OnFailure on_failure)
+Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
+                   const control::Cluster& cluster, MeshOptions options, OnFailure on_failure)
     : loop_(loop),
       cluster_(cluster),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
-      mesh_(loop, std::move(options), *this,
+      mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
               // A flow that is new may be what several runs have waited for.
               std::vector<Key> keys;
@@ -190,7 +190,7 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
 
 void Executor::on_payload(transport::Flow& flow, const wire::FrameHeader& header,
                           size_t received) {
-  moved_ = monotonic_now();
+  moved_ = loop_.now();
   if (received == header.payload) return;  // on_frame() follows
   const auto from = static_cast<uint32_t>(flow.user_index);
   Peer& peer = peers_[from];
@@ -225,7 +225,7 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
 }
 
 void Executor::on_sent(transport::Flow& flow, uint64_t) {
-  moved_ = monotonic_now();
+  moved_ = loop_.now();
   Peer& peer = peers_[static_cast<uint32_t>(flow.user_index)];
   const Peer::Sent sent = peer.on_the_way.front();
   peer.on_the_way.pop_front();

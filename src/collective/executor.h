@@ -22,7 +22,8 @@ class Executor : private transport::FlowHandler {
   // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job.
   using OnFailure = std::function<void(const Status&)>;
 
-  Executor(transport::EventLoop& loop, const control::Cluster& cluster, MeshOptions options,
+  Executor(transport::Transport& transport, transport::EventLoop& loop,
+           const control::Cluster& cluster, MeshOptions options,
            OnFailure on_failure);
   ~Executor() override;
 

@@ -1,5 +1,5 @@
 // Connections between workers, for algorithms that do without servers: made when a schedule first
-// needs them, over TCP and with the hello that every connection of a job begins with. Of two ranks
+// needs them, with the hello that every connection of a job begins with. Of two ranks
 // the lower connects. Loop thread only.
 #pragma once
 
@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/connector.h"
-#include "transport/tcp/flow.h"
-#include "transport/tcp/handshake.h"
+#include "transport/transport.h"
 
 namespace herring::collective {
 
@@ -19,7 +17,7 @@ struct MeshOptions {
   uint32_t rank = 0, size = 1, epoch = 0;
   std::string host;    // where this worker listens: its own address in this job, no wider
   std::string source;  // the address to connect from; empty: the system's choice
-  transport::tcp::Credentials credentials;
+  transport::Credentials credentials;
 };
 
 class Mesh {
@@ -28,8 +26,8 @@ class Mesh {
   using OnFlow = std::function<void(uint32_t rank)>;
   using OnFailed = std::function<void(uint32_t rank, const Status&)>;
 
-  Mesh(transport::EventLoop& loop, MeshOptions options, transport::FlowHandler& handler,
-       OnFlow on_flow, OnFailed on_failed);
+  Mesh(transport::Transport& transport, transport::EventLoop& loop, MeshOptions options,
+       transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed);
 
   // Begins to listen; the address is for the others.
   Result<std::string> listen();
@@ -47,17 +45,18 @@ class Mesh {
   transport::FlowCounters counters() const;
 
  private:
-  void adopt(uint32_t rank, GuardedFd fd, const std::string& peer);
+  void adopt(uint32_t rank, transport::Connection& connection);
 
+  transport::Transport& transport_;
   transport::EventLoop& loop_;
   const MeshOptions options_;
   transport::FlowHandler& handler_;
   const OnFlow on_flow_;
   const OnFailed on_failed_;
-  std::unique_ptr<transport::tcp::Acceptor> acceptor_;
-  std::vector<transport::tcp::Address> addresses_;
-  std::map<uint32_t, std::unique_ptr<transport::tcp::Connector>> connecting_;
-  std::map<uint32_t, std::unique_ptr<transport::tcp::TcpFlow>> flows_;
+  std::unique_ptr<transport::Listener> listener_;
+  std::vector<transport::Address> addresses_;
+  std::map<uint32_t, std::unique_ptr<transport::Connecting>> connecting_;
+  std::map<uint32_t, std::unique_ptr<transport::Flow>> flows_;
 };
 
 }  // namespace herring::collective

@@ -1,27 +1,17 @@
 #include "control/channel.h"
 
-#include "transport/tcp/socket.h"
-
 namespace herring::control {
 
 using wire::FrameType;
 
-namespace {
-
-GuardedFd steady(GuardedFd fd) {
-  transport::tcp::repeat_steadily(fd.get());
-  return fd;
-}
-
-}  // namespace
-
-Channel::Channel(transport::EventLoop& loop, GuardedFd fd, std::string peer, uint32_t limit,
+Channel::Channel(transport::EventLoop& loop, transport::Connection& connection, uint32_t limit,
                  Owner& owner)
-    : owner_(owner), limit_(limit), heard_at_(monotonic_now()), acknowledged_at_(heard_at_),
-      flow_(loop, steady(std::move(fd)), *this, std::move(peer)) {}
+    : loop_(loop), owner_(owner), limit_(limit), heard_at_(loop.now()),
+      acknowledged_at_(heard_at_),
+      flow_(connection.open(loop, *this, transport::Traffic::kControl)) {}
 
 void Channel::look(Nanos late, Nanos now) {
-  const transport::PathInfo path = flow_.path_info();
+  const transport::PathInfo path = flow_->path_info();
   const Nanos acknowledged = path.unacknowledged == 0 ? now : now - path.acknowledged_ago;
   heard_at_ = std::min(heard_at_ + late, now);
   acknowledged_at_ = std::max(std::min(acknowledged_at_ + late, now), acknowledged);
@@ -31,12 +21,12 @@ void Channel::send(FrameType type, std::string payload, uint8_t flags) {
   wire::FrameHeader header;
   header.type = type;
   header.flags = flags;
-  flow_.send_owned(header, std::move(payload));
+  flow_->send_owned(header, std::move(payload));
 }
 
 Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
-  heard_at_ = monotonic_now();
+  heard_at_ = loop_.now();
   if (header.type < FrameType::kWarning || header.type > FrameType::kAbort) {
     return {Code::kInternal, concat("it sent a frame of type ", wire::name_of(header.type),
                                     " on a control connection")};
@@ -51,7 +41,7 @@ Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
 }
 
 void Channel::on_payload(transport::Flow&, const wire::FrameHeader&, size_t) {
-  heard_at_ = monotonic_now();
+  heard_at_ = loop_.now();
 }
 
 Status Channel::on_frame(transport::Flow&, const wire::FrameHeader& header) {

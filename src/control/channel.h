@@ -8,8 +8,7 @@
 #include <string_view>
 
 #include "base/clock.h"
-#include "transport/event_loop.h"
-#include "transport/tcp/flow.h"
+#include "transport/transport.h"
 
 namespace herring::control {
 
@@ -44,15 +43,16 @@ class Channel final : private transport::FlowHandler {
   };
 
   // `limit`: bytes in one message. Larger ones are an error.
-  Channel(transport::EventLoop& loop, GuardedFd fd, std::string peer, uint32_t limit, Owner& owner);
+  Channel(transport::EventLoop& loop, transport::Connection& connection, uint32_t limit,
+          Owner& owner);
 
   void send(wire::FrameType type, std::string payload = {}, uint8_t flags = 0);
   // Sends what is queued, then ends.
-  void finish() { flow_.finish(); }
+  void finish() { flow_->finish(); }
   // Ends at once; nothing is reported.
-  void close() { flow_.close({}); }
-  bool closed() const { return flow_.closed(); }
-  size_t backlog() const { return flow_.backlog(); }
+  void close() { flow_->close({}); }
+  bool closed() const { return flow_->closed(); }
+  size_t backlog() const { return flow_->backlog(); }
 
   Nanos heard_at() const { return heard_at_; }
   // Looks whether the other side's system acknowledges what is sent. `late`: see Silence.
@@ -69,11 +69,12 @@ class Channel final : private transport::FlowHandler {
   Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
   void on_closed(transport::Flow&, const Status& why) override;
 
+  transport::EventLoop& loop_;
   Owner& owner_;
   const uint32_t limit_;
   Nanos heard_at_, acknowledged_at_;
   std::string payload_;
-  transport::tcp::TcpFlow flow_;
+  const std::unique_ptr<transport::Flow> flow_;
 };
 
 }  // namespace herring::control

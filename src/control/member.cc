@@ -13,7 +13,8 @@
 #include "base/log.h"
 #include "control/channel.h"
 #include "control/messages.h"
-#include "transport/loop_thread.h"
+#include "transport/epoll_loop.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::control {
 namespace {
@@ -34,18 +35,18 @@ class Member::Impl final : public Channel::Owner {
   Impl(const Options& options, GuardedFd fd)
       : options_(options),
         rhythm_{options.heartbeat_interval, options.heartbeat_timeout},
-        silence_(monotonic_now()) {
+        silence_(loop_.now()) {
     if (auto address = transport::tcp::local_address(fd.get()); address.ok()) {
       local_address_ = address->host;
     }
-    channel_ = std::make_unique<Channel>(thread_.loop(), std::move(fd),
-                                         options.rendezvous.to_string(), wire::kMaxControlPayload,
-                                         *this);
+    const auto connection =
+        transport::tcp::make_connection(std::move(fd), options.rendezvous.to_string());
+    channel_ = std::make_unique<Channel>(loop_, *connection, wire::kMaxControlPayload, *this);
   }
 
-  ~Impl() override { thread_.stop(); }
+  ~Impl() override { loop_.join(); }
 
-  bool here() const { return thread_.here(); }
+  bool here() const { return loop_.here(); }
 
   // The registration met the end of an earlier job: it is worth another try.
   bool again() {
@@ -55,7 +56,7 @@ class Member::Impl final : public Channel::Owner {
 
   void decline(const Status& why) {
     channel_->send(FrameType::kAbort, encode(why));
-    thread_.start("herring-control");
+    loop_.start("herring-control");
     drain();
   }
 
@@ -65,8 +66,8 @@ class Member::Impl final : public Channel::Owner {
     channel_->send(FrameType::kRegister, encode(registration));
     beat();
     look();
-    thread_.start("herring-control");
-    const Nanos deadline = monotonic_now() + registration.patience + kLastWord;
+    loop_.start("herring-control");
+    const Nanos deadline = loop_.now() + registration.patience + kLastWord;
     Phase phase = wait_for_news(Phase::kRegistered, deadline);
     if (phase == Phase::kAssembled) {
       bool start = false;
@@ -104,7 +105,7 @@ class Member::Impl final : public Channel::Owner {
 
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
     if (!here()) return;
-    thread_.loop().post([this, on_loss = std::move(on_loss), on_abort = std::move(on_abort),
+    loop_.post([this, on_loss = std::move(on_loss), on_abort = std::move(on_abort),
                          on_end = std::move(on_end)]() mutable {
       on_loss_ = std::move(on_loss);
       on_abort_ = std::move(on_abort);
@@ -116,21 +117,21 @@ class Member::Impl final : public Channel::Owner {
 
   void send_abort(const Status& why) {
     if (!here()) return;
-    thread_.loop().post([this, why] {
+    loop_.post([this, why] {
       if (!silent_) channel_->send(FrameType::kAbort, encode(why));
     });
   }
 
   void goodbye() {
     if (!here()) return;
-    thread_.loop().post([this] {
+    loop_.post([this] {
       silent_ = true;
       ended_ = true;
       events_.clear();
       if (channel_->closed()) return said_goodbye();
       channel_->send(FrameType::kGoodbye);
     });
-    if (thread_.loop().in_loop_thread()) return;
+    if (loop_.in_loop_thread()) return;
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::nanoseconds(kGoodbyeTimeout),
                       [this] { return goodbye_done_; });
@@ -139,7 +140,7 @@ class Member::Impl final : public Channel::Owner {
   // Lets what is queued (an abort) go out.
   void drain() {
     if (!here()) return;
-    thread_.loop().post([this] { poll_drained(monotonic_now() + kDrainTimeout); });
+    loop_.post([this] { poll_drained(loop_.now() + kDrainTimeout); });
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::nanoseconds(kDrainTimeout + kSecond),
                       [this] { return drained_; });
@@ -157,7 +158,7 @@ class Member::Impl final : public Channel::Owner {
   Phase wait_for_news(Phase seen, Nanos deadline) {
     while (!interrupted()) {
       std::unique_lock lock(mutex_);
-      const Nanos left = std::min(deadline - monotonic_now(), kInterruptInterval);
+      const Nanos left = std::min(deadline - loop_.now(), kInterruptInterval);
       if (left > 0) {
         changed_.wait_for(lock, std::chrono::nanoseconds(left), [&] { return phase_ != seen; });
       }
@@ -249,7 +250,7 @@ class Member::Impl final : public Channel::Owner {
   }
 
   void on_dropped(Channel& channel, const Status& why) override {
-    const Nanos silent = monotonic_now() - channel.heard_at();
+    const Nanos silent = loop_.now() - channel.heard_at();
     rendezvous_ended(concat("is lost: its connection ended without a goodbye, ", to_seconds(silent),
                             " s after it was last heard (", why.message(), ")"),
                      false);
@@ -310,11 +311,11 @@ class Member::Impl final : public Channel::Owner {
 
   void beat() {
     channel_->send(FrameType::kHeartbeat);
-    thread_.loop().call_after(rhythm_.interval, [this] { beat(); });
+    loop_.call_after(rhythm_.interval, [this] { beat(); });
   }
 
   void look() {
-    const Nanos now = monotonic_now();
+    const Nanos now = loop_.now();
     const Nanos late = silence_.tick(now, look_period_);
     channel_->look(late, now);
     const Nanos silent = channel_->silent(now);
@@ -326,7 +327,7 @@ class Member::Impl final : public Channel::Owner {
                        false);
     }
     look_period_ = std::min(rhythm_.interval, rhythm_.timeout / 8);
-    thread_.loop().call_after(look_period_, [this] { look(); });
+    loop_.call_after(look_period_, [this] { look(); });
   }
 
   void said_goodbye() {
@@ -336,17 +337,17 @@ class Member::Impl final : public Channel::Owner {
   }
 
   void poll_drained(Nanos deadline) {
-    if (channel_->backlog() == 0 || monotonic_now() >= deadline) {
+    if (channel_->backlog() == 0 || loop_.now() >= deadline) {
       std::lock_guard lock(mutex_);
       drained_ = true;
       changed_.notify_all();
       return;
     }
-    thread_.loop().call_after(kMillisecond, [this, deadline] { poll_drained(deadline); });
+    loop_.call_after(kMillisecond, [this, deadline] { poll_drained(deadline); });
   }
 
   const Options options_;
-  transport::LoopThread thread_;
+  transport::EpollLoop loop_;
   std::unique_ptr<Channel> channel_;
   std::string local_address_;
   bool is_server_ = false;

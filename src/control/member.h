@@ -32,9 +32,9 @@ struct ServerRegistration {
 class Member {
  public:
   struct Options {
-    transport::tcp::Address rendezvous;
+    transport::Address rendezvous;
     std::string source;  // local address to connect from, or empty
-    transport::tcp::Credentials credentials;
+    transport::Credentials credentials;
     Nanos connect_timeout = 60 * kSecond;
     Nanos warn_after = 60 * kSecond;  // of waiting for a rendezvous that does not answer
     Nanos heartbeat_interval = 250 * kMillisecond;

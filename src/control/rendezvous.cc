@@ -13,13 +13,14 @@
 #include "control/assembly.h"
 #include "control/channel.h"
 #include "control/messages.h"
-#include "transport/loop_thread.h"
+#include "transport/epoll_loop.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::control {
 namespace {
 
 using transport::tcp::Acceptor;
-using transport::tcp::Address;
+using transport::Address;
 using wire::FrameType;
 
 // A registration fits (64 settings of 2 x 4 kB), and nothing much larger.
@@ -40,14 +41,14 @@ class Rendezvous::Impl final : public Channel::Owner {
   Impl(GuardedFd listener, RendezvousOptions options)
       : options_(std::move(options)),
         acceptor_(
-            thread_.loop(), std::move(listener), options_.credentials,
+            loop_, std::move(listener), options_.credentials,
             // Whoever proves itself gets in: the answer to its registration says more.
             [](const wire::Hello&) { return wire::Verdict::kAccepted; },
             [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
               admit(std::move(fd), hello, peer);
             }),
         address_(acceptor_.address()),
-        started_(monotonic_now()),
+        started_(loop_.now()),
         deadline_(started_ + options_.connect_timeout),
         silence_(started_) {
     acceptor_.on_refused([this](const Address& peer, const std::string& why) {
@@ -56,24 +57,24 @@ class Rendezvous::Impl final : public Channel::Owner {
     });
   }
 
-  ~Impl() override { thread_.stop(); }
+  ~Impl() override { loop_.join(); }
 
   void start() {
     beat();
     look();
     arm_deadline();
-    thread_.loop().call_after(options_.warn_after, [this] { warn(); });
-    thread_.start("herring-meet");
+    loop_.call_after(options_.warn_after, [this] { warn(); });
+    loop_.start("herring-meet");
   }
 
   const Address& address() const { return address_; }
 
   void tell_all(Nanos most) {
-    if (!thread_.here()) return;
-    const Nanos deadline = monotonic_now() + most;
+    if (!loop_.here()) return;
+    const Nanos deadline = loop_.now() + most;
     while (!interrupted()) {
       std::unique_lock lock(mutex_);
-      const Nanos slice = std::min(deadline - monotonic_now(), kInterruptInterval);
+      const Nanos slice = std::min(deadline - loop_.now(), kInterruptInterval);
       const auto told = [this] { return all_told_; };
       if (slice <= 0 || stopped_changed_.wait_for(lock, std::chrono::nanoseconds(slice), told)) {
         return;
@@ -82,18 +83,18 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   void stop() {
-    if (!thread_.here()) return;
-    thread_.loop().post([this] { begin_stop(); });
+    if (!loop_.here()) return;
+    loop_.post([this] { begin_stop(); });
     {
       std::unique_lock lock(mutex_);
       // The loop keeps its own deadlines; this one is for a loop that hangs.
       stopped_changed_.wait_for(lock, std::chrono::nanoseconds(kLinger + kClosing + kSecond),
                                 [this] { return stopped_; });
     }
-    thread_.stop();
+    loop_.join();
   }
 
-  bool here() const { return thread_.here(); }
+  bool here() const { return loop_.here(); }
 
  private:
   enum class State { kGathering, kStartingServers, kRunning, kFailed };
@@ -117,9 +118,9 @@ class Rendezvous::Impl final : public Channel::Owner {
     auto peer = std::make_unique<Peer>();
     peer->index = hello.rank;
     peer->host = address.host;
-    peer->accepted = monotonic_now();
-    peer->channel = std::make_unique<Channel>(thread_.loop(), std::move(fd), address.to_string(),
-                                              kMaxFromMember, *this);
+    peer->accepted = loop_.now();
+    const auto connection = transport::tcp::make_connection(std::move(fd), address.to_string());
+    peer->channel = std::make_unique<Channel>(loop_, *connection, kMaxFromMember, *this);
     peer->channel->user = peer.get();
     peer->channel->send(FrameType::kHeartbeat, rhythm());
     peers_.push_back(std::move(peer));
@@ -152,14 +153,14 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void on_dropped(Channel& channel, const Status& why) override {
     Peer& peer = peer_of(channel);
-    const Nanos silent = monotonic_now() - channel.heard_at();
+    const Nanos silent = loop_.now() - channel.heard_at();
     if (why.code() == Code::kPeerLost) {
       lose(peer, concat("its connection ended without a goodbye, ", to_seconds(silent),
                         " s after it was last heard"));
     } else {
       lose(peer, concat("it was dropped because of what it sent (", why.message(), ")"));
     }
-    thread_.loop().post([this] { reap(); });
+    loop_.post([this] { reap(); });
   }
 
   void reap() {
@@ -273,15 +274,15 @@ class Rendezvous::Impl final : public Channel::Owner {
   // before it gives up by itself.
   void hurry(Nanos patience) {
     const Nanos margin = std::min(patience / 10, 250 * kMillisecond);
-    const Nanos deadline = monotonic_now() + patience - margin;
+    const Nanos deadline = loop_.now() + patience - margin;
     if (deadline >= deadline_) return;
     deadline_ = deadline;
     arm_deadline();
   }
 
   void arm_deadline() {
-    thread_.loop().cancel(deadline_timer_);
-    deadline_timer_ = thread_.loop().call_at(deadline_, [this] { on_deadline(); });
+    loop_.cancel(deadline_timer_);
+    deadline_timer_ = loop_.call_at(deadline_, [this] { on_deadline(); });
   }
 
   std::vector<RegisteredWorker> workers() const {
@@ -310,7 +311,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (!contradiction.ok()) {
       if (all.size() >= options_.size) return fail(contradiction);
       if (!contradiction_.ok()) return;  // the timer runs
-      thread_.loop().call_after(kGrace, [this] {
+      loop_.call_after(kGrace, [this] {
         if (state_ == State::kGathering) {
           fail(find_contradiction(workers(), options_.size, options_.dedicated_servers));
         }
@@ -368,7 +369,7 @@ class Rendezvous::Impl final : public Channel::Owner {
           Address{peer->server.host, peer->server.port}.to_string(), weights_[peer->index]};
     }
     state_ = State::kRunning;
-    thread_.loop().cancel(deadline_timer_);
+    loop_.cancel(deadline_timer_);
     // What differs between receivers lies before the long part, but this happens once per job.
     for (const auto& peer : peers_) {
       if (peer->kind == Kind::kUnknown || peer->gone) continue;
@@ -401,7 +402,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     fail({Code::kTimeout,
           concat("not everybody has registered at the rendezvous ", address_.to_string(),
-                 " within ", to_seconds(monotonic_now() - started_), " s: missing ",
+                 " within ", to_seconds(loop_.now() - started_), " s: missing ",
                  describe_missing(), refused, "; look at the output of the missing processes, or "
                  "raise HERRING_CONNECT_TIMEOUT")});
   }
@@ -501,11 +502,11 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void beat() {
     for (const auto& peer : peers_) peer->channel->send(FrameType::kHeartbeat, rhythm());
-    thread_.loop().call_after(options_.heartbeat_interval, [this] { beat(); });
+    loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
   }
 
   void look() {
-    const Nanos now = monotonic_now();
+    const Nanos now = loop_.now();
     const Nanos period = std::min(options_.heartbeat_interval, options_.heartbeat_timeout / 8);
     const Nanos late = silence_.tick(now, period);
     for (size_t i = 0; i < peers_.size(); ++i) {
@@ -530,7 +531,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     std::erase_if(peers_, [](const auto& peer) { return peer->channel->closed(); });
     check_stopped();
-    thread_.loop().call_after(period, [this] { look(); });
+    loop_.call_after(period, [this] { look(); });
   }
 
   // ---- the end ----
@@ -554,9 +555,9 @@ class Rendezvous::Impl final : public Channel::Owner {
       fail({Code::kPeerLost, concat("the rendezvous ", address_.to_string(),
                                     " has ended before everybody had registered")});
     }
-    thread_.loop().call_after(kLinger, [this] {
+    loop_.call_after(kLinger, [this] {
       for (const auto& peer : peers_) peer->channel->send(FrameType::kGoodbye, {}, kFlagStop);
-      thread_.loop().call_after(kClosing, [this] { finish_stop(); });
+      loop_.call_after(kClosing, [this] { finish_stop(); });
     });
     check_stopped();
   }
@@ -572,7 +573,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   const RendezvousOptions options_;
-  transport::LoopThread thread_;
+  transport::EpollLoop loop_;
   Acceptor acceptor_;
   const Address address_;
   const Nanos started_;
@@ -635,7 +636,7 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
   return std::unique_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }
 
-const transport::tcp::Address& Rendezvous::address() const { return impl_->address(); }
+const transport::Address& Rendezvous::address() const { return impl_->address(); }
 
 void Rendezvous::tell_all(Nanos most) { impl_->tell_all(most); }
 void Rendezvous::stop() { impl_->stop(); }

@@ -13,7 +13,7 @@
 namespace herring::control {
 
 struct RendezvousOptions {
-  transport::tcp::Credentials credentials;
+  transport::Credentials credentials;
   uint32_t size = 1;
   uint32_t dedicated_servers = 0;
   Nanos connect_timeout = 60 * kSecond;
@@ -29,7 +29,7 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  const transport::tcp::Address& address() const;
+  const transport::Address& address() const;
   // Waits, up to `most`, until an error that keeps the job from forming is known to everybody, also
   // to those who have yet to come.
   void tell_all(Nanos most);

@@ -18,11 +18,12 @@ Block g_all_released;
 Block* const Aggregator::kAllReleased = &g_all_released;
 
 Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
-                       Deliver deliver)
+                       Deliver deliver, std::function<Nanos()> now)
     : cluster_(cluster),
       segment_bytes_(segment_bytes),
       most_open_(most_open),
       deliver_(std::move(deliver)),
+      now_(std::move(now)),
       lanes_(segment_bytes),
       wide_lanes_(2 * segment_bytes),
       open_(cluster.size) {}
@@ -78,7 +79,7 @@ Result<Operation*> Aggregator::add(const Key& key, const wire::Open& open, uint3
   auto op = std::make_unique<Operation>();
   op->key = key;
   op->open = open;
-  op->since = monotonic_now();
+  op->since = now_();
   op->expected = expected_by(open);
   op->contributors.resize(op->expected);
   op->first_rank = rank;
@@ -274,7 +275,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
   uint32_t group_index;
   {
     std::lock_guard lock(mutex_);
-    moved_ = monotonic_now();
+    moved_ = now_();
     slot.contributions[contributor].state = state;
     ++slot.op->contributors[contributor].arrived;
     group_index = contributor / kTreeGroup;
@@ -379,7 +380,7 @@ void Aggregator::finish(Slot& slot) {
 void Aggregator::result_sent(Slot& slot) {
   if (slot.results_pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   std::lock_guard lock(mutex_);
-  moved_ = monotonic_now();
+  moved_ = now_();
   Operation& op = *slot.op;
   lanes_.give(slot.result);
   Block*& block = op.blocks[slot.segment / kBlockSegments];

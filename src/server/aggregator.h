@@ -98,7 +98,7 @@ class Aggregator {
 
   // `most_open`: operations that one rank may have begun and that are still in progress.
   Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
-             Deliver deliver);
+             Deliver deliver, std::function<Nanos()> now);
   ~Aggregator();
 
   // kOpen from `rank`. kMismatch when it contradicts what another contributor said.
@@ -156,6 +156,7 @@ class Aggregator {
   const control::Cluster& cluster_;
   const size_t segment_bytes_, most_open_;
   const Deliver deliver_;
+  const std::function<Nanos()> now_;
 
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;

@@ -4,36 +4,34 @@
 #include <future>
 
 #include "base/log.h"
-#include "transport/tcp/flow.h"
 
 namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
 constexpr Nanos kMoment = kMillisecond;
-thread_local Proxy* t_proxy = nullptr;  // whose thread this is
 
 }  // namespace
 
-Result<std::unique_ptr<Server>> Server::start(ServerOptions options) {
-  auto listener = transport::tcp::listen_on({options.host, options.port}, 1024);
-  if (!listener.ok()) return listener.status();
-  std::unique_ptr<Server> server(new Server);
-  server->proxies_.push_back(std::make_unique<Proxy>(0));
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
+                                              transport::Transport& transport) {
+  std::unique_ptr<Server> server(new Server(transport));
+  server->proxies_.push_back(std::make_unique<Proxy>(0, transport));
   Proxy& first = *server->proxies_[0];
-  server->acceptor_ = std::make_unique<transport::tcp::Acceptor>(
-      first.loop(), std::move(*listener), std::move(options.credentials),
+  auto listener = transport.listen(
+      first.loop(), {options.host, options.port}, std::move(options.credentials),
       [](const wire::Hello& hello) {
         return hello.role == wire::Role::kWorker ? wire::Verdict::kAccepted
                                                  : wire::Verdict::kUnexpected;
       },
-      [self = server.get()](GuardedFd fd, const wire::Hello& hello,
-                            const transport::tcp::Address& from) {
-        self->waiting_.push_back({std::move(fd), hello, from});
+      [self = server.get()](std::unique_ptr<transport::Connection> connection,
+                            const wire::Hello& hello, const transport::Address& from) {
+        self->waiting_.push_back({std::move(connection), hello, from});
         self->admit_waiting();
       });
-  server->address_ = server->acceptor_->address();
-  first.loop().post([&first] { t_proxy = &first; });
+  if (!listener.ok()) return listener.status();
+  server->listener_ = std::move(*listener);
+  server->address_ = server->listener_->address();
   first.start();
   return server;
 }
@@ -56,12 +54,14 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   // An operation stays while anybody has segments of it on the way; every stream may have one more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
   aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes, most_open,
-                                             [this](Slot& slot) { deliver(slot); });
+                                             [this](Slot& slot) { deliver(slot); },
+                                             [loop = &proxies_[0]->loop()] { return loop->now(); });
   coordinator_ = std::make_unique<Coordinator>(cluster_, index);
   series_ = std::make_unique<SeriesTable>(cluster_, index);
   const uint32_t proxies = std::clamp<uint32_t>(options.proxies, 1, std::max(1u, cluster_.nodes));
   while (proxies_.size() < proxies) {
-    proxies_.push_back(std::make_unique<Proxy>(static_cast<uint32_t>(proxies_.size())));
+    proxies_.push_back(
+        std::make_unique<Proxy>(static_cast<uint32_t>(proxies_.size()), transport_));
   }
   for (auto& proxy : proxies_) {
     proxy->outbox_.resize(proxies_.size());
@@ -77,16 +77,19 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
         p->outbox_[i].clear();
       }
     };
-    proxy->loop().post([this, p = proxy.get()] {
-      t_proxy = p;
-      watch(*p);
-    });
+    proxy->loop().post([this, p = proxy.get()] { watch(*p); });
     if (proxy->index() != 0) proxy->start();
   }
   proxies_[0]->loop().post([this] {
     attached_ = true;
     admit_waiting();
   });
+}
+
+Proxy& Server::current() {
+  size_t i = proxies_.size() - 1;
+  while (i > 0 && !proxies_[i]->loop().in_loop_thread()) --i;
+  return *proxies_[i];
 }
 
 Proxy& Server::proxy_of(uint32_t rank) {
@@ -104,18 +107,16 @@ void Server::admit_waiting() {
           " is not part of this job");
       continue;
     }
-    accept(std::move(one.fd), one.hello, one.from);
+    accept(std::move(one.connection), one.hello);
   }
 }
 
-void Server::accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from) {
+void Server::accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello) {
   // std::function wants copyable captures.
-  auto shared = std::make_shared<GuardedFd>(std::move(fd));
+  const std::shared_ptr<transport::Connection> shared = std::move(connection);
   connect(hello.rank, hello.flow,
-          [shared, name = from.to_string()](transport::EventLoop& loop,
-                                            transport::FlowHandler& handler) {
-            return std::make_unique<transport::tcp::TcpFlow>(loop, std::move(*shared), handler,
-                                                             name);
+          [shared](transport::EventLoop& loop, transport::FlowHandler& handler) {
+            return shared->open(loop, handler, transport::Traffic::kCredit);
           });
 }
 
@@ -173,7 +174,7 @@ Status Server::control(wire::FrameType type, uint32_t rank, std::string text) {
 Status Server::change(const Change& change, uint32_t from) {
   std::lock_guard lock(changes_);
   std::vector<Answer> answers;
-  Status status = change(monotonic_now(), answers);
+  Status status = change(proxies_[0]->loop().now(), answers);
   answer(std::move(answers), from);
   set_timers();
   return status;
@@ -229,16 +230,17 @@ void Server::set_timers() {
 }
 
 void Server::deliver(Slot& slot) {
+  Proxy& here = current();
   for (const Contribution& contribution : slot.contributions) {
     if (contribution.state == Contribution::kLost) continue;
     Peer& peer = *contribution.from;
-    if (&peer.proxy() == t_proxy) {
+    if (&peer.proxy() == &here) {
       peer.queue_result(slot, contribution.wants_result);
       continue;
     }
-    t_proxy->outbox_[peer.proxy().index()].push_back({&peer, &slot, contribution.wants_result});
-    if (!std::exchange(t_proxy->outbox_scheduled_, true)) {
-      t_proxy->loop().at_iteration_end(&t_proxy->outbox_task_);
+    here.outbox_[peer.proxy().index()].push_back({&peer, &slot, contribution.wants_result});
+    if (!std::exchange(here.outbox_scheduled_, true)) {
+      here.loop().at_iteration_end(&here.outbox_task_);
     }
   }
 }
@@ -358,7 +360,7 @@ uint64_t Server::traffic() {
 
 void Server::stop() {
   for (auto& proxy : proxies_) proxy->join();
-  acceptor_.reset();  // before the loop that it is in
+  listener_.reset();  // before the loop that it is in
   for (auto& proxy : proxies_) proxy->peers_.clear();
 }
 

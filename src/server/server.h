@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "control/cluster.h"
@@ -15,15 +14,14 @@
 #include "server/coordinator.h"
 #include "server/peer.h"
 #include "server/series.h"
-#include "transport/event_loop.h"
-#include "transport/tcp/handshake.h"
+#include "transport/transport.h"
 
 namespace herring::server {
 
 struct ServerOptions {
   std::string host;  // address to listen on
   uint16_t port = 0;
-  transport::tcp::Credentials credentials;
+  transport::Credentials credentials;
 };
 
 // Shared by the whole job; from the cluster's settings.
@@ -43,25 +41,18 @@ struct DataPlaneOptions {
 
 class Proxy {
  public:
-  explicit Proxy(uint32_t index) : index_(index) {}
+  Proxy(uint32_t index, transport::Transport& transport)
+      : index_(index), loop_(transport.make_loop(false)) {}
   ~Proxy() { join(); }
-  transport::EventLoop& loop() { return loop_; }
+  transport::EventLoop& loop() { return *loop_; }
   uint32_t index() const { return index_; }
-  void start() {
-    thread_ = std::thread([this] { loop_.run("herring-proxy"); });
-  }
-  void join() {
-    if (thread_.joinable()) {
-      loop_.stop();
-      thread_.join();
-    }
-  }
+  void start() { loop_->start("herring-proxy"); }
+  void join() { loop_->join(); }
 
  private:
   friend class Server;
   const uint32_t index_;
-  transport::EventLoop loop_;
-  std::thread thread_;
+  const std::shared_ptr<transport::EventLoop> loop_;
   std::vector<std::unique_ptr<Peer>> peers_;
   // Results for peers of other proxies, by proxy; handed over once per iteration.
   struct Handover {
@@ -77,14 +68,15 @@ class Proxy {
 class Server {
  public:
   // Listens; connections wait until attach() says who is expected.
-  static Result<std::unique_ptr<Server>> start(ServerOptions options);
+  static Result<std::unique_ptr<Server>> start(ServerOptions options,
+                                               transport::Transport& transport);
   ~Server();
 
-  const transport::tcp::Address& address() const { return address_; }
+  const transport::Address& address() const { return address_; }
   // The cluster is complete: serve it as server `index`.
   void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
   // A flow of `rank`, made on the loop of the proxy that owns it; flow 0 gets the answers. accept()
-  // makes it of a socket, tests of whatever carries frames. After attach(); any thread.
+  // makes it of a connection, tests of whatever carries frames. After attach(); any thread.
   using MakeFlow = std::function<std::unique_ptr<transport::Flow>(transport::EventLoop&,
                                                                   transport::FlowHandler&)>;
   void connect(uint32_t rank, uint32_t flow, MakeFlow make);
@@ -119,9 +111,9 @@ class Server {
   size_t max_announce_payload() const { return max_announce_payload_; }
 
  private:
-  Server() = default;
+  explicit Server(transport::Transport& transport) : transport_(transport) {}
   void admit_waiting();
-  void accept(GuardedFd fd, const wire::Hello& hello, const transport::tcp::Address& from);
+  void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
   void deliver(Slot& slot);
   // Changes what the server keeps of operations, and answers.
   using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
@@ -133,15 +125,17 @@ class Server {
   void watch(Proxy& proxy);
   void report_overdue(Nanos now, std::vector<Answer>& out);
   Proxy& proxy_of(uint32_t rank);
+  Proxy& current();  // on the thread of one
 
-  transport::tcp::Address address_;
-  std::unique_ptr<transport::tcp::Acceptor> acceptor_;
+  transport::Transport& transport_;
+  transport::Address address_;
+  std::unique_ptr<transport::Listener> listener_;
   std::vector<std::unique_ptr<Proxy>> proxies_;  // the first also accepts
 
   struct Waiting {
-    GuardedFd fd;
+    std::unique_ptr<transport::Connection> connection;
     wire::Hello hello;
-    transport::tcp::Address from;
+    transport::Address from;
   };
   std::vector<Waiting> waiting_;  // proxy 0's thread
   bool attached_ = false;         // proxy 0's thread

@@ -1,83 +1,8 @@
 #include "transport/event_loop.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-
-#include "base/log.h"
 
 namespace herring::transport {
-
-namespace {
-
-constexpr int kBatch = 64;
-constexpr Nanos kForEver = std::numeric_limits<Nanos>::max();
-// How long the loop's own thread sleeps while another runs the loop, and how much later than meant
-// a timer may be after that, rather than that every driver wakes it.
-constexpr Nanos kRest = 50 * kMillisecond;
-constexpr Nanos kTimerSlack = 10 * kMillisecond;
-
-// Not less than asked for: a loop that wakes too early would turn in vain.
-int to_timeout_ms(Nanos wait) {
-  if (wait <= 0) return 0;
-  return static_cast<int>(std::min<Nanos>((wait + kMillisecond - 1) / kMillisecond, 1 << 30));
-}
-
-// A write to a connection that broke must be an error, not a signal; also on a thread that is only
-// lent, whose mask is its own afterwards.
-class WithoutSigpipe {
- public:
-  WithoutSigpipe() {
-    sigemptyset(&broken_);
-    sigaddset(&broken_, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &broken_, &before_);
-  }
-  ~WithoutSigpipe() {
-    if (sigismember(&before_, SIGPIPE)) return;
-    sigset_t pending;
-    sigpending(&pending);
-    const timespec now{};
-    if (sigismember(&pending, SIGPIPE)) sigtimedwait(&broken_, nullptr, &now);
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  WithoutSigpipe(const WithoutSigpipe&) = delete;
-  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
-
- private:
-  sigset_t broken_, before_;
-};
-
-}  // namespace
-
-EventLoop::EventLoop(Drivers drivers)
-    : epoll_(GuardedFd::open([] { return epoll_create1(EPOLL_CLOEXEC); })),
-      wake_(GuardedFd::open([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
-      lends_(drivers == Drivers::kWaitersToo) {
-  if (lends_) bell_ = GuardedFd::open([] { return epoll_create1(EPOLL_CLOEXEC); });
-  if (epoll_.get() < 0 || wake_.get() < 0 || (lends_ && bell_.get() < 0)) {
-    log(LogLevel::kError, "cannot create an epoll descriptor (limit of open files?)");
-    std::abort();
-  }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = static_cast<uint32_t>(wake_.get());  // generation 0
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
-  if (!lends_) return;
-  event.data.fd = epoll_.get();
-  epoll_ctl(bell_.get(), EPOLL_CTL_ADD, epoll_.get(), &event);
-}
-
-EventLoop::~EventLoop() = default;
-
-bool EventLoop::in_loop_thread() const { return owner_.load() == std::this_thread::get_id(); }
 
 bool EventLoop::post(Task task) {
   {
@@ -90,12 +15,16 @@ bool EventLoop::post(Task task) {
   return true;
 }
 
-bool EventLoop::post_before_drive(Task task) {
-  if (!lends_) return post(std::move(task));
+bool EventLoop::queue(Task task) {
   std::lock_guard lock(mutex_);
   if (ended_) return false;
   tasks_.push_back(std::move(task));
   return true;
+}
+
+bool EventLoop::has_tasks() {
+  std::lock_guard lock(mutex_);
+  return !tasks_.empty();
 }
 
 void EventLoop::wake_for_tasks() {
@@ -104,44 +33,6 @@ void EventLoop::wake_for_tasks() {
     if (tasks_.empty() || std::exchange(awake_, true)) return;
   }
   wake();
-}
-
-void EventLoop::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] ssize_t ignored = ::write(wake_.get(), &one, sizeof(one));
-}
-
-void EventLoop::stop() {
-  post([this] { stopping_.store(true); });
-}
-
-uint64_t EventLoop::tag(int fd) const {
-  return uint64_t{watched_[fd].generation} << 32 | static_cast<uint32_t>(fd);
-}
-
-void EventLoop::add(int fd, uint32_t events, EventHandler* handler) {
-  if (static_cast<size_t>(fd) >= watched_.size()) watched_.resize(fd + 1);
-  watched_[fd].handler = handler;
-  if (++watched_[fd].generation == 0) ++watched_[fd].generation;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = tag(fd);
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    log(LogLevel::kError, "epoll cannot watch descriptor ", fd, ": ", strerror(errno));
-  }
-}
-
-void EventLoop::modify(int fd, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = tag(fd);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
-}
-
-void EventLoop::remove(int fd) {
-  if (fd < 0 || static_cast<size_t>(fd) >= watched_.size()) return;
-  watched_[fd].handler = nullptr;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 EventLoop::TimerId EventLoop::call_at(Nanos when, Task task) {
@@ -158,10 +49,6 @@ void EventLoop::cancel(TimerId id) {
   timer_times_.erase(found);
 }
 
-int EventLoop::next_timeout_ms() {
-  return timers_.empty() ? -1 : to_timeout_ms(timers_.begin()->first.first - monotonic_now());
-}
-
 void EventLoop::run_tasks() {
   std::vector<Task> tasks;
   {
@@ -174,8 +61,8 @@ void EventLoop::run_tasks() {
 
 void EventLoop::run_timers() {
   if (timers_.empty()) return;
-  const Nanos now = monotonic_now();
-  while (!timers_.empty() && timers_.begin()->first.first <= now) {
+  const Nanos time = now();
+  while (!timers_.empty() && timers_.begin()->first.first <= time) {
     auto node = timers_.extract(timers_.begin());
     timer_times_.erase(node.key().second);
     node.mapped()();
@@ -199,119 +86,11 @@ void EventLoop::forget(const Task* task) {
   }
 }
 
-bool EventLoop::iterate(int timeout_ms) {
-  epoll_event events[kBatch];
-  const int n = epoll_wait(epoll_.get(), events, kBatch, timeout_ms);
-  ++wakeups_;
-  for (int i = 0; i < n; ++i) {
-    const uint64_t tag = events[i].data.u64;
-    if (tag == static_cast<uint32_t>(wake_.get())) {
-      uint64_t drained;
-      [[maybe_unused]] ssize_t ignored = ::read(wake_.get(), &drained, sizeof(drained));
-      continue;
-    }
-    const Watched& watched = watched_[static_cast<uint32_t>(tag)];
-    if (watched.generation == tag >> 32 && watched.handler != nullptr) {
-      watched.handler->on_events(events[i].events);
-    }
-  }
-  run_tasks();
-  run_timers();
-  run_deferred();
-  return n >= 0;
-}
-
-void EventLoop::run(const char* thread_name) {
-  if (thread_name != nullptr) pthread_setname_np(pthread_self(), thread_name);
-  const WithoutSigpipe broken_connections_are_errors;
-  std::unique_lock lock(running_);
-  owner_.store(std::this_thread::get_id());
-  started_ = true;
-  run_deferred();
-  if (lends_) {
-    run_with_drivers(lock);
-  } else {
-    while (!stopping_.load(std::memory_order_relaxed)) iterate(next_timeout_ms());
-  }
-  run_tasks();  // what was posted together with stop() still runs
-  run_deferred();
+void EventLoop::end() {
   std::vector<Task> late;  // a task may hold what holds the loop
-  {
-    std::lock_guard guard(mutex_);
-    ended_ = true;
-    late.swap(tasks_);
-  }
-  owner_.store(std::thread::id{});
-}
-
-void EventLoop::run_with_drivers(std::unique_lock<std::mutex>& running) {
-  const std::thread::id self = std::this_thread::get_id();
-  while (!stopping_.load(std::memory_order_relaxed)) {
-    int timeout = next_timeout_ms();
-    asleep_until_.store(timeout < 0 ? kForEver : timers_.begin()->first.first);
-    owner_.store(std::thread::id{});
-    running.unlock();
-    epoll_event rings;
-    // Timers are a driver's business while there is one.
-    while (epoll_wait(bell_.get(), &rings, 1, timeout) == 0 && driven_.load()) {
-      timeout = to_timeout_ms(kRest);
-      asleep_until_.store(monotonic_now() + kRest);
-      if (!driven_.load()) break;
-    }
-    running.lock();
-    // One that waits for its turn gets it.
-    parked_ = true;
-    handed_back_.wait(running, [this] { return !driven_.load(); });
-    parked_ = false;
-    owner_.store(self);
-    if (!stopping_.load(std::memory_order_relaxed)) iterate(0);
-  }
-}
-
-bool EventLoop::drive(Nanos deadline, const std::function<bool()>& until) noexcept {
-  if (!lends_ || in_loop_thread() || generation_ != fork_generation()) return false;
-  if (driven_.exchange(true)) {
-    wake_for_tasks();
-    return false;
-  }
-  const WithoutSigpipe broken_connections_are_errors;
-  std::unique_lock lock(running_);
-  const bool can = started_ && !stopping_.load(std::memory_order_relaxed);
-  Nanos next_timer = kForEver;
-  if (can) {
-    owner_.store(std::this_thread::get_id());
-    listen(false);
-    run_tasks();
-    run_deferred();
-    while (!until() && !stopping_.load(std::memory_order_relaxed)) {
-      const Nanos left = deadline - monotonic_now();
-      if (left <= 0) break;
-      const int timeout = next_timeout_ms(), most = to_timeout_ms(left);
-      if (!iterate(timeout < 0 ? most : std::min(timeout, most))) break;
-    }
-    listen(true);
-    owner_.store(std::thread::id{});
-    if (stopping_.load(std::memory_order_relaxed)) wake();
-    if (!timers_.empty()) next_timer = timers_.begin()->first.first;
-  }
-  driven_.store(false);
-  const bool parked = parked_;
-  lock.unlock();
-  if (parked) {
-    handed_back_.notify_one();
-  } else if (next_timer < asleep_until_.load() - kTimerSlack) {
-    wake();
-  }
-  if (!can) wake_for_tasks();
-  return can;
-}
-
-// Whether the loop's own thread hears of events.
-void EventLoop::listen(bool on) {
-  epoll_event event{};
-  if (on) event.events = EPOLLIN;
-  event.data.fd = epoll_.get();
-  epoll_ctl(bell_.get(), EPOLL_CTL_MOD, epoll_.get(), &event);
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  late.swap(tasks_);
 }
 
 }  // namespace herring::transport

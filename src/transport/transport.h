@@ -1,17 +1,23 @@
-// The seam between Herring's protocol and what carries it. A flow is one ordered, reliable,
-// authenticated connection that carries frames; payloads are read from it straight to where the
-// handler wants them and written from where they lie. tcp/ is the first backend; fault/ wraps any.
+// The seam between Herring's protocol and what carries it. A transport listens and connects; it
+// brings proven connections, each of which becomes a flow of one loop. A flow is one ordered,
+// reliable, authenticated connection that carries frames; payloads are read from it straight to
+// where the handler wants them and written from where they lie. tcp/ is the first backend, virtual/
+// a modelled network in virtual time.
 #pragma once
 
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/address.h"
+#include "transport/event_loop.h"
 #include "wire/frame.h"
+#include "wire/hello.h"
 
 namespace herring::transport {
 
@@ -118,6 +124,69 @@ class Flow {
   // The owner's own data (who is on the other side).
   void* user = nullptr;
   uint64_t user_index = 0;
+};
+
+// What a flow will carry, so that a backend can treat it accordingly.
+enum class Traffic {
+  kCredit,    // segments and results, kept in bounds by credit
+  kSchedule,  // steps of a schedule between workers: much at once, then nothing for a while
+  kControl,   // small messages, whose silence means something
+};
+
+// Both sides have proven themselves; nothing was sent on it yet.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+  // Once, on the thread of `loop`, which must be one of the same transport.
+  virtual std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) = 0;
+};
+
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual const Address& address() const = 0;
+  // Nobody else is let in; from inside a callback too.
+  virtual void close() = 0;
+};
+
+// A connection that is being made; destroyed, it is given up.
+class Connecting {
+ public:
+  virtual ~Connecting() = default;
+};
+
+// What a process must show to take part in a job.
+struct Credentials {
+  std::string secret;
+  wire::JobId job{};
+};
+
+class Transport {
+ public:
+  // Called on the loop's thread with a proven connection. Returning another verdict than kAccepted
+  // refuses it; on kAccepted the peer has been told already when `then` runs.
+  using Admit = std::function<wire::Verdict(const wire::Hello&)>;
+  using Accepted =
+      std::function<void(std::unique_ptr<Connection>, const wire::Hello&, const Address& peer)>;
+  // Called once, from the loop: a proven connection, or why there is none. May destroy the
+  // Connecting.
+  using Connected = std::function<void(Result<std::unique_ptr<Connection>>)>;
+
+  virtual ~Transport() = default;
+  // `lends`: waiting threads may drive() it.
+  virtual std::shared_ptr<EventLoop> make_loop(bool lends) = 0;
+  // Accepts on `loop`; port 0: any that is free. Errors name the address.
+  virtual Result<std::unique_ptr<Listener>> listen(EventLoop& loop, const Address& address,
+                                                   Credentials credentials, Admit admit,
+                                                   Accepted accepted) = 0;
+  // `address` is literal, and somebody listens there already: one attempt, bounded by `patience`.
+  // `source`: the address to connect from, or empty.
+  virtual std::unique_ptr<Connecting> connect(EventLoop& loop, const Address& address,
+                                              const std::string& source, const wire::Hello& hello,
+                                              const Credentials& credentials, Nanos patience,
+                                              Connected connected) = 0;
+  // Flows will send from and receive into this memory. Without it they still do, maybe slower.
+  virtual Status register_memory(const void* /*begin*/, size_t /*bytes*/) { return {}; }
 };
 
 }  // namespace herring::transport

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -22,19 +23,34 @@ class Completion {
   bool done() const { return done_.load(std::memory_order_acquire); }
 
   void set(Status status) {
+    std::function<void()> then;
     {
       std::lock_guard lock(mutex_);
       if (done()) return;
       status_ = std::move(status);
       done_.store(true, std::memory_order_release);
+      then = std::move(then_);
     }
     changed_.notify_all();
+    if (then) then();
+  }
+
+  // Calls `callback` once it is done: on the engine's thread, or at once. It must not block.
+  void then(std::function<void()> callback) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!done()) {
+        then_ = std::move(callback);
+        return;
+      }
+    }
+    callback();
   }
 
   // False: not done within `wait`, or a signal came.
   bool wait_for(Nanos wait) {
     const auto is_done = [this] { return done(); };
-    if (done() || loop_->drive(monotonic_now() + wait, is_done)) return done();
+    if (done() || loop_->drive(loop_->now() + wait, is_done)) return done();
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }
@@ -48,6 +64,7 @@ class Completion {
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
   Status status_;
+  std::function<void()> then_;  // guarded by mutex_
 };
 
 }  // namespace herring::worker

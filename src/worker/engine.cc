@@ -25,12 +25,14 @@ constexpr uint32_t kLeastStallMs = 2000;
 }  // namespace
 
 Engine::Engine(const control::Cluster& cluster, EngineOptions options,
-               std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows)
+               transport::Transport& transport, std::unique_ptr<LocalBus> bus,
+               std::vector<ServerFlow> flows)
     : cluster_(cluster),
       options_(std::move(options)),
       me_(cluster_.workers[options_.rank]),
       heap_(SharedHeap::kDefaultCacheBytes,
             cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess),
+      loop_(transport.make_loop(true)),
       bus_(std::move(bus)),
       next_stream_(2 * static_cast<uint32_t>(cluster_.servers.size())) {
   links_ = std::make_unique<Links>(
@@ -39,7 +41,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
         on_control(server, header, payload);
       },
       [this](uint32_t server, const Status& why) { on_link_closed(server, why); });
-  for (ServerFlow& flow : flows) links_->add_flow(flow.server, std::move(flow.fd), flow.peer);
+  for (ServerFlow& flow : flows) links_->add_flow(flow.server, *flow.connection);
 
   NodeStage::Options node;
   node.nodes = cluster_.nodes;
@@ -56,9 +58,10 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
   executor_ = std::make_unique<collective::Executor>(
-      *loop_, cluster_, options_.mesh, [this](const Status& status) { fail_now(status); });
+      transport, *loop_, cluster_, options_.mesh,
+      [this](const Status& status) { fail_now(status); });
   loop_->call_after(kTick, [this] { tick(); });
-  thread_ = std::thread([this] { loop_->run("herring-engine"); });
+  loop_->start("herring-engine");
 }
 
 Engine::~Engine() { stop(); }
@@ -71,8 +74,7 @@ void Engine::stop() {
   loop_->post([this] {
     fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"}, true);
   });
-  loop_->stop();
-  thread_.join();
+  loop_->join();
   bus_->close();
 }
 
@@ -156,7 +158,7 @@ void Engine::refuse(wire::Collective kind, const std::string& name, const std::s
 
 void Engine::start(const std::shared_ptr<Operation>& operation) {
   operation->id_ = next_id_++;
-  operation->started_ = monotonic_now();
+  operation->started_ = loop_->now();
   operations_.emplace(operation->id_, operation);
   if (Status status = failure(); !status.ok()) return finish(*operation, status);
   const Request& request = operation->request;
@@ -379,7 +381,7 @@ void Engine::peer_lost(const control::Loss& loss) {
 void Engine::rank_left(uint32_t rank) {
   loop_->post([this, rank] {
     left_.push_back(rank);
-    left_since_ = monotonic_now();
+    left_since_ = loop_->now();
     std::lock_guard lock(mutex_);
     // What it had called has been announced by now here too: it would not have left otherwise.
     if (incomplete_.ok()) {
@@ -451,7 +453,7 @@ void Engine::check_deadlines(Nanos now) {
 }
 
 void Engine::tick() {
-  const Nanos now = monotonic_now();
+  const Nanos now = loop_->now();
   links_->poll_paths();
   node_stage_->release_regions();
   check_deadlines(now);

@@ -10,14 +10,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collective/executor.h"
 #include "control/cluster.h"
 #include "node/local_bus.h"
 #include "node/shared_memory.h"
-#include "transport/event_loop.h"
+#include "transport/transport.h"
 #include "worker/links.h"
 #include "worker/node_stage.h"
 #include "worker/operation.h"
@@ -41,11 +40,10 @@ class Engine {
   // `flows`: proven connections to servers, server by server.
   struct ServerFlow {
     uint32_t server;
-    GuardedFd fd;
-    std::string peer;
+    std::unique_ptr<transport::Connection> connection;
   };
-  Engine(const control::Cluster& cluster, EngineOptions options, std::unique_ptr<LocalBus> bus,
-         std::vector<ServerFlow> flows);
+  Engine(const control::Cluster& cluster, EngineOptions options, transport::Transport& transport,
+         std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows);
   ~Engine();
 
   // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
@@ -138,14 +136,12 @@ class Engine {
   bool uses_node_stage_ = false;
   SharedHeap heap_;  // for neighbours on the node to map, if there are any
   // Of everybody who may still wait.
-  const std::shared_ptr<transport::EventLoop> loop_ =
-      std::make_shared<transport::EventLoop>(transport::EventLoop::Drivers::kWaitersToo);
+  const std::shared_ptr<transport::EventLoop> loop_;
   std::unique_ptr<LocalBus> bus_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
   bool meeting_ = false;                   // the workers' addresses are known, or asked for
-  std::thread thread_;
 
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
   std::set<std::shared_ptr<Completion>> waiting_;              // engine thread

@@ -8,42 +8,15 @@
 #include "base/log.h"
 #include "reduce/reduce.h"
 #include "transport/tcp/handshake.h"
+#include "transport/tcp/transport.h"
+#include "worker/options.h"
 
 namespace herring::worker {
 namespace {
 
-using transport::tcp::Address;
+using transport::Address;
 
-// What all ranks and servers must have alike: rank 0's values travel with the cluster.
-constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
-                                   "credit_max",    "small_bytes",  "server_weights",
-                                   "proxies",       "flows",        "buffer_bytes"};
-
-control::Settings shared_settings(const Settings& settings) {
-  control::Settings shared;
-  for (const char* name : kShared) shared[name] = settings.text(name);
-  return shared;
-}
-
-// This process's settings with the job's shared ones over them.
-Result<Settings> adopt(const control::Settings& shared) {
-  std::map<std::string, std::string> overrides(shared.begin(), shared.end());
-  return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
-}
-
-server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes) {
-  server::DataPlaneOptions options;
-  const auto cores = std::max(1u, std::thread::hardware_concurrency());
-  const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
-  options.proxies = asked != 0 ? asked : std::clamp(std::min((nodes + 7) / 8, cores / 2), 1u, 16u);
-  options.segment_bytes = settings.get_bytes("segment_bytes");
-  options.frame_max = settings.get_bytes("frame_max");
-  options.credit = settings.get_bytes("credit");
-  options.credit_max = settings.get_bytes("credit_max");
-  options.small_bytes = settings.get_bytes("small_bytes");
-  options.flows = static_cast<uint32_t>(settings.get_int("flows"));
-  return options;
-}
+uint32_t cores() { return std::max(1u, std::thread::hardware_concurrency()); }
 
 std::string encode_bus(const LocalAddress& address) {
   ByteWriter out;
@@ -69,7 +42,7 @@ Result<std::string> source_address(const Settings& settings) {
 Result<control::Member::Options> member_options(const std::string& rendezvous,
                                                 const std::string& secret,
                                                 const Settings& settings) {
-  auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+  auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
   if (!address.ok()) return address.status();
   auto source = source_address(settings);
   if (!source.ok()) return source.status();
@@ -158,7 +131,7 @@ Status Job::host_rendezvous() {
       return transport::tcp::adopt_listener(options_.rendezvous_fd);
     }
     if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
-    auto address = transport::tcp::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+    auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
     if (!address.ok()) return address.status();
     return transport::tcp::listen_on(*address, 1024);
   }();
@@ -218,7 +191,7 @@ Status Job::connect() {
   const control::Cluster& cluster = member_->cluster();
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes);
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
   if (server_) server_->attach(server_member_->cluster(), server_member_->server_index(), plane);
 
   const control::WorkerInfo& me = cluster.workers[options_.rank];
@@ -235,7 +208,7 @@ Status Job::connect() {
   std::vector<Engine::ServerFlow> flows;
   std::string own_host = member->source;  // else the address from which servers are reached
   for (const control::ServerInfo& server : cluster.servers) {
-    auto address = transport::tcp::parse_address(server.address, "a server's address");
+    auto address = transport::parse_address(server.address, "a server's address");
     if (!address.ok()) return address.status();
     for (uint32_t k = 0; k < flows_per_server; ++k) {
       const wire::Hello hello{wire::Role::kWorker, options_.rank, k, cluster.epoch};
@@ -247,35 +220,20 @@ Status Job::connect() {
         if (!local.ok()) return local.status();
         own_host = local->host;
       }
-      flows.push_back({server.index, std::move(*fd), server.address});
+      flows.push_back(
+          {server.index, transport::tcp::make_connection(std::move(*fd), server.address)});
     }
   }
 
-  EngineOptions engine;
-  engine.rank = options_.rank;
-  engine.links.segment_bytes = plane.segment_bytes;
-  engine.links.frame_max = plane.frame_max;
-  engine.links.credit_initial = plane.credit_segments(plane.credit);
-  engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
-  engine.links.credit_fixed = plane.credit != 0;
-  engine.links.steers = options_.rank == 0;
-  for (const control::ServerInfo& server : cluster.servers) {
-    engine.links.weights.push_back(server.weight);
-  }
-  engine.links.first_server = static_cast<uint32_t>(
-      uint64_t{me.node} * cluster.servers.size() / cluster.nodes);
-  engine.mesh.rank = options_.rank;
-  engine.mesh.size = options_.size;
-  engine.mesh.epoch = cluster.epoch;
+  EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
   engine.mesh.host = own_host;
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
-  engine.small_bytes = plane.small_bytes;
-  engine.buffer_bytes = shared->get_bytes("buffer_bytes");
   engine.timeout = settings.get_seconds("timeout");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
-  engine_ = std::make_unique<Engine>(cluster, engine, std::move(bus_), std::move(flows));
+  engine_ = std::make_unique<Engine>(cluster, engine, transport::tcp::transport(), std::move(bus_),
+                                     std::move(flows));
 
   member_->watch(
       [this](const control::Loss& loss) {
@@ -310,7 +268,7 @@ Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
   server::ServerOptions options;
   options.host = *host;
   options.credentials = member_options.credentials;
-  auto started = server::Server::start(std::move(options));
+  auto started = server::Server::start(std::move(options), transport::tcp::transport());
   if (!started.ok()) return started.status();
   server_ = std::move(*started);
   control::ServerRegistration registration;
@@ -370,7 +328,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
     if (!local.ok()) return local.status();
     host = local->host;
   }
-  auto started = server::Server::start({host, 0, member->credentials});
+  auto started = server::Server::start({host, 0, member->credentials}, transport::tcp::transport());
   if (!started.ok()) return started.status();
   server::Server& server = **started;
   control::ServerRegistration registration;
@@ -383,7 +341,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
   server.attach(membership.cluster(), membership.server_index(),
-                data_plane(*shared, membership.cluster().nodes));
+                data_plane(*shared, membership.cluster().nodes, cores()));
 
   std::mutex mutex;
   std::condition_variable changed;

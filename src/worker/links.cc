@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "transport/tcp/flow.h"
 #include "wire/credit.h"
 #include "worker/window.h"
 
@@ -30,7 +29,7 @@ Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_cont
 
 Links::~Links() = default;
 
-void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
+void Links::add_flow(uint32_t server, transport::Connection& connection) {
   if (server >= links_.size()) {
     links_.resize(server + 1);
     server_signals_.resize(server + 1, 0);
@@ -39,7 +38,7 @@ void Links::add_flow(uint32_t server, GuardedFd fd, const std::string& peer) {
   flow->server = server;
   flow->index = static_cast<uint32_t>(links_[server].flows.size());
   transport::FlowHandler& self = *this;
-  flow->flow = std::make_unique<transport::tcp::TcpFlow>(loop_, std::move(fd), self, peer);
+  flow->flow = connection.open(loop_, self, transport::Traffic::kCredit);
   flow->flow->user = flow.get();
   links_[server].flows.push_back(std::move(flow));
   links_[server].paths.emplace_back();
@@ -59,7 +58,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT16_MAX;
-  transfer.pushed_at = monotonic_now();
+  transfer.pushed_at = loop_.now();
   transfer.opened.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
@@ -197,7 +196,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
 }
 
 void Links::account(Link& link, size_t sent) {
-  const Nanos now = monotonic_now();
+  const Nanos now = loop_.now();
   if (total_outstanding_ == 0) busy_since_ = now;
   total_outstanding_ += sent;
   link.count(now);
@@ -314,7 +313,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   links_[server].streams[transfer.key.stream].outstanding -= header.segments;
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
-  const Nanos now = answered_at_ = monotonic_now();
+  const Nanos now = answered_at_ = loop_.now();
   links_[server].count(now);
   links_[server].outstanding -= header.segments;
   links_[server].answered += header.segments;
@@ -373,7 +372,7 @@ void Links::on_closed(transport::Flow& flow, const Status& why) {
 }
 
 void Links::poll_paths() {
-  const Nanos now = monotonic_now();
+  const Nanos now = loop_.now();
   Nanos queueing = 0, shortest = 0;
   int flows = 0;
   for (Link& link : links_) {

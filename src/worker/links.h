@@ -39,7 +39,7 @@ class Links : private transport::FlowHandler {
   Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed);
   ~Links() override;
 
-  void add_flow(uint32_t server, GuardedFd fd, const std::string& peer);
+  void add_flow(uint32_t server, transport::Connection& connection);
   size_t servers() const { return links_.size(); }
 
   // Pushes the transfer's runs behind what its stream has queued. Links owns a share of `keeps`,

@@ -62,7 +62,7 @@ NodeStage::Entry& NodeStage::entry(const Key& key) {
     place = std::make_shared<Entry>();
     place->task.key = key;
     place->ranks.resize(local_size_);
-    place->since = monotonic_now();
+    place->since = loop_.now();
   }
   return *place;
 }
@@ -101,7 +101,7 @@ void NodeStage::post(NodeTask task) {
 
 void NodeStage::on_message(const LocalMessage& message) {
   if (cleared_) return;
-  moved_ = monotonic_now();
+  moved_ = loop_.now();
   const Key key{message.stream, message.round, message.buffer};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
@@ -186,7 +186,7 @@ void NodeStage::work() {
       options_.nodes == 1 ? slice_done(e) : push_slice(reduced);
     }
   }
-  moved_ = monotonic_now();
+  moved_ = loop_.now();
   if (!ready_.empty()) schedule_work();
 }
 

@@ -201,7 +201,7 @@ void Partial::complete() {
     std::lock_guard lock(mutex_);
     join = ledger_.completed();
     if (join && !pushes_) payload.assign(ledger_.announced(), bytes_);
-    info_.completed_at = monotonic_now();
+    info_.completed_at = engine_.loop()->now();
     ended = info_.last;
     infos_.push_back(std::move(info_));
     info_ = {};
@@ -232,7 +232,7 @@ bool Partial::wait_for(Nanos wait) {
     loop->wake_for_tasks();  // the contribution, if a result was there before it
     return true;
   }
-  if (loop->drive(monotonic_now() + wait, has_ended)) return has_ended();
+  if (loop->drive(loop->now() + wait, has_ended)) return has_ended();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
 }

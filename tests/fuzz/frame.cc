@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/event_loop.h"
+#include "transport/epoll_loop.h"
 #include "transport/tcp/flow.h"
 
 using namespace herring;             // NOLINT: a fuzz target
@@ -64,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
   UniqueFd writer(ends[0]);
-  EventLoop loop;
+  EpollLoop loop;
   Handler handler(loop);
   tcp::TcpFlow flow(loop, GuardedFd(UniqueFd(ends[1])), handler, "fuzz");
   // In up to three portions, so that frames are cut anywhere.

@@ -21,8 +21,8 @@ using namespace herring::fuzz;     // NOLINT
 
 namespace {
 
-const transport::tcp::Credentials& credentials() {
-  static const transport::tcp::Credentials one{"secret", wire::job_id("job")};
+const transport::Credentials& credentials() {
+  static const transport::Credentials one{"secret", wire::job_id("job")};
   return one;
 }
 

@@ -10,6 +10,7 @@
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/memory_flow.h"
 #include "wire/partial.h"
+#include "transport/tcp/transport.h"
 
 using namespace herring;        // NOLINT: a fuzz target
 using namespace herring::fuzz;  // NOLINT
@@ -336,7 +337,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.proxies = 1 + in.below(2);
   options.credit_max = kSegment * in.pick<size_t>({1, 8, 128});
   options.small_bytes = 4096;
-  auto started = server::Server::start({"127.0.0.1", 0, {"secret", wire::job_id("job")}});
+  auto started = server::Server::start({"127.0.0.1", 0, {"secret", wire::job_id("job")}},
+                                       transport::tcp::transport());
   expect(started.ok());
   server::Server& server = **started;
   server.attach(cluster, 0, options);

@@ -12,6 +12,7 @@
 #include "wire/partial.h"
 #include "worker/engine.h"
 #include "worker/planned.h"
+#include "transport/tcp/transport.h"
 
 using namespace herring;          // NOLINT: a fuzz target
 using namespace herring::fuzz;    // NOLINT
@@ -146,7 +147,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (uint32_t s = 0; s < kServers; ++s) {
     int ends[2];
     expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    flows.push_back({s, GuardedFd(UniqueFd(ends[0])), "server"});
+    flows.push_back({s, transport::tcp::make_connection(GuardedFd(UniqueFd(ends[0])), "server")});
     servers.emplace_back(ends[1]);
   }
   auto bus = LocalBus::listen();
@@ -155,7 +156,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<Call> calls;
   std::vector<std::shared_ptr<Partial>> series;
   {
-    Engine engine(some_cluster(), options, std::move(*bus), std::move(flows));
+    Engine engine(some_cluster(), options, transport::tcp::transport(), std::move(*bus),
+                  std::move(flows));
     calls = submit_some(engine);
     for (const char* name : {"s", "t"}) {
       PartialOptions partial;

@@ -5,9 +5,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "transport/tcp/page_pipe.h"
@@ -15,319 +12,66 @@
 namespace herring::transport::tcp {
 namespace {
 
-// How much one flow may read before the loop looks at the others.
-constexpr size_t kReceiveBudget = 1 << 20;
-constexpr int kMaxIov = 128;
+msghdr message_of(const iovec* pieces, int count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces);
+  message.msg_iovlen = count;
+  return message;
+}
 
 }  // namespace
 
 TcpFlow::TcpFlow(EventLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer)
-    : loop_(loop), fd_(std::move(fd)), handler_(handler), peer_(std::move(peer)),
-      alive_(std::make_shared<bool>(true)) {
-  number_ = fd_.get();
-  flush_task_ = [this] {
-    flush_scheduled_ = false;
-    flush();
-  };
-  interest_ = EPOLLIN;
-  loop_.add(number_, interest_, this);
+    : StreamFlow(loop, handler, std::move(peer)),
+      fd_(std::move(fd)),
+      number_(fd_.get()),
+      interest_(EPOLLIN) {
+  loop.add(number_, interest_, this);
 }
 
 TcpFlow::~TcpFlow() {
-  *alive_ = false;
-  loop_.forget(&flush_task_);
-  if (fd_.valid()) loop_.remove(number_);
-}
-
-void TcpFlow::send(const wire::FrameHeader& header, const iovec* pieces, int count,
-                   uint64_t token) {
-  if (closed() || finishing_) return;
-  OutFrame& frame = frames_.push({});
-  frame.header = header;
-  frame.pieces = static_cast<uint32_t>(count);
-  frame.token = token;
-  frame.bytes = wire::kHeaderBytes + header.payload;
-  for (int i = 0; i < count; ++i) pieces_.push(pieces[i]);
-  backlog_ += frame.bytes;
-  schedule_flush();
-}
-
-void TcpFlow::lend(const wire::FrameHeader& header, const iovec* pieces, int count) {
-  if (closed() || finishing_) return;
-  send(header, pieces, count, 0);
-  frames_[frames_.size() - 1].lent = header.payload >= kLeastLent;
-}
-
-void TcpFlow::send_owned(wire::FrameHeader header, std::string payload) {
-  if (closed() || finishing_) return;
-  header.payload = static_cast<uint32_t>(payload.size());
-  OutFrame& frame = frames_.push({});
-  frame.header = header;
-  frame.bytes = wire::kHeaderBytes + payload.size();
-  frame.owned = std::move(payload);
-  backlog_ += frame.bytes;
-  schedule_flush();
-}
-
-void TcpFlow::schedule_flush() {
-  if (flush_scheduled_ || !writable_) return;
-  flush_scheduled_ = true;
-  loop_.at_iteration_end(&flush_task_);
-}
-
-void TcpFlow::flush() {
-  while (!closed() && !frames_.empty()) {
-    size_t wanted = 0;  // more would have been taken, if the socket had room
-    const ssize_t sent = frames_.front().lent ? write_lent() : write_gathered(&wanted);
-    ++counters_.send_calls;
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN) {
-        writable_ = false;
-        break;
-      }
-      return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
-    }
-    written(static_cast<size_t>(sent));
-    if (!closed() && static_cast<size_t>(sent) < wanted) {
-      writable_ = false;  // the socket is full: epoll tells when it is not
-      break;
-    }
-  }
-  if (closed()) return;
-  if (finishing_ && frames_.empty()) half_close();
-  update_interest();
-}
-
-// The header of a lent frame is copied, its pieces are not.
-ssize_t TcpFlow::write_lent() {
-  thread_local PagePipe pipe;
-  if (written_ < wire::kHeaderBytes) {
-    return ::send(number_, reinterpret_cast<const char*>(&frames_.front().header) + written_,
-                  wire::kHeaderBytes - written_, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
-  }
-  iovec iov[Destinations::kMaxPieces];
-  int n = 0;
-  size_t skip = written_ - wire::kHeaderBytes;
-  for (uint32_t p = 0; p < frames_.front().pieces; ++p) {
-    const size_t skipped = std::min(skip, pieces_[p].iov_len);
-    skip -= skipped;
-    if (skipped == pieces_[p].iov_len) continue;
-    iov[n++] = {static_cast<char*>(pieces_[p].iov_base) + skipped, pieces_[p].iov_len - skipped};
-  }
-  return pipe.send(number_, iov, n, frames_.size() > 1);
-}
-
-// As many frames as one call takes.
-ssize_t TcpFlow::write_gathered(size_t* wanted) {
-  iovec iov[kMaxIov];
-  int n = 0;
-  size_t skip = written_, piece = 0;
-  for (size_t f = 0; f < frames_.size() && n < kMaxIov && !frames_[f].lent; ++f) {
-    OutFrame& frame = frames_[f];
-    const auto add = [&](void* data, size_t bytes) {
-      const size_t skipped = std::min(skip, bytes);
-      skip -= skipped;
-      if (bytes == skipped || n == kMaxIov) return;
-      iov[n++] = {static_cast<char*>(data) + skipped, bytes - skipped};
-      *wanted += bytes - skipped;
-    };
-    add(&frame.header, wire::kHeaderBytes);
-    if (!frame.owned.empty()) add(frame.owned.data(), frame.owned.size());
-    for (uint32_t p = 0; p < frame.pieces; ++p, ++piece) {
-      add(pieces_[piece].iov_base, pieces_[piece].iov_len);
-    }
-  }
-  msghdr message{};
-  message.msg_iov = iov;
-  message.msg_iovlen = n;
-  return sendmsg(number_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-void TcpFlow::written(size_t bytes) {
-  counters_.bytes_sent += bytes;
-  backlog_ -= bytes;
-  written_ += bytes;
-  while (!frames_.empty() && written_ >= frames_.front().bytes) {
-    OutFrame& frame = frames_.front();
-    written_ -= frame.bytes;
-    pieces_.pop(frame.pieces);
-    frame.owned = {};
-    const uint64_t token = frame.token;
-    frames_.pop();
-    ++counters_.frames_sent;
-    if (token != 0) handler_.on_sent(*this, token);
-    if (closed()) return;
-  }
-}
-
-void TcpFlow::update_interest() {
-  const uint32_t wanted = EPOLLIN | (writable_ ? 0u : static_cast<uint32_t>(EPOLLOUT));
-  if (wanted == interest_) return;
-  interest_ = wanted;
-  loop_.modify(number_, wanted);
+  if (fd_.valid()) loop().remove(number_);
 }
 
 void TcpFlow::on_events(uint32_t events) {
-  if (events & EPOLLOUT) {
-    writable_ = true;
-    schedule_flush();  // it takes EPOLLOUT back, unless the socket is full again
-  }
-  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
+  if (events & EPOLLOUT) on_writable();
+  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable();
 }
 
-// Reads the rest of the current payload and the next header in one call: a frame costs one system
-// call when its bytes are there, and no byte is read anywhere but to its place.
-void TcpFlow::receive() {
-  size_t budget = kReceiveBudget;
-  while (!closed()) {
-    iovec iov[Destinations::kMaxPieces + 1];
-    int n = 0;
-    size_t wanted = 0;
-    if (in_payload_) {
-      for (int i = next_piece_; i < destinations_.count; ++i) {
-        iov[n++] = destinations_.pieces[i];
-        wanted += destinations_.pieces[i].iov_len;
-      }
-    }
-    const size_t header_start = in_payload_ ? 0 : header_have_;
-    static_assert(sizeof(header_) == wire::kHeaderBytes);
-    // The next header must not overwrite the current one while its payload is still coming.
-    wire::FrameHeader next;
-    char* header_into = in_payload_ ? reinterpret_cast<char*>(&next)
-                                    : reinterpret_cast<char*>(&header_) + header_start;
-    iov[n++] = {header_into, wire::kHeaderBytes - header_start};
-    wanted += wire::kHeaderBytes - header_start;
-
-    msghdr message{};
-    message.msg_iov = iov;
-    message.msg_iovlen = n;
-    const ssize_t got = recvmsg(number_, &message, MSG_DONTWAIT);
-    ++counters_.receive_calls;
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN) return;
-      return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
-    }
-    if (got == 0) {
-      return fail({Code::kPeerLost,
-                   concat("connection to ", peer_, " was closed by the other side")});
-    }
-    counters_.bytes_received += got;
-    size_t left = static_cast<size_t>(got);
-    if (in_payload_) {
-      const size_t payload_left = header_.payload - payload_have_;
-      const size_t payload_now = std::min(left, payload_left);
-      if (!consume(payload_now)) return;
-      left -= payload_now;
-      if (left > 0) {
-        header_ = next;
-        header_have_ = left;
-      }
-    } else {
-      header_have_ += left;
-    }
-    if (!in_payload_ && header_have_ == wire::kHeaderBytes && !begin_frame()) return;
-    if (static_cast<size_t>(got) < wanted) return;  // drained
-    if (static_cast<size_t>(got) >= budget) return;  // others first; epoll reports the rest
-    budget -= got;
-  }
+ssize_t TcpFlow::read(const iovec* pieces, int count) {
+  msghdr message = message_of(pieces, count);
+  return recvmsg(number_, &message, MSG_DONTWAIT);
 }
 
-bool TcpFlow::consume(size_t bytes) {
-  payload_have_ += bytes;
-  while (bytes > 0) {
-    iovec& piece = destinations_.pieces[next_piece_];
-    const size_t n = std::min(bytes, piece.iov_len);
-    piece.iov_base = static_cast<char*>(piece.iov_base) + n;
-    piece.iov_len -= n;
-    bytes -= n;
-    if (piece.iov_len == 0) ++next_piece_;
-  }
-  handler_.on_payload(*this, header_, payload_have_);
-  if (closed()) return false;
-  return payload_have_ < header_.payload || end_frame();
+ssize_t TcpFlow::write(const iovec* pieces, int count) {
+  const msghdr message = message_of(pieces, count);
+  return sendmsg(number_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-bool TcpFlow::begin_frame() {
-  if (!wire::plausible(header_)) {
-    fail({Code::kInternal, concat("malformed frame header from ", peer_)});
-    return false;
-  }
-  destinations_.count = 0;
-  next_piece_ = 0;
-  payload_have_ = 0;
-  Status status = handler_.on_header(*this, header_, destinations_);
-  if (closed()) return false;
-  if (status.ok() && header_.payload > 0) {
-    size_t total = 0;
-    for (int i = 0; i < destinations_.count; ++i) total += destinations_.pieces[i].iov_len;
-    if (total != header_.payload) {
-      status = {Code::kInternal, concat("no place for the payload of a ",
-                                        wire::name_of(header_.type), " frame from ", peer_)};
-    }
-  }
-  if (!status.ok()) {
-    fail(std::move(status));
-    return false;
-  }
-  in_payload_ = true;
-  return header_.payload > 0 || end_frame();
+ssize_t TcpFlow::write_more(const char* data, size_t bytes) {
+  return ::send(number_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
 }
 
-bool TcpFlow::end_frame() {
-  in_payload_ = false;
-  header_have_ = 0;
-  ++counters_.frames_received;
-  Status status = handler_.on_frame(*this, header_);
-  if (closed()) return false;
-  if (!status.ok()) {
-    fail(std::move(status));
-    return false;
+ssize_t TcpFlow::write_lent(iovec* pieces, int count, bool more_follows) {
+  thread_local PagePipe pipe;
+  return pipe.send(number_, pieces, count, more_follows);
+}
+
+void TcpFlow::want_writable(bool wanted) {
+  const uint32_t events = EPOLLIN | (wanted ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+  if (std::exchange(interest_, events) != events) loop().modify(number_, events);
+}
+
+bool TcpFlow::end_writing() { return shutdown(number_, SHUT_WR) == 0; }
+
+void TcpFlow::shut(bool drop) {
+  if (drop) {
+    // Or the system would go on sending lent pages, whatever is in them by then.
+    const linger at_once{1, 0};
+    setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
-  return true;
-}
-
-void TcpFlow::fail(Status why) {
-  if (closed()) return;
-  close({});
-  if (!finishing_) handler_.on_closed(*this, why);
-}
-
-void TcpFlow::close(Status why) {
-  if (closed()) return;
-  loop_.remove(number_);
+  loop().remove(number_);
   fd_.reset();
-  frames_.clear();
-  pieces_.clear();
-  backlog_ = 0;
-  if (!why.ok()) {
-    loop_.post([this, alive = alive_, why = std::move(why)] {
-      if (*alive) handler_.on_closed(*this, why);
-    });
-  }
-}
-
-void TcpFlow::abandon() {
-  if (closed()) return;
-  // Or the system would go on sending lent pages, whatever is in them by then.
-  const linger at_once{1, 0};
-  setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
-  close({});
-}
-
-void TcpFlow::finish() {
-  if (closed() || finishing_) return;
-  finishing_ = true;
-  if (frames_.empty()) return half_close();
-  schedule_flush();
-}
-
-// To close a socket while bytes come in resets the connection, and what the other side has not read
-// by then may be lost. So only our direction ends; receive() sees the other side close.
-void TcpFlow::half_close() {
-  if (std::exchange(half_closed_, true)) return;
-  if (shutdown(number_, SHUT_WR) != 0) close({});
 }
 
 PathInfo TcpFlow::path_info() const {

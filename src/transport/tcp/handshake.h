@@ -11,14 +11,10 @@
 
 #include "transport/event_loop.h"
 #include "transport/tcp/socket.h"
+#include "transport/transport.h"
 #include "wire/hello.h"
 
 namespace herring::transport::tcp {
-
-struct Credentials {
-  std::string secret;
-  wire::JobId job{};
-};
 
 // Connects, proves the secret both ways, returns the open socket. Errors name `address`.
 Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
@@ -28,9 +24,7 @@ Result<GuardedFd> connect_and_prove(const Address& address, const std::string& s
 // Accepts connections on a listening socket and hands over those that proved themselves.
 class Acceptor : public EventHandler {
  public:
-  // Called on the loop's thread with a proven connection. Returning another verdict than kAccepted
-  // refuses it; on kAccepted the peer has been told already when `then` runs.
-  using Admit = std::function<wire::Verdict(const wire::Hello&)>;
+  using Admit = Transport::Admit;
   using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
 
   // What strangers may take: connections that have not proven themselves, and time to do so.

@@ -1,4 +1,4 @@
-// Addresses and sockets for the TCP backend.
+// Sockets for the TCP backend.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,9 @@
 #include "base/clock.h"
 #include "base/fork_guard.h"
 #include "base/status.h"
+#include "transport/address.h"
 
 namespace herring::transport::tcp {
-
-struct Address {
-  std::string host;  // a name, an IPv4 or an IPv6 literal
-  uint16_t port = 0;
-  std::string to_string() const;  // brackets around IPv6
-};
-
-// "host:port", "[v6]:port"; kConfiguration naming `what` and the text otherwise.
-Result<Address> parse_address(const std::string& text, const std::string& what);
 
 // A listening socket on one local address; port 0 picks a free one. Errors name the address
 // ("port 29500 of 10.0.0.1 is in use: ...").

@@ -5,6 +5,11 @@
 
 namespace herring::transport::virtual_time {
 
+Nanos Link::duration(uint32_t bytes) const {
+  if (settings_.bits_per_second <= 0) return 0;
+  return std::llround(bytes * 8e9 / settings_.bits_per_second);
+}
+
 std::optional<Nanos> Link::send(Nanos now, uint32_t bytes) {
   Nanos start = std::max(now, free_);
   if (settings_.bits_per_second > 0) {
@@ -12,7 +17,7 @@ std::optional<Nanos> Link::send(Nanos now, uint32_t bytes) {
       ++counters_.drops;
       return std::nullopt;
     }
-    free_ = start + std::llround(bytes * 8e9 / settings_.bits_per_second);
+    free_ = start + duration(bytes);
   } else {
     free_ = start;  // behind what was accepted while there was a limit
   }
@@ -25,19 +30,19 @@ Network::Network(size_t hosts, size_t spines, uint64_t seed)
     : hosts_(hosts),
       spines_(spines),
       links_(2 * hosts + 2 * spines),
-      paths_(hosts * hosts),
-      last_(hosts * hosts),
       spine_paths_(spines),
       spine_last_(2 * spines),
       random_(seed) {}
 
 void Network::set_path(size_t source, size_t destination, PathSettings settings) {
+  if (paths_.empty()) paths_.resize(hosts_ * hosts_, all_);
   paths_[source * hosts_ + destination] = settings;
   lookahead_ = std::min(lookahead_, settings.delay);
 }
 
 void Network::set_all_paths(PathSettings settings) {
-  std::fill(paths_.begin(), paths_.end(), settings);
+  paths_.clear();
+  all_ = settings;
   lookahead_ = settings.delay;
 }
 
@@ -61,48 +66,69 @@ std::optional<Nanos> Network::travel(const PathSettings& path, Nanos now, bool s
   return there;
 }
 
+size_t Network::next_link(const Parcel& parcel) const {
+  const bool crosses = spines_ > 0 && (parcel.source ^ parcel.destination) % 2 != 0;
+  return crosses ? spine(parcel.flow % spines_, parcel.source % 2) : port(parcel.destination);
+}
+
+uint32_t Network::take_place(const Parcel& parcel) {
+  const uint32_t link = static_cast<uint32_t>(next_link(parcel));
+  if (free_.empty()) {
+    events_.push_back({parcel, link});
+    return static_cast<uint32_t>(events_.size() - 1);
+  }
+  const uint32_t place = free_.back();
+  free_.pop_back();
+  events_[place] = {parcel, link};
+  return place;
+}
+
 bool Network::enter(const Parcel& parcel, Nanos now) {
+  if (free_.empty() && events_.size() == size_t{1} << kPlaceBits) return false;  // no room at all
   auto left = links_[egress(parcel.source)].send(now, parcel.bytes);
   if (!left) return false;
-  size_t pair = parcel.source * hosts_ + parcel.destination;
-  auto there = travel(paths_[pair], *left, parcel.safe, &last_[pair]);
+  const size_t pair = parcel.source * hosts_ + parcel.destination;
+  const PathSettings& way = path(pair);
+  if (way.jitter > 0 && last_.empty()) last_.resize(hosts_ * hosts_);
+  auto there = travel(way, *left, parcel.safe, way.jitter > 0 ? &last_[pair] : nullptr);
   if (!there) return false;
-  size_t next = port(parcel.destination);
-  if (spines_ > 0 && (parcel.source ^ parcel.destination) % 2 != 0) {
-    next = spine(parcel.flow % spines_, parcel.source % 2);
-  }
-  arrivals_.push({*there, order_++, parcel, static_cast<uint32_t>(next)});
+  arrivals_.push({*there, tag(take_place(parcel))});
   return true;
 }
 
 void Network::advance(Nanos now, std::vector<uint32_t>* dropped) {
   while (!arrivals_.empty() && arrivals_.top().time <= now + lookahead_) {
-    Event event = arrivals_.top();
-    arrivals_.pop();
-    auto left = links_[event.link].send(event.time, event.parcel.bytes);
+    const TimeHeap::Entry entry = arrivals_.top();
+    const uint32_t number = place(entry);
+    Event& event = events_[number];
+    auto left = links_[event.link].send(entry.time, event.parcel.bytes);
     if (left && event.link >= 2 * hosts_) {
-      size_t direction = event.link - 2 * hosts_;
+      const size_t direction = event.link - 2 * hosts_;
       auto there = travel(spine_paths_[direction / 2], *left, event.parcel.safe,
                           &spine_last_[direction]);
       if (there) {
-        uint32_t last = static_cast<uint32_t>(port(event.parcel.destination));
-        arrivals_.push({*there, order_++, event.parcel, last});
+        event.link = static_cast<uint32_t>(port(event.parcel.destination));
+        arrivals_.replace_top({*there, tag(number)});
         continue;
       }
       left.reset();
     }
+    arrivals_.pop();
     if (left) {
-      deliveries_.push({*left, order_++, event.parcel, 0});
+      deliveries_.push({*left, tag(number)});
     } else {
       dropped->push_back(event.parcel.buffer);
+      free_.push_back(number);
     }
   }
 }
 
 std::optional<Network::Delivery> Network::deliver(Nanos now) {
   if (deliveries_.empty() || deliveries_.top().time > now) return std::nullopt;
-  Delivery delivery{deliveries_.top().parcel, deliveries_.top().time};
+  const uint32_t number = place(deliveries_.top());
+  Delivery delivery{events_[number].parcel, deliveries_.top().time};
   deliveries_.pop();
+  free_.push_back(number);
   return delivery;
 }
 
@@ -110,6 +136,16 @@ Nanos Network::next() const {
   // Nothing is delivered before it has come to its last link.
   Nanos soonest = deliveries_.empty() ? kNever : deliveries_.top().time;
   return arrivals_.empty() ? soonest : std::min(soonest, arrivals_.top().time);
+}
+
+Nanos Network::transit(const Parcel& parcel) const {
+  Nanos time = path(parcel.source * hosts_ + parcel.destination).delay;
+  time += links_[egress(parcel.source)].duration(parcel.bytes);
+  time += links_[port(parcel.destination)].duration(parcel.bytes);
+  const size_t between = next_link(parcel);
+  if (between < 2 * hosts_) return time;
+  return time + links_[between].duration(parcel.bytes) +
+         spine_paths_[(between - 2 * hosts_) / 2].delay;
 }
 
 }  // namespace herring::transport::virtual_time

@@ -9,17 +9,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
-#include <queue>
 #include <random>
 #include <vector>
 
 #include "base/clock.h"
+#include "transport/virtual/time_heap.h"
 
 namespace herring::transport::virtual_time {
-
-inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 
 struct LinkSettings {
   double bits_per_second = 0;  // 0: no limit
@@ -40,6 +37,7 @@ class Link {
   const LinkSettings& settings() const { return settings_; }
   const LinkCounters& counters() const { return counters_; }
 
+  Nanos duration(uint32_t bytes) const;
   // Returns when the last bit of a packet that comes at `now` has left; nothing if it is dropped.
   std::optional<Nanos> send(Nanos now, uint32_t bytes);
 
@@ -83,6 +81,7 @@ class Network {
   size_t spine(size_t number, size_t from) const { return 2 * hosts_ + 2 * number + from; }
 
   Link& link(size_t number) { return links_[number]; }
+  const Link& link(size_t number) const { return links_[number]; }
   void set_path(size_t source, size_t destination, PathSettings settings);
   void set_all_paths(PathSettings settings);
   void set_spine_path(size_t number, PathSettings settings);
@@ -97,21 +96,27 @@ class Network {
   // When advance() and deliver() have something to do next; kNever: nothing is on its way.
   Nanos next() const;
 
+  // How long a lone packet takes, without jitter.
+  Nanos transit(const Parcel& parcel) const;
+
   uint64_t lost() const { return lost_; }
   size_t under_way() const { return arrivals_.size() + deliveries_.size(); }
 
  private:
+  // A packet on its way, in a place that a heap's tag names: of equal times, the first to come.
   struct Event {
-    Nanos time;
-    uint64_t order;  // of equal times, the first to come
     Parcel parcel;
     uint32_t link;  // the one it comes to
-    bool operator>(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
   };
-  using Events = std::priority_queue<Event, std::vector<Event>, std::greater<>>;
+  static constexpr int kPlaceBits = 24;
 
+  uint32_t take_place(const Parcel& parcel);
+  uint64_t tag(uint32_t place) { return order_++ << kPlaceBits | place; }
+  static uint32_t place(const TimeHeap::Entry& entry) {
+    return static_cast<uint32_t>(entry.tag) & ((1u << kPlaceBits) - 1);
+  }
+  size_t next_link(const Parcel& parcel) const;
+  const PathSettings& path(size_t pair) const { return paths_.empty() ? all_ : paths_[pair]; }
   // Returns when a packet that starts at `now` is at the other end; nothing if it is lost.
   std::optional<Nanos> travel(const PathSettings& path, Nanos now, bool safe, Nanos* last);
   double uniform();
@@ -119,15 +124,18 @@ class Network {
   size_t hosts_;
   size_t spines_;
   std::vector<Link> links_;
+  PathSettings all_;                       // where paths_ is empty
   std::vector<PathSettings> paths_;        // by source and destination
-  std::vector<Nanos> last_;                // arrival of the last packet, likewise
+  std::vector<Nanos> last_;                // arrival of the last packet, likewise, with jitter
   std::vector<PathSettings> spine_paths_;  // by spine
   std::vector<Nanos> spine_last_;          // by spine and direction
   // No packet that enters from now on comes to its next link sooner than after this time: what
   // comes there within it can be decided now.
   Nanos lookahead_ = 0;
-  Events arrivals_;
-  Events deliveries_;
+  TimeHeap arrivals_;
+  TimeHeap deliveries_;
+  std::vector<Event> events_;
+  std::vector<uint32_t> free_;  // places in events_
   uint64_t order_ = 0;
   uint64_t lost_ = 0;
   std::mt19937_64 random_;

@@ -21,7 +21,7 @@ namespace herring::control::testing {
 // Generous where something must happen, short where a test waits for a time-out on purpose.
 inline constexpr Nanos kPatience = 30 * kSecond;
 
-inline transport::tcp::Credentials credentials(const std::string& secret = "a test's secret") {
+inline transport::Credentials credentials(const std::string& secret = "a test's secret") {
   return {secret, wire::job_id("test")};
 }
 
@@ -97,7 +97,7 @@ class Job {
 
  private:
   uint32_t size_, dedicated_;
-  transport::tcp::Address address_;
+  transport::Address address_;
   Member::Options options_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::mutex mutex_;

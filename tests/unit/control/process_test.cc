@@ -105,7 +105,7 @@ class Process {
 
 // One worker's whole life: joins, tells what it hears, until it is killed.
 struct Life {
-  transport::tcp::Address rendezvous;
+  transport::Address rendezvous;
   uint32_t rank = 0, size = 0;
   Nanos interval = 100 * kMillisecond, timeout = 60 * kSecond;
 

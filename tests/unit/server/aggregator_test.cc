@@ -23,7 +23,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
           for (uint32_t i = 0; i < nodes; ++i) aggregator.result_sent(slot);
-        }) {}
+        }, monotonic_now) {}
 
   wire::Open open_message(size_t bytes) {
     wire::Open open;

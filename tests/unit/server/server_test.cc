@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "fixture.h"
+#include "transport/tcp/handshake.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::server {
 namespace {
@@ -17,7 +19,7 @@ namespace {
 constexpr size_t kSegment = 1024;
 constexpr Nanos kPatience = 30 * kSecond;
 
-transport::tcp::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
+transport::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
 
 // One flow of a worker, by hand.
 class Client {
@@ -111,7 +113,7 @@ class Client {
 class ServerTest : public testing::TestWithParam<uint32_t> {
  protected:
   ServerTest() {
-    auto started = Server::start({"127.0.0.1", 0, credentials()});
+    auto started = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());
     EXPECT_TRUE(started.ok()) << started.status().to_string();
     server = std::move(*started);
     DataPlaneOptions options;
@@ -192,7 +194,7 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
     EXPECT_NE(witness.error().find("gave up on rank 0"), std::string::npos) << what;
     // A fresh server for the next one.
     server->stop();
-    auto started = Server::start({"127.0.0.1", 0, credentials()});
+    auto started = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());
     ASSERT_TRUE(started.ok());
     server = std::move(*started);
     DataPlaneOptions options;

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "transport/epoll_loop.h"
+
 namespace herring::transport::tcp {
 namespace {
 
@@ -42,7 +44,7 @@ class ConnectorTest : public testing::Test {
     return std::move(*answer);
   }
 
-  EventLoop loop_;
+  EpollLoop loop_;
   GuardedFd listener_;
   Address address_;
   std::unique_ptr<Acceptor> acceptor_;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "transport/event_loop.h"
+#include "transport/epoll_loop.h"
 
 namespace herring::transport {
 namespace {
@@ -26,7 +26,7 @@ Nanos patience() { return monotonic_now() + kPatience; }
 // A loop for drivers, with its own thread.
 class Lent : public testing::Test {
  protected:
-  Lent() : thread_([this] { loop.run("test"); }) {
+  Lent() : thread_([this] { loop.run(); }) {
     std::promise<std::thread::id> runs;
     loop.post([&] { runs.set_value(std::this_thread::get_id()); });
     own = runs.get_future().get();
@@ -36,7 +36,7 @@ class Lent : public testing::Test {
     thread_.join();
   }
 
-  EventLoop loop{EventLoop::Drivers::kWaitersToo};
+  EpollLoop loop{EpollLoop::Drivers::kWaitersToo};
   std::thread::id own;
   const std::thread::id here = std::this_thread::get_id();
 
@@ -162,7 +162,7 @@ TEST_F(Lent, StopEndsADrive) {
 }
 
 TEST(Drive, NeedsALoopThatRuns) {
-  EventLoop plain, lent(EventLoop::Drivers::kWaitersToo);
+  EpollLoop plain, lent(EpollLoop::Drivers::kWaitersToo);
   EXPECT_FALSE(plain.drive(patience(), [] { return true; }));
   EXPECT_FALSE(lent.drive(patience(), [] { return true; }));  // before run()
   bool ran = false;
@@ -174,7 +174,7 @@ TEST(Drive, NeedsALoopThatRuns) {
 
 // What they hold may hold the loop.
 TEST(Drive, TasksThatComeAfterTheEndAreDropped) {
-  EventLoop loop(EventLoop::Drivers::kWaitersToo);
+  EpollLoop loop(EpollLoop::Drivers::kWaitersToo);
   bool ran = false;
   EXPECT_TRUE(loop.post([&] { ran = true; }));
   loop.stop();

@@ -1,4 +1,4 @@
-#include "transport/event_loop.h"
+#include "transport/epoll_loop.h"
 
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -10,14 +10,14 @@
 #include <thread>
 #include <vector>
 
-#include "transport/loop_thread.h"
+#include "transport/epoll_loop.h"
 
 namespace herring::transport {
 namespace {
 
 TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
   constexpr int kThreads = 8, kTasks = 2000;
-  LoopThread thread;
+  EpollLoop thread;
   std::vector<int> next(kThreads, 0);  // touched by the loop's thread only
   bool in_order = true;
   thread.start("test");
@@ -25,7 +25,7 @@ TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
   for (int t = 0; t < kThreads; ++t) {
     posters.emplace_back([&, t] {
       for (int i = 0; i < kTasks; ++i) {
-        thread.loop().post([&, t, i] {
+        thread.post([&, t, i] {
           in_order = in_order && next[t] == i;
           ++next[t];
         });
@@ -33,13 +33,13 @@ TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
     });
   }
   for (std::thread& poster : posters) poster.join();
-  thread.stop();  // after what is queued
+  thread.join();  // after what is queued
   EXPECT_TRUE(in_order);
   for (int count : next) EXPECT_EQ(count, kTasks);
 }
 
 TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
-  EventLoop loop;
+  EpollLoop loop;
   int steps = 0;
   loop.post([&] {
     ++steps;
@@ -59,7 +59,7 @@ TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
 // Two descriptors are ready at once. Whoever is told first closes the other, whose number a new one
 // gets: what was to be said to the old one is not for the new one.
 TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
-  EventLoop loop;
+  EpollLoop loop;
   struct Replacer : EventHandler {
     void on_events(uint32_t) override {
       loop->remove(fd);
@@ -95,13 +95,13 @@ TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
 }
 
 TEST(EventLoop, StopBeforeRunEndsItAtOnce) {
-  EventLoop loop;
+  EpollLoop loop;
   loop.stop();
   loop.run();
 }
 
 TEST(EventLoop, TimersFireInTheirOrderAndNotBeforeTheirTime) {
-  EventLoop loop;
+  EpollLoop loop;
   std::vector<int> fired;
   const Nanos start = monotonic_now();
   loop.call_at(start + 30 * kMillisecond, [&] {
@@ -118,7 +118,7 @@ TEST(EventLoop, TimersFireInTheirOrderAndNotBeforeTheirTime) {
 }
 
 TEST(EventLoop, ATimerMayCancelItselfAndADueOne) {
-  EventLoop loop;
+  EpollLoop loop;
   int fired = 0;
   EventLoop::TimerId first = 0, second = 0;
   const Nanos now = monotonic_now();
@@ -135,7 +135,7 @@ TEST(EventLoop, ATimerMayCancelItselfAndADueOne) {
 }
 
 TEST(EventLoop, DeferredTasksRunOnceAtTheEndOfTheIteration) {
-  EventLoop loop;
+  EpollLoop loop;
   std::vector<std::string> order;
   EventLoop::Task second = [&] { order.push_back("deferred by deferred"); };
   EventLoop::Task forgotten = [&] { order.push_back("forgotten"); };
@@ -169,7 +169,7 @@ TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
       loop->stop();
     }
   };
-  EventLoop loop;
+  EpollLoop loop;
   int calls = 0;
   int a[2], b[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, a), 0);
@@ -191,7 +191,7 @@ TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
 }
 
 TEST(EventLoop, ManyPostsNeedFewWakeUps) {
-  EventLoop loop;
+  EpollLoop loop;
   int ran = 0;
   for (int i = 0; i < 1000; ++i) loop.post([&] { ++ran; });
   loop.stop();

@@ -1,3 +1,4 @@
+#include "transport/epoll_loop.h"
 #include "transport/tcp/flow.h"
 
 #include <gtest/gtest.h>
@@ -91,7 +92,7 @@ TEST(Flow, AnyCutOfTheByteStreamGivesTheSameFrames) {
   std::mt19937 random(3);
   for (int round = 0; round < 60; ++round) {
     auto [writer, reader] = connected_pair();
-    EventLoop loop;
+    EpollLoop loop;
     Recorder handler;
     handler.pieces = 1 + round % 4;
     TcpFlow flow(loop, std::move(reader), handler, "writer");

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "transport/loop_thread.h"
+#include "transport/epoll_loop.h"
 
 namespace herring::transport::tcp {
 namespace {
@@ -33,7 +33,7 @@ class Door {
     auto listener = listen_on({"127.0.0.1", 0}, 4096);
     EXPECT_TRUE(listener.ok());
     acceptor_ = std::make_unique<Acceptor>(
-        thread_.loop(), std::move(*listener), std::move(credentials),
+        thread_, std::move(*listener), std::move(credentials),
         [this](const wire::Hello& hello) {
           return hello.rank == 13 ? Verdict::kUnexpected : Verdict::kAccepted;
         },
@@ -51,10 +51,10 @@ class Door {
     });
     thread_.start("test");
   }
-  ~Door() { thread_.stop(); }
+  ~Door() { thread_.join(); }
 
   const Address& address() const { return acceptor_->address(); }
-  EventLoop& loop() { return thread_.loop(); }
+  EventLoop& loop() { return thread_; }
   bool wait(size_t accepted, size_t refused) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(30), [&] {
@@ -68,7 +68,7 @@ class Door {
   std::vector<std::pair<GuardedFd, wire::Hello>>& accepted() { return accepted_; }
 
  private:
-  LoopThread thread_;
+  EpollLoop thread_;
   std::unique_ptr<Acceptor> acceptor_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -385,21 +385,21 @@ TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
   auto listener = listen_on({"127.0.0.1", 0}, 8);
   ASSERT_TRUE(listener.ok());
   const Address address = *local_address(listener->get());
-  LoopThread thread;
+  EpollLoop thread;
   std::unique_ptr<Acceptor> acceptor;
   std::thread server([&] {
     pollfd waiting{listener->get(), POLLIN, 0};
     poll(&waiting, 1, 30000);
     UniqueFd(accept(listener->get(), nullptr, nullptr)).reset();
     acceptor = std::make_unique<Acceptor>(
-        thread.loop(), std::move(*listener), kGood,
+        thread, std::move(*listener), kGood,
         [](const wire::Hello&) { return Verdict::kAccepted; },
         [](GuardedFd, const wire::Hello&, const Address&) {});
     thread.start("test");
   });
   EXPECT_TRUE(connect_and_prove(address, "", {}, kGood, soon()).ok());
   server.join();
-  thread.stop();
+  thread.join();
 }
 
 // Without a free descriptor the acceptor waits, instead of being woken by the same connection again

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/epoll_loop.h"
 #include "transport/tcp/flow.h"
 #include "transport/tcp/socket.h"
 
@@ -136,7 +137,7 @@ struct Pair {
     ASSERT_FALSE(timed_out);
   }
 
-  EventLoop loop;
+  EpollLoop loop;
   Recorder client_handler, server_handler;
   std::unique_ptr<TcpFlow> client, server;
   bool timed_out = false;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "../transport/pair.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::worker {
 namespace {
@@ -82,7 +83,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     for (uint32_t s = 0; s < weights.size(); ++s) {
       auto [near, far] = connected_pair();
       servers.push_back(std::make_unique<Server>(loop, std::move(far)));
-      links->add_flow(s, std::move(near), "server");
+      links->add_flow(s, *transport::tcp::make_connection(std::move(near), "server"));
     }
     data.resize(96 * kSegment);
     std::iota(data.begin(), data.end(), 0);
@@ -113,7 +114,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     loop.post([this, then, now, turns] { when_quiet(then, now, turns); });
   }
 
-  EventLoop loop;
+  transport::EpollLoop loop;
   std::vector<std::unique_ptr<Server>> servers;
   std::unique_ptr<Links> links;
   std::string data, expected;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../transport/pair.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::worker {
 namespace {
@@ -85,7 +86,7 @@ class NodeStageTest : public ::testing::Test {
       if (nodes > 1) {
         auto [near, far] = transport::tcp::testing::connected_pair();
         rank.server = std::make_unique<Server>(loop, std::move(far), 5);
-        rank.links->add_flow(0, std::move(near), "server");
+        rank.links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
       }
       NodeStage::Options stage;
       stage.nodes = nodes;
@@ -138,7 +139,7 @@ class NodeStageTest : public ::testing::Test {
     loop.run();
   }
 
-  EventLoop loop;
+  transport::EpollLoop loop;
   std::vector<Rank> ranks;
 };
 

@@ -1,0 +1,20 @@
+// Where a process listens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+
+namespace herring::transport {
+
+struct Address {
+  std::string host;  // a name, an IPv4 or an IPv6 literal
+  uint16_t port = 0;
+  std::string to_string() const;  // brackets around IPv6
+};
+
+// "host:port", "[v6]:port"; kConfiguration naming `what` and the text otherwise.
+Result<Address> parse_address(const std::string& text, const std::string& what);
+
+}  // namespace herring::transport

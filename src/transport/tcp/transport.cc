@@ -1,0 +1,114 @@
+#include "transport/tcp/transport.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "transport/epoll_loop.h"
+#include "transport/tcp/connector.h"
+#include "transport/tcp/flow.h"
+#include "transport/tcp/handshake.h"
+
+namespace herring::transport::tcp {
+namespace {
+
+constexpr int kBacklog = 1024;
+// What the system takes of a schedule's step beyond what is on its way: what waits in the socket of
+// one flow would leave together with what goes to others later.
+constexpr int kMostUnsent = 128 << 10;
+
+class TcpConnection final : public Connection {
+ public:
+  TcpConnection(GuardedFd fd, std::string peer) : fd_(std::move(fd)), peer_(std::move(peer)) {}
+
+  std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) override {
+    switch (traffic) {
+      case Traffic::kCredit: break;
+      case Traffic::kSchedule:
+        setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
+        // A schedule's flow rests for whole steps, and shares the link with its neighbours where one
+        // step meets the next: with BBR, a butterfly's steps were measured not to fill the link.
+        avoid_bbr(fd_.get());
+        break;
+      case Traffic::kControl: repeat_steadily(fd_.get()); break;
+    }
+    return std::make_unique<TcpFlow>(loop, std::move(fd_), handler, std::move(peer_));
+  }
+
+ private:
+  GuardedFd fd_;
+  std::string peer_;
+};
+
+class TcpListener final : public Listener {
+ public:
+  TcpListener(EventLoop& loop, GuardedFd socket, Credentials credentials, Transport::Admit admit,
+              Transport::Accepted accepted)
+      : acceptor_(loop, std::move(socket), std::move(credentials), std::move(admit),
+                  [accepted = std::move(accepted)](GuardedFd fd, const wire::Hello& hello,
+                                                   const Address& peer) {
+                    accepted(make_connection(std::move(fd), peer.to_string()), hello, peer);
+                  }) {}
+  const Address& address() const override { return acceptor_.address(); }
+  void close() override { acceptor_.close(); }
+
+ private:
+  Acceptor acceptor_;
+};
+
+class TcpConnecting final : public Connecting {
+ public:
+  TcpConnecting(EventLoop& loop, const Address& address, const std::string& source,
+                const wire::Hello& hello, const Credentials& credentials, Nanos patience,
+                Transport::Connected connected)
+      : connector_(loop, address, source, hello, credentials, patience,
+                   [connected = std::move(connected),
+                    peer = address.to_string()](Result<GuardedFd> fd) {
+                     // The callback may destroy this function with everything in it.
+                     const auto then = connected;
+                     if (!fd.ok()) return then(fd.status());
+                     then(make_connection(std::move(*fd), peer));
+                   }) {}
+
+ private:
+  Connector connector_;
+};
+
+}  // namespace
+
+std::unique_ptr<Connection> make_connection(GuardedFd fd, std::string peer) {
+  return std::make_unique<TcpConnection>(std::move(fd), std::move(peer));
+}
+
+TcpTransport& transport() {
+  static TcpTransport one;
+  return one;
+}
+
+std::shared_ptr<EventLoop> TcpTransport::make_loop(bool lends) {
+  return std::make_shared<EpollLoop>(lends ? EpollLoop::Drivers::kWaitersToo
+                                           : EpollLoop::Drivers::kOwnThread);
+}
+
+Result<std::unique_ptr<Listener>> TcpTransport::listen(EventLoop& loop, const Address& address,
+                                                       Credentials credentials, Admit admit,
+                                                       Accepted accepted) {
+  auto socket = listen_on(address, kBacklog);
+  if (!socket.ok()) return socket.status();
+  return std::unique_ptr<Listener>(
+      std::make_unique<TcpListener>(loop, std::move(*socket), std::move(credentials),
+                                    std::move(admit), std::move(accepted)));
+}
+
+std::unique_ptr<Connecting> TcpTransport::connect(EventLoop& loop, const Address& address,
+                                                  const std::string& source,
+                                                  const wire::Hello& hello,
+                                                  const Credentials& credentials, Nanos patience,
+                                                  Connected connected) {
+  return std::make_unique<TcpConnecting>(loop, address, source, hello, credentials, patience,
+                                         std::move(connected));
+}
+
+}  // namespace herring::transport::tcp

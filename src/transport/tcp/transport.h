@@ -1,0 +1,30 @@
+// Flows over TCP connections of the system's, on epoll loops.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/fork_guard.h"
+#include "transport/transport.h"
+
+namespace herring::transport::tcp {
+
+class TcpTransport final : public Transport {
+ public:
+  std::shared_ptr<EventLoop> make_loop(bool lends) override;
+  Result<std::unique_ptr<Listener>> listen(EventLoop& loop, const Address& address,
+                                           Credentials credentials, Admit admit,
+                                           Accepted accepted) override;
+  std::unique_ptr<Connecting> connect(EventLoop& loop, const Address& address,
+                                      const std::string& source, const wire::Hello& hello,
+                                      const Credentials& credentials, Nanos patience,
+                                      Connected connected) override;
+};
+
+// The one of this process; it has no state.
+TcpTransport& transport();
+
+// A connected, proven, non-blocking socket; `peer` names the other side in messages.
+std::unique_ptr<Connection> make_connection(GuardedFd fd, std::string peer);
+
+}  // namespace herring::transport::tcp

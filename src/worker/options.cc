@@ -1,0 +1,62 @@
+#include "worker/options.h"
+
+#include <algorithm>
+
+namespace herring::worker {
+namespace {
+
+// What all ranks and servers must have alike: rank 0's values travel with the cluster.
+constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
+                                   "credit_max",    "small_bytes",  "server_weights",
+                                   "proxies",       "flows",        "buffer_bytes"};
+
+}  // namespace
+
+control::Settings shared_settings(const Settings& settings) {
+  control::Settings shared;
+  for (const char* name : kShared) shared[name] = settings.text(name);
+  return shared;
+}
+
+Result<Settings> adopt(const control::Settings& shared) {
+  std::map<std::string, std::string> overrides(shared.begin(), shared.end());
+  return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
+}
+
+server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes, uint32_t cores) {
+  server::DataPlaneOptions options;
+  const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
+  options.proxies = asked != 0 ? asked : std::clamp(std::min((nodes + 7) / 8, cores / 2), 1u, 16u);
+  options.segment_bytes = settings.get_bytes("segment_bytes");
+  options.frame_max = settings.get_bytes("frame_max");
+  options.credit = settings.get_bytes("credit");
+  options.credit_max = settings.get_bytes("credit_max");
+  options.small_bytes = settings.get_bytes("small_bytes");
+  options.flows = static_cast<uint32_t>(settings.get_int("flows"));
+  return options;
+}
+
+EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
+                             const server::DataPlaneOptions& plane, const Settings& shared) {
+  EngineOptions engine;
+  engine.rank = rank;
+  engine.links.segment_bytes = plane.segment_bytes;
+  engine.links.frame_max = plane.frame_max;
+  engine.links.credit_initial = plane.credit_segments(plane.credit);
+  engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
+  engine.links.credit_fixed = plane.credit != 0;
+  engine.links.steers = rank == 0;
+  for (const control::ServerInfo& server : cluster.servers) {
+    engine.links.weights.push_back(server.weight);
+  }
+  engine.links.first_server = static_cast<uint32_t>(
+      uint64_t{cluster.workers[rank].node} * cluster.servers.size() / cluster.nodes);
+  engine.mesh.rank = rank;
+  engine.mesh.size = cluster.size;
+  engine.mesh.epoch = cluster.epoch;
+  engine.small_bytes = plane.small_bytes;
+  engine.buffer_bytes = shared.get_bytes("buffer_bytes");
+  return engine;
+}
+
+}  // namespace herring::worker
