@@ -67,9 +67,11 @@ def test_bert_in_other_sizes_is_like_the_one_that_was_measured() -> None:
 
 def test_unknown_models_are_named() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"'bart' is not known; there are resnet-50, .*gpt-2"
+        ConfigurationError, match=r"'bart' is not known.*; there are resnet-50, .*gpt-2"
     ):
         catalogue.gradients("bart")
+    with pytest.raises(ConfigurationError, match=r"'GPT2-xl' is not known \(perhaps gpt-2-xl\?\)"):
+        catalogue.gradients("GPT2-xl")
 
 
 def test_gradients_of_a_layer_come_when_its_work_is_done() -> None:

@@ -233,7 +233,7 @@ def test_the_catalogue_is_listed(capsys) -> None:
     [
         ("", "give one of --model NAME and --size BYTES"),
         ("--model gpt-2 --size 1M", "--model gpt-2 and --size 1M: give one of"),
-        ("--model gpt-5", "--model 'gpt-5' is not known; there are resnet-50"),
+        ("--model gpt-5", "--model 'gpt-5' is not known (perhaps gpt-2?); there are resnet-50"),
         ("--size 1X", "--size: '1X' is not a size"),
         ("--size 4", "--size 4: from 64 bytes"),
         ("--size 1M --nodes -3", "--nodes is -3; it is from 1 to 100000"),

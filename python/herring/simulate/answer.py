@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from herring import models
 from herring.errors import ConfigurationError
 from herring.simulate.catalogue import Gradient
-from herring.simulate.network import Herring, Network, peer_seconds
+from herring.simulate.network import PEERS, Herring, Network, peer_seconds
 from herring.simulate.options import DTYPES
 from herring.simulate.timeline import (
     Buffer,
@@ -19,7 +19,7 @@ from herring.simulate.timeline import (
     play,
 )
 
-__all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step"]
+__all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step", "peer_steps"]
 
 # Buffers that all-reduces are given to choose from besides Herring's: what torch's
 # DistributedDataParallel and Horovod take by default, and all gradients at once after the backward
@@ -137,6 +137,7 @@ class Best:
       tried: answers for numbers of servers, in ascending order.
       by_time: the fewest that bring the shortest step, to half a percent: the noise.
       by_cost: those with the cheapest step; None: without prices.
+      peers: seconds of a step with each of `PEERS`, models.
       shallow, deep: the answer that was asked for, if switch ports held an eighth, or eight times
         as much: that is seldom known; None: a single node has no port.
     """
@@ -144,6 +145,7 @@ class Best:
     tried: tuple[Answer, ...]
     by_time: Answer
     by_cost: Answer | None
+    peers: dict[str, float]
     shallow: Answer | None = None
     deep: Answer | None = None
 
@@ -224,6 +226,12 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
     )
 
 
+def peer_steps(found: Answer) -> dict[str, float]:
+    """Returns how long steps take with each of `PEERS` on the network of an answer."""
+    headers = found.herring.headers if found.herring else 1.0
+    return {name: peer_step(name, found.job, found.network, headers) for name in PEERS}
+
+
 def best_servers(
     job: Job,
     network: Network,
@@ -255,7 +263,8 @@ def best_servers(
         less = max(network.buffer / _BUFFERS, network.mtu)
         shallow = answer(job, dataclasses.replace(network, buffer=less))
         deep = answer(job, dataclasses.replace(network, buffer=network.buffer * _BUFFERS))
-    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices), shallow, deep)
+    peers = peer_steps(next(each for each in tried if each.network.servers == network.servers))
+    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices), peers, shallow, deep)
 
 
 def _fewest(tried: Sequence[Answer]) -> Answer:

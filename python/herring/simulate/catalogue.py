@@ -11,6 +11,7 @@ gradient is complete at the second use. BERT's moments follow what was measured:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Sequence
 
@@ -75,9 +76,10 @@ def gradients(name: str) -> list[Gradient]:
       ConfigurationError: there is no model of that name; names those there are.
     """
     if name not in MODELS:
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), MODELS, 1)
         raise ConfigurationError(
-            f"--model {name!r} is not known; there are {', '.join(MODELS)}; for others give their "
-            "gradients' bytes by --size"
+            f"--model {name!r} is not known{f' (perhaps {near[0]}?)' if near else ''}; there are "
+            f"{', '.join(MODELS)}; for others give their gradients' bytes by --size"
         )
     return MODELS[name].make()
 

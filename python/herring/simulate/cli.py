@@ -54,7 +54,7 @@ def handle(options: argparse.Namespace) -> int:
         answers = [each for each in best.tried if each.network.servers == network.servers]
         found = servers_table(best, prices)
     progress.clear()
-    lines = assumptions(answers, source, prices, sweep is not None)
+    lines = assumptions(answers, source, prices)
     found = dataclasses.replace(found, notes=lines)
     if options.json:
         print(json.dumps(document(answers, prices, None if sweep else best, lines), indent=1))

@@ -26,7 +26,7 @@ PEERS = ("ring", "butterfly", "tree", "hierarchical")
 _NODES_PER_PROXY = 8  # docs/architecture.md
 _MOST_PROXIES = 16
 # Rounds that are run, and seconds at least: the last are looked at, when the window is found.
-_ROUNDS, _SECONDS = 25, 3.0
+_ROUNDS, _SECONDS = 25, 5.0
 _LAST = 10
 _COSTS = tuple(field.name for field in dataclasses.fields(Costs))
 

@@ -119,10 +119,13 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
                 f"by price: {1000 * price:.4g} for 1,000 steps",
             )
         )
+    for name, seconds in best.peers.items():
+        text = "all-reduces without servers: models, see below" if name == PEERS[0] else ""
+        rows.append((name, _duration(seconds), text))
     for other in filter(None, (best.shallow, best.deep)):
         text = f"if switch ports hold {_bytes(other.network.buffer)}: {other.binds}"
         rows.append(("", _duration(other.timeline.seconds), text))
-    lines += [f"{name:15}{value:15}{text}" for name, value, text in rows]
+    lines += [f"{name:15}{value:15}{text}".rstrip() for name, value, text in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -161,16 +164,13 @@ def servers_table(best: Best, prices: Prices | None) -> Table:
     return Table("simulate-servers", f"{first.job.name} on {nodes}: servers", rows, chart, [])
 
 
-def assumptions(
-    answers: Sequence[Answer], source: str, prices: Prices | None, with_peers: bool
-) -> list[str]:
+def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -> list[str]:
     """What the answers rest on, a line for each thing that matters.
 
     Args:
       answers: that are shown.
       source: of the costs of processors.
       prices: whether there are some.
-      with_peers: classic all-reduces are shown too.
     """
     first = answers[0]
     network, job = first.network, first.job
@@ -208,13 +208,12 @@ def assumptions(
         )
     else:
         lines.append("all workers are equally fast: nobody waits for a slow one (--late)")
-    if with_peers:
-        lines.append(
-            f"{', '.join(PEERS)} are models: links, headers, processors and latency as above; no "
-            "losses, no full buffers, the tree goes level by level; buffers of 25 MiB, 64 MiB or "
-            "all at once, whichever is best for each; the ring runs over all workers, the others "
-            "over nodes"
-        )
+    lines.append(
+        f"{', '.join(PEERS)} are models: links, headers, processors and latency as above, but no "
+        "losses and no full buffers, and the tree goes level by level; buffers of 25 MiB, 64 MiB "
+        "or all at once, whichever is best for each; the ring runs over all workers, the others "
+        "over nodes (hierarchical: a ring of these)"
+    )
     if prices:
         lines.append(f"prices per hour: {prices.node:g} a node, {prices.server:g} a server")
     return lines
@@ -228,6 +227,7 @@ def document(
     if best:
         result["best_servers_by_time"] = best.by_time.network.servers
         result["best_servers_by_price"] = best.by_cost.network.servers if best.by_cost else None
+        result["peers_step_seconds"] = best.peers
         result["tried"] = [_one(each, prices) for each in best.tried]
     return {**result, "assumed": list(lines)}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.lab.units import parse_loss, parse_rate, parse_seconds
-from herring.simulate.answer import Answer, Job, Prices, answer, peer_step
+from herring.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring.simulate.network import PEERS, Network
 from herring.study.experiments import Chart, Table
 
@@ -171,9 +171,7 @@ def table(
         row["binds"] = found.binds
         if prices:
             row["price_per_1000_steps"] = 1000 * prices.of_step(here, found.timeline.seconds)
-        headers = found.herring.headers if found.herring else 1.0
-        for name in PEERS:
-            row[f"model_{name}_seconds"] = peer_step(name, job, here, headers)
+        row |= {f"model_{name}_seconds": seconds for name, seconds in peer_steps(found).items()}
         row["model_limit_seconds"] = found.limit_step
         rows.append(row)
     fixed = _fixed(network, sweep.kind)
