@@ -197,7 +197,8 @@ def test_a_scenario_has_the_hosts_that_a_job_has() -> None:
     # A core for each worker's engine, and for each proxy: one for up to 8 nodes, 16 at most.
     cores = [Network(n, 4, n).server_costs.cores for n in (2, 8, 9, 64, 12500)]
     assert cores == [1, 1, 2, 8, 16]
-    assert Network(8, 4).node_costs.cores == 4
+    assert Network(8, 4, 8).node_costs.cores == 4
+    assert Network(9, 4, 8).node_costs.cores == 6  # of a colocated server's proxies too
 
 
 def test_the_slowest_of_more_nodes_is_later() -> None:

@@ -106,15 +106,20 @@ class Network:
         return models.lateness(self.nodes, self.late)
 
     @property
+    def proxies(self) -> int:
+        """Of each server, at least with the cores that so many take."""
+        return min(-(-self.nodes // _NODES_PER_PROXY), _MOST_PROXIES)
+
+    @property
     def node_costs(self) -> Costs:
-        """What a node's processors take."""
-        return dataclasses.replace(self.costs, cores=self.costs.cores or float(self.workers))
+        """What a node's processors take: of its workers, and of a colocated server."""
+        threads = self.workers + (self.proxies if self.servers < self.nodes else 0)
+        return dataclasses.replace(self.costs, cores=self.costs.cores or float(threads))
 
     @property
     def server_costs(self) -> Costs:
-        """What a server's processors take."""
-        proxies = min(-(-self.nodes // _NODES_PER_PROXY), _MOST_PROXIES)
-        return dataclasses.replace(self.costs, cores=self.costs.cores or float(proxies))
+        """What a dedicated server's processors take."""
+        return dataclasses.replace(self.costs, cores=self.costs.cores or float(self.proxies))
 
     def with_servers(self, servers: int) -> Network:
         """Returns the same with another number of dedicated servers."""
@@ -217,10 +222,10 @@ def peer_seconds(name: str, network: Network, size: float, headers: float) -> fl
       processors manage where that is less (frames of 256 KiB), and half a round trip and a
       wake-up for each message. Losses and full switch buffers are left out.
     """
-    costs = network.node_costs
+    costs = network.costs
     frame = coarse.Scenario.frame_max
     # A byte is sent, and another one received.
-    processor = 2 * (costs.byte + costs.frame / frame) / costs.cores
+    processor = 2 * (costs.byte + costs.frame / frame) / (costs.cores or network.workers)
     pace = max(headers / network.bandwidth, processor)
     latency = network.rtt / 2 + costs.wakeup
     hosts = network.nodes * network.workers if name == "ring" else network.nodes
