@@ -83,6 +83,7 @@ class Job {
   double uniform() { return std::uniform_real_distribution<double>()(random_); }
   double most_of(double servers, double trials, double mean);
   double window_bytes() const;
+  double queued(size_t s) const;
 
   const Scenario& scenario_;
   const Pace pace_;
@@ -122,6 +123,12 @@ double Job::window_bytes() const {
   return bytes / scenario_.hosts[0].workers;
 }
 
+// How long packets wait, there and back, beyond what a response takes. Ports hold no more.
+double Job::queued(size_t s) const {
+  const Chain& chain = state_.chains[s];
+  return std::clamp(turns_.turn[s] - chain.response, 0.0, 2 * chain.queue);
+}
+
 // As Links does for each frame of results.
 void Job::answer(double bytes, double busy, double outstanding) {
   pending_bytes_ += bytes;
@@ -152,7 +159,7 @@ void Job::poll() {
   for (size_t s = 0; s < shapes.size(); ++s) {
     const Chain& chain = state_.chains[s];
     // What waits beyond the response that no other turn is in the way of waits half on each way.
-    const double waits = chain.queueing + std::max(turns_.turn[s] - chain.response, 0.0) / 2;
+    const double waits = chain.queueing + queued(s) / 2;
     const double noise = scenario_.noise * (normal() * waits + std::abs(normal()) * shapes[s].rtt);
     queueing += shapes[s].servers * std::max(waits + noise, 0.0);
     shortest += shapes[s].servers * shapes[s].rtt;
@@ -233,15 +240,15 @@ double Job::advance(size_t s, double span) {
   const double turn = turns_.turn[s];
   const double running = shape.servers - static_cast<double>(group.stopped);
   // What waits in queues is worked off while a recovery lasts.
-  const double slack = std::max(turn - chain.response, 0.0);
-  const double timeout = kTimeout + shape.rtt + slack / 2 - slack;
-  const double recovery = shape.rtt + chain.queueing + slack / 2 - slack;
+  const double slack = queued(s);
+  const double timeout = kTimeout + shape.rtt - slack / 2;
+  const double recovery = shape.rtt + chain.queueing - slack / 2;
   double idle = hold_up(group, shape, chain.timeout / turn, span, timeout, &group.timeouts);
   idle += hold_up(group, shape, chain.recovery / turn, span, recovery, &group.recoveries);
   const double ran = std::max(running * span - idle, 0.0) * pace_factor_;
   const double turns = ran / turn;
   group.turns += turns / shape.servers;
-  const double lost = turns * (chain.lost + chain.dropped);
+  const double lost = turns * chain.lost;
   if (lost > 0) {
     const auto packets = std::poisson_distribution<uint64_t>(std::min(lost, 1e12))(random_);
     losses_ += packets;
@@ -350,7 +357,7 @@ double Job::tail(size_t s) {
   const Shape& shape = pace_.shapes()[s];
   const Chain& chain = state_.chains[s];
   if (shape.servers < 2 || pace_.balanced()) return 0;
-  const double slack = std::max(turns_.turn[s] - chain.response, 0.0);
+  const double slack = queued(s);
   const double timeout = kTimeout + shape.rtt - slack / 2;
   const double recovery = std::max(shape.rtt + chain.queueing - slack / 2, 0.0);
   const double mean_timeouts = group.timeouts / shape.servers;
