@@ -18,6 +18,7 @@ constexpr double kTimeout = 0.2;     // least retransmission time-out, beyond th
 constexpr double kPoll = 0.05;       // between two looks at what the paths say (engine.cc)
 constexpr double kStretch = 0.01;    // of time, in which the pace is the same
 constexpr double kFinest = 250e-6;   // results of less than this are counted together
+constexpr double kGrains = 16;       // into which the time that something is held up is cut
 constexpr uint64_t kMostRounds = 1'000'000;
 constexpr uint64_t kMostSteps = 200'000'000;
 
@@ -223,11 +224,17 @@ double Job::hold_up(Group& group, const Shape& shape, double rate, double span, 
   if (hit == 0) return 0;
   const double before = rate * span < 1e-6 ? span / 2
                                            : 1 / rate - span / std::expm1(rate * span);
-  const double until = now_ + before + time;
+  // To the nearest of a few moments: else each would make a step of its own.
+  const double grain = time / kGrains;
+  const double until = std::max(std::round((now_ + before + time) / grain) * grain, now_ + grain);
   group.stopped += hit;
   const auto at = std::find_if(group.held.begin(), group.held.end(),
                                [&](const Held& held) { return held.until > until; });
-  group.held.insert(at, {until, hit});
+  if (at != group.held.begin() && std::prev(at)->until == until) {
+    std::prev(at)->servers += hit;
+  } else {
+    group.held.insert(at, {until, hit});
+  }
   *count += static_cast<double>(hit);
   return static_cast<double>(hit) * (span - before);
 }
@@ -272,13 +279,12 @@ void Job::release() {
       group.held.pop_front();
     }
   }
-  bool any = false, all = true;
+  bool any = false;
   std::vector<double> active;
   for (size_t s = 0; s < groups_.size(); ++s) {
     const Group& group = groups_[s];
     const bool runs = !group.finished && now_ >= group.begins;
     any |= runs && group.stopped > 0;
-    all &= !group.finished;
     active.push_back(runs ? 1 - static_cast<double>(group.stopped) / pace_.shapes()[s].servers
                           : 0.0);
   }
@@ -287,17 +293,6 @@ void Job::release() {
   if (active != active_) {
     active_ = active;
     turns_ = pace_.turns(state_, active_);
-    if (pace_.balanced() && all) {
-      double slowest = 0;
-      for (size_t s = 0; s < groups_.size(); ++s) {
-        slowest = std::max(slowest, turns_.turn[s] * pace_.shapes()[s].bytes /
-                                        (state_.chains[s].frames * state_.chains[s].frame));
-      }
-      for (size_t s = 0; s < groups_.size(); ++s) {
-        turns_.turn[s] = slowest / pace_.shapes()[s].bytes * state_.chains[s].frames *
-                         state_.chains[s].frame;
-      }
-    }
   }
 }
 

@@ -283,6 +283,35 @@ void Pace::lose(State& state) const {
   }
 }
 
+// None gets ahead: all go through a round at one pace, which the first limit sets that is met.
+Turns Pace::together(const State& state) const {
+  Turns turns;
+  double slowest = 0;  // seconds of a round
+  const auto limit = [&](double seconds, Bound bound) {
+    if (seconds <= slowest) return;
+    slowest = seconds;
+    turns.bound = bound;
+  };
+  std::vector<double> sets;  // of a window's frames at each server in a round
+  for (size_t s = 0; s < shapes_.size(); ++s) {
+    const Chain& chain = state.chains[s];
+    sets.push_back(shapes_[s].bytes / (shapes_[s].lanes * chain.frame));
+    limit(sets[s] * chain.set, chain.bound);
+    limit(sets[s] / chain.frames * chain.response, Bound::kLatency);
+  }
+  for (const Resource& resource : state.resources) {
+    double load = 0;
+    for (size_t s = 0; s < shapes_.size(); ++s) {
+      load += shapes_[s].servers * resource.per_set[s] * sets[s];
+    }
+    limit(load, resource.bound);
+  }
+  for (size_t s = 0; s < shapes_.size(); ++s) {
+    turns.turn.push_back(slowest * state.chains[s].frames / sets[s]);
+  }
+  return turns;
+}
+
 // What a shared resource cannot take waits before it, in all chains alike: the wait is as long as
 // it must be for the rest to fit.
 Turns Pace::turns(const State& state, const std::vector<double>& active) const {
@@ -298,6 +327,7 @@ Turns Pace::turns(const State& state, const std::vector<double>& active) const {
     }
     return all;
   };
+  if (balanced_) return together(state);
   Turns turns;
   double wait = 0;
   for (const Resource& resource : state.resources) {

@@ -91,6 +91,7 @@ class Pace {
  private:
   void add_link(State& state, const HostClass& host, size_t host_index, bool up) const;
   void add_processors(State& state) const;
+  Turns together(const State& state) const;
   void fill(Chain& chain, const Shape& shape, const ServerClass& server) const;
   Overrun overrun(double bytes, double flows, double room, double mtu) const;
   void lose(State& state) const;
