@@ -18,6 +18,7 @@ constexpr double kTimeout = 0.2;     // least retransmission time-out, beyond th
 constexpr double kPoll = 0.05;       // between two looks at what the paths say (engine.cc)
 constexpr double kStretch = 0.01;    // of time, in which the pace is the same
 constexpr double kFinest = 250e-6;   // results of less than this are counted together
+constexpr double kGrains = 16;       // into which the time that something is held up is cut
 constexpr uint64_t kMostRounds = 1'000'000;
 constexpr uint64_t kMostSteps = 200'000'000;
 
@@ -83,6 +84,7 @@ class Job {
   double uniform() { return std::uniform_real_distribution<double>()(random_); }
   double most_of(double servers, double trials, double mean);
   double window_bytes() const;
+  double queued(size_t s) const;
 
   const Scenario& scenario_;
   const Pace pace_;
@@ -122,6 +124,12 @@ double Job::window_bytes() const {
   return bytes / scenario_.hosts[0].workers;
 }
 
+// How long packets wait, there and back, beyond what a response takes. Ports hold no more.
+double Job::queued(size_t s) const {
+  const Chain& chain = state_.chains[s];
+  return std::clamp(turns_.turn[s] - chain.response, 0.0, 2 * chain.queue);
+}
+
 // As Links does for each frame of results.
 void Job::answer(double bytes, double busy, double outstanding) {
   pending_bytes_ += bytes;
@@ -152,7 +160,7 @@ void Job::poll() {
   for (size_t s = 0; s < shapes.size(); ++s) {
     const Chain& chain = state_.chains[s];
     // What waits beyond the response that no other turn is in the way of waits half on each way.
-    const double waits = chain.queueing + std::max(turns_.turn[s] - chain.response, 0.0) / 2;
+    const double waits = chain.queueing + queued(s) / 2;
     const double noise = scenario_.noise * (normal() * waits + std::abs(normal()) * shapes[s].rtt);
     queueing += shapes[s].servers * std::max(waits + noise, 0.0);
     shortest += shapes[s].servers * shapes[s].rtt;
@@ -216,11 +224,17 @@ double Job::hold_up(Group& group, const Shape& shape, double rate, double span, 
   if (hit == 0) return 0;
   const double before = rate * span < 1e-6 ? span / 2
                                            : 1 / rate - span / std::expm1(rate * span);
-  const double until = now_ + before + time;
+  // To the nearest of a few moments: else each would make a step of its own.
+  const double grain = time / kGrains;
+  const double until = std::max(std::round((now_ + before + time) / grain) * grain, now_ + grain);
   group.stopped += hit;
   const auto at = std::find_if(group.held.begin(), group.held.end(),
                                [&](const Held& held) { return held.until > until; });
-  group.held.insert(at, {until, hit});
+  if (at != group.held.begin() && std::prev(at)->until == until) {
+    std::prev(at)->servers += hit;
+  } else {
+    group.held.insert(at, {until, hit});
+  }
   *count += static_cast<double>(hit);
   return static_cast<double>(hit) * (span - before);
 }
@@ -233,15 +247,15 @@ double Job::advance(size_t s, double span) {
   const double turn = turns_.turn[s];
   const double running = shape.servers - static_cast<double>(group.stopped);
   // What waits in queues is worked off while a recovery lasts.
-  const double slack = std::max(turn - chain.response, 0.0);
-  const double timeout = kTimeout + shape.rtt + slack / 2 - slack;
-  const double recovery = shape.rtt + chain.queueing + slack / 2 - slack;
+  const double slack = queued(s);
+  const double timeout = kTimeout + shape.rtt - slack / 2;
+  const double recovery = shape.rtt + chain.queueing - slack / 2;
   double idle = hold_up(group, shape, chain.timeout / turn, span, timeout, &group.timeouts);
   idle += hold_up(group, shape, chain.recovery / turn, span, recovery, &group.recoveries);
   const double ran = std::max(running * span - idle, 0.0) * pace_factor_;
   const double turns = ran / turn;
   group.turns += turns / shape.servers;
-  const double lost = turns * (chain.lost + chain.dropped);
+  const double lost = turns * chain.lost;
   if (lost > 0) {
     const auto packets = std::poisson_distribution<uint64_t>(std::min(lost, 1e12))(random_);
     losses_ += packets;
@@ -265,13 +279,12 @@ void Job::release() {
       group.held.pop_front();
     }
   }
-  bool any = false, all = true;
+  bool any = false;
   std::vector<double> active;
   for (size_t s = 0; s < groups_.size(); ++s) {
     const Group& group = groups_[s];
     const bool runs = !group.finished && now_ >= group.begins;
     any |= runs && group.stopped > 0;
-    all &= !group.finished;
     active.push_back(runs ? 1 - static_cast<double>(group.stopped) / pace_.shapes()[s].servers
                           : 0.0);
   }
@@ -280,17 +293,6 @@ void Job::release() {
   if (active != active_) {
     active_ = active;
     turns_ = pace_.turns(state_, active_);
-    if (pace_.balanced() && all) {
-      double slowest = 0;
-      for (size_t s = 0; s < groups_.size(); ++s) {
-        slowest = std::max(slowest, turns_.turn[s] * pace_.shapes()[s].bytes /
-                                        (state_.chains[s].frames * state_.chains[s].frame));
-      }
-      for (size_t s = 0; s < groups_.size(); ++s) {
-        turns_.turn[s] = slowest / pace_.shapes()[s].bytes * state_.chains[s].frames *
-                         state_.chains[s].frame;
-      }
-    }
   }
 }
 
@@ -350,7 +352,7 @@ double Job::tail(size_t s) {
   const Shape& shape = pace_.shapes()[s];
   const Chain& chain = state_.chains[s];
   if (shape.servers < 2 || pace_.balanced()) return 0;
-  const double slack = std::max(turns_.turn[s] - chain.response, 0.0);
+  const double slack = queued(s);
   const double timeout = kTimeout + shape.rtt - slack / 2;
   const double recovery = std::max(shape.rtt + chain.queueing - slack / 2, 0.0);
   const double mean_timeouts = group.timeouts / shape.servers;

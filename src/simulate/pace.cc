@@ -13,7 +13,7 @@ namespace {
 constexpr double kIpTcp = 52;     // headers with time stamps
 constexpr double kEthernet = 38;  // preamble, header, checksum, gap
 // A sender learns of a loss from acknowledgements of packets behind it (RFC 5681).
-constexpr double kDuplicates = 3;
+constexpr int kDuplicates = 3;
 constexpr int kBisections = 50;
 
 double packets_of(double bytes, double mtu) {
@@ -221,42 +221,54 @@ void Pace::fill(Chain& chain, const Shape& shape, const ServerClass& server) con
     handling = std::max(handling, work(host.costs, chain.frame));
   }
   chain.response = shape.rtt + there + back + handling + work(costs, chain.frame);
-  chain.queueing = there / 2;
+  chain.queue = port.buffer * 8 / port.down;
+  chain.queueing = std::min(there / 2, chain.queue);
 }
 
-// A port that gets more than it holds drops the rest from the tail of what comes. Half of a window
-// is on the way there, half on the way back; at most one frame of each more.
+// Half of a window is on the way there, half on the way back; at most one frame of each more. What
+// a port has no room for, its senders' TCP brings again, portion by portion of what there is room
+// for. In each a flow may have too few packets that get through for a loss to be noticed.
+Overrun Pace::overrun(double bytes, double flows, double room, double mtu) const {
+  Overrun overrun;
+  overrun.portions = std::max(bytes / room - 1, 0.0);
+  const double through = room / flows / mtu;  // packets of a flow, on average: Poisson
+  double term = std::exp(-through);
+  for (int k = 0; k < kDuplicates; ++k) {
+    overrun.timeout += term;
+    term *= through / (k + 1);
+  }
+  return overrun;
+}
+
 void Pace::lose(State& state) const {
   const auto peak = [](const Chain& chain) { return chain.wire / 8 * (chain.frames + 1) / 2; };
-  const auto excess = [](double bytes, double held) {
-    return bytes > held ? 1 - held / bytes : 0.0;
-  };
-  double at_nodes = 0;  // overruns of nodes' ports in a turn, all of them
+  Overrun nodes;  // of the ports of the class that has it worst
   for (size_t h = 0; h < scenario_.hosts.size(); ++h) {
     const HostClass& host = scenario_.hosts[h];
-    double bytes = 0, rtt = 0;
+    double bytes = 0, flows = 0, rtt = 0;
     for (size_t s = 0; s < shapes_.size(); ++s) {
-      const double frames = shapes_[s].servers + (runs_on(s, h) ? shapes_[s].remote - 1 : 0);
-      bytes += frames * shapes_[s].lanes * peak(state.chains[s]);
-      rtt = std::max(rtt, shapes_[s].rtt);
+      const Shape& shape = shapes_[s];
+      const double frames =
+          shape.lanes * (shape.servers + (runs_on(s, h) ? shape.remote - 1 : 0));
+      bytes += frames * peak(state.chains[s]);
+      flows += frames;
+      rtt = std::max(rtt, shape.rtt);
     }
-    at_nodes += static_cast<double>(host.count) * excess(bytes, room(host.port, rtt));
+    nodes = std::max(nodes, overrun(bytes, flows, room(host.port, rtt), host.port.mtu));
   }
-  const auto servers = static_cast<double>(scenario_.server_count());
   for (size_t s = 0; s < shapes_.size(); ++s) {
     const Shape& shape = shapes_[s];
     const ServerClass& server = scenario_.servers[s];
     Chain& chain = state.chains[s];
-    const double tail = std::min(kDuplicates / chain.packets, 1.0);
-    double at_server = 0;
+    Overrun worst = nodes;
     if (!server.colocated) {
-      at_server = excess(shape.remote * shape.lanes * peak(chain), room(server.port, shape.rtt));
+      const double flows = shape.remote * shape.lanes;
+      worst = std::max(worst, overrun(flows * peak(chain), flows, room(server.port, shape.rtt),
+                                      shape.mtu));
     }
-    const double overrun = either(at_server, 1 - std::exp(-at_nodes / servers));
-    chain.dropped = (at_server + at_nodes / servers) * std::max(1.0, chain.packets / 2);
-
     double none = 0, no_tail = 0;  // logarithms of probabilities
     const Port& port = server.colocated ? scenario_.hosts[server.host].port : server.port;
+    const double tail = std::min(static_cast<double>(kDuplicates) / chain.packets, 1.0);
     for (const HostClass& host : scenario_.hosts) {
       const double loss = either(host.port.loss, port.loss);
       const double packets = static_cast<double>(host.count) * shape.lanes * 2 * chain.packets;
@@ -264,10 +276,40 @@ void Pace::lose(State& state) const {
       none += packets * std::log1p(-loss);
       no_tail += packets * std::log1p(-loss * tail);
     }
-    const double any = either(1 - std::exp(none), overrun);
-    chain.timeout = either(1 - std::exp(no_tail), overrun * tail);
-    chain.recovery = std::max(any - chain.timeout, 0.0);
+    // What is dropped is seen as lost at least once.
+    chain.lost += std::min(worst.portions, 1.0) * shape.remote * shape.lanes * chain.packets / 2;
+    chain.timeout = -std::expm1(no_tail) + worst.portions * worst.timeout;
+    chain.recovery = -std::expm1(none) + std::expm1(no_tail) + worst.portions * (1 - worst.timeout);
   }
+}
+
+// None gets ahead: all go through a round at one pace, which the first limit sets that is met.
+Turns Pace::together(const State& state) const {
+  Turns turns;
+  double slowest = 0;  // seconds of a round
+  const auto limit = [&](double seconds, Bound bound) {
+    if (seconds <= slowest) return;
+    slowest = seconds;
+    turns.bound = bound;
+  };
+  std::vector<double> sets;  // of a window's frames at each server in a round
+  for (size_t s = 0; s < shapes_.size(); ++s) {
+    const Chain& chain = state.chains[s];
+    sets.push_back(shapes_[s].bytes / (shapes_[s].lanes * chain.frame));
+    limit(sets[s] * chain.set, chain.bound);
+    limit(sets[s] / chain.frames * chain.response, Bound::kLatency);
+  }
+  for (const Resource& resource : state.resources) {
+    double load = 0;
+    for (size_t s = 0; s < shapes_.size(); ++s) {
+      load += shapes_[s].servers * resource.per_set[s] * sets[s];
+    }
+    limit(load, resource.bound);
+  }
+  for (size_t s = 0; s < shapes_.size(); ++s) {
+    turns.turn.push_back(slowest * state.chains[s].frames / sets[s]);
+  }
+  return turns;
 }
 
 // What a shared resource cannot take waits before it, in all chains alike: the wait is as long as
@@ -285,6 +327,7 @@ Turns Pace::turns(const State& state, const std::vector<double>& active) const {
     }
     return all;
   };
+  if (balanced_) return together(state);
   Turns turns;
   double wait = 0;
   for (const Resource& resource : state.resources) {

@@ -41,15 +41,25 @@ struct Chain {
   Bound bound = Bound::kLink;  // with what
   double response = 0;  // from a frame's push to its result if no other turn is in the way
   double queueing = 0;  // of packets on the way to the server then: they come in bursts
-  double lost = 0;      // packets that a turn loses at random, expected
-  double dropped = 0;   // packets that a turn loses to full ports, expected
-  double recovery = 0, timeout = 0;  // probability that one holds up a turn
+  double queue = 0;     // that the server's port holds at most, seconds
+  double lost = 0;      // packets of a turn, expected
+  double recovery = 0, timeout = 0;  // that hold up a turn, expected
 };
 
 // Something that all chains share.
 struct Resource {
   Bound bound;
   std::vector<double> per_set;  // seconds that a set of each class of servers takes
+};
+
+// More comes to a port than it has room for.
+struct Overrun {
+  double portions = 0;  // that come again, in a turn
+  double timeout = 0;   // probability that it takes a time-out
+  bool operator<(const Overrun& other) const {
+    return portions * timeout < other.portions * other.timeout ||
+           (portions * timeout == other.portions * other.timeout && portions < other.portions);
+  }
 };
 
 struct State {
@@ -81,7 +91,9 @@ class Pace {
  private:
   void add_link(State& state, const HostClass& host, size_t host_index, bool up) const;
   void add_processors(State& state) const;
+  Turns together(const State& state) const;
   void fill(Chain& chain, const Shape& shape, const ServerClass& server) const;
+  Overrun overrun(double bytes, double flows, double room, double mtu) const;
   void lose(State& state) const;
   // Seconds of a processor for a frame that comes and one that goes.
   static double work(const Costs& costs, double frame);
