@@ -89,6 +89,16 @@ def test_what_binds_is_named() -> None:
     )
 
 
+def test_too_many_senders_for_a_port_are_named(capsys) -> None:
+    arguments = ("--nodes", "2048", "--model", "bert-large", "--buffer", "1M", "--json")
+    found = json.loads(simulate(capsys, *arguments, "--sweep", "servers=2048")[1])["answers"][0]
+    assert found["binds"] == "loss"
+    network = Network(2048, 1, 2048, buffer=1e6)
+    assert answer(LARGE, network).least_outstanding == 2048 * 8192
+    many = answer(LARGE, Network(12500, 8, 12500))
+    assert many.least_outstanding == pytest.approx(many.buffers[0].size)
+
+
 def test_a_single_node_sends_nothing() -> None:
     found = answer(LARGE, Network(1, 8, 0))
     assert found.herring is None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from herring import models
 from herring.errors import ConfigurationError
+from herring.simulate import coarse
 from herring.simulate.catalogue import Gradient
 from herring.simulate.network import PEERS, Herring, Network, peer_seconds
 from herring.simulate.options import DTYPES
@@ -127,6 +128,14 @@ class Answer:
     def efficiency(self) -> float | None:
         """The step without communication over the step; None: there is nothing to compute."""
         return self.job.step / self.timeline.seconds if self.job.step > 0 else None
+
+    @property
+    def least_outstanding(self) -> float:
+        """Bytes towards the busiest server with the smallest credit: a segment of every node."""
+        if self.network.nodes == 1:
+            return 0.0
+        share = max(models.shares(self.network.nodes, self.network.servers))
+        return self.network.nodes * min(coarse.Scenario.segment_bytes, share * self.buffers[0].size)
 
 
 @dataclasses.dataclass(frozen=True)

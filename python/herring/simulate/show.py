@@ -95,6 +95,11 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
             )
         )
     rows.append(("binds", found.binds, _BINDS[found.binds]))
+    if found.binds == "loss" and found.least_outstanding > network.buffer:
+        text = f"a segment of each of {_many(network.nodes, 'node')}, towards each server: more "
+        rows.append(
+            ("", _bytes(found.least_outstanding), f"{text}than a port's {_bytes(network.buffer)}")
+        )
     rows.append(
         ("sent per node", _bytes(found.node_bytes), "in a step, and as much received at once")
     )
