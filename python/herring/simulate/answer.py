@@ -30,7 +30,7 @@ _HIDDEN = 0.005  # of a step: what is exposed does not count
 _WAITED = 0.05  # of what is exposed
 _BUFFERS = 8  # times as much, or as little, in switch ports
 _MOSTLY = 0.8  # of a round is the links' own time: what is lost beside it does not bind
-_AS_GOOD = 1.005  # as the best: fewer servers will do
+_AS_GOOD = 1.01  # as the best: fewer servers will do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Best:
 
     Attributes:
       tried: answers for numbers of servers, in ascending order.
-      by_time: the fewest that bring the shortest step, to half a percent: the noise.
+      by_time: the fewest that bring the shortest step, to a percent: the noise.
       by_cost: those with the cheapest step; None: without prices.
       peers: seconds of a step with each of `PEERS`, models.
       shallow, deep: the answer that was asked for, if switch ports held an eighth, or eight times
