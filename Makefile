@@ -12,6 +12,8 @@ TORCH_VERSION := 2.13.0
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
+# Of `make credit-suite`: how many networks, from which number on.
+NETWORKS ?= 1000
 # Of `make fuzz`: how long each target runs, and which.
 SECONDS ?= 60
 TARGETS ?= frame hello control partial rounds server worker rendezvous
@@ -25,7 +27,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-python lint sanitize soak fuzz clean distclean
+.PHONY: help run build test test-core test-python lint sanitize soak credit-suite fuzz clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +73,10 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 	@cmake --build --preset default --target random_programs -- --quiet
 	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
 	  --features=$(FEATURES)
+
+credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1
+	@$(BIN)/python -m herring.simulate.property_suite --networks $(NETWORKS) --first $(FIRST) \
+	  --parallel $(JOBS)
 
 fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TARGETS=
 	@cmake --preset fuzz > /dev/null

@@ -75,7 +75,9 @@ auto without_gil(Start&& start) {
 
 void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
+void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);
+void register_simulate(nb::module_& module);
 void register_simulate_job(nb::module_& module);
 void register_tools(nb::module_& module);
 

@@ -14,6 +14,7 @@ schedules send what `wire` says is tested where they are made (``tests/unit/coll
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from herring.errors import InvalidArgumentError
 
@@ -23,8 +24,10 @@ __all__ = [
     "butterfly_time",
     "colocated_time",
     "herring_time",
+    "lateness",
     "parameter_server_time",
     "ring_time",
+    "shares",
     "time",
     "tree_time",
     "wire",
@@ -168,6 +171,45 @@ def colocated_time(nodes: int, dedicated: int, size: float, bandwidth: float) ->
     return 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * bandwidth)
 
 
+def lateness(hosts: int, per_doubling: float) -> float:
+    """How long an average waits for the slowest of its hosts: ``lg(p) per_doubling``.
+
+    A sum is complete when the last contribution is there. Of p delays whose distribution has an
+    exponential tail of mean s the largest grows by s ln 2 with each doubling of p (extreme value
+    theory: E. J. Gumbel, *Statistics of Extremes*, 1958). A single host waits for nobody.
+
+    Args:
+      hosts: p, at least 1.
+      per_doubling: seconds that the slowest of twice as many is behind more.
+
+    Returns:
+      Seconds.
+    """
+    _check(hosts, 0, 1.0, per_doubling)
+    return per_doubling * math.log2(hosts)
+
+
+def shares(nodes: int, dedicated: int) -> tuple[float, float]:
+    """Parts of the bytes that a dedicated server has, and a colocated one (0: there are none).
+
+    ``2 (n-1) / (n^2 + k n - 2 k)`` and ``(n-k) / (n^2 + k n - 2 k)``, so that all links are equally
+    busy; with as many dedicated servers as nodes, or more, these share evenly.
+
+    Args:
+      nodes: n, at least 2.
+      dedicated: k, at least 0.
+    """
+    if nodes < 2:
+        raise InvalidArgumentError(f"nodes is {nodes}; there must be at least 2 to share between")
+    if dedicated < 0:
+        raise InvalidArgumentError(f"dedicated is {dedicated}; it must not be negative")
+    n, k = nodes, dedicated
+    if k >= n:
+        return 1 / k, 0.0
+    whole = n * n + k * n - 2 * k
+    return (2 * (n - 1) / whole if k else 0.0), (n - k) / whole
+
+
 def time(
     algorithm: str,
     hosts: int,
@@ -261,15 +303,10 @@ def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) 
             exchange + (size if extra else 0),
         )
     k = p if dedicated is None else dedicated
-    if k < 0:
-        raise InvalidArgumentError(f"dedicated is {k}; it must not be negative")
-    if k >= p:
-        # Servers share evenly: beyond p of them their links are less busy than the workers'.
-        return Wire(2, 2 * p * size, size)
-    # A colocated server's own node reaches it without the wire.
-    share = (p - k) / (p * p + k * p - 2 * k)
-    total = 2 * p * size - 2 * p * share * size
-    return Wire(2, total, 2 * p * (p - 1) * size / (p * p + k * p - 2 * k))
+    _, share = shares(p, k)
+    # A colocated server's own node reaches it without the wire, and sends and receives the others'.
+    # Beyond p dedicated servers their links are less busy than the workers'.
+    return Wire(2, 2 * p * size * (1 - share), size * (1 + (p - 2) * share))
 
 
 def _check_name(algorithm: str) -> None:

@@ -4,21 +4,16 @@
 
 #include "base/log.h"
 #include "wire/credit.h"
+#include "worker/window.h"
 
 namespace herring::worker {
 namespace {
 
-// A window is cut into this many frames: one on its way there, one that is summed, one on its way
-// back, and one that waits for the last of these to be whole. With fewer a part of the window is
-// never on its way; each frame costs a wake-up and a few system calls on both sides.
-constexpr size_t kFramesPerWindow = 4;
 // Where servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
 // Results from the nearest server between two measurements of how long a result takes.
 constexpr double kLeastAnswered = 8;
-// Lest a server with next to nothing to do makes all others flood their links.
-constexpr double kLargestShare = 8;
 
 }  // namespace
 
@@ -47,7 +42,7 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
   flow->flow->user = flow.get();
   links_[server].flows.push_back(std::move(flow));
   links_[server].paths.emplace_back();
-  links_[server].share = share_of(server);
+  links_[server].share = share_of(options_.weights, server);
   balances_ |= links_[server].share > 1;
   size_t flows = 0;
   for (const Link& link : links_) flows += link.flows.size();
@@ -96,24 +91,9 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   return {};
 }
 
-// The least loaded server has one share, so that its flows keep to the credit; one with three times
-// the bytes of a buffer has three on the way, or it would end three times as late.
-double Links::share_of(uint32_t server) const {
-  double least = 0;
-  for (const double weight : options_.weights) {
-    if (weight > 0 && (least == 0 || weight < least)) least = weight;
-  }
-  if (least == 0 || server >= options_.weights.size()) return 1;
-  return std::clamp(options_.weights[server] / least, 1.0, kLargestShare);
-}
-
 size_t Links::window(const Link& link) const {
-  auto segments = static_cast<size_t>(credit() * link.share * link.length + 0.5);
-  segments = std::min<size_t>(segments, options_.credit_max);
-  // In a steady state half of a window is on its way to the server and half on its way back. Where
-  // all that is outstanding is on its way there, half of it queues as deeply.
-  const size_t at_once = std::max(kFramesPerWindow, segments / 2);
-  return std::min(segments, at_once + link.returned);
+  return opening_of(window_of(credit(), link.share, link.length, options_.credit_max),
+                    link.returned);
 }
 
 void Links::pump(uint32_t server) {
@@ -170,9 +150,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
   const size_t window = this->window(link);
-  const size_t most = std::clamp<size_t>(options_.frame_max / options_.segment_bytes, 1,
-                                         transport::Destinations::kMaxPieces);
-  const size_t frame_limit = std::clamp<size_t>(window / kFramesPerWindow, 1, most);
+  const size_t frame_limit = frame_of(window, options_.frame_max, options_.segment_bytes);
   const size_t left = run.first + run.count - item.next;
   size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
@@ -229,19 +207,15 @@ void Links::account(Link& link, size_t sent) {
   link.outstanding += sent;
 }
 
-// A result from a server that is far takes longer by the difference of the empty paths' round
-// trips. For it to come at the pace of the nearest server's, so much more must be on its way
-// (Little's law).
 void Links::measure_lengths() {
   Link* near = nullptr;
   for (Link& link : links_) {
     if (link.shortest > 0 && (near == nullptr || link.shortest < near->shortest)) near = &link;
   }
   if (near == nullptr || near->answered < kLeastAnswered) return;
-  const double response = std::max(near->waited / near->answered, 1.0);
+  const double response = near->waited / near->answered;
   for (Link& link : links_) {
-    const auto further = static_cast<double>(std::max<Nanos>(link.shortest - near->shortest, 0));
-    link.length = 1 + further / response;
+    link.length = length_of(static_cast<double>(link.shortest - near->shortest), response);
     link.waited = link.answered = 0;
   }
 }

@@ -113,7 +113,6 @@ class Links : private transport::FlowHandler {
   };
 
   uint16_t credit() const { return options_.steers ? controller_.credit() : credit_; }
-  double share_of(uint32_t server) const;
   size_t window(const Link& link) const;
   bool ahead(uint32_t stream_id, const Item& item, size_t count);
   void pump(uint32_t server);

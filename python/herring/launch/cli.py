@@ -180,6 +180,14 @@ def _parser() -> argparse.ArgumentParser:
 
     study.epilog = STUDY_HELP
     add_options(study)
+    simulate = _command(
+        commands, "simulate", "tell how long steps would take on a network", "", _simulate
+    )
+    from herring.simulate.options import HELP as SIMULATE_HELP
+    from herring.simulate.options import add_options as add_simulate_options
+
+    simulate.epilog = SIMULATE_HELP
+    add_simulate_options(simulate)
     return parser
 
 
@@ -264,6 +272,12 @@ def _lab(options: argparse.Namespace) -> int:
 
 def _study(options: argparse.Namespace) -> int:
     from herring.study.cli import handle
+
+    return handle(options)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from herring.simulate.cli import handle
 
     return handle(options)
 

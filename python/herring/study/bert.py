@@ -1,4 +1,4 @@
-"""The gradients of BERT-large: their sizes, their order, and when each is produced.
+"""The gradients of BERT: their sizes, their order, and when each is produced.
 
 Pure functions, for workers that stand in for a training process. Sources:
 
@@ -11,7 +11,8 @@ Pure functions, for workers that stand in for a training process. Sources:
   multiple of 8, which the 16-bit matrix units of that time ask for.
 
 Rows 3 to 18 hold eleven of the sixteen variables of a layer, and the embeddings. How long the
-other gradients take follows from their counterparts there, see `_gap`.
+other gradients take follows from their counterparts there, see `_gap`. All is about BERT-large but
+where another `Shape` is given.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ __all__ = [
     "DDP_BUCKETS",
     "FORWARD_PART",
     "FUSION_BUFFERS",
+    "LARGE",
     "TABLE_II",
     "TOGETHER",
     "Gradient",
+    "Shape",
     "Variable",
     "gradients",
     "scaled_elements",
@@ -46,9 +49,6 @@ FUSION_BUFFERS = 32
 #: 16 bits.
 DDP_BUCKETS = 26
 
-_LAYERS = 24
-_HIDDEN = 1024
-_INTERMEDIATE = 4096
 _VOCABULARY = -(-30522 // 8) * 8
 _POSITIONS = 512
 _SEGMENTS = 2
@@ -72,6 +72,23 @@ TABLE_II = (
     (1, 524288, 3873000),
     (0, 31260672, 3882258),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What distinguishes the published sizes of BERT.
+
+    Attributes:
+      layers: of the encoder.
+      hidden: width; the intermediate size is four times that.
+    """
+
+    layers: int
+    hidden: int
+
+
+#: BERT-large.
+LARGE = Shape(24, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,35 +126,36 @@ def _dense(name: str, inputs: int, outputs: int) -> list[Variable]:
     return [Variable(f"{name}/kernel", (inputs, outputs)), Variable(f"{name}/bias", (outputs,))]
 
 
-def _norm(name: str) -> list[Variable]:
-    return [Variable(f"{name}/beta", (_HIDDEN,)), Variable(f"{name}/gamma", (_HIDDEN,))]
+def _norm(name: str, hidden: int) -> list[Variable]:
+    return [Variable(f"{name}/beta", (hidden,)), Variable(f"{name}/gamma", (hidden,))]
 
 
-def variables() -> list[Variable]:
+def variables(shape: Shape = LARGE) -> list[Variable]:
     """Returns the variables in order of registration.
 
-    5 of the embeddings, 16 in each of 24 layers, 2 of the pooler, 5 of the masked-word head (whose
-    output matrix is the word embedding) and 2 of the next-sentence head: 398.
+    5 of the embeddings, 16 in each layer, 2 of the pooler, 5 of the masked-word head (whose
+    output matrix is the word embedding) and 2 of the next-sentence head: 398 in BERT-large.
     """
+    hidden, intermediate = shape.hidden, 4 * shape.hidden
     found = [
-        Variable("embeddings/word", (_VOCABULARY, _HIDDEN)),
-        Variable("embeddings/position", (_POSITIONS, _HIDDEN)),
-        Variable("embeddings/segment", (_SEGMENTS, _HIDDEN)),
-        *_norm("embeddings/norm"),
+        Variable("embeddings/word", (_VOCABULARY, hidden)),
+        Variable("embeddings/position", (_POSITIONS, hidden)),
+        Variable("embeddings/segment", (_SEGMENTS, hidden)),
+        *_norm("embeddings/norm", hidden),
     ]
-    for layer in range(_LAYERS):
+    for layer in range(shape.layers):
         name = f"layer_{layer}"
         for part in ("query", "key", "value", "attention_output"):
-            found += _dense(f"{name}/{part}", _HIDDEN, _HIDDEN)
-        found += _norm(f"{name}/attention_norm")
-        found += _dense(f"{name}/intermediate", _HIDDEN, _INTERMEDIATE)
-        found += _dense(f"{name}/output", _INTERMEDIATE, _HIDDEN)
-        found += _norm(f"{name}/output_norm")
-    found += _dense("pooler", _HIDDEN, _HIDDEN)
-    found += _dense("words/transform", _HIDDEN, _HIDDEN)
-    found += _norm("words/norm")
+            found += _dense(f"{name}/{part}", hidden, hidden)
+        found += _norm(f"{name}/attention_norm", hidden)
+        found += _dense(f"{name}/intermediate", hidden, intermediate)
+        found += _dense(f"{name}/output", intermediate, hidden)
+        found += _norm(f"{name}/output_norm", hidden)
+    found += _dense("pooler", hidden, hidden)
+    found += _dense("words/transform", hidden, hidden)
+    found += _norm("words/norm", hidden)
     found.append(Variable("words/output_bias", (_VOCABULARY,)))
-    found.append(Variable("next_sentence/kernel", (2, _HIDDEN)))
+    found.append(Variable("next_sentence/kernel", (2, hidden)))
     found.append(Variable("next_sentence/bias", (2,)))
     return found
 
@@ -148,7 +166,7 @@ _FIRST, _LAYER = 5, 16  # the first variable of layer 0; variables of a layer
 
 
 def _gap(index: int, variable: Variable) -> float:
-    """Microseconds that a gradient takes after the one before it, on the clock of Table II.
+    """Microseconds that one of BERT-large takes after the one before it, on the clock of Table II.
 
     Layers repeat what rows 3 to 18 show of layer 0. What these do not show takes as long as its
     counterpart: a norm as that of the attention (rows 4 and 5), the bias of a matrix before a norm
@@ -157,7 +175,7 @@ def _gap(index: int, variable: Variable) -> float:
     """
     if index < _FIRST:
         return _SEEN[index]
-    if index < _FIRST + _LAYERS * _LAYER:
+    if index < _FIRST + LARGE.layers * _LAYER:
         same = _FIRST + (index - _FIRST) % _LAYER
         if same in _SEEN:
             return _SEEN[same]
@@ -169,15 +187,27 @@ def _gap(index: int, variable: Variable) -> float:
         return _SEEN[12]
     if len(variable.shape) == 1:
         return _SEEN[8]
-    return _SEEN[11] * variable.elements / _HIDDEN**2
+    return _SEEN[11] * variable.elements / LARGE.hidden**2
 
 
-def gradients() -> list[Gradient]:
+def _counterpart(index: int, shape: Shape) -> int:
+    """The variable of BERT-large that is what variable `index` is in another shape."""
+    if index < _FIRST:
+        return index
+    behind = index - _FIRST - shape.layers * _LAYER
+    if behind >= 0:
+        return _FIRST + LARGE.layers * _LAYER + behind
+    return _FIRST + (index - _FIRST) % _LAYER
+
+
+def gradients(shape: Shape = LARGE) -> list[Gradient]:
     """Returns all gradients in the order they are produced.
 
     That is the reverse of registration, but for the two variables of a norm (rows 4, 5, 14, 15).
+    In other shapes than BERT-large's a gradient takes as long as its counterpart there, in
+    proportion to their elements.
     """
-    known = variables()
+    known, large = variables(shape), variables()
     order = list(range(len(known) - 1, -1, -1))
     for place, index in enumerate(order[:-1]):
         if known[index].name.endswith("/gamma"):
@@ -185,7 +215,8 @@ def gradients() -> list[Gradient]:
     produced = []
     clock = 0.0
     for index in order:
-        clock += _gap(index, known[index])
+        same = _counterpart(index, shape)
+        clock += _gap(same, large[same]) * known[index].elements / large[same].elements
         produced.append((index, clock))
     return [Gradient(index, moment / clock) for index, moment in produced]
 

@@ -29,6 +29,7 @@ from herring.study.experiments import (
 )
 from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
+from herring.study.paper_tables import paper_tables
 from herring.study.partial import partial_study
 from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
@@ -42,7 +43,7 @@ _ON_THIS_MACHINE = {
 }
 _DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
 _PATHS = {"long-paths": long_paths, **COMPARISONS}
-_NAMES = [*_MEASURED, *_PATHS, "cost", *_ON_THIS_MACHINE]
+_NAMES = [*_MEASURED, *_PATHS, "cost", "paper-tables", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -73,6 +74,10 @@ examples:
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
       what dedicated servers cost and buy, from the models; nothing is measured
+
+  herring study paper-tables
+      tables V and VI of the Herring paper: two points of each column calibrate a model, the others
+      are predicted; nothing is measured
 
 Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch
 (Gloo, NCCL) or mpi4py and an MPI with its launcher; what is not installed is skipped.
@@ -195,6 +200,8 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
         return [_PATHS[name](scale, size // 4 * 4)]
     if name == "cost":
         return [_cost(options, max(sizes) if options.size else 1e8, scale.network)]
+    if name == "paper-tables":
+        return paper_tables()
     if name == "allreduce":
         return [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
     return [_MEASURED[name](scale)]

@@ -143,9 +143,15 @@ def _curves(table: Table, chart: Chart) -> list[_Curve]:
         for index, column in enumerate(measured):
             name = chart.name_of(column)
             found.append(_Curve(_points(table.rows, chart, column), name, False, index, index))
-        for index, column in enumerate(models):
+        alone = [column for column in models if chart.measured_by(column) not in measured]
+        for column in models:
             own = chart.measured_by(column)
-            colour = measured.index(own) if own in measured else index if chart.computed else None
+            # A lone model of nothing that was measured is a limit; several must be told apart.
+            colour = None if len(alone) == 1 and measured else len(measured)
+            if own in measured:
+                colour = measured.index(own)
+            elif colour is not None:
+                colour += alone.index(column)
             points = _points(table.rows, chart, column)
             found.append(_Curve(points, chart.name_of(column), True, colour))
         return [curve for curve in found if curve.points]
@@ -182,7 +188,7 @@ def _alike(table: Table, chart: Chart, column: str) -> bool:
 
 
 def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     places = sorted(set(xs))
     axes.set_xscale(chart.x_scale, **_zero(chart.x_scale, places))
@@ -190,6 +196,8 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
     if chart.y_scale == "linear":
         axes.set_ylim(bottom=0)
     whole = all(isinstance(x, int) for x in places)
+    if whole and chart.x_scale != "linear":
+        places = places[:: -(-len(places) // _FEW)]
     if (whole or chart.x_scale != "linear") and len(places) <= _FEW:
         axes.set_xticks(places)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -197,6 +205,10 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
     elif whole and chart.x_scale == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.y_scale == "log":
+        low, high = axes.get_ylim()
+        if high < 100 * low:  # few powers of ten, or none, are in it
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 

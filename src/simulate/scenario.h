@@ -1,0 +1,66 @@
+// What a simulated job consists of: classes of hosts that are alike, links, costs, settings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+
+namespace herring::simulate {
+
+// Of a host's processors; seconds.
+struct Costs {
+  double frame = 5e-6;   // sent or received
+  double byte = 1e-10;   // of payload, sent or received
+  double wakeup = 5e-6;  // from a frame's arrival to its handling
+  double cores = 1;      // that work on it at the same time
+};
+
+struct Port {
+  double up = 100e9, down = 100e9;  // bits per second, away from the host and towards it
+  double rtt = 25e-6;               // seconds: this side's part of a round trip
+  double buffer = 1e6;              // bytes that the switch port towards the host holds
+  double loss = 0;                  // probability for a packet, each way
+  uint32_t mtu = 9000;
+  double background = 0;            // share of the link that others use
+};
+
+struct HostClass {
+  uint64_t count = 0;
+  uint32_t workers = 1;
+  Port port;
+  Costs costs;
+};
+
+struct ServerClass {
+  uint64_t count = 0;
+  double weight = 0;       // 0 in all classes: plan::server_weights()
+  bool colocated = false;  // one on each node of hosts[host], with its port and processors
+  uint64_t host = 0;
+  Port port;
+  Costs costs;
+};
+
+struct Scenario {
+  std::vector<HostClass> hosts;
+  std::vector<ServerClass> servers;  // dedicated ones first
+  uint64_t size = 0;                 // bytes that a worker contributes in a round
+  double pause = 0;                  // seconds between rounds
+  double noise = 0.01;               // of the pace, in each stretch of time
+  double shared_cores = 0;           // that all hosts run on together; 0: each has its own
+  uint64_t segment_bytes = 8192, frame_max = 256 << 10, credit_max = 1 << 20;
+  uint64_t buffer_bytes = 0;         // 0: as the plan chooses
+  uint64_t credit = 0;               // bytes, fixed; 0: self-controlled
+
+  uint64_t nodes() const;
+  uint64_t server_count() const;
+};
+
+// Names the first value that is impossible or contradicts another, and what is allowed.
+Status check(const Scenario& scenario);
+
+// One entry for each server, in the order of the classes. Of a scenario that was checked.
+std::vector<double> weights_of(const Scenario& scenario);
+
+}  // namespace herring::simulate
