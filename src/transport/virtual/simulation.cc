@@ -60,7 +60,7 @@ bool Simulation::run_until(const std::function<bool()>& done, Nanos deadline) {
 
 uint32_t Simulation::connect(size_t from, size_t to) {
   const uint32_t connection =
-      streams_.connect(static_cast<uint16_t>(from), static_cast<uint16_t>(to));
+      streams_.connect(static_cast<uint16_t>(from), static_cast<uint16_t>(to), now_);
   while (ends_.size() < 2 * (size_t{connection} + 1)) ends_.emplace_back(options_.carries_data);
   return connection;
 }
@@ -79,6 +79,11 @@ void Simulation::on_finished(uint32_t connection, int side, Nanos) {
   End& here = end(connection, side);
   here.finished = true;
   if (here.flow != nullptr) here.flow->notice(false);
+}
+
+// As a reset connection: the flow reads what is here, and then that the other side is gone.
+void Simulation::on_aborted(uint32_t connection, int side, Nanos now) {
+  on_finished(connection, side, now);
 }
 
 }  // namespace herring::transport::virtual_time

@@ -102,6 +102,7 @@ class Simulation final : private StreamEvents {
   void on_received(uint32_t connection, int side, uint64_t total, Nanos now) override;
   void on_writable(uint32_t connection, int side, Nanos now) override;
   void on_finished(uint32_t connection, int side, Nanos now) override;
+  void on_aborted(uint32_t connection, int side, Nanos now) override;
 
   const SimulationOptions options_;
   Network network_;
