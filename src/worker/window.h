@@ -42,8 +42,8 @@ inline size_t window_of(size_t credit, double share, double length, size_t credi
 }
 
 // What of a window may be used when so many segments have returned since nothing was outstanding.
-// In a steady state half of it is on its way to the server and half on its way back. Where all that is
-// outstanding is on its way there, half of it queues as deeply.
+// In a steady state half of it is on its way to the server and half on its way back. Where all that
+// is outstanding is on its way there, half of it queues as deeply.
 inline size_t opening_of(size_t window, size_t returned) {
   return std::min(window, std::max(kFramesPerWindow, window / 2) + returned);
 }
