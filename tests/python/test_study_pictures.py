@@ -57,6 +57,7 @@ def test_hosts_are_whole_and_models_are_said_to_be_dashed(measured, tmp_path) ->
     said: list[tuple[int, int, str]] = []
     table = comparisons.over_hosts(scale(said=said), 12_500_000)
     assert [(done, total) for done, total, _ in said] == [(i, 18) for i in range(18)]
+    assert said[0][2] == "2 workers, herring"
     assert {(at.workers, at.servers) for _, at in measured if at.algorithm is None} >= {
         (4, 4),
         (16, 16),
@@ -85,7 +86,7 @@ def test_delays_and_losses_are_on_strict_links_and_late_ones_are_void(measured, 
     assert {at.workers for _, at in measured} == {4}
     assert delays.rows[-1]["gloo"] is None
     assert delays.rows[-1]["gloo_by_herring"] is None
-    assert any(note.startswith("void: one way ms 5, gloo") for note in delays.notes)
+    assert any(note.startswith("void: 5 ms one way, gloo") for note in delays.notes)
     (picture,) = report.draw(delays, tmp_path)
     assert texts(picture)[:6] == ["0.05", "0.2", "0.5", "1", "2", "5"]
     measured.clear()

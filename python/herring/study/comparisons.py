@@ -37,7 +37,7 @@ _NAMES = {
 def over_hosts(scale: Scale, size: int) -> Table:
     """Time of an all-reduce over the number of workers; Herring has as many servers besides."""
     title = f"{size / 1e6:.4g} MB, links of {scale.network.rate_bits / 1e6:g} Mbit/s"
-    settings = [(workers, workers, scale.network) for workers in sorted(set(scale.hosts))]
+    settings = [(n, f"{n} workers", n, scale.network) for n in sorted(set(scale.hosts))]
     chart = _chart("hosts", "number of workers, one per host", ["model_limit", "model_ring"])
     return _compare(scale, size, "over-hosts", title, settings, chart)
 
@@ -46,7 +46,12 @@ def over_delay(scale: Scale, size: int) -> Table:
     """Time of an all-reduce over the delay between hosts, on strict links."""
     chart = _chart("one_way_ms", "delay between hosts, one way (ms)", ["model_limit"], "log")
     settings = [
-        (1e3 * delay, _workers(scale), _strict(scale.network, delay, 0.0))
+        (
+            1e3 * delay,
+            f"{show_delay(delay)} one way",
+            _workers(scale),
+            _strict(scale.network, delay, 0.0),
+        )
         for delay in _some(scale, DELAYS)
     ]
     title = f"{size / 1e6:.4g} MB, {_on_strict_links(scale)}"
@@ -57,7 +62,12 @@ def over_loss(scale: Scale, size: int) -> Table:
     """Time of an all-reduce over the share of packets that are lost, on strict links."""
     chart = _chart("loss_percent", "packets lost at random (%)", ["model_limit"], "symlog")
     settings = [
-        (100 * loss, _workers(scale), _strict(scale.network, _LOSS_DELAY, loss))
+        (
+            100 * loss,
+            f"{100 * loss:g} % lost",
+            _workers(scale),
+            _strict(scale.network, _LOSS_DELAY, loss),
+        )
         for loss in _some(scale, LOSSES)
     ]
     title = f"{size / 1e6:.4g} MB, {_on_strict_links(scale)}, {show_delay(_LOSS_DELAY)} one way"
@@ -72,10 +82,10 @@ def _compare(
     size: int,
     name: str,
     title: str,
-    settings: Sequence[tuple[float, int, Network]],
+    settings: Sequence[tuple[float, str, int, Network]],
     chart: Chart,
 ) -> Table:
-    """Measures all kinds at each setting: its place on the axis, the workers, and the links."""
+    """Measures all kinds at each setting: its place on the axis, in words, workers and links."""
     warmup = 1 if scale.quick else _WARMUP
     reason = missing("gloo")
     cases = [Case("herring", scale.runs), Case("ring", scale.runs, algorithm="ring")]
@@ -83,7 +93,7 @@ def _compare(
     columns = [case.column for case in cases]
     total, number = len(settings) * len(cases) * scale.runs, itertools.count()
     rows, void = [], []
-    for place, workers, network in settings:
+    for place, where, workers, network in settings:
         times = measure_cases(
             network,
             cases,
@@ -92,7 +102,7 @@ def _compare(
             scale.iterations,
             warmup,
             lambda what: scale.report(next(number), total, what),
-            f"{chart.x.replace('_', ' ')} {place:g}",
+            where,
         )
         rows.append(_row(chart, place, workers, size, network, columns, times))
         void += times.void
