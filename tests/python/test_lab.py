@@ -52,7 +52,7 @@ def test_each_host_has_its_own_id_and_memory_is_seen():
         assert job.poll_memory() > 0
 
 
-def test_close_ends_processes_and_removesnamespaces():
+def test_close_ends_processes_and_removes_namespaces():
     hosts = cluster.Cluster(3)
     identity = hosts.id
     job = hosts.popen(2, ["sleep", "600"])

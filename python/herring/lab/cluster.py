@@ -31,6 +31,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -395,6 +396,11 @@ class Cluster:
         self._closed = True
         # An impatient second Ctrl-C must not leave half a cluster.
         with signals_held():
+            # One that has only just been started may not be in its namespace yet.
+            for job in self._jobs:
+                if job.process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(job.process.pid, signal.SIGKILL)
             if self._forwarder is not None:
                 self._forwarder.close()
             remove(self.id)
