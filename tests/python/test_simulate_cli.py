@@ -321,6 +321,19 @@ def test_the_papers_tables_side_by_side(capsys, tmp_path: pathlib.Path) -> None:
     assert slopes[0]["per_doubling_ms"] == pytest.approx((16.449 - 13.457) / 3)
 
 
+def test_the_page_has_the_numbers_that_are_computed() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    for column in paper_tables.COLUMNS:
+        found = paper_tables.fit(column)
+        cells = (
+            column.name,
+            ", ".join(f"{value:g}" for value in column.published),
+            ", ".join(f"{1e3 * found.seconds(nodes):.2f}" for nodes in (16, 32)),
+        )
+        assert f"| {' | '.join(cells)} |" in page
+        assert f"| {found.rate / 1e9:.1f} | {1e3 * found.late:.2f} |" in page
+
+
 def test_numbers_of_servers_are_tried_for_slow_servers_too() -> None:
     network = Network(8, 1, 8, rate=40e9, server_rate=10e9)
     tried = answers.best_servers(ALONE, network, None, quiet).tried
