@@ -18,7 +18,7 @@ _BINDS = {
     "node": "what a node does inside, before and after the network",
     "link": "the nodes' links",
     "servers' link": "the servers' links",
-    "processor": "processors that handle frames",
+    "processor": "processors that handle frames (more of a server's: --proxies)",
     "latency": "waiting for answers: round trips, or too little outstanding (HERRING_CREDIT_MAX)",
     "loss": "recoveries and time-outs after lost packets",
     "last gradient": "what is produced last can only be averaged after the backward pass",
