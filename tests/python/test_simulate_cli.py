@@ -49,7 +49,7 @@ def test_averaging_is_near_its_limit_where_links_alone_count() -> None:
 
 
 def test_a_step_has_what_cannot_be_hidden() -> None:
-    network = Network(64, 8, 64)
+    network = Network(64, 8, 64, costs=FREE)
     found = answer(LARGE, network)
     assert found.herring is not None
     # The words' embedding, the last gradient, is known at the end only: 125 MB that nothing hides.
@@ -65,28 +65,27 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     assert half.job.size * 2 == found.job.size
     assert half.timeline.exposed < 0.8 * found.timeline.exposed
     # Ten times slower links, and averaging is all there is.
-    slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9, costs=FREE))
+    slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9))
     assert slow.binds == "link"
     assert slow.timeline.seconds > 1.0
 
 
 def test_what_binds_is_named() -> None:
-    assert answer(dataclasses.replace(LARGE, step=30.0), Network(64, 8, 64)).binds == "computing"
+    plain = Network(64, 8, 64, costs=FREE)
+    assert answer(dataclasses.replace(LARGE, step=30.0), plain).binds == "computing"
     busy = Network(8, 1, 8, costs=Costs(1e-3, 1e-10, 1e-3, 1.0))
     assert answer(LARGE, busy).binds == "processor"
     # A megabyte for each flow does not fill 100 ms at 100 Gbit/s.
     far = Network(2, 1, 2, rtt=0.1, costs=FREE)
     assert answer(ALONE, far).binds == "latency"
-    inside = Network(64, 8, 64, node_rate=1e9)
+    inside = dataclasses.replace(plain, node_rate=1e9)
     assert answer(LARGE, inside).binds == "node"
     half = Network(8, 1, 8, rate=10e9, server_rate=5e9, costs=FREE)
     assert answer(ALONE, half).binds == "servers' link"
     assert answer(ALONE, half).limit == pytest.approx(2 * 1e8 / (10e9 / 8))
     # Nodes that are late make a step longer, by what they are late.
-    late = answer(LARGE, Network(64, 8, 64, late=1e-3))
-    assert late.timeline.seconds - answer(LARGE, Network(64, 8, 64)).timeline.seconds == (
-        pytest.approx(6e-3, rel=1e-6)
-    )
+    late = answer(LARGE, dataclasses.replace(plain, late=1e-3)).timeline.seconds
+    assert late - answer(LARGE, plain).timeline.seconds == pytest.approx(6e-3, rel=1e-6)
 
 
 def test_too_many_senders_for_a_port_are_named(capsys) -> None:
