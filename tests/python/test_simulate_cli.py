@@ -197,7 +197,7 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     assert [row["servers"] for row in rows] == [2, 4, 8, 12]
     for row in rows:
         assert row["step_seconds"] >= 0.1
-        assert row["model_limit_seconds"] <= row["step_seconds"] * 1.001
+        assert row["model_limit_step_seconds"] <= row["step_seconds"] * 1.001
         # Of one worker per node both are the same.
         assert row["model_ring_seconds"] == pytest.approx(row["model_hierarchical_seconds"])
     assert "are models" in out
