@@ -175,6 +175,7 @@ def test_a_step_is_never_shorter_than_its_parts(made, node, pace, latency) -> No
         ({"buffer": 100.0}, "--buffer is 100 bytes; it is from 9000"),
         ({"node_rate": 0.0}, "--node-rate is 0 bytes/s"),
         ({"late": -1.0}, "--late is -1 s"),
+        ({"proxies": -1}, "--proxies is -1"),
     ],
 )
 def test_impossible_networks_are_refused(values, message) -> None:
@@ -197,6 +198,7 @@ def test_a_scenario_has_the_hosts_that_a_job_has() -> None:
     # A core for each worker's engine, and for each proxy: one for up to 8 nodes, 16 at most.
     cores = [Network(n, 4, n).server_costs.cores for n in (2, 8, 9, 64, 12500)]
     assert cores == [1, 1, 2, 8, 16]
+    assert Network(8, 4, 8, proxies=8).server_costs.cores == 8
     assert Network(8, 4, 8).node_costs.cores == 4
     assert Network(9, 4, 8).node_costs.cores == 6  # of a colocated server's proxies too
 

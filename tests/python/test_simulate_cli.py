@@ -49,7 +49,7 @@ def test_averaging_is_near_its_limit_where_links_alone_count() -> None:
 
 
 def test_a_step_has_what_cannot_be_hidden() -> None:
-    network = Network(64, 8, 64)
+    network = Network(64, 8, 64, costs=FREE)
     found = answer(LARGE, network)
     assert found.herring is not None
     # The words' embedding, the last gradient, is known at the end only: 125 MB that nothing hides.
@@ -65,28 +65,27 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     assert half.job.size * 2 == found.job.size
     assert half.timeline.exposed < 0.8 * found.timeline.exposed
     # Ten times slower links, and averaging is all there is.
-    slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9, costs=FREE))
+    slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9))
     assert slow.binds == "link"
     assert slow.timeline.seconds > 1.0
 
 
 def test_what_binds_is_named() -> None:
-    assert answer(dataclasses.replace(LARGE, step=30.0), Network(64, 8, 64)).binds == "computing"
+    plain = Network(64, 8, 64, costs=FREE)
+    assert answer(dataclasses.replace(LARGE, step=30.0), plain).binds == "computing"
     busy = Network(8, 1, 8, costs=Costs(1e-3, 1e-10, 1e-3, 1.0))
     assert answer(LARGE, busy).binds == "processor"
     # A megabyte for each flow does not fill 100 ms at 100 Gbit/s.
     far = Network(2, 1, 2, rtt=0.1, costs=FREE)
     assert answer(ALONE, far).binds == "latency"
-    inside = Network(64, 8, 64, node_rate=1e9)
+    inside = dataclasses.replace(plain, node_rate=1e9)
     assert answer(LARGE, inside).binds == "node"
     half = Network(8, 1, 8, rate=10e9, server_rate=5e9, costs=FREE)
     assert answer(ALONE, half).binds == "servers' link"
     assert answer(ALONE, half).limit == pytest.approx(2 * 1e8 / (10e9 / 8))
     # Nodes that are late make a step longer, by what they are late.
-    late = answer(LARGE, Network(64, 8, 64, late=1e-3))
-    assert late.timeline.seconds - answer(LARGE, Network(64, 8, 64)).timeline.seconds == (
-        pytest.approx(6e-3, rel=1e-6)
-    )
+    late = answer(LARGE, dataclasses.replace(plain, late=1e-3)).timeline.seconds
+    assert late - answer(LARGE, plain).timeline.seconds == pytest.approx(6e-3, rel=1e-6)
 
 
 def test_too_many_senders_for_a_port_are_named(capsys) -> None:
@@ -198,7 +197,7 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     assert [row["servers"] for row in rows] == [2, 4, 8, 12]
     for row in rows:
         assert row["step_seconds"] >= 0.1
-        assert row["model_limit_seconds"] <= row["step_seconds"] * 1.001
+        assert row["model_limit_step_seconds"] <= row["step_seconds"] * 1.001
         # Of one worker per node both are the same.
         assert row["model_ring_seconds"] == pytest.approx(row["model_hierarchical_seconds"])
     assert "are models" in out
@@ -319,6 +318,19 @@ def test_the_papers_tables_side_by_side(capsys, tmp_path: pathlib.Path) -> None:
     assert "14.00 ms" in out
     slopes = json.loads((tmp_path / "paper-tables-slopes.json").read_text())["rows"]
     assert slopes[0]["per_doubling_ms"] == pytest.approx((16.449 - 13.457) / 3)
+
+
+def test_the_page_has_the_numbers_that_are_computed() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    for column in paper_tables.COLUMNS:
+        found = paper_tables.fit(column)
+        cells = (
+            column.name,
+            ", ".join(f"{value:g}" for value in column.published),
+            ", ".join(f"{1e3 * found.seconds(nodes):.2f}" for nodes in (16, 32)),
+        )
+        assert f"| {' | '.join(cells)} |" in page
+        assert f"| {found.rate / 1e9:.1f} | {1e3 * found.late:.2f} |" in page
 
 
 def test_numbers_of_servers_are_tried_for_slow_servers_too() -> None:

@@ -121,6 +121,7 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
         "late": _read("--late", lambda text: parse_seconds(text, zero=True), options.late or "0"),
         "loss": _read("--loss", parse_loss, options.loss or "0%"),
         "mtu": options.mtu,
+        "proxies": options.proxies,
         "seed": options.seed,
     }
     if options.buffer:
@@ -128,7 +129,7 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
     if options.node_rate:
         text = options.node_rate.removesuffix("/s")
         values["node_rate"] = float(_read("--node-rate", parse_size, text))
-    source = "defaults"
+    source = "measured on the lab's two, docs/benchmarks.md"
     if options.costs:
         values["costs"], source = load_costs(options.costs)
     servers = nodes if options.servers is None else options.servers

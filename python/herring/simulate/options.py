@@ -66,6 +66,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "spread the result (48G)",
     )
     hosts.add_argument(
+        "--proxies",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each server, on a core each (0: one for up to 8 nodes, at most 16)",
+    )
+    hosts.add_argument(
         "--late",
         metavar="TIME",
         help="what the slowest of twice as many nodes adds to an average (0)",

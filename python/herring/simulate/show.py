@@ -18,8 +18,8 @@ _BINDS = {
     "node": "what a node does inside, before and after the network",
     "link": "the nodes' links",
     "servers' link": "the servers' links",
-    "processor": "processors that handle frames",
-    "latency": "what may be outstanding is less than the path holds (HERRING_CREDIT_MAX)",
+    "processor": "processors that handle frames (more of a server's: --proxies)",
+    "latency": "waiting for answers: round trips, or too little outstanding (HERRING_CREDIT_MAX)",
     "loss": "recoveries and time-outs after lost packets",
     "last gradient": "what is produced last can only be averaged after the backward pass",
 }
@@ -111,9 +111,10 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
         rows.append(
             ("price", f"{1000 * price:.4g}", f"of 1,000 steps ({price:.4g} each): {hourly}")
         )
+    unit = "a step" if job.step > 0 else "an average"
     servers = f"{best.by_time.network.servers:,}"
     rows.append(
-        ("best servers", servers, f"by time: {_duration(best.by_time.timeline.seconds)} a step")
+        ("best servers", servers, f"by time: {_duration(best.by_time.timeline.seconds)} {unit}")
     )
     if prices and best.by_cost:
         price = prices.of_step(best.by_cost.network, best.by_cost.timeline.seconds)
@@ -216,8 +217,8 @@ def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -
     lines.append(
         f"{', '.join(PEERS)} are models: links, headers, processors and latency as above, but no "
         "losses and no full buffers, and the tree goes level by level; buffers of 25 MiB, 64 MiB "
-        "or all at once, whichever is best for each; the ring runs over all workers, the others "
-        "over nodes (hierarchical: a ring of these)"
+        "or all at once, whichever is best for each; the ring runs over all workers, and "
+        "its hops inside a node are free, the others over nodes (hierarchical: a ring of these)"
     )
     if prices:
         lines.append(f"prices per hour: {prices.node:g} a node, {prices.server:g} a server")

@@ -172,20 +172,20 @@ def table(
         if prices:
             row["price_per_1000_steps"] = 1000 * prices.of_step(here, found.timeline.seconds)
         row |= {f"model_{name}_seconds": seconds for name, seconds in peer_steps(found).items()}
-        row["model_limit_seconds"] = found.limit_step
+        row["model_limit_step_seconds"] = found.limit_step
         rows.append(row)
     fixed = _fixed(network, sweep.kind)
     zero = sweep.values[0] == 0
     chart = Chart(
         kind.column,
-        ["step_seconds", *(f"model_{name}_seconds" for name in PEERS), "model_limit_seconds"],
+        ["step_seconds", *(f"model_{name}_seconds" for name in PEERS), "model_limit_step_seconds"],
         kind.name,
         "time of a step (s)" if job.step > 0 else "time of an average (s)",
         x_scale="symlog" if zero else "log",
         y_scale="log",
         names={
             "step_seconds": "Herring, simulated",
-            "model_limit_seconds": "Herring, limited by links alone",
+            "model_limit_step_seconds": "Herring, limited by links alone",
             **{f"model_{name}_seconds": name for name in PEERS},
         },
     )
