@@ -371,6 +371,12 @@ Round Job::round() {
   losses_ = timeouts_ = 0;
   controller_.on_start();
   pending_busy_ = 0;
+  // Nothing is on its way: the first frames take the latest credit.
+  if (!changes_.empty()) {
+    effective_ = changes_.back().credit;
+    changes_.clear();
+    refresh();
+  }
   stretch_ends_ = std::max(stretch_ends_, now_);
   next_poll_ = std::max(next_poll_, now_);
   for (size_t s = 0; s < groups_.size(); ++s) {
