@@ -58,19 +58,25 @@ Nanos CreditController::mean_response() const {
 
 // All are means over the same time: the larger window makes them longer.
 bool CreditController::link_is_full() const {
-  const auto waiting = static_cast<double>(mean_response() - mean_shortest());
   const auto queueing = static_cast<double>(mean_queueing());
-  return queueing_ > kShortQueueing && queueing > kQueueingOnAFullLink * waiting;
+  return queueing_ > kShortQueueing &&
+         queueing > kQueueingOnAFullLink * static_cast<double>(mean_response());
 }
 
-void CreditController::on_start() {
-  settle_ = std::max(settle_, flows_ * segment_bytes_ * credit());
+void CreditController::on_start() { settle_ = std::max(settle_, turn(credit())); }
+
+size_t CreditController::turn(uint16_t window) const {
+  const auto flows = static_cast<double>(flows_);
+  const double known = carried_ > 0 ? carried_ : carrying_;
+  const double carrying = known > 0 ? std::min(known, flows) : flows;
+  return static_cast<size_t>(carrying * static_cast<double>(segment_bytes_ * window));
 }
 
 // Results of frames sent under the old credit pass by first, then at least a few windows are
 // counted.
 void CreditController::begin_interval() {
-  settle_ = 2 * flows_ * segment_bytes_ * larger();
+  carried_ = std::exchange(carrying_, 0);
+  settle_ = 2 * turn(larger());
   bytes_ = 0;
   busy_ = 0;
 }
@@ -78,7 +84,13 @@ void CreditController::begin_interval() {
 void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
   if (fixed_ || (!shrinking_ && base_ >= maximum_)) return;
   if (trying_) tried_for_ += busy;
+  // Just after a change, windows of before are outstanding too.
+  if (settle_ == 0 || carried_ == 0) {
+    carrying_ = std::max(carrying_, static_cast<double>(outstanding) /
+                                        static_cast<double>(segment_bytes_ * credit()));
+  }
   if (settle_ > 0) {
+    if (carried_ == 0) settle_ = std::min(settle_, 2 * turn(larger()));
     settle_ -= std::min(settle_, bytes);
     return;
   }
@@ -95,7 +107,7 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
     add_cost(last_gain_);
     return finish_trial(now, false);
   }
-  const size_t enough = std::max<size_t>(4 * flows_ * segment_bytes_ * larger(), 256 << 10);
+  const size_t enough = std::max<size_t>(4 * turn(larger()), 256 << 10);
   if (bytes_ >= enough && busy_ >= kLeastInterval) finish_interval(now);
 }
 

@@ -62,6 +62,9 @@ class CreditController {
   uint16_t larger() const {
     return static_cast<uint16_t>(std::min<uint32_t>(2u * base_, maximum_));
   }
+  // Bytes of a window on all flows that carry anything: a rank that shares its node with others
+  // pushes to some servers only, and small shards fill no window.
+  size_t turn(uint16_t window) const;
   // Packets queue, and for a good part of the time to a result.
   bool link_is_full() const;
   Nanos mean_queueing() const;
@@ -95,6 +98,8 @@ class CreditController {
   double waited_ = 0;            // bytes outstanding, times for how long
   size_t answered_ = 0;          // bytes of results
   Nanos last_queueing_ = 0, last_response_ = 0;
+  double carrying_ = 0;          // most flows' windows outstanding in this interval
+  double carried_ = 0;           // in the one before; 0: not known
   size_t settle_ = 0;            // bytes to pass over after a change
   size_t bytes_ = 0;
   Nanos busy_ = 0;
