@@ -13,11 +13,21 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
-from herring.simulate.coarse import Costs, HostClass, Outcome, Scenario, ServerClass, fixed, run
+from herring.simulate.coarse import (
+    Costs,
+    HostClass,
+    Outcome,
+    Round,
+    Scenario,
+    ServerClass,
+    fixed,
+    run,
+)
 
 __all__ = ["Verdict", "breaches", "judge", "main", "network"]
 
@@ -76,7 +86,7 @@ def network(seed: int) -> Scenario:
     nodes = round(_log(draw, 2, 512))
     rate, rtt = _log(draw, 100e6, 400e9), _log(draw, 5e-6, 100e-3)
     loss = draw.choice((0.0, 0.0, _log(draw, 1e-6, 1e-3)))
-    port = {
+    port: dict[str, Any] = {
         "up": rate,
         "down": rate,
         "rtt": rtt / 2,
@@ -168,9 +178,8 @@ def _log(draw: random.Random, least: float, most: float) -> float:
     return math.exp(draw.uniform(math.log(least), math.log(most)))
 
 
-def _mean(rounds: Iterable) -> float:
+def _mean(rounds: Sequence[Round]) -> float:
     """Bytes per second over all of them."""
-    rounds = list(rounds)
     return sum(r.seconds * r.goodput for r in rounds) / sum(r.seconds for r in rounds)
 
 
