@@ -34,7 +34,7 @@ class Job {
                     static_cast<uint16_t>(scenario.credit_max / scenario.segment_bytes), fixed_,
                     scenario.segment_bytes),
         random_(seed),
-        lengths_(pace_.shapes().size(), 1.0),
+        reaches_(pace_.shapes().size()),
         groups_(pace_.shapes().size()),
         active_(pace_.shapes().size(), 1.0) {
     controller_.set_flows(scenario.server_count());
@@ -91,7 +91,7 @@ class Job {
   const bool fixed_;
   worker::CreditController controller_;
   std::mt19937_64 random_;
-  std::vector<double> lengths_;
+  std::vector<Pace::Reach> reaches_;
   std::vector<Group> groups_;
   std::vector<double> active_;
   State state_;
@@ -109,7 +109,7 @@ class Job {
 };
 
 void Job::refresh() {
-  state_ = pace_.state(effective_, lengths_);
+  state_ = pace_.state(effective_, reaches_);
   turns_ = pace_.turns(state_, active_);
 }
 
@@ -170,15 +170,17 @@ void Job::poll() {
       near = s;
     }
   }
-  if (!fixed_) {
-    bool changed = false;
-    for (size_t s = 0; s < shapes.size(); ++s) {
-      const double length = worker::length_of(1e9 * (shapes[s].rtt - nearest),
-                                              1e9 * turns_.turn[near]);
-      changed |= length != lengths_[s];
-      lengths_[s] = length;
-    }
-    if (changed) refresh();
+  std::vector<Pace::Reach> reaches(shapes.size());
+  for (size_t s = 0; s < shapes.size(); ++s) {
+    const double waits = state_.chains[s].queueing + queued(s) / 2;
+    reaches[s].frames = worker::frames_of(shapes[s].rtt + waits, turns_.turn[s]);
+    if (fixed_) continue;
+    reaches[s].length =
+        worker::length_of(1e9 * (shapes[s].rtt - nearest), 1e9 * turns_.turn[near]);
+  }
+  if (reaches != reaches_) {
+    reaches_ = std::move(reaches);
+    refresh();
   }
   controller_.on_queueing(nanos(queueing / servers), nanos(shortest / servers));
   // A loss counts from the second poll on, see transport::LossCounter.
@@ -308,7 +310,7 @@ void Job::step(double until) {
     effective_ = changes_.front().credit;
     changes_.pop_front();
     active_.assign(active_.size(), -1);
-    state_ = pace_.state(effective_, lengths_);
+    state_ = pace_.state(effective_, reaches_);
   }
   release();
   until = std::min({until, stretch_ends_, std::max(next_poll_, now_)});

@@ -165,7 +165,7 @@ void Pace::add_processors(State& state) const {
   state.resources.push_back(std::move(shared));
 }
 
-State Pace::state(size_t credit, const std::vector<double>& lengths) const {
+State Pace::state(size_t credit, const std::vector<Reach>& reaches) const {
   State state;
   state.chains.resize(shapes_.size());
   for (size_t s = 0; s < shapes_.size(); ++s) {
@@ -173,11 +173,12 @@ State Pace::state(size_t credit, const std::vector<double>& lengths) const {
     Chain& chain = state.chains[s];
     const size_t most = std::max<size_t>(scenario_.credit_max / scenario_.segment_bytes, credit);
     const size_t window =
-        std::max<size_t>(worker::window_of(credit, shape.share, lengths[s], most), 1);
+        std::max<size_t>(worker::window_of(credit, shape.share, reaches[s].length, most), 1);
     const auto run = static_cast<double>(shape.run_segments);
     const auto frame = std::min(
         static_cast<double>(
-            worker::frame_of(window, scenario_.frame_max, scenario_.segment_bytes)), run);
+            worker::frame_of(window, reaches[s].frames, scenario_.frame_max,
+                             scenario_.segment_bytes)), run);
     const double in_run = std::ceil(run / frame);
     chain.frame = shape.run_bytes / in_run;
     chain.frames = std::clamp(std::floor(static_cast<double>(window) / frame), 1.0,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "simulate/scenario.h"
+#include "worker/window.h"
 
 namespace herring::simulate {
 
@@ -83,8 +84,14 @@ class Pace {
   double limit() const { return limit_; }
   double wire_limit() const { return wire_limit_; }
 
-  // `credit`: segments. `lengths`: of the links to each class of servers, see worker/window.h.
-  State state(size_t credit, const std::vector<double>& lengths) const;
+  // How the links to a class of servers are used, see worker/window.h.
+  struct Reach {
+    double length = 1;
+    size_t frames = worker::kFramesPerWindow;
+    bool operator==(const Reach&) const = default;
+  };
+  // `credit`: segments. `reaches`: by class of servers.
+  State state(size_t credit, const std::vector<Reach>& reaches) const;
   // `active`: share of the servers of each class that nothing holds up.
   Turns turns(const State& state, const std::vector<double>& active) const;
 

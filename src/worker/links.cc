@@ -150,7 +150,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
   const size_t window = this->window(link);
-  const size_t frame_limit = frame_of(window, options_.frame_max, options_.segment_bytes);
+  const size_t frame_limit = frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
   const size_t left = run.first + run.count - item.next;
   size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
@@ -207,15 +207,21 @@ void Links::account(Link& link, size_t sent) {
   link.outstanding += sent;
 }
 
-void Links::measure_lengths() {
-  Link* near = nullptr;
-  for (Link& link : links_) {
+void Links::measure_paths() {
+  const Link* near = nullptr;
+  for (const Link& link : links_) {
     if (link.shortest > 0 && (near == nullptr || link.shortest < near->shortest)) near = &link;
   }
   if (near == nullptr || near->answered < kLeastAnswered) return;
   const double response = near->waited / near->answered;
+  const Nanos nearest = near->shortest;
   for (Link& link : links_) {
-    link.length = length_of(static_cast<double>(link.shortest - near->shortest), response);
+    if (link.answered > 0) {
+      link.frames = frames_of(static_cast<double>(link.round_trip), link.waited / link.answered);
+    }
+    if (!options_.credit_fixed) {
+      link.length = length_of(static_cast<double>(link.shortest - nearest), response);
+    }
     link.waited = link.answered = 0;
   }
 }
@@ -390,12 +396,13 @@ void Links::poll_paths() {
         shortest += info.min_rtt;
         ++flows;
         link.shortest = info.min_rtt;
+        link.round_trip = info.rtt;
       }
       path.report(info.rtt);
     }
     judge(link.paths, now);
   }
-  if (!options_.credit_fixed) measure_lengths();
+  measure_paths();
   if (flows > 0) controller_.on_queueing(queueing / flows, shortest / flows);
 }
 

@@ -16,6 +16,7 @@
 #include "worker/credit.h"
 #include "worker/paths.h"
 #include "worker/transfer.h"
+#include "worker/window.h"
 
 namespace herring::worker {
 
@@ -97,10 +98,11 @@ class Links : private transport::FlowHandler {
   struct Link {
     double share = 1;   // of the credit: a server with more of the bytes has more on its way
     double length = 1;  // of the time to a result, by the nearest server's
-    Nanos shortest = 0;  // round trip; 0: not known
+    Nanos shortest = 0, round_trip = 0;  // the shortest one, the latest; 0: not known
+    size_t frames = kFramesPerWindow;
     size_t outstanding = 0;
     size_t returned = 0;  // segments answered since all links were idle
-    // Since lengths were last measured: segments outstanding times for how long, and answered.
+    // Since paths were last measured: segments outstanding times for how long, and answered.
     Nanos counted_at = 0;
     double waited = 0, answered = 0;
     void count(Nanos now) {
@@ -120,7 +122,7 @@ class Links : private transport::FlowHandler {
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(Link& link, size_t sent);
-  void measure_lengths();
+  void measure_paths();
   void give_back(LinkFlow& flow);
   void lost(uint32_t count, Nanos now);
   void forget_transfers();
