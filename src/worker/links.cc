@@ -150,7 +150,8 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
   const size_t window = this->window(link);
-  const size_t frame_limit = frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
+  const size_t frame_limit =
+      frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
   const size_t left = run.first + run.count - item.next;
   size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.

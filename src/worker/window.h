@@ -12,12 +12,12 @@ namespace herring::worker {
 
 // Where the time to a result goes into the network, by length or by queues, a window is cut into
 // four frames: one on its way there, one on its way back, one that is summed and one that waits for
-// the last of these to be whole. With fewer a part of the window would never be on its way. Where it
-// goes into processors, into two, so that one is summed while another is on its way: each frame
+// the last of these to be whole. With fewer a part of the window would never be on its way. Where
+// it goes into processors, into two, so that one is summed while another is on its way: each frame
 // costs a wake-up and a few system calls on both sides.
 inline constexpr size_t kFramesPerWindow = 2, kFramesInTheNetwork = 4;
-// A round trip's share of the time to a result. Links that bind were measured to have 0.55 and more,
-// processors that do 0.1 to 0.36.
+// A round trip's share of the time to a result. Links that bind were measured to have 0.55 and
+// more, processors that do 0.1 to 0.36.
 inline constexpr double kShareInTheNetwork = 0.4;
 // Lest a server with next to nothing to do makes all others flood their links.
 inline constexpr double kLargestShare = 8;

@@ -31,6 +31,7 @@ from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
 from herring.study.paper_tables import paper_tables
 from herring.study.partial import partial_study
+from herring.study.predictions import predictions
 from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
 
@@ -40,6 +41,7 @@ _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
 _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
+    "predictions": predictions,
 }
 _DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
 _PATHS = {"long-paths": long_paths, **COMPARISONS}
@@ -74,6 +76,9 @@ examples:
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
       what dedicated servers cost and buy, from the models; nothing is measured
+
+  herring study predictions --iterations 20 --out study
+      27 all-reduces on emulated hosts and in virtual time, side by side
 
   herring study paper-tables
       tables V and VI of the Herring paper: two points of each column calibrate a model, the others

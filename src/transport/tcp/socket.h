@@ -33,9 +33,10 @@ void want_descriptors(size_t connections);
 void repeat_steadily(int fd);
 Status make_flow_socket(int fd);  // non-blocking, TCP_NODELAY, keep-alive
 
-// For flows that rest now and then. BBR sends as fast, and has as much on its way, as it measured
-// on the flow before, and acknowledgements that wait behind data the other way make it slow. Other
-// choices of the system's are kept, and so is BBR where cubic is not allowed: slower, not wrong.
+// For flows that rest now and then, or that something else holds back. BBR sends as fast, and has
+// as much on its way, as it measured on the flow before, and acknowledgements that wait behind data
+// the other way make it slow. Other choices of the system's are kept, and so is BBR where cubic is
+// not allowed: slower, not wrong.
 void avoid_bbr(int fd);
 
 // The address of a named interface ("eth0"), or the text itself when it is an address.

@@ -25,7 +25,12 @@ class TcpConnection final : public Connection {
 
   std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) override {
     switch (traffic) {
-      case Traffic::kCredit: break;
+      case Traffic::kCredit:
+        // Credit keeps less outstanding than a path could hold, by which BBR takes it to be slower
+        // than it is: 125 MB over paths of 5 ms took 1.10 of the limit with it, 1.02 with cubic;
+        // where packets are lost, both the same.
+        avoid_bbr(fd_.get());
+        break;
       case Traffic::kSchedule:
         setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
         // A schedule's flow rests for whole steps, and shares the link with its neighbours where
