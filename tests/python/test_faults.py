@@ -95,10 +95,12 @@ rank, victim = herring.rank(), int(os.environ["VICTIM"])
 large = np.zeros(2_000_000, np.float32)
 herring.allreduce(large, name="warm")
 if rank == victim:
+    herring.barrier()  # a colocated server dies with it: all must have their results by then
     handle = herring.allreduce_async(large, name="last")
     os.kill(os.getpid(), signal.SIGKILL)
 start = time.monotonic()
 try:
+    herring.barrier()
     while True:
         herring.allreduce(large, "sum")
 except herring.PeerLostError as error:
