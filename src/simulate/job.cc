@@ -137,9 +137,11 @@ Status SimulatedJob::set_up() {
 
 Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rounds,
                                                       Nanos patience) {
+  if (!failure_.ok()) {
+    return Status(failure_.code(), concat("the job has ended: ", failure_.message()));
+  }
   bytes_ = bytes / sizeof(float) * sizeof(float);
   rounds_.assign(rounds, {});
-  failure_ = {};
   running_ = programs_.size();
   const bool checks = options_.simulation.carries_data;
   if (!checks) scratch_.resize(bytes_);
@@ -159,9 +161,10 @@ Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rou
   if (!done) {
     size_t least = rounds;
     for (const auto& program : programs_) least = std::min(least, program->round);
-    return Status(Code::kTimeout, concat("after ", to_seconds(patience), " s of virtual time ",
-                                         running_, " of ", programs_.size(),
-                                         " ranks are not done; the last is in round ", least));
+    fail({Code::kTimeout, concat("after ", to_seconds(patience), " s of virtual time ", running_,
+                                 " of ", programs_.size(),
+                                 " ranks are not done; the last is in round ", least)});
+    return failure_;
   }
   for (const auto& program : programs_) {
     for (size_t i = 0; i < program->array.size(); ++i) {

@@ -45,7 +45,8 @@ class SimulatedJob {
 
   // All ranks meet in a barrier, then average (sum) an array of `bytes`, so many times. With data
   // every element is checked at the end of the last round. kTimeout: they did not get there within
-  // `patience` of virtual time; kInternal: a wrong element.
+  // `patience` of virtual time; kInternal: a wrong element. After an error there is no other call:
+  // ranks are somewhere in their rounds.
   Result<std::vector<JobRound>> allreduce(size_t bytes, uint32_t rounds, Nanos patience);
 
   transport::virtual_time::Simulation& simulation() { return simulation_; }

@@ -34,6 +34,8 @@ void VirtualLoop::join() {
   if (ended_) return;
   ended_ = true;
   if (state_ == State::kHandles || state_ == State::kSends) rest();
+  auto& waiting = cores_.waiting;
+  waiting.erase(std::remove(waiting.begin(), waiting.end(), this), waiting.end());
   if (started_) {
     running_ = true;
     run_tasks();
@@ -122,13 +124,12 @@ void VirtualLoop::end_iteration() {
 void VirtualLoop::rest() {
   state_ = State::kAsleep;
   ++cores_.free;
-  while (!cores_.waiting.empty()) {
+  if (!cores_.waiting.empty()) {
     VirtualLoop* next = cores_.waiting.front();
     cores_.waiting.pop_front();
-    if (next->ended_) continue;
-    --cores_.free;
-    next->begin_iteration();
-    break;
+    next->state_ = State::kAsleep;
+    next->due_ = kNever;
+    next->schedule(simulation_.now());
   }
   if (ended_ || stopped_) return;
   if (!ready_.empty() || has_tasks()) {

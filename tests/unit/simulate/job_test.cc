@@ -110,6 +110,44 @@ TEST(SimulatedJob, ARoundThatCannotEndIsSaidToHaveNot) {
   const auto result = (*job)->allreduce(12'500'000, 1, 100 * kMillisecond);
   ASSERT_EQ(result.status().code(), Code::kTimeout);
   EXPECT_NE(result.status().message().find("4 of 4 ranks"), std::string::npos);
+  const auto next = (*job)->allreduce(1000, 1, kSecond);
+  EXPECT_EQ(next.status().code(), Code::kTimeout);
+  EXPECT_NE(next.status().message().find("the job has ended"), std::string::npos);
+}
+
+// With few processors some loops are at work and others wait for one, whenever it ends.
+TEST(SimulatedJob, AJobMayEndInTheMiddle) {
+  for (const size_t cores : {0, 1, 3}) {
+    for (Nanos at = kMillisecond; at < 200 * kMillisecond; at += 23 * kMillisecond + cores) {
+      JobOptions options = job_over(50 * kMicrosecond, 0.01);
+      options.simulation.cores = cores;
+      options.simulation.shared_cores = true;
+      options.simulation.costs.wakeup = 100 * kMicrosecond;
+      options.settings = {{"proxies", "2"}};
+      auto job = SimulatedJob::create(options);
+      ASSERT_TRUE(job.ok());
+      EXPECT_FALSE((*job)->allreduce(12'500'000, 1, at).ok());
+    }
+  }
+}
+
+TEST(SimulatedJob, FewProcessorsMakeItSlower) {
+  const auto seconds = [](size_t cores) {
+    JobOptions options = job_over(50 * kMicrosecond);
+    options.simulation.cores = cores;
+    options.simulation.shared_cores = true;
+    options.simulation.costs.wakeup = 200 * kMicrosecond;
+    return median_after(run(options, 1'000'000, 3), 1);
+  };
+  EXPECT_GT(seconds(1), 1.5 * seconds(0));
+}
+
+TEST(SimulatedJob, RoundsGoOnFromOneCallToTheNext) {
+  auto job = SimulatedJob::create(job_over(500 * kMicrosecond));
+  ASSERT_TRUE(job.ok());
+  for (const size_t bytes : {4u, 8196u, 1'000'000u, 400u}) {
+    EXPECT_TRUE((*job)->allreduce(bytes, 3, 60 * kSecond).ok()) << bytes;
+  }
 }
 
 TEST(SimulatedJob, SettingsAndSizesAreChecked) {
