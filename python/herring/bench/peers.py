@@ -10,8 +10,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -286,6 +287,17 @@ def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
         "--peer gloo and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run"
         " sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )
+
+
+def end_process(status: int) -> NoReturn:
+    """Ends this process, which has used torch's DistributedDataParallel over Gloo.
+
+    torch keeps Gloo's threads beyond ``destroy_process_group`` then. One that drops its last Python
+    object while the interpreter is being finalized aborts the process, after its work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _mpi_settings(name: str, value: str) -> dict[str, str]:

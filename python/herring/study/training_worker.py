@@ -302,7 +302,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "wrong": wrong,
         }
         pathlib.Path(options.json).write_text(json.dumps(found) + "\n")
-    return 1 if wrong else 0
+    status = 1 if wrong else 0
+    if options.strategy == "ddp":
+        from herring.bench.peers import end_process
+
+        end_process(status)
+    return status
 
 
 if __name__ == "__main__":

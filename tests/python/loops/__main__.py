@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 
 import herring.torch as herring
+from herring.bench.peers import end_process
 
 from . import LOOPS
 from .libraries import Herring, Library, Nothing, Torch
@@ -99,6 +100,7 @@ def main() -> None:
                 report.write(json.dumps(line) + "\n")
     torch.distributed.destroy_process_group()
     herring.shutdown()
+    end_process(0)
 
 
 main()
