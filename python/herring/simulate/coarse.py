@@ -34,24 +34,8 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class HostClass:
-    """Nodes that are alike.
-
-    Attributes:
-      count: how many.
-      workers: workers on each; the same for all classes of a scenario.
-      up, down: bits per second of the link, away from the node and towards it.
-      rtt: seconds, the part of the round trip on the node's side: a path's whole round trip is
-        this plus the server's.
-      buffer: bytes that the switch port towards the node holds.
-      loss: probability that a packet is lost on the node's link, each way.
-      mtu: bytes of the largest IP packet.
-      background: share of the link that other traffic takes, 0 to 0.95.
-      costs: of the node's processors.
-    """
-
+class _Alike:
     count: int
-    workers: int = 1
     up: float = 100e9
     down: float = 100e9
     rtt: float = 25e-6
@@ -63,32 +47,42 @@ class HostClass:
 
 
 @dataclass(frozen=True)
-class ServerClass:
-    """Servers that are alike.
+class HostClass(_Alike):
+    """Nodes that are alike.
 
     Attributes:
       count: how many.
+      up, down: bits per second of the link, away from the node and towards it.
+      rtt: seconds, the part of the round trip on the node's side: a path's whole round trip is
+        this plus the server's.
+      buffer: bytes that the switch port towards the node holds.
+      loss: probability that a packet is lost on the node's link, each way.
+      mtu: bytes of the largest IP packet.
+      background: share of the link that other traffic takes, 0 to 0.95.
+      costs: of the node's processors.
+      workers: workers on each; the same for all classes of a scenario.
+    """
+
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class ServerClass(_Alike):
+    """Servers that are alike.
+
+    Attributes:
+      count, up, down, rtt, buffer, loss, mtu, background, costs: as of `HostClass`.
       weight: share of the bytes of each, in any unit; 0: as ``plan::server_weights()`` has it,
         which must then hold for all classes.
       colocated: they run on the first `count` nodes of class number `host` and share their links,
         ports and processors: up, down, buffer, loss, mtu, background and costs are those of the
         nodes. Of class `host` there must be `count` nodes.
       host: index of that class; ignored for dedicated servers.
-      up, down, rtt, buffer, loss, mtu, background, costs: as of `HostClass`.
     """
 
-    count: int
     weight: float = 0.0
     colocated: bool = False
     host: int = 0
-    up: float = 100e9
-    down: float = 100e9
-    rtt: float = 25e-6
-    buffer: float = 1e6
-    loss: float = 0.0
-    mtu: int = 9000
-    background: float = 0.0
-    costs: Costs = Costs()
 
 
 @dataclass(frozen=True)

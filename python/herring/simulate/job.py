@@ -8,12 +8,12 @@ TCP. The same scenario and seed give the same times. docs/simulate.md says what 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from herring import _core
 from herring.errors import ConfigurationError
+from herring.simulate.limits import require_within
 
 __all__ = ["Change", "JobCosts", "JobOutcome", "JobRound", "JobScenario", "PathModel", "run"]
 
@@ -168,9 +168,9 @@ def run(
       TimeoutError: the rounds were not done within `patience`; says how far they came.
     """
     _check(scenario)
-    _within("rounds", rounds, 1, 10**6)
-    _within("seed", seed, 0, 2**63)
-    _within("patience", patience, 1e-6, 1e7)
+    require_within("rounds", rounds, 1, 10**6)
+    require_within("seed", seed, 0, 2**63)
+    require_within("patience", patience, 1e-6, 1e7)
     links = [(scenario.rates.get(host, scenario.rate), scenario.queue)
              for host in range(scenario.hosts)] * 2  # fmt: skip
     links += [(rate, scenario.queue) for rate, _ in scenario.sites for _ in range(2)]
@@ -206,35 +206,30 @@ def run(
     return JobOutcome(tuple(JobRound(*each) for each in found.pop("rounds")), **found)
 
 
-def _within(name: str, value: float, least: float, most: float) -> None:
-    if not (math.isfinite(value) and least <= value <= most):
-        raise ConfigurationError(f"{name} is {value:g}; it is from {least:g} to {most:g}")
-
-
 def _check(scenario: JobScenario) -> None:
-    _within("nodes", scenario.nodes, 2, 4096)
-    _within("servers", scenario.servers, 0, 4096)
-    _within("size", scenario.size, 4, 10**11)
-    _within("queue", scenario.queue, 0, 100)
-    _within("mtu", scenario.mtu, 576, 65535)
-    _within("cores", scenario.cores, 0, 10**6)
-    _within("pause", scenario.pause, 0, 1000)
+    require_within("nodes", scenario.nodes, 2, 4096)
+    require_within("servers", scenario.servers, 0, 4096)
+    require_within("size", scenario.size, 4, 10**11)
+    require_within("queue", scenario.queue, 0, 100)
+    require_within("mtu", scenario.mtu, 576, 65535)
+    require_within("cores", scenario.cores, 0, 10**6)
+    require_within("pause", scenario.pause, 0, 1000)
     for name, seconds in dataclasses.asdict(scenario.costs).items():
-        _within(f"costs.{name}", seconds, 0, 1)
+        require_within(f"costs.{name}", seconds, 0, 1)
     rates = {"rate": scenario.rate}
     rates |= {f"rates[{host}]": rate for host, rate in scenario.rates.items()}
     rates |= {f"sites[{i}]": rate for i, (rate, _) in enumerate(scenario.sites)}
     rates |= {f"changes[{i}].rate": each.rate for i, each in enumerate(scenario.changes)}
     for name, rate in rates.items():
         if rate != 0:
-            _within(name, rate, 1e4, 1e13)
+            require_within(name, rate, 1e4, 1e13)
     paths = {"path": scenario.path}
     paths |= {f"far[{host}]": path for host, path in scenario.far.items()}
     paths |= {f"sites[{i}]": path for i, (_, path) in enumerate(scenario.sites)}
     for name, path in paths.items():
-        _within(f"{name}.delay", path.delay, 0, 10)
-        _within(f"{name}.jitter", path.jitter, 0, 10)
-        _within(f"{name}.loss", path.loss, 0, 0.5)
+        require_within(f"{name}.delay", path.delay, 0, 10)
+        require_within(f"{name}.jitter", path.jitter, 0, 10)
+        require_within(f"{name}.loss", path.loss, 0, 0.5)
     hosts = [*scenario.rates, *scenario.far, *(each.host for each in scenario.changes)]
     for host in hosts:
         if not 0 <= host < scenario.hosts:

@@ -16,6 +16,7 @@ from herring import models
 from herring.errors import ConfigurationError
 from herring.simulate import coarse
 from herring.simulate.coarse import Costs
+from herring.simulate.limits import require_within
 
 __all__ = ["MEASURED", "PEERS", "Herring", "Network", "load_costs", "peer_seconds"]
 
@@ -81,18 +82,18 @@ class Network:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        _within("--nodes", self.nodes, 1, 100_000)
-        _within("--gpus-per-node", self.workers, 1, 64)
-        _within("--rate", self.rate, 1e6, 1e13, "bit/s")
-        _within("--server-rate", self.server_rate, 1e6, 1e13, "bit/s")
-        _within("--rtt", self.rtt, 0, 10, "s")
+        require_within("--nodes", self.nodes, 1, 100_000)
+        require_within("--gpus-per-node", self.workers, 1, 64)
+        require_within("--rate", self.rate, 1e6, 1e13, "bit/s")
+        require_within("--server-rate", self.server_rate, 1e6, 1e13, "bit/s")
+        require_within("--rtt", self.rtt, 0, 10, "s")
         if not 0 <= self.loss <= 0.1:
             raise ConfigurationError(f"--loss is {100 * self.loss:g}%; it is from 0% to 10%")
-        _within("--mtu", self.mtu, 576, 65521, "bytes")
-        _within("--buffer", self.buffer, self.mtu, 1e12, "bytes")
-        _within("--node-rate", self.node_rate, 1e6, 1e15, "bytes/s")
-        _within("--proxies", self.proxies, 0, 1024)
-        _within("--late", self.late, 0, 1e3, "s")
+        require_within("--mtu", self.mtu, 576, 65521, "bytes")
+        require_within("--buffer", self.buffer, self.mtu, 1e12, "bytes")
+        require_within("--node-rate", self.node_rate, 1e6, 1e15, "bytes/s")
+        require_within("--proxies", self.proxies, 0, 1024)
+        require_within("--late", self.late, 0, 1e3, "s")
         if not 0 <= self.servers <= self.most_servers:
             raise ConfigurationError(
                 f"--servers is {self.servers}; it is from 0 to {self.most_servers}: links gain "
@@ -143,7 +144,7 @@ class Network:
         """
         path = {"buffer": self.buffer, "loss": self.loss, "mtu": self.mtu, "rtt": self.rtt / 2}
         link = {"up": self.rate, "down": self.rate, **path}
-        hosts = coarse.HostClass(self.nodes, self.workers, costs=self.node_costs, **link)
+        hosts = coarse.HostClass(self.nodes, workers=self.workers, costs=self.node_costs, **link)
         servers = []
         if self.servers > 0:
             own = {**link, "up": self.server_rate, "down": self.server_rate}
@@ -268,11 +269,3 @@ def load_costs(path: str) -> tuple[Costs, str]:
         if not number or not 0 <= value < 1e6:
             raise ConfigurationError(f"--costs {path}: {name} is {value!r}; write a number above 0")
     return dataclasses.replace(MEASURED, **values), str(document.get("source", path))
-
-
-def _within(name: str, value: float, least: float, most: float, unit: str = "") -> None:
-    if not least <= value <= most:
-        unit = f" {unit}" if unit else ""
-        raise ConfigurationError(
-            f"{name} is {value:.6g}{unit}; it is from {least:.6g} to {most:.6g}{unit}"
-        )

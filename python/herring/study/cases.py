@@ -7,13 +7,14 @@ runs, and links that this machine could not keep to their model give no figure.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Mapping
 
 from herring.lab.cluster import LateLinksError
 from herring.study.bench import Network, Point, measure
 
-__all__ = ["Case", "Times", "measure_cases", "show_delay"]
+__all__ = ["Case", "Times", "counted", "measure_cases", "measure_on_time", "show_delay"]
 
 _ATTEMPTS = 3  # something else may have had the processors
 
@@ -94,7 +95,7 @@ def measure_cases(
             begin(what)
             point = case.point(workers, size)
             try:
-                seconds = _measure(network, point, iterations, warmup)
+                seconds = measure_on_time(network, point, iterations, warmup)
             except LateLinksError as error:
                 times.void.append(f"void: {what}: {error.report.text()}")
             else:
@@ -107,7 +108,19 @@ def show_delay(seconds: float) -> str:
     return f"{seconds * 1e6:g} us" if seconds < 1e-3 else f"{seconds * 1e3:g} ms"
 
 
-def _measure(network: Network, point: Point, iterations: int, warmup: int) -> float:
+def counted(report: Callable[[int, int, str], None], total: int) -> Callable[[str], None]:
+    """Returns what to call before each of `total` measurements, with what it is."""
+    number = itertools.count()
+    return lambda what: report(next(number), total, what)
+
+
+def measure_on_time(network: Network, point: Point, iterations: int, warmup: int) -> float:
+    """Returns the median in seconds of a run during which links were kept to their model.
+
+    Raises:
+      ClusterError: the job failed.
+      LateLinksError: they were not, in several attempts.
+    """
     for attempt in range(_ATTEMPTS):
         try:
             return float(measure(network, point, iterations, warmup)["p50_seconds"])

@@ -7,14 +7,13 @@ the curves of a picture is who averages: the hosts, links and bytes are the same
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from herring import models
 from herring.bench.peers import missing
 from herring.study.bench import Network
-from herring.study.cases import Case, Times, measure_cases, show_delay
+from herring.study.cases import Case, Times, counted, measure_cases, show_delay
 from herring.study.experiments import Chart, Scale, Table
 
 __all__ = ["COMPARISONS", "DELAYS", "LOSSES", "over_delay", "over_hosts", "over_loss"]
@@ -91,7 +90,7 @@ def _compare(
     cases = [Case("herring", scale.runs), Case("ring", scale.runs, algorithm="ring")]
     cases += [] if reason else [Case("gloo", scale.runs, "gloo")]
     columns = [case.column for case in cases]
-    total, number = len(settings) * len(cases) * scale.runs, itertools.count()
+    begin = counted(scale.report, len(settings) * len(cases) * scale.runs)
     rows, void = [], []
     for place, where, workers, network in settings:
         times = measure_cases(
@@ -101,7 +100,7 @@ def _compare(
             size,
             scale.iterations,
             warmup,
-            lambda what: scale.report(next(number), total, what),
+            begin,
             where,
         )
         rows.append(_row(chart, place, workers, size, network, columns, times))

@@ -7,11 +7,10 @@ its bandwidth times its round trip, so that no size of credit fits all of them.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 from herring.bench.peers import missing
-from herring.study.cases import Case, Times, measure_cases, show_delay
+from herring.study.cases import Case, Times, counted, measure_cases, show_delay
 from herring.study.experiments import Chart, Scale, Table
 
 __all__ = ["long_paths"]
@@ -38,7 +37,7 @@ def long_paths(scale: Scale, size: int) -> Table:
     cases = [Case(_OWN, scale.runs)]
     cases += [Case(f"fixed_{size}", settings={"HERRING_CREDIT": size}) for size in sizes]
     cases += [] if reason else [Case("gloo", library="gloo")]
-    total, number = len(settings) * sum(case.runs for case in cases), itertools.count()
+    begin = counted(scale.report, len(settings) * sum(case.runs for case in cases))
     rows, void = [], []
     for delay, loss in settings:
         network = dataclasses.replace(scale.network, delay=delay, loss=loss, strict=True)
@@ -49,7 +48,7 @@ def long_paths(scale: Scale, size: int) -> Table:
             size,
             scale.iterations,
             warmup,
-            lambda what: scale.report(next(number), total, what),
+            begin,
             f"{show_delay(delay)}, {100 * loss:g} % lost",
         )
         rows.append(_row(delay, loss, size / network.bandwidth, cases, times))

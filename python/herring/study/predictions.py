@@ -8,7 +8,6 @@ predicted.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +15,13 @@ from herring import models
 from herring.lab.cluster import LateLinksError
 from herring.simulate.job import JobCosts, JobScenario, PathModel
 from herring.simulate.job import run as simulate
-from herring.study.bench import Network, Point, measure
-from herring.study.cases import show_delay
+from herring.study.bench import Network, Point
+from herring.study.cases import counted, measure_on_time, show_delay
 from herring.study.experiments import Chart, Scale, Table
 
 __all__ = ["SETTINGS", "Setting", "predictions"]
 
 _WARMUP = 5
-_ATTEMPTS = 3
 _BYTES = 50_000_000  # of an all-reduce without a rate
 _FRAMES = "16KiB"  # credit of the one that is bound by frames
 _CORES = 2  # of this machine that the hosts together have: its own, less what the switch takes
@@ -76,11 +74,7 @@ SETTINGS = (
 def predictions(scale: Scale) -> list[Table]:
     """Calibrates, then times every setting in the lab and in virtual time."""
     settings = SETTINGS[:2] if scale.quick else SETTINGS
-    total, number = len(settings) + 2, itertools.count()
-
-    def begin(what: str) -> None:
-        scale.report(next(number), total, what)
-
+    begin = counted(scale.report, len(settings) + 2)
     warmup = 1 if scale.quick else _WARMUP
     costs = _calibrate(scale, warmup, begin)
     rows: list[dict[str, Any]] = []
@@ -188,13 +182,7 @@ def _measure(setting: Setting, size: int, scale: Scale, warmup: int) -> float:
     )
     credit = {"HERRING_CREDIT": setting.credit} if setting.credit else {}
     point = Point(setting.workers, setting.servers, size, settings=credit)
-    for attempt in range(_ATTEMPTS):
-        try:
-            return float(measure(network, point, scale.iterations, warmup)["p50_seconds"])
-        except LateLinksError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+    return measure_on_time(network, point, scale.iterations, warmup)
 
 
 def _words(costs: JobCosts) -> str:
