@@ -155,7 +155,7 @@ void Job::follow() {
 void Job::poll() {
   next_poll_ += kPoll;
   const auto& shapes = pace_.shapes();
-  double queueing = 0, shortest = 0, servers = 0, nearest = std::numeric_limits<double>::max();
+  double queueing = 0, servers = 0, nearest = std::numeric_limits<double>::max();
   size_t near = 0;
   for (size_t s = 0; s < shapes.size(); ++s) {
     const Chain& chain = state_.chains[s];
@@ -163,7 +163,6 @@ void Job::poll() {
     const double waits = chain.queueing + queued(s) / 2;
     const double noise = scenario_.noise * (normal() * waits + std::abs(normal()) * shapes[s].rtt);
     queueing += shapes[s].servers * std::max(waits + noise, 0.0);
-    shortest += shapes[s].servers * shapes[s].rtt;
     servers += shapes[s].servers;
     if (shapes[s].rtt < nearest) {
       nearest = shapes[s].rtt;
@@ -182,7 +181,7 @@ void Job::poll() {
     reaches_ = std::move(reaches);
     refresh();
   }
-  controller_.on_queueing(nanos(queueing / servers), nanos(shortest / servers));
+  controller_.on_queueing(nanos(queueing / servers));
   // A loss counts from the second poll on, see transport::LossCounter.
   if (heard_ >= 1) controller_.on_losses(static_cast<uint32_t>(std::min(heard_, 1e9)), nanos(now_));
   heard_ = std::exchange(unheard_, 0);
@@ -371,7 +370,7 @@ Round Job::round() {
   const double began = now_;
   spent_ = {};
   losses_ = timeouts_ = 0;
-  controller_.on_start();
+  controller_.on_start(nanos(now_));
   pending_busy_ = 0;
   // Nothing is on its way: the first frames take the latest credit.
   if (!changes_.empty()) {

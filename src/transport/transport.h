@@ -7,6 +7,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,15 @@
 namespace herring::transport {
 
 class Flow;
+
+// A lost packet that no later one reveals is sent again when a round trip and a least time-out are
+// over. The system's own is meant for any path and costs a round in a data centre 200 ms; a job's
+// flows have as little as leaves a probe the time to be answered first (RFC 8985, section 7.2; on
+// Linux it goes out two round trips and two ticks of 4 ms after the last acknowledgement).
+inline constexpr Nanos kShortestTimeout = 10 * kMillisecond, kSystemTimeout = 200 * kMillisecond;
+inline Nanos timeout_beyond(Nanos round_trip) {
+  return std::min(3 * round_trip + kShortestTimeout, kSystemTimeout);
+}
 
 // Where the payload of one frame goes: up to kMaxPieces pieces, in order.
 struct Destinations {

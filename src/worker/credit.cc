@@ -5,8 +5,12 @@
 namespace herring::worker {
 namespace {
 
-constexpr double kClearGain = 1.03;   // enough if each of the first two pairs shows it
+// Of a pair of intervals: goodput with the other window over goodput without.
+constexpr double kPlainGain = 1.2;    // on the ladder, or in each of two pairs: on any link
+constexpr double kClearGain = 1.03;   // in each of the first two pairs, where no link is full
 constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, or in every one
+constexpr int kWithoutGain = 3;       // so many pairs without it, and the others are not needed
+constexpr double kAsMuch = 0.97;      // of two pairs together: half the window moves as much
 constexpr double kClearLoss = 0.9;    // of the first two pairs together: the others are not needed
 constexpr double kPlainLoss = 0.8;    // of the first alone: nor is the second
 constexpr double kRuinous = 0.5;      // in mid-interval: nor is the rest of it
@@ -16,7 +20,13 @@ constexpr Nanos kShortQueueing = kMillisecond;
 // Of the time to a result, queueing takes half on a full link (it is seen on the way there only),
 // and an eighth where the processors of all hosts are the limit.
 constexpr double kQueueingOnAFullLink = 0.25;
-constexpr Nanos kLeastInterval = 15 * kMillisecond;
+// An interval ends with a transfer, for what is lost at its end counts, or is so long that a few
+// retransmission time-outs do not decide it.
+constexpr Nanos kLeastInterval = 15 * kMillisecond, kLongInterval = kSecond;
+constexpr size_t kTurnsPerInterval = 4, kLeastBytes = 256 << 10;
+// A window that holds a good part of a transfer is never used in full: what is passed over and what
+// is counted are in proportion to it only as long as so many are in a transfer, and in a second.
+constexpr double kLeastTurns = 8;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
@@ -31,24 +41,21 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
       maximum_(std::max(base_, maximum)),
       fixed_(fixed),
       segment_bytes_(segment_bytes),
+      climbing_(!fixed && base_ < maximum_),
+      other_(base_),
       shrink_pause_(kCongestionPause),
       pause_(kFirstPause) {
   begin_interval();
 }
 
-void CreditController::on_queueing(Nanos delay, Nanos shortest) {
+void CreditController::on_queueing(Nanos delay) {
   queueing_ = delay;
   queued_ += delay;
-  shortest_ += shortest;
   ++reports_;
 }
 
 Nanos CreditController::mean_queueing() const {
   return reports_ == 0 ? queueing_ : queued_ / static_cast<Nanos>(reports_);
-}
-
-Nanos CreditController::mean_shortest() const {
-  return reports_ == 0 ? 0 : shortest_ / static_cast<Nanos>(reports_);
 }
 
 // Little's law: what is outstanding on average is the rate of results times the time to a result.
@@ -59,17 +66,34 @@ Nanos CreditController::mean_response() const {
 // All are means over the same time: the larger window makes them longer.
 bool CreditController::link_is_full() const {
   const auto queueing = static_cast<double>(mean_queueing());
-  return queueing_ > kShortQueueing &&
+  return queueing > kShortQueueing &&
          queueing > kQueueingOnAFullLink * static_cast<double>(mean_response());
 }
 
-void CreditController::on_start() { settle_ = std::max(settle_, turn(credit())); }
+void CreditController::on_start(Nanos now) {
+  if (has_enough()) finish_interval(now);
+  transfer_ = std::exchange(transferred_, 0);
+  // Nothing of before is outstanding.
+  settle_ = 0;
+  starting_ = true;
+}
 
 size_t CreditController::turn(uint16_t window) const {
   const auto flows = static_cast<double>(flows_);
   const double known = carried_ > 0 ? carried_ : carrying_;
   const double carrying = known > 0 ? std::min(known, flows) : flows;
-  return static_cast<size_t>(carrying * static_cast<double>(segment_bytes_ * window));
+  const double bytes = carrying * static_cast<double>(segment_bytes_ * window);
+  double most = bytes;
+  if (transfer_ > 0) most = std::min(most, static_cast<double>(transfer_) / kLeastTurns);
+  if (const double pace = pace_before(); pace > 0) {
+    most = std::min(most, pace * to_seconds(kLongInterval) / kLeastTurns);
+  }
+  return static_cast<size_t>(most);
+}
+
+double CreditController::pace_before() const {
+  if (!climbing_) return goodput_;
+  return rungs_.empty() ? 0 : *std::max_element(rungs_.begin(), rungs_.end());
 }
 
 // Results of frames sent under the old credit pass by first, then at least a few windows are
@@ -77,12 +101,15 @@ size_t CreditController::turn(uint16_t window) const {
 void CreditController::begin_interval() {
   carried_ = std::exchange(carrying_, 0);
   settle_ = 2 * turn(larger());
-  bytes_ = 0;
-  busy_ = 0;
+  bytes_ = passed_ = 0;
+  busy_ = passed_for_ = 0;
 }
 
 void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
-  if (fixed_ || (!shrinking_ && base_ >= maximum_)) return;
+  transferred_ += bytes;
+  if (fixed_ || (!climbing_ && other_ == base_)) return;
+  // It has waited for the last rank that begins.
+  if (std::exchange(starting_, false)) return;
   if (trying_) tried_for_ += busy;
   // Just after a change, windows of before are outstanding too.
   if (settle_ == 0 || carried_ == 0) {
@@ -92,36 +119,85 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
   if (settle_ > 0) {
     if (carried_ == 0) settle_ = std::min(settle_, 2 * turn(larger()));
     settle_ -= std::min(settle_, bytes);
+    passed_ += bytes;
+    passed_for_ += busy;
+    if (is_ruinous()) finish_interval(now);
     return;
   }
   waited_ += static_cast<double>(outstanding) * static_cast<double>(busy);
   answered_ += bytes;
-  if (!shrinking_ && now < next_trial_) return;
+  if (!climbing_ && !shrinking() && now < next_trial_) return;
   bytes_ += bytes;
   busy_ += busy;
-  // Half the pace is evidence enough, and a trial costs only itself.
-  if (trying_ && !shrinking_ && intervals_ % 2 == 1 &&
-      static_cast<double>(bytes_) / goodput_ < kRuinous * to_seconds(busy_) &&
-      busy_ >= kLeastInterval) {
-    last_gain_ = static_cast<double>(bytes_) / goodput_ / to_seconds(busy_);
-    add_cost(last_gain_);
-    return finish_trial(now, false);
-  }
-  const size_t enough = std::max<size_t>(4 * turn(larger()), 256 << 10);
-  if (bytes_ >= enough && busy_ >= kLeastInterval) finish_interval(now);
+  if ((busy_ >= kLongInterval && has_enough()) || is_ruinous()) finish_interval(now);
+}
+
+size_t CreditController::enough() const {
+  return std::max(kTurnsPerInterval * turn(larger()), kLeastBytes);
+}
+
+bool CreditController::has_enough() const { return bytes_ >= enough() && busy_ >= kLeastInterval; }
+
+// Half the pace is evidence enough, and a trial costs only itself. Results come in bursts: what
+// counts is the time in which all of them should have come.
+bool CreditController::is_ruinous() const {
+  if (climbing_ ? rungs_.empty() : !trying_ || intervals_ % 2 == 0) return false;
+  const Nanos took = passed_for_ + busy_;
+  const size_t all = std::max(passed_ + bytes_, passed_ + settle_ + enough());
+  return took >= kLeastInterval &&
+         static_cast<double>(all) < kRuinous * pace_before() * to_seconds(took);
 }
 
 void CreditController::finish_interval(Nanos now) {
-  const double before = goodput_;
-  goodput_ = static_cast<double>(bytes_) / to_seconds(busy_);
-  if (intervals_ % 2 == 1) {
-    gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
-    add_cost(gains_[intervals_ / 2]);
+  const bool ruinous = is_ruinous();
+  if (ruinous) {
+    bytes_ += passed_;
+    busy_ += passed_for_;
   }
+  if (climbing_) return climb(now);
+  const double before = std::exchange(goodput_, pace());
+  if (intervals_ % 2 == 1) {
+    last_gain_ = gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
+    add_cost(last_gain_);
+  }
+  if (ruinous) return finish_trial(now, false);
   ++intervals_;
   trying_ = (intervals_ + 1) / 2 % 2 == 1;
   if (intervals_ % 2 == 0 && end_trial(now, intervals_ / 2)) return;
   begin_interval();
+}
+
+void CreditController::climb(Nanos now) {
+  rungs_.push_back(pace());
+  if (other_ == maximum_) return leave_ladder(now);
+  other_ = twice(other_);
+  begin_interval();
+}
+
+// The smallest window of which no other moves plainly more stays; the smallest that moves about as
+// much as the best of all is tried against it.
+void CreditController::leave_ladder(Nanos now) {
+  const double best = *std::max_element(rungs_.begin(), rungs_.end());
+  const auto first = [&](double gain) {
+    uint16_t window = base_;
+    for (const double goodput : rungs_) {
+      if (gain * goodput >= best) break;
+      window = twice(window);
+    }
+    return window;
+  };
+  other_ = first(kClearGain);
+  base_ = first(kPlainGain);
+  goodput_ = best;
+  climbing_ = false;
+  // What was lost on the ladder says nothing about the window that was chosen.
+  grew_at_ = now;
+  next_shrink_ = now + kCongestionPause;
+  if (other_ == base_) {
+    other_ = twice(base_);
+    hold(now, 0);
+  }
+  begin_observation();
 }
 
 void CreditController::add_cost(double gain) {
@@ -136,18 +212,20 @@ bool CreditController::end_trial(Nanos now, size_t pairs) {
   const double gain = gains_[pairs - 1];
   const double both = pairs == 2 ? gains_[0] * gains_[1] : 1;
   const bool last = pairs == gains_.size();
-  last_gain_ = gain;
-  if (shrinking_) {
-    if (pairs == 2) finish_trial(now, both >= kClearLoss);
+  if (shrinking()) {
+    if (pairs == 2) finish_trial(now, both >= kAsMuch);
     return pairs == 2;
   }
-  if ((pairs == 1 && gain < kPlainLoss) || both < kClearLoss) {
+  const auto without = std::count_if(gains_.begin(), gains_.begin() + pairs,
+                                     [](double each) { return each < kSmallGain; });
+  if ((pairs == 1 && gain < kPlainLoss) || both < kClearLoss || without >= kWithoutGain) {
     finish_trial(now, false);
+  } else if (pairs == 2 &&
+             std::min(gains_[0], gains_[1]) >= (link_is_full() ? kPlainGain : kClearGain)) {
+    finish_trial(now, true);
   } else if (link_is_full()) {
     if (gain >= kSmallGain && !last) return false;
     finish_trial(now, gain >= kSmallGain);
-  } else if (pairs == 2 && std::min(gains_[0], gains_[1]) >= kClearGain) {
-    finish_trial(now, true);
   } else if (last) {
     std::sort(gains_.begin(), gains_.end());
     last_gain_ = (gains_[2] + gains_[3]) / 2;
@@ -164,30 +242,38 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   ++trials_;
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
-  if (std::exchange(shrinking_, false)) {
-    if (keep) {
-      base_ /= 2;
-      hold(now, kCongestionPause);
-      shrink_pause_ = kCongestionPause;
-    } else {
-      next_shrink_ = now + shrink_pause_;
-      shrink_pause_ = std::min(2 * shrink_pause_, kLongestPause);
-    }
-  } else {
-    grew_at_ = now;
-    if (keep) {
-      base_ = larger();
-      pause_ = kFirstPause;
-    } else {
-      hold(now, std::min(kCostOfTrials * cost_, kLongestPause));
-    }
-  }
+  shrinking() ? end_shrinking(now, keep) : end_growing(now, keep);
   cost_ = tried_for_ = 0;
   begin_observation();
 }
 
+// A trial that failed says nothing about still larger windows: the next one is of twice as much.
+void CreditController::end_growing(Nanos now, bool keep) {
+  grew_at_ = now;
+  if (keep) {
+    base_ = other_;
+    pause_ = kFirstPause;
+  } else {
+    hold(now, std::min(kCostOfTrials * cost_, kLongestPause));
+  }
+  other_ = twice(keep || other_ == maximum_ ? base_ : other_);
+}
+
+void CreditController::end_shrinking(Nanos now, bool keep) {
+  if (keep) {
+    base_ = other_;
+    hold(now, kCongestionPause);
+    shrink_pause_ = kCongestionPause;
+  } else {
+    shrink_pause_ = std::min(std::max(shrink_pause_, kCostOfTrials * cost_), kLongestPause);
+    next_shrink_ = now + shrink_pause_;
+    shrink_pause_ = std::min(2 * shrink_pause_, kLongestPause);
+  }
+  other_ = twice(base_);
+}
+
 void CreditController::begin_observation() {
-  queued_ = shortest_ = 0;
+  queued_ = 0;
   reports_ = 0;
   waited_ = 0;
   answered_ = 0;
@@ -201,9 +287,9 @@ void CreditController::hold(Nanos now, Nanos least) {
 
 // Losses are no congestion by themselves: some paths lose packets whatever their load. A window
 // that overruns a switch is larger than the path, and half of it moves as much; where it moves
-// clearly less, the losses are not its doing.
+// less, the losses are not its doing.
 void CreditController::on_losses(uint32_t count, Nanos now) {
-  if (fixed_) return;
+  if (fixed_ || climbing_) return;
   // One event shows up in several counters over several round trips.
   if (now >= event_until_) {
     event_until_ = now + kOneEvent;
@@ -211,11 +297,11 @@ void CreditController::on_losses(uint32_t count, Nanos now) {
     blames_trial_ = trying_ || now < grew_at_ + kOneEvent;
   }
   const uint32_t before = std::exchange(losses_, losses_ + std::min(count, kLossesThatCount));
-  if (before >= kLossesThatCount || losses_ < kLossesThatCount || shrinking_) return;
+  if (before >= kLossesThatCount || losses_ < kLossesThatCount || shrinking()) return;
   if (blames_trial_ || base_ == 1 || now < next_shrink_) return;  // a trial costs only itself
   trying_ = false;
   intervals_ = 0;
-  shrinking_ = true;
+  other_ = base_ / 2;
   begin_interval();
 }
 

@@ -71,7 +71,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     return {};
   }
   if (transfers_.empty()) {
-    controller_.on_start();
+    controller_.on_start(loop_.now());
     for (Link& link : links_) link.returned = 0;
   }
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
@@ -385,7 +385,7 @@ void Links::on_closed(transport::Flow& flow, const Status& why) {
 
 void Links::poll_paths() {
   const Nanos now = loop_.now();
-  Nanos queueing = 0, shortest = 0;
+  Nanos queueing = 0;
   int flows = 0;
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
@@ -394,7 +394,6 @@ void Links::poll_paths() {
       Path& path = path_of(*flow);
       if (path.carried) {
         queueing += info.rtt - info.min_rtt;
-        shortest += info.min_rtt;
         ++flows;
         link.shortest = info.min_rtt;
         link.round_trip = info.rtt;
@@ -404,7 +403,7 @@ void Links::poll_paths() {
     judge(link.paths, now);
   }
   measure_paths();
-  if (flows > 0) controller_.on_queueing(queueing / flows, shortest / flows);
+  if (flows > 0) controller_.on_queueing(queueing / flows);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {

@@ -14,7 +14,7 @@ from herring.simulate.property_suite import breaches, judge, network
 
 # Of 40 networks: what the controller reaches today, less a little. A change of it that loses ground
 # is found here; what it shall reach is what `make credit-suite` asks for.
-LEAST_GOOD, MOST_COLLAPSED = 24, 3
+LEAST_GOOD, MOST_COLLAPSED = 32, 1
 
 
 def small(**changes) -> Scenario:

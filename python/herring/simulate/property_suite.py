@@ -194,7 +194,7 @@ def _settled(scenario: Scenario, outcome: Outcome, begin: int = 0) -> int:
 
 
 def _collapses(scenario: Scenario, outcome: Outcome, fixed_goodput: dict[int, float]) -> bool:
-    for begin in range(len(outcome.rounds)):
+    for begin in range(_settled(scenario, outcome), len(outcome.rounds)):
         end = _settled(scenario, outcome, begin)
         stretch = outcome.rounds[begin:end]
         if len(stretch) < ROUNDS:

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "base/interrupt.h"
+#include "transport/transport.h"
 
 namespace herring::transport::tcp {
 namespace {
@@ -138,6 +139,16 @@ void want_descriptors(size_t connections) {
 void repeat_steadily(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
+}
+
+void repeat_soon(int fd) {
+  constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US, which older headers do not have
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
+  const Nanos beyond = timeout_beyond(static_cast<Nanos>(info.tcpi_rtt) * kMicrosecond);
+  const auto least = static_cast<int>(beyond / kMicrosecond);
+  setsockopt(fd, IPPROTO_TCP, kLeastTimeoutOption, &least, sizeof(least));
 }
 
 void avoid_bbr(int fd) {

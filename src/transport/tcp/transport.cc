@@ -24,6 +24,7 @@ class TcpConnection final : public Connection {
   TcpConnection(GuardedFd fd, std::string peer) : fd_(std::move(fd)), peer_(std::move(peer)) {}
 
   std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) override {
+    repeat_soon(fd_.get());
     switch (traffic) {
       case Traffic::kCredit:
         // Credit keeps less outstanding than a path could hold, by which BBR takes it to be slower

@@ -61,7 +61,7 @@ bool Receiver::wants_ack(Nanos now) {
   if (at_once_ || total_ - acknowledged_ > settings_->segment() || (eager_ > 0 && !answers_)) {
     return true;
   }
-  if (deadline_ == kNever) deadline_ = now + settings_->delayed_ack;
+  if (deadline_ == kNever) deadline_ = now + ack_delay_;
   return false;
 }
 
@@ -81,7 +81,7 @@ void Receiver::fill(Ack* ack) {
 
 void Receiver::acknowledged(bool with_data, Nanos now) {
   if (eager_ > 0 && pending_) --eager_;
-  if (with_data && any_arrived_ && now - last_arrival_ < settings_->delayed_ack) answers_ = true;
+  if (with_data && any_arrived_ && now - last_arrival_ < ack_delay_) answers_ = true;
   pending_ = at_once_ = pushed_ = came_again_ = false;
   acknowledged_ = total_;
   acknowledged_packets_ = expected_;

@@ -13,7 +13,8 @@ namespace herring::transport::virtual_time {
 
 class Receiver {
  public:
-  explicit Receiver(const StreamSettings& settings) : settings_(&settings) {}
+  Receiver(const StreamSettings& settings, Nanos ack_delay)
+      : settings_(&settings), ack_delay_(ack_delay) {}
 
   // A packet sent at `stamp` is here. Returns whether there is more in order.
   bool on_packet(uint64_t number, bool push, Nanos stamp, Nanos now);
@@ -43,6 +44,7 @@ class Receiver {
   void add_run(uint64_t number);
 
   const StreamSettings* settings_;
+  Nanos ack_delay_;
   uint64_t expected_ = 0;  // all below have arrived
   uint64_t end_ = 0;       // behind the last that has
   uint64_t all_ = ~uint64_t{0};  // how many there are, once that is known

@@ -18,6 +18,7 @@ constexpr uint32_t kReorderSteps = 255;
 
 Sender::Sender(const StreamSettings& settings, Nanos rtt, Nanos now)
     : settings_(&settings),
+      least_timeout_(settings.timeout_beyond(rtt)),
       congestion_(settings),
       srtt_(rtt),
       variation_(rtt / 2),
@@ -61,7 +62,7 @@ uint32_t Sender::in_flight() const {
 
 Nanos Sender::timeout() const {
   if (srtt_ == 0) return kFirstTimeout;
-  return std::min(kGreatestTimeout, srtt_ + std::max(settings_->least_timeout, 4 * variation_));
+  return std::min(kGreatestTimeout, srtt_ + std::max(least_timeout_, 4 * variation_));
 }
 
 void Sender::reserve() {
@@ -407,7 +408,7 @@ void Sender::set_timer(bool advanced, Nanos now) {
     return;
   }
   // A lone packet may be waiting for a delayed acknowledgement.
-  const Nanos more = next_ - first_ == 1 ? settings_->least_timeout : 2 * settings_->tick;
+  const Nanos more = next_ - first_ == 1 ? least_timeout_ : 2 * settings_->tick;
   kind_ = Timer::kProbe;
   timer_ = std::min(last, now + (srtt_ > 0 ? 2 * srtt_ + more : kFirstTimeout));
 }

@@ -100,6 +100,7 @@ class Sender {
   void set_timer(bool advanced, Nanos now);
 
   const StreamSettings* settings_;
+  Nanos least_timeout_;
   Congestion congestion_;
   SenderCounters counters_;
   State state_ = State::kOpen;

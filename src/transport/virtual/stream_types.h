@@ -1,10 +1,12 @@
 // What sender, receiver and streams share: how TCP is set, and what travels in a packet.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/clock.h"
+#include "transport/transport.h"
 
 namespace herring::transport::virtual_time {
 
@@ -19,7 +21,9 @@ struct StreamSettings {
     kReno,
     kUnlimited,  // no window: for fabrics that lose nothing and hold senders back themselves
   } control = Control::kCubic;
-  Nanos least_timeout = 200 * kMillisecond;  // a time-out is the round trip and so much, or more
+  // A time-out is the round trip and transport::timeout_beyond(), or more; where the system knows
+  // no TCP_RTO_MIN_US, this is kSystemTimeout.
+  Nanos least_timeout = 0;
   Nanos tick = 4 * kMillisecond;  // of the system's timers: probes and waits have two more
   bool linear_timeouts = true;    // TCP_THIN_LINEAR_TIMEOUTS: with few packets out, no back-off
   size_t send_buffer = 4 << 20;
@@ -34,6 +38,11 @@ struct StreamSettings {
   Nanos loopback_delay = 10 * kMicrosecond;  // between two ends on one host, which have no link
 
   uint32_t segment() const { return mtu - header_bytes; }
+  Nanos timeout_beyond(Nanos rtt) const {
+    return std::max(least_timeout, transport::timeout_beyond(rtt));
+  }
+  // An acknowledgement does not wait longer than the sender does.
+  Nanos ack_delay(Nanos rtt) const { return std::min(delayed_ack, timeout_beyond(rtt) - tick); }
 };
 
 // Packets of one direction are numbered from 0; one that is sent again keeps its number. So the

@@ -41,7 +41,8 @@ uint32_t Streams::connect(uint16_t host_a, uint16_t host_b, Nanos now) {
     std::swap(empty.source, empty.destination);
     rtt += network_.transit(empty);
   }
-  const End end{Sender(settings_, rtt, now), Receiver(settings_), host_a};
+  const End end{Sender(settings_, rtt, now), Receiver(settings_, settings_.ack_delay(rtt)),
+                host_a};
   connections_.push_back({kNever, {kNever, kNever}, local, {end, end}});
   connections_.back().ends[1].host = host_b;
   return static_cast<uint32_t>(connections_.size() - 1);

@@ -40,7 +40,7 @@ class Arrivals {
   }
 
   StreamSettings settings;
-  Receiver receiver{settings};
+  Receiver receiver{settings, settings.delayed_ack};
   Nanos now = kSecond;
 };
 

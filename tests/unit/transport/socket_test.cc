@@ -145,5 +145,24 @@ TEST(Socket, OnlyBbrIsReplaced) {
   EXPECT_GT(tried, 0u);
 }
 
+// Two ends on one host: a round trip of next to nothing.
+TEST(Socket, ALostTailIsSentAgainSoon) {
+  constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US
+  auto listener = listen_on({"127.0.0.1", 0}, 1);
+  ASSERT_TRUE(listener.ok()) << listener.status().to_string();
+  auto fd = connect_to({"127.0.0.1", local_address(listener->get())->port}, "",
+                       monotonic_now() + 30 * kSecond);
+  ASSERT_TRUE(fd.ok()) << fd.status().to_string();
+  int least = 0;
+  socklen_t length = sizeof(least);
+  if (getsockopt(fd->get(), IPPROTO_TCP, kLeastTimeoutOption, &least, &length) != 0) {
+    GTEST_SKIP() << "this system is older than Linux 6.15";
+  }
+  EXPECT_EQ(least, 200'000);
+  repeat_soon(fd->get());
+  ASSERT_EQ(getsockopt(fd->get(), IPPROTO_TCP, kLeastTimeoutOption, &least, &length), 0);
+  EXPECT_LT(least, 50'000);
+}
+
 }  // namespace
 }  // namespace herring::transport::tcp

@@ -299,7 +299,7 @@ TEST(Streams, ALostProbeCostsATimeout) {
   ASSERT_EQ(path.streams.counters().probes, 1u);
   path.network.set_path(0, 1, {.delay = Losses::kWay});
   // It counts from when the first of the two had left, and begins with one packet.
-  const Nanos timeout = Losses::kRound + 200 * kMillisecond;
+  const Nanos timeout = Losses::kRound + timeout_beyond(Losses::kRound);
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(timeout + Losses::kRound),
               100e3);
   auto counters = path.streams.counters();

@@ -28,10 +28,19 @@ class Path {
     }
   }
 
+  void transfer(size_t bytes, const std::function<double(uint16_t)>& goodput) {
+    for (size_t left = bytes; left > 0; left -= kSegment) {
+      const auto took = static_cast<Nanos>(kSegment / goodput(controller.credit()) * 1e9);
+      now += took;
+      const size_t window = kFlows * kSegment * controller.credit();
+      controller.on_progress(kSegment, took, std::min(left, window), now);
+    }
+  }
+
   // Packets queue for this share of the time to a result.
   double queues_for(double share, double goodput) {
     const double response = kFlows * kSegment * controller.credit() / goodput;
-    controller.on_queueing(static_cast<Nanos>(share * response * 1e9), 0);
+    controller.on_queueing(static_cast<Nanos>(share * response * 1e9));
     return goodput;
   }
 
@@ -41,9 +50,40 @@ class Path {
 
 TEST(CreditController, StaysSmallOnALinkThatIsFull) {
   Path path;
-  path.run(60 * kSecond, [](uint16_t) { return 25e6; });
+  path.run(120 * kSecond, [](uint16_t) { return 25e6; });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);  // it has looked
+}
+
+// A transfer takes a second or less: a rung each, and the window is known.
+TEST(CreditController, TheLadderTakesATransferARung) {
+  for (const int best : {1, 4, 128}) {
+    Path path;
+    for (int transfer = 0; transfer < 25; ++transfer) {  // at 128 one lasts 4 ms
+      path.controller.on_start(path.now);
+      path.transfer(12 << 20, [&](uint16_t credit) { return 25e6 * std::min<int>(credit, best); });
+    }
+    EXPECT_EQ(path.controller.base(), best);
+  }
+}
+
+// Between a window that is just right and one so large that TCP alone shares the port.
+TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
+  Path path;
+  path.run(30 * kSecond, [](uint16_t credit) {
+    return credit == 1 ? 15e6 : credit < 32 ? 5e6 : 24e6;
+  });
+  EXPECT_EQ(path.controller.base(), 32);
+}
+
+// A window that no transfer fills tells nothing that a smaller one does not.
+TEST(CreditController, SmallTransfersEndTheLadderToo) {
+  Path path;
+  for (int transfer = 0; transfer < 4000; ++transfer) {
+    path.controller.on_start(path.now);
+    path.transfer(64 << 10, [](uint16_t) { return 25e6; });
+  }
+  EXPECT_EQ(path.controller.credit(), 1);
 }
 
 TEST(CreditController, GrowsWhileMoreMovesMore) {
@@ -67,17 +107,17 @@ TEST(CreditController, FindsASmallGainAmidNoise) {
 TEST(CreditController, AGainOnAFullLinkShowsInEveryPair) {
   for (const bool steady : {true, false}) {
     Path path(64);
-    path.controller.on_queueing(2 * kMillisecond, 0);
+    path.controller.on_queueing(2 * kMillisecond);
     std::mt19937 random(3);
     std::bernoulli_distribution better(0.5);
     Nanos until = 0;
     double gain = 1.04;
     path.run(30 * kSecond, [&](uint16_t credit) {
       if (!steady && path.now >= until) {
-        until = path.now + 30 * kMillisecond;
+        until = path.now + kSecond;
         gain = better(random) ? 1.12 : 0.96;
       }
-      return 25e6 * std::pow(gain, std::log2(credit));
+      return credit > 1 ? 25e6 * gain : 25e6;
     });
     EXPECT_EQ(path.controller.base() > 1, steady);
   }
@@ -122,13 +162,13 @@ TEST(CreditController, BurstsAreNoGain) {
   path.run(120 * kSecond, [&](uint16_t credit) {
     return path.queues_for(0.1, 25e6 * std::min<int>(credit, 8));
   });
-  EXPECT_EQ(path.controller.base(), 8);
+  EXPECT_GE(path.controller.base(), 8);
 }
 
 // Connections and memory warm up: what comes later moves more, with either window.
 TEST(CreditController, ADriftIsNoGain) {
   Path path;
-  path.run(5 * kSecond, [&](uint16_t) { return 25e6 * std::exp(to_seconds(path.now)); });
+  path.run(150 * kSecond, [&](uint16_t) { return 25e6 * std::exp(0.02 * to_seconds(path.now)); });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
 }
@@ -140,7 +180,7 @@ TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
   for (const Nanos queueing : {10 * kMillisecond, 20 * kMillisecond}) {
     Path path;
     path.run(600 * kSecond, [&](uint16_t credit) {
-      path.controller.on_queueing(queueing, kShortest);
+      path.controller.on_queueing(queueing);
       return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(kShortest + queueing);
     });
     EXPECT_EQ(path.controller.base(), 16) << queueing / kMillisecond << " ms";
@@ -153,7 +193,7 @@ TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
   std::mt19937 random(3);
   std::uniform_int_distribution<Nanos> late(0, 400 * kMillisecond);
   while (path.now < 60 * kSecond) {
-    path.controller.on_start();
+    path.controller.on_start(path.now);
     const Nanos begins = path.now + late(random);
     path.run(1, [&](uint16_t) { return kSegment / to_seconds(begins - path.now + 1); });
     path.run(20 * kMillisecond, [](uint16_t) { return 250e6; });
@@ -167,10 +207,10 @@ TEST(CreditController, MorePairsSettleADoubt) {
   Path path(2);
   int times_larger = 0;
   uint16_t before = 1;
-  path.run(kSecond, [&](uint16_t credit) {
-    times_larger += credit > before;
+  path.run(20 * kSecond, [&](uint16_t credit) {
+    times_larger += credit > before;  // first on the ladder
     before = credit;
-    return credit == 1 ? 100e6 : times_larger == 1 ? 95e6 : 105e6;
+    return credit == 1 ? 100e6 : times_larger <= 2 ? 95e6 : 105e6;
   });
   EXPECT_EQ(path.controller.base(), 2);
   EXPECT_EQ(path.controller.trials(), 1u);
@@ -180,7 +220,7 @@ TEST(CreditController, NoiseIsNoGain) {
   Path path;
   std::mt19937 random(3);
   std::normal_distribution<double> noise(1, 0.1);
-  path.run(60 * kSecond, [&](uint16_t) { return 25e6 * std::max(0.2, noise(random)); });
+  path.run(120 * kSecond, [&](uint16_t) { return 25e6 * std::max(0.2, noise(random)); });
   EXPECT_LE(path.controller.base(), 2);
   EXPECT_GT(path.controller.trials(), 3u);
 }
@@ -229,7 +269,7 @@ TEST(CreditController, ALoneLossChangesNothing) {
 // Other packets make a queue too: as long as twice the window moves twice as much, it is too small.
 TEST(CreditController, TwiceTheGoodputIsWorthAnyQueue) {
   Path path;
-  path.controller.on_queueing(20 * kMillisecond, 0);
+  path.controller.on_queueing(20 * kMillisecond);
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 16); });
   EXPECT_EQ(path.controller.base(), 16);
 }
@@ -263,7 +303,7 @@ TEST(CreditController, TrialsThatFailCostLittle) {
   });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
-  EXPECT_LT(trying, 6 * kSecond);
+  EXPECT_LT(trying, 10 * kSecond);  // of which the ladder takes a half
 }
 
 TEST(CreditController, FixedIsFixed) {
