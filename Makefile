@@ -12,8 +12,9 @@ TORCH_VERSION := 2.13.0
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
-# Of `make credit-suite`: how many networks, from which number on.
+# Of `make credit-suite`: how many networks, from which number on, and whether whole jobs run (jobs).
 NETWORKS ?= 1000
+MODEL ?= coarse
 # Of `make fuzz`: how long each target runs, and which.
 SECONDS ?= 60
 TARGETS ?= frame hello control partial rounds server worker rendezvous
@@ -74,8 +75,8 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
 	  --features=$(FEATURES)
 
-credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1
-	@$(BIN)/python -m herring.simulate.property_suite --networks $(NETWORKS) --first $(FIRST) \
+credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
+	@$(BIN)/python -m herring.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
 
 fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TARGETS=

@@ -21,7 +21,7 @@ from herring.study.experiments import Chart, Scale, Table
 
 __all__ = ["SETTINGS", "Setting", "predictions"]
 
-_WARMUP = 5
+_WARMUP = 15  # credit has tried all windows
 _BYTES = 50_000_000  # of an all-reduce without a rate
 _FRAMES = "16KiB"  # credit of the one that is bound by frames
 _CORES = 2  # of this machine that the hosts together have: its own, less what the switch takes
