@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         Handle,
         allgather,
         allgather_object,
-        allreduce,
         allreduce_async,
         alltoall,
         barrier,
@@ -51,6 +50,9 @@ if TYPE_CHECKING:
     from herring.planned import (
         PlannedReduction,
     )
+    from herring.reduction import (
+        allreduce,
+    )
     from herring.runtime import (
         abort,
         init,
@@ -66,7 +68,13 @@ if TYPE_CHECKING:
     )
 
 # What is imported with its first use, from the first of these that lists it in its __all__.
-_HOMES = ("herring.runtime", "herring.collectives", "herring.partial", "herring.planned")
+_HOMES = (
+    "herring.runtime",
+    "herring.collectives",
+    "herring.reduction",
+    "herring.partial",
+    "herring.planned",
+)
 
 # Spelled out, because type checkers read it.
 __all__ = [

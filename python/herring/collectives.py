@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +22,10 @@ from herring import _core
 from herring.errors import InvalidArgumentError, MismatchError, PeerLostError, ShutdownError
 from herring.runtime import job, next_name, size
 
-if TYPE_CHECKING:
-    from herring.partial import Quorum, Replay
-
 __all__ = [
     "Handle",
     "allgather",
     "allgather_object",
-    "allreduce",
     "allreduce_async",
     "alltoall",
     "barrier",
@@ -75,7 +71,7 @@ class Handle:
           HerringError: the operation failed; the array's content is undefined.
         """
         self._operation.wait(_seconds(timeout))
-        _note_write(self._array)
+        note_write(self._array)
         return self._array
 
 
@@ -106,7 +102,7 @@ def _seconds(timeout: float | None) -> float:
     return float(timeout)
 
 
-def _submit(
+def submit(
     kind: str,
     array: Any,
     name: str | None,
@@ -115,20 +111,32 @@ def _submit(
     waits: bool = True,
     **options: Any,
 ) -> _core.Operation:
-    """`waits`: the caller waits for it at once; no other thread is woken to start it."""
+    """Starts a collective.
+
+    Args:
+      kind: which.
+      array: of any dtype that it takes.
+      name: of the operation; None: the next of its kind.
+      timeout: seconds, as of `allgather`.
+      waits: the caller waits for it at once; no other thread is woken to start it.
+      options: of the kind.
+
+    Raises:
+      InvalidArgumentError: a value is impossible; the other ranks are told.
+    """
     with called(kind, name) as full_name:
         operation = job().submit(
             kind, array, full_name, timeout=_seconds(timeout), waits=waits, **options
         )
     if kind in _IN_PLACE:
-        _note_write(array)
+        note_write(array)
     return operation
 
 
 _IN_PLACE = ("allreduce", "broadcast")
 
 
-def _note_write(array: Any) -> None:
+def note_write(array: Any) -> None:
     """Makes autograd complain if it still needs what a tensor held before."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
@@ -145,8 +153,8 @@ def allreduce_async(
     timeout: float | None = None,
     algorithm: str = "herring",
 ) -> Handle:
-    """Starts an all-reduce in place; see `allreduce`."""
-    operation = _submit(
+    """Starts an all-reduce in place; see `herring.allreduce`."""
+    operation = submit(
         "allreduce",
         array,
         name,
@@ -158,77 +166,6 @@ def allreduce_async(
         algorithm=algorithm,
     )
     return Handle(operation, array)
-
-
-def allreduce(
-    array: Any,
-    op: str = "average",
-    *,
-    name: str | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    timeout: float | None = None,
-    algorithm: str = "herring",
-    sync: str | Quorum | Replay | None = None,
-) -> Any:
-    """Reduces `array` over all ranks, element by element and in place.
-
-    Sums are taken in float32 for 16-bit floats, else in the array's own dtype, in one fixed tree:
-    the same inputs give the same bits.
-
-    Args:
-      array: any shape; float32, float64, float16, bfloat16 (DLPack), int8, int16, int32, int64,
-        uint8 or bool. Equal shape and dtype on all ranks.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the operation across ranks.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails because ranks do not call it, and until the job
-        fails because, after all have, nothing moves (at least 2 s); None: ``HERRING_TIMEOUT``.
-      algorithm: "herring" goes through the servers. "server" (rank 0 is the only one), "tree"
-        (binomial), "ring" and "butterfly" (recursive halving and doubling) go by messages between
-        the workers, over TCP also inside a node; see docs/algorithms.md for when to use which. They
-        give the same bits on all ranks and every time, but each algorithm and number of ranks its
-        own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
-        there. Equal on all ranks.
-      sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay`: a partial all-reduce,
-        which does not wait for everybody ("average" and "sum" only). All calls of one `name`
-        ("allreduce" if none is given) are a series: the n-th call returns the result of round n,
-        which is the same on all ranks; what comes too late for its round is in the next one.
-        `herring.flush` ends the series. The first call waits for all ranks. "full": an ordinary
-        all-reduce, once ranks have agreed that it is. See docs/partial.md.
-
-    Returns:
-      `array`.
-
-    Raises:
-      InvalidArgumentError: dtype, op or algorithm not supported, not contiguous, read-only, not in
-        host memory, or an operation of this name is in flight.
-      MismatchError: ranks disagree; the message lists which rank had what.
-      PeerLostError: a worker or server died or left.
-      TimeoutError: the deadline passed; the message names the missing ranks.
-    """
-    if sync is not None:
-        from herring.partial import allreduce_in_rounds
-
-        if (prescale, postscale, algorithm) != (1.0, 1.0, "herring") and sync != "full":
-            raise InvalidArgumentError(
-                f"allreduce(sync={sync!r}) takes no prescale, postscale or algorithm"
-            )
-        if allreduce_in_rounds(array, op, sync, name, timeout):
-            _note_write(array)
-            return array
-    operation = _submit(
-        "allreduce",
-        array,
-        name,
-        timeout,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        algorithm=algorithm,
-    )
-    return Handle(operation, array).wait()
 
 
 def broadcast(
@@ -248,7 +185,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    operation = _submit("broadcast", array, name, timeout, root=root)
+    operation = submit("broadcast", array, name, timeout, root=root)
     return Handle(operation, array).wait()
 
 
@@ -390,7 +327,7 @@ def barrier(*, name: str | None = None, timeout: float | None = None) -> None:
     Raises:
       PeerLostError, TimeoutError: as `allreduce`.
     """
-    _submit("barrier", None, name, timeout).wait()
+    submit("barrier", None, name, timeout).wait()
 
 
 def broadcast_object(

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from herring.launch.cli import version
 from herring.launch.network import interfaces
+from herring.launch.version import version
 
 __all__ = ["Finding", "check", "findings", "trials"]
 

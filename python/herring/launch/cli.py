@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 from herring.errors import ConfigurationError, HerringError
+from herring.launch.version import version
 
 __all__ = ["main", "version"]
 
@@ -49,14 +49,6 @@ The server ends with the job; with --stay it waits for the next one at the same 
 notebook, or a script that calls init and shutdown more than once). With more servers, start one on
 each further host.
 """
-
-
-def version() -> str:
-    """The installed version, or that of a source tree."""
-    try:
-        return metadata.version("herring-dl")
-    except metadata.PackageNotFoundError:
-        return "0.1.0 (not installed)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

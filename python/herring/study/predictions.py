@@ -1,7 +1,8 @@
 """Predictions: the same jobs in virtual time and on emulated hosts, side by side.
 
-What runs is the same code; what the simulation assumes of processors is calibrated by two
-all-reduces without a rate, one of which is bound by bytes and one by frames. All other settings are
+What runs is the same code; what the simulation assumes of processors is calibrated by three
+all-reduces: two without a rate, one of which is bound by bytes and one by frames, and one with the
+smallest window over links with a rate, whose packets a program forwards. All other settings are
 predicted.
 """
 
@@ -21,9 +22,10 @@ from herring.study.experiments import Chart, Scale, Table
 
 __all__ = ["SETTINGS", "Setting", "predictions"]
 
-_WARMUP = 15  # credit has tried all windows
+_WARMUP = 15  # by then credit has tried all windows
 _BYTES = 50_000_000  # of an all-reduce without a rate
 _FRAMES = "16KiB"  # credit of the one that is bound by frames
+_SMALLEST = "8KiB"  # of the one over links with a rate
 _CORES = 2  # of this machine that the hosts together have: its own, less what the switch takes
 
 
@@ -74,9 +76,10 @@ SETTINGS = (
 def predictions(scale: Scale) -> list[Table]:
     """Calibrates, then times every setting in the lab and in virtual time."""
     settings = SETTINGS[:2] if scale.quick else SETTINGS
-    begin = counted(scale.report, len(settings) + 2)
+    begin = counted(scale.report, len(settings) + 3)
     warmup = 1 if scale.quick else _WARMUP
-    costs = _calibrate(scale, warmup, begin)
+    unlimited = _calibrate(scale, warmup, begin)
+    limited = _calibrate_limited(scale, begin, unlimited)
     rows: list[dict[str, Any]] = []
     void = []
     for setting in settings:
@@ -87,6 +90,7 @@ def predictions(scale: Scale) -> list[Table]:
         except LateLinksError as error:
             void.append(f"void: {setting.text}: {error.report.text()}")
             continue
+        costs = limited if setting.slower else unlimited
         predicted = simulate(_scenario(setting, size, scale, costs), scale.iterations + warmup)
         rows.append(
             {
@@ -101,7 +105,8 @@ def predictions(scale: Scale) -> list[Table]:
     within = sum(abs(row["error_percent"]) <= 5 for row in rows)
     notes = [
         f"medians of {scale.iterations} rounds after {warmup}; {within} of {len(rows)} within 5 %",
-        f"costs of processors, from 4 + 4 hosts without a rate: {_words(costs)}",
+        f"costs of processors, from 4 + 4 hosts without a rate: {_words(unlimited)}; with one: "
+        f"{_words(limited)}",
         *void,
     ]
     chart = Chart("measured_seconds", ["predicted_seconds"], "measured (s)", "predicted (s)")
@@ -136,6 +141,30 @@ def _calibrate(scale: Scale, warmup: int, begin: Callable[[str], None]) -> JobCo
                 base.packet * bytes_,
             )
     return costs
+
+
+def _calibrate_limited(scale: Scale, begin: Callable[[str], None], costs: JobCosts) -> JobCosts:
+    """Scales what frames and packets cost to a measurement over links with a rate.
+
+    There a window of one segment takes as long as its way, which is known, and what processors do.
+    """
+    setting = Setting(4, 4, credit=_SMALLEST)
+    begin(f"calibration: {setting.text}, {_rate(setting, scale) / 1e6:g} Mbit/s")
+    size = _size(setting, scale) // 4
+
+    def scaled(factor: float) -> JobCosts:
+        dear = {name: getattr(costs, name) * factor for name in ("wakeup", "call", "packet")}
+        return dataclasses.replace(costs, **dear)
+
+    def predict(factor: float) -> float:
+        return simulate(_scenario(setting, size, scale, scaled(factor)), 3).median(1)
+
+    free = predict(0)
+    wanted = _measure(setting, size, scale, 1) - free
+    factor = 1.0
+    for _ in range(8):
+        factor = min(max(factor * wanted / max(predict(factor) - free, 1e-9), 0.1), 100)
+    return scaled(factor)
 
 
 def _size(setting: Setting, scale: Scale) -> int:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+import torch
 
 import herring
 from herring.errors import InvalidArgumentError
 from herring.torch.state import broadcast_tensors
 
-if TYPE_CHECKING:
-    from herring.torch.ddp import DistributedDataParallel
+
+class JoinableModel(Protocol):
+    """What `Join` needs of a model."""
+
+    name: str
+    _join: Join | None
+
+    def _recover(self) -> None:
+        """Ends what an interrupted backward pass has left."""
+
+    def _shadow(self, root: int) -> None:
+        """Takes part in a step of the others, with buffers of rank `root`, and gives nothing."""
+
+    def _state(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
 
 
 class Join:
@@ -30,7 +44,7 @@ class Join:
       last: after the block, the rank whose parameters all ranks hold.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: JoinableModel) -> None:
         self._ddp = ddp
         self.steps = 0
         self.last = 0
