@@ -61,7 +61,7 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void start() {
     beat();
-    look();
+    check_silence();
     arm_deadline();
     loop_.call_after(options_.warn_after, [this] { warn(); });
     loop_.start("herring-meet");
@@ -211,7 +211,7 @@ class Rendezvous::Impl final : public Channel::Owner {
         peer.index = options_.dedicated_servers + peer.server.node;
       }
     }
-    hurry(decoded->patience);
+    shorten_deadline(decoded->patience);
     advance();
     return {};
   }
@@ -272,7 +272,7 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   // A member waits for the others only so long; the message that lists who is missing must come
   // before it gives up by itself.
-  void hurry(Nanos patience) {
+  void shorten_deadline(Nanos patience) {
     const Nanos margin = std::min(patience / 10, 250 * kMillisecond);
     const Nanos deadline = loop_.now() + patience - margin;
     if (deadline >= deadline_) return;
@@ -505,13 +505,13 @@ class Rendezvous::Impl final : public Channel::Owner {
     loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
   }
 
-  void look() {
+  void check_silence() {
     const Nanos now = loop_.now();
     const Nanos period = std::min(options_.heartbeat_interval, options_.heartbeat_timeout / 8);
     const Nanos late = silence_.tick(now, period);
     for (size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = *peers_[i];
-      peer.channel->look(late, now);
+      peer.channel->check_acknowledged(late, now);
       const Nanos silent = peer.channel->silent(now);
       const bool mute = peer.kind == Kind::kUnknown && !peer.gone &&
                         now - peer.accepted > options_.connect_timeout;
@@ -524,14 +524,14 @@ class Rendezvous::Impl final : public Channel::Owner {
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
         lose(peer, concat("nothing was heard from it or its system for ", to_seconds(silent),
                           " s (time-out ", to_seconds(options_.heartbeat_timeout), " s)"));
-        peer.channel->look(silent, now);  // a moment to read why, should it come back
+        peer.channel->check_acknowledged(silent, now);  // a moment to read why, should it come back
       } else {
         peer.channel->close();
       }
     }
     std::erase_if(peers_, [](const auto& peer) { return peer->channel->closed(); });
     check_stopped();
-    loop_.call_after(period, [this] { look(); });
+    loop_.call_after(period, [this] { check_silence(); });
   }
 
   // ---- the end ----
@@ -628,7 +628,8 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
   }
   // Every process has a connection, two where it hosts a server.
-  transport::tcp::want_descriptors(2 * size_t{options.size} + options.dedicated_servers);
+  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(2 * size_t{options.size} +
+                                                           options.dedicated_servers));
   Status rhythm = check_rhythm({options.heartbeat_interval, options.heartbeat_timeout});
   if (!rhythm.ok()) return rhythm;
   auto impl = std::make_unique<Impl>(std::move(listener), std::move(options));

@@ -7,7 +7,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "reduce/reduce.h"
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/connector.h"
 #include "transport/tcp/transport.h"
 #include "worker/options.h"
 
@@ -55,6 +55,17 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
   options.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
   options.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
   return options;
+}
+
+// Where a server of this host listens: where it meets the rendezvous from, no wider.
+Result<std::string> host_of(const control::Member::Options& member) {
+  if (!member.source.empty()) return member.source;
+  auto probe = transport::tcp::connect_to(member.rendezvous, "",
+                                          monotonic_now() + member.connect_timeout);
+  if (!probe.ok()) return probe.status();
+  auto local = transport::tcp::local_address(probe->get());
+  if (!local.ok()) return local.status();
+  return local->host;
 }
 
 void apply_process_settings(const Settings& settings) {
@@ -192,7 +203,11 @@ Status Job::connect() {
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
   const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
-  if (server_) server_->attach(server_member_->cluster(), server_member_->server_index(), plane);
+  if (server_) {
+    const size_t connections = (size_t{cluster.size} + cluster.servers.size()) * plane.flows;
+    HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(connections));
+    server_->attach(server_member_->cluster(), server_member_->server_index(), plane);
+  }
 
   const control::WorkerInfo& me = cluster.workers[options_.rank];
   const Nanos deadline = monotonic_now() + member->connect_timeout;
@@ -207,22 +222,26 @@ Status Job::connect() {
   const auto flows_per_server = static_cast<uint32_t>(shared->get_int("flows"));
   std::vector<Engine::ServerFlow> flows;
   std::string own_host = member->source;  // else the address from which servers are reached
+  std::vector<transport::tcp::Wanted> wanted;
   for (const control::ServerInfo& server : cluster.servers) {
     auto address = transport::parse_address(server.address, "a server's address");
     if (!address.ok()) return address.status();
     for (uint32_t k = 0; k < flows_per_server; ++k) {
-      const wire::Hello hello{wire::Role::kWorker, options_.rank, k, cluster.epoch};
-      auto fd = transport::tcp::connect_and_prove(*address, member->source, hello,
-                                                  member->credentials, deadline);
-      if (!fd.ok()) return fd.status();
-      if (own_host.empty()) {
-        auto local = transport::tcp::local_address(fd->get());
-        if (!local.ok()) return local.status();
-        own_host = local->host;
-      }
-      flows.push_back(
-          {server.index, transport::tcp::make_connection(std::move(*fd), server.address)});
+      wanted.push_back({*address, {wire::Role::kWorker, options_.rank, k, cluster.epoch}});
     }
+  }
+  auto connected = transport::tcp::connect_all(wanted, member->source, member->credentials,
+                                               deadline);
+  if (!connected.ok()) return connected.status();
+  for (size_t i = 0; i < connected->size(); ++i) {
+    if (own_host.empty()) {
+      auto local = transport::tcp::local_address((*connected)[i].get());
+      if (!local.ok()) return local.status();
+      own_host = local->host;
+    }
+    const control::ServerInfo& server = cluster.servers[i / flows_per_server];
+    flows.push_back(
+        {server.index, transport::tcp::make_connection(std::move((*connected)[i]), server.address)});
   }
 
   EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
@@ -254,16 +273,7 @@ Status Job::connect() {
 
 Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
                                    const control::Member::Options& member_options) {
-  // It listens where this process meets the rendezvous from, no wider.
-  auto host = [&]() -> Result<std::string> {
-    if (!member_options.source.empty()) return member_options.source;
-    auto probe = transport::tcp::connect_to(member_options.rendezvous, "",
-                                            monotonic_now() + member_options.connect_timeout);
-    if (!probe.ok()) return probe.status();
-    auto local = transport::tcp::local_address(probe->get());
-    if (!local.ok()) return local.status();
-    return local->host;
-  }();
+  auto host = host_of(member_options);
   if (!host.ok()) return host.status();
   server::ServerOptions options;
   options.host = *host;
@@ -319,16 +329,10 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   set_log_identity("server");
   auto member = member_options(rendezvous, secret, settings);
   if (!member.ok()) return member.status();
-  std::string host = member->source;
-  if (host.empty()) {
-    auto probe = transport::tcp::connect_to(member->rendezvous, "",
-                                            monotonic_now() + member->connect_timeout);
-    if (!probe.ok()) return probe.status();
-    auto local = transport::tcp::local_address(probe->get());
-    if (!local.ok()) return local.status();
-    host = local->host;
-  }
-  auto started = server::Server::start({host, 0, member->credentials}, transport::tcp::transport());
+  auto host = host_of(*member);
+  if (!host.ok()) return host.status();
+  auto started =
+      server::Server::start({*host, 0, member->credentials}, transport::tcp::transport());
   if (!started.ok()) return started.status();
   server::Server& server = **started;
   control::ServerRegistration registration;
@@ -340,8 +344,10 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   set_log_identity(concat("server ", membership.server_index()));
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
-  server.attach(membership.cluster(), membership.server_index(),
-                data_plane(*shared, membership.cluster().nodes, cores()));
+  const control::Cluster& cluster = membership.cluster();
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
+  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows));
+  server.attach(cluster, membership.server_index(), plane);
 
   std::mutex mutex;
   std::condition_variable changed;

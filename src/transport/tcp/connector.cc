@@ -3,21 +3,128 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <memory>
+#include <optional>
 #include <utility>
 
+#include "base/interrupt.h"
+#include "transport/epoll_loop.h"
+
 namespace herring::transport::tcp {
+namespace {
+
+constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
+
+bool again(const Status& why, Nanos deadline) {
+  return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
+}
+
+// A loop of this thread, which ends when the thread is interrupted.
+class Waiting {
+ public:
+  Waiting() { check(); }
+  void run() { loop.run(); }
+
+  EpollLoop loop;
+
+ private:
+  void check() {
+    if (interrupted()) return loop.stop();
+    loop.call_after(kInterruptInterval, [this] { check(); });
+  }
+};
+
+Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
+                        const Credentials& credentials, Nanos deadline) {
+  Waiting waiting;
+  std::optional<Result<GuardedFd>> found;
+  const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
+  const Connector connector(waiting.loop, std::move(fd), name, hello, credentials, patience,
+                            [&](Result<GuardedFd> result) {
+                              found.emplace(std::move(result));
+                              waiting.loop.stop();
+                            });
+  waiting.run();
+  if (found) return std::move(*found);
+  return Status(Code::kTimeout, concat("interrupted while ", name, " completed the hello"));
+}
+
+class Attempts {
+ public:
+  Attempts(const std::vector<Wanted>& wanted, const std::string& source,
+           const Credentials& credentials, Nanos deadline)
+      : wanted_(wanted),
+        source_(source),
+        credentials_(credentials),
+        deadline_(deadline),
+        found_(wanted.size()),
+        connectors_(wanted.size()) {}
+
+  Result<std::vector<GuardedFd>> run() {
+    if (wanted_.empty()) return std::move(found_);
+    while (next_ < std::min(kConnectingAtOnce, wanted_.size())) begin(next_++);
+    waiting_.run();
+    connectors_.clear();
+    if (!failure_.ok()) return failure_;
+    if (left_ > 0) {
+      return Status(Code::kTimeout, concat("interrupted with ", left_, " connections to make"));
+    }
+    return std::move(found_);
+  }
+
+ private:
+  void begin(size_t i) {
+    const Nanos patience = std::max<Nanos>(deadline_ - monotonic_now(), 0);
+    connectors_[i] = std::make_unique<Connector>(
+        waiting_.loop, wanted_[i].address, source_, wanted_[i].hello, credentials_, patience,
+        [this, i](Result<GuardedFd> result) { done(i, std::move(result)); });
+  }
+
+  void done(size_t i, Result<GuardedFd> result) {
+    if (!result.ok()) {
+      if (again(result.status(), deadline_)) {
+        waiting_.loop.call_after(kPause, [this, i] { begin(i); });
+      } else {
+        failure_ = result.status();
+        waiting_.loop.stop();
+      }
+      return;
+    }
+    found_[i] = std::move(*result);
+    if (--left_ == 0) return waiting_.loop.stop();
+    if (next_ < wanted_.size()) begin(next_++);
+  }
+
+  const std::vector<Wanted>& wanted_;
+  const std::string& source_;
+  const Credentials& credentials_;
+  const Nanos deadline_;
+  Waiting waiting_;
+  std::vector<GuardedFd> found_;
+  std::vector<std::unique_ptr<Connector>> connectors_;  // end before the loop
+  size_t next_ = 0;               // the first that was not begun
+  size_t left_ = wanted_.size();  // that are not there
+  Status failure_;
+};
+
+}  // namespace
 
 Connector::Connector(EventLoop& loop, const Address& address, const std::string& source,
                      const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                      Done done)
+    : Connector(loop, begin_connecting(address, source), address.to_string(), hello, credentials,
+                patience, std::move(done)) {}
+
+Connector::Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name,
+                     const wire::Hello& hello, const Credentials& credentials, Nanos patience,
+                     Done done)
     : loop_(loop),
-      name_(address.to_string()),
+      name_(std::move(name)),
       secret_(credentials.secret),
       done_(std::move(done)),
       client_(wire::make_client_hello(hello, credentials.job)) {
-  auto fd = begin_connecting(address, source);
   if (!fd.ok()) {
     // Not from the constructor: the owner does not have us yet.
     timer_ = loop_.call_after(0, [this, why = fd.status()] {
@@ -61,13 +168,9 @@ void Connector::on_events(uint32_t) {
 }
 
 Status Connector::connected() {
-  int error = 0;
-  socklen_t length = sizeof(error);
-  getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error != 0) {
-    return {Code::kPeerLost, concat("cannot connect to ", name_, ": ", strerror(error))};
+  if (const Status there = finish_connecting(fd_.get()); !there.ok()) {
+    return {there.code(), concat("cannot connect to ", name_, ": ", there.message())};
   }
-  HERRING_RETURN_IF_ERROR(make_flow_socket(fd_.get()));
   HERRING_RETURN_IF_ERROR(say(&client_, sizeof(client_)));
   state_ = State::kHello;
   loop_.modify(fd_.get(), EPOLLIN);
@@ -103,6 +206,26 @@ void Connector::finish(Result<GuardedFd> result) {
   }
   const Done done = std::move(done_);
   done(std::move(result));  // may destroy this
+}
+
+Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
+                                    const wire::Hello& hello, const Credentials& credentials,
+                                    Nanos deadline) {
+  const std::string name = address.to_string();
+  for (;;) {
+    auto fd = connect_to(address, source, deadline);
+    if (!fd.ok()) return fd.status();
+    auto proven = prove(std::move(*fd), name, hello, credentials, deadline);
+    if (proven.ok() || !again(proven.status(), deadline)) return proven;
+    poll_until(nullptr, 0, std::min(deadline, monotonic_now() + kPause));
+  }
+}
+
+Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
+                                           const std::string& source,
+                                           const Credentials& credentials, Nanos deadline) {
+  HERRING_RETURN_IF_ERROR(want_descriptors(wanted.size()));
+  return Attempts(wanted, source, credentials, deadline).run();
 }
 
 }  // namespace herring::transport::tcp

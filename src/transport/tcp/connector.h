@@ -1,9 +1,9 @@
-// The connecting side of the hello as a state machine on a loop, for connections that are made
-// while other flows of the loop must not wait. The blocking form is connect_and_prove().
+// The connecting side of the hello: a state machine on a loop, and calls that wait for it.
 #pragma once
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "transport/event_loop.h"
 #include "transport/tcp/handshake.h"
@@ -20,6 +20,9 @@ class Connector : private EventHandler {
   // `address` is literal, and somebody listens there already: one attempt, bounded by `patience`.
   Connector(EventLoop& loop, const Address& address, const std::string& source,
             const wire::Hello& hello, const Credentials& credentials, Nanos patience, Done done);
+  // On a socket that is connected, or on its way, to `name`.
+  Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name, const wire::Hello& hello,
+            const Credentials& credentials, Nanos patience, Done done);
   ~Connector() override;
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
@@ -45,5 +48,24 @@ class Connector : private EventHandler {
   wire::ServerHello server_{};
   wire::VerdictMessage verdict_{};
 };
+
+// Below: for set-up, when nothing else waits. They return by `deadline`, or soon after this thread
+// is interrupted (base/interrupt.h), and try again when a listener ends, or is too busy, meanwhile.
+
+// Connects and proves the secret both ways. `address` may be a name, and where nobody listens yet.
+Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
+                                    const wire::Hello& hello, const Credentials& credentials,
+                                    Nanos deadline);
+
+struct Wanted {
+  Address address;  // literal; somebody listens there already
+  wire::Hello hello;
+};
+// Connections to all of them, in their order: at most kConnectingAtOnce are on their way, so that a
+// server's queue of those who connect does not overflow. Or the first error.
+inline constexpr size_t kConnectingAtOnce = 64;
+Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
+                                           const std::string& source,
+                                           const Credentials& credentials, Nanos deadline);
 
 }  // namespace herring::transport::tcp

@@ -8,90 +8,14 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/interrupt.h"
 #include "base/log.h"
 
 namespace herring::transport::tcp {
 namespace {
 
-constexpr Nanos kPause = 50 * kMillisecond;
 constexpr Nanos kNoDescriptor = 100 * kMillisecond;
 
-Status wait_for(int fd, short events, Nanos deadline, const std::string& address) {
-  pollfd waiting{fd, events, 0};
-  const int n = poll_until(&waiting, 1, deadline);
-  if (n > 0) return {};
-  if (n < 0) return {Code::kInternal, strerror(errno)};
-  return {Code::kTimeout,
-          concat(address, " accepted a connection but did not complete the hello")};
-}
-
-Status send_all(int fd, const void* data, size_t bytes, Nanos deadline,
-                const std::string& address) {
-  const char* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::send(fd, at, bytes, MSG_NOSIGNAL);
-    if (n > 0) {
-      at += n;
-      bytes -= n;
-    } else if (errno == EAGAIN) {
-      HERRING_RETURN_IF_ERROR(wait_for(fd, POLLOUT, deadline, address));
-    } else if (errno != EINTR) {
-      return {Code::kPeerLost, concat(address, " closed the connection during the hello")};
-    }
-  }
-  return {};
-}
-
-Status receive_all(int fd, void* data, size_t bytes, Nanos deadline, const std::string& address) {
-  char* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::recv(fd, at, bytes, 0);
-    if (n > 0) {
-      at += n;
-      bytes -= n;
-    } else if (n < 0 && errno == EAGAIN) {
-      HERRING_RETURN_IF_ERROR(wait_for(fd, POLLIN, deadline, address));
-    } else if (n == 0 || errno != EINTR) {
-      return {Code::kPeerLost, concat(address, " closed the connection during the hello")};
-    }
-  }
-  return {};
-}
-
-Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
-                        const Credentials& credentials, Nanos deadline) {
-  const wire::ClientHello client = wire::make_client_hello(hello, credentials.job);
-  HERRING_RETURN_IF_ERROR(send_all(fd.get(), &client, sizeof(client), deadline, name));
-  wire::ServerHello server;
-  HERRING_RETURN_IF_ERROR(receive_all(fd.get(), &server, sizeof(server), deadline, name));
-  HERRING_RETURN_IF_ERROR(wire::check_server_hello(client, server, credentials.secret, name));
-  const wire::ClientProof proof = wire::make_client_proof(client, server, credentials.secret);
-  HERRING_RETURN_IF_ERROR(send_all(fd.get(), &proof, sizeof(proof), deadline, name));
-  wire::VerdictMessage verdict;
-  HERRING_RETURN_IF_ERROR(receive_all(fd.get(), &verdict, sizeof(verdict), deadline, name));
-  HERRING_RETURN_IF_ERROR(wire::status_of(static_cast<wire::Verdict>(verdict.verdict), name));
-  return fd;
-}
-
 }  // namespace
-
-Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
-                                    const wire::Hello& hello, const Credentials& credentials,
-                                    Nanos deadline) {
-  const std::string name = address.to_string();
-  for (;;) {
-    auto fd = connect_to(address, source, deadline);
-    if (!fd.ok()) return fd.status();
-    auto proven = prove(std::move(*fd), name, hello, credentials, deadline);
-    // A listener that ends, or is too busy, while we connect is worth another try.
-    if (proven.ok() || proven.status().code() != Code::kPeerLost || monotonic_now() >= deadline ||
-        interrupted()) {
-      return proven;
-    }
-    poll_until(nullptr, 0, std::min(deadline, monotonic_now() + kPause));
-  }
-}
 
 // One connection that has not proven itself yet.
 class Acceptor::Pending : public EventHandler {

@@ -1,6 +1,5 @@
-// The hello of wire/hello.h over TCP sockets: blocking with a deadline on the connecting side (it
-// happens in set-up), a state machine on a loop on the accepting side (a stranger who connects and
-// says nothing must cost nothing but one descriptor for a few seconds).
+// The accepting side of the hello of wire/hello.h over TCP sockets: a stranger who connects and says
+// nothing must cost nothing but one descriptor for a few seconds. The other side: connector.h.
 #pragma once
 
 #include <deque>
@@ -15,11 +14,6 @@
 #include "wire/hello.h"
 
 namespace herring::transport::tcp {
-
-// Connects, proves the secret both ways, returns the open socket. Errors name `address`.
-Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
-                                    const wire::Hello& hello, const Credentials& credentials,
-                                    Nanos deadline);
 
 // Accepts connections on a listening socket and hands over those that proved themselves.
 class Acceptor : public EventHandler {

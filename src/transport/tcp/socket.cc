@@ -101,21 +101,25 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   const int n = poll_until(&waiting, 1, deadline);
   if (n == 0) return Status(Code::kTimeout, "no answer");
   if (n < 0) return Status(Code::kInternal, strerror(errno));
-  int error = 0;
-  socklen_t length = sizeof(error);
-  getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error != 0) return Status(Code::kPeerLost, strerror(error));
-  // Trying a local port where nobody listens may one day meet itself (simultaneous open).
-  auto here = local_address(fd.get());
-  auto there = peer_address(fd.get());
-  if (!there.ok() || (here.ok() && here->host == there->host && here->port == there->port)) {
-    return Status(Code::kPeerLost, strerror(ECONNREFUSED));
-  }
-  HERRING_RETURN_IF_ERROR(make_flow_socket(fd.get()));
+  HERRING_RETURN_IF_ERROR(finish_connecting(fd.get()));
   return fd;
 }
 
 }  // namespace
+
+Status finish_connecting(int fd) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return {Code::kPeerLost, strerror(error)};
+  // Trying a local port where nobody listens may one day meet itself (simultaneous open).
+  auto here = local_address(fd);
+  auto there = peer_address(fd);
+  if (!there.ok() || (here.ok() && here->host == there->host && here->port == there->port)) {
+    return {Code::kPeerLost, strerror(ECONNREFUSED)};
+  }
+  return make_flow_socket(fd);
+}
 
 Status make_flow_socket(int fd) {
   const int on = 1;
@@ -128,12 +132,21 @@ Status make_flow_socket(int fd) {
   return {};
 }
 
-void want_descriptors(size_t connections) {
-  constexpr size_t kOthers = 1024;  // what else a process has open
+Status want_descriptors(size_t connections) {
+  constexpr size_t kOthers = 1024, kFewOthers = 64;  // what else a process has open
   rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= connections + kOthers) return;
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, connections + kOthers);
-  setrlimit(RLIMIT_NOFILE, &limit);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+  const rlim_t wanted = connections + kOthers;
+  if (limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = std::min(limit.rlim_max, wanted);
+    setrlimit(RLIMIT_NOFILE, &limit);
+    getrlimit(RLIMIT_NOFILE, &limit);
+  }
+  if (limit.rlim_cur >= connections + kFewOthers) return {};
+  return {Code::kConfiguration,
+          concat(connections, " connections take more open files than this process may have, ",
+                 limit.rlim_cur, "; raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, "
+                 "--ulimit nofile= of containers) to ", wanted)};
 }
 
 void repeat_steadily(int fd) {

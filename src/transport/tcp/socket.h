@@ -26,8 +26,12 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
 // A non-blocking socket on its way to a literal address; writable once it is there, or has failed.
 Result<GuardedFd> begin_connecting(const Address& address, const std::string& source);
 
-// Raises the limit of open descriptors, if the system lets it, for this many connections.
-void want_descriptors(size_t connections);
+// What is left to do once a connecting socket is writable. kPeerLost: it is not there.
+Status finish_connecting(int fd);
+
+// Raises the limit of open descriptors for this many connections. kConfiguration when the system
+// does not let it: the error says what does.
+Status want_descriptors(size_t connections);
 // Makes a lost packet of a connection that carries little be sent again every retransmission
 // time-out, instead of ever more rarely: on a lossy link too, silence soon means something.
 void repeat_steadily(int fd);

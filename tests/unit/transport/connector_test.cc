@@ -1,10 +1,16 @@
 #include "transport/tcp/connector.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <set>
+#include <thread>
 
+#include "base/interrupt.h"
 #include "transport/epoll_loop.h"
 
 namespace herring::transport::tcp {
@@ -86,6 +92,148 @@ TEST_F(ConnectorTest, NobodyAnswersInTime) {
 TEST_F(ConnectorTest, AnAddressThatCannotBe) {
   address_.host = "no.such.host.invalid";
   EXPECT_FALSE(connect("secret").ok());
+}
+
+const Credentials kGood{"secret", wire::job_id("job")};
+
+Nanos soon() { return monotonic_now() + 30 * kSecond; }
+
+// Lets in who proves itself, on a thread of its own.
+class Door {
+ public:
+  explicit Door(wire::Verdict of_rank_13 = wire::Verdict::kUnexpected) {
+    auto listener = listen_on({"127.0.0.1", 0}, 256);
+    EXPECT_TRUE(listener.ok());
+    address = *local_address(listener->get());
+    acceptor_ = std::make_unique<Acceptor>(
+        loop_, std::move(*listener), kGood,
+        [of_rank_13](const wire::Hello& hello) {
+          return hello.rank == 13 ? of_rank_13 : wire::Verdict::kAccepted;
+        },
+        [this](GuardedFd fd, const wire::Hello&, const Address&) { in_.push_back(std::move(fd)); });
+    loop_.start("door");
+  }
+  ~Door() {
+    loop_.post([this] { acceptor_.reset(); });
+    loop_.join();
+  }
+
+  Address address;
+
+ private:
+  EpollLoop loop_;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::vector<GuardedFd> in_;
+};
+
+std::vector<Wanted> hellos(const std::vector<Address>& addresses, uint32_t flows) {
+  std::vector<Wanted> wanted;
+  for (uint32_t server = 0; server < addresses.size(); ++server) {
+    for (uint32_t k = 0; k < flows; ++k) {
+      wanted.push_back({addresses[server], {wire::Role::kWorker, 5, k, 0}});
+    }
+  }
+  return wanted;
+}
+
+TEST(ConnectAll, BringsThemInTheirOrder) {
+  Door one, other;
+  const auto wanted = hellos({one.address, other.address}, 100);
+  const auto found = connect_all(wanted, "", kGood, soon());
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  ASSERT_EQ(found->size(), 200u);
+  std::set<int> different;
+  for (size_t i = 0; i < found->size(); ++i) {
+    different.insert((*found)[i].get());
+    EXPECT_EQ(peer_address((*found)[i].get())->port, wanted[i].address.port);
+  }
+  EXPECT_EQ(different.size(), 200u);
+  EXPECT_TRUE(connect_all({}, "", kGood, soon())->empty());
+}
+
+// A listener that says nothing before a number of members has said hello: one after the other they
+// would wait for ever.
+TEST(ConnectAll, ManyAreOnTheirWayAtOnce) {
+  auto listener = listen_on({"127.0.0.1", 0}, 256);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  std::thread server([&] {
+    std::vector<UniqueFd> all;
+    for (size_t i = 0; i < kConnectingAtOnce; ++i) {
+      pollfd waiting{listener->get(), POLLIN, 0};
+      ASSERT_EQ(poll(&waiting, 1, 30000), 1);
+      all.emplace_back(accept(listener->get(), nullptr, nullptr));
+      wire::ClientHello hello;
+      ASSERT_EQ(recv(all.back().get(), &hello, sizeof(hello), MSG_WAITALL),
+                static_cast<ssize_t>(sizeof(hello)));
+    }
+    const std::string answer = "HTTP/1.1 400 Bad Request\r\n" + std::string(200, ' ');
+    EXPECT_GT(send(all[0].get(), answer.data(), answer.size(), MSG_NOSIGNAL), 0);
+    char drain[200];
+    while (recv(all[0].get(), drain, sizeof(drain), 0) > 0) continue;
+  });
+  const auto found = connect_all(hellos({address}, kConnectingAtOnce), "", kGood, soon());
+  EXPECT_EQ(found.status().code(), Code::kConfiguration) << "another protocol";
+  server.join();
+}
+
+TEST(ConnectAll, TheFirstErrorEndsIt) {
+  Door door;
+  auto wanted = hellos({door.address}, 300);
+  wanted[200].hello.rank = 13;
+  const auto found = connect_all(wanted, "", kGood, soon());
+  EXPECT_EQ(found.status().code(), Code::kConfiguration);
+  EXPECT_NE(found.status().message().find(door.address.to_string()), std::string::npos);
+}
+
+TEST(ConnectAll, WhoEndsDuringTheHelloIsTriedAgain) {
+  auto listener = listen_on({"127.0.0.1", 0}, 256);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  EpollLoop loop;
+  std::unique_ptr<Acceptor> acceptor;
+  std::vector<GuardedFd> in;
+  std::thread server([&] {
+    for (int i = 0; i < 3; ++i) {
+      pollfd waiting{listener->get(), POLLIN, 0};
+      ASSERT_EQ(poll(&waiting, 1, 30000), 1);
+      const UniqueFd closed(accept(listener->get(), nullptr, nullptr));
+    }
+    acceptor = std::make_unique<Acceptor>(
+        loop, std::move(*listener), kGood,
+        [](const wire::Hello&) { return wire::Verdict::kAccepted; },
+        [&](GuardedFd fd, const wire::Hello&, const Address&) { in.push_back(std::move(fd)); });
+    loop.start("door");
+  });
+  const auto found = connect_all(hellos({address}, 8), "", kGood, soon());
+  server.join();
+  EXPECT_TRUE(found.ok()) << found.status().message();
+  loop.post([&] { acceptor.reset(); });
+  loop.join();
+}
+
+TEST(ConnectAll, SilenceEndsAtTheDeadline) {
+  auto listener = listen_on({"127.0.0.1", 0}, 256);
+  ASSERT_TRUE(listener.ok());
+  const auto found = connect_all(hellos({*local_address(listener->get())}, 3), "", kGood,
+                                 monotonic_now() + 100 * kMillisecond);
+  EXPECT_EQ(found.status().code(), Code::kTimeout);
+}
+
+TEST(ConnectAll, EndsWhenItsThreadIsInterrupted) {
+  auto listener = listen_on({"127.0.0.1", 0}, 256);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  std::atomic<int> asked{0};
+  const Interruptible interruptible([&] { return ++asked > 2; });
+  EXPECT_FALSE(connect_all(hellos({address}, 3), "", kGood, soon()).ok());
+  EXPECT_FALSE(connect_and_prove(address, "", {}, kGood, soon()).ok());
+}
+
+TEST(ConnectAll, MoreThanTheSystemAllowsIsOneClearError) {
+  const Status status = want_descriptors(size_t{1} << 40);
+  EXPECT_EQ(status.code(), Code::kConfiguration);
+  EXPECT_NE(status.message().find("ulimit -Hn"), std::string::npos) << status.message();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/connector.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -331,7 +331,7 @@ TEST(Handshake, MoreStrangersThanMayWaitKeepNobodyOut) {
 // All have connected before the first says a word: more wait than may, and none is driven out.
 TEST(Handshake, ThousandsOfMembersAtOnceAllGetIn) {
   constexpr size_t kMembers = 3000;
-  want_descriptors(2 * kMembers);
+  ASSERT_TRUE(want_descriptors(2 * kMembers).ok());
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   if (limit.rlim_cur < 2 * kMembers + 100) GTEST_SKIP() << "this system allows too few descriptors";
