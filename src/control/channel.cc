@@ -10,7 +10,7 @@ Channel::Channel(transport::EventLoop& loop, transport::Connection& connection, 
       acknowledged_at_(heard_at_),
       flow_(connection.open(loop, *this, transport::Traffic::kControl)) {}
 
-void Channel::look(Nanos late, Nanos now) {
+void Channel::check_acknowledged(Nanos late, Nanos now) {
   const transport::PathInfo path = flow_->path_info();
   const Nanos acknowledged = path.unacknowledged == 0 ? now : now - path.acknowledged_ago;
   heard_at_ = std::min(heard_at_ + late, now);

@@ -55,8 +55,8 @@ class Channel final : private transport::FlowHandler {
   size_t backlog() const { return flow_->backlog(); }
 
   Nanos heard_at() const { return heard_at_; }
-  // Looks whether the other side's system acknowledges what is sent. `late`: see Silence.
-  void look(Nanos late, Nanos now);
+  // Checks whether the other side's system acknowledges what is sent. `late`: see Silence.
+  void check_acknowledged(Nanos late, Nanos now);
   // For how long neither the process nor its system was heard: a process may be stopped, or held up
   // by its disk, and a machine that acknowledges for it is not dead.
   Nanos silent(Nanos now) const { return now - std::max(heard_at_, acknowledged_at_); }

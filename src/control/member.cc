@@ -65,7 +65,7 @@ class Member::Impl final : public Channel::Owner {
     is_server_ = std::holds_alternative<ServerRegistration>(registration.what);
     channel_->send(FrameType::kRegister, encode(registration));
     beat();
-    look();
+    check_silence();
     loop_.start("herring-control");
     const Nanos deadline = loop_.now() + registration.patience + kLastWord;
     Phase phase = wait_for_news(Phase::kRegistered, deadline);
@@ -314,10 +314,10 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(rhythm_.interval, [this] { beat(); });
   }
 
-  void look() {
+  void check_silence() {
     const Nanos now = loop_.now();
-    const Nanos late = silence_.tick(now, look_period_);
-    channel_->look(late, now);
+    const Nanos late = silence_.tick(now, check_period_);
+    channel_->check_acknowledged(late, now);
     const Nanos silent = channel_->silent(now);
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();
@@ -326,8 +326,8 @@ class Member::Impl final : public Channel::Owner {
                               " s (time-out ", to_seconds(rhythm_.timeout), " s)"),
                        false);
     }
-    look_period_ = std::min(rhythm_.interval, rhythm_.timeout / 8);
-    loop_.call_after(look_period_, [this] { look(); });
+    check_period_ = std::min(rhythm_.interval, rhythm_.timeout / 8);
+    loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
   void said_goodbye() {
@@ -354,7 +354,7 @@ class Member::Impl final : public Channel::Owner {
 
   Rhythm rhythm_;
   Silence silence_;
-  Nanos look_period_ = 0;
+  Nanos check_period_ = 0;
   OnLoss on_loss_;
   OnAbort on_abort_;
   OnEnd on_end_;

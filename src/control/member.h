@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "control/cluster.h"
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/connector.h"
 
 namespace herring::control {
 

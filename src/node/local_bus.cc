@@ -115,7 +115,7 @@ bool LocalBus::wants_write(int fd) const {
   return found != rank_of_fd_.end() && peers_[found->second].wants_write;
 }
 
-bool LocalBus::alive(uint32_t peer) const { return peers_[peer].fd && !peers_[peer].deaf; }
+bool LocalBus::alive(uint32_t peer) const { return peers_[peer].fd && !peers_[peer].unreachable; }
 
 Status LocalBus::lost(uint32_t rank) const {
   return Status(Code::kPeerLost, concat("node: local rank ", rank, " is gone: its connection with ",
@@ -200,7 +200,7 @@ Status LocalBus::flush(uint32_t peer) {
     // The peer closed its end. What it sent before may still wait to be read, then comes the end;
     // after any other error shutdown() brings it about.
     if (errno != EPIPE && errno != ECONNRESET) ::shutdown(to.fd.get(), SHUT_RDWR);
-    to.deaf = true;
+    to.unreachable = true;
     to.queue.clear();
     update_interest(to);
     return lost(peer);
@@ -317,7 +317,7 @@ std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage&
 
 void LocalBus::fail(uint32_t rank, const Status& status) {
   Peer& peer = peers_[rank];
-  peer.deaf = true;
+  peer.unreachable = true;
   peer.queue.clear();
   update_interest(peer);
   if (on_peer_closed_) on_peer_closed_(rank, status);

@@ -32,12 +32,11 @@ struct LocalMessage {
   uint32_t round = 0;
   uint32_t buffer = 0;
   uint32_t region = 0;  // of the sender, as export_region() named it; 0 for none
-  uint32_t part = 0;
+  uint32_t workers = 0;  // that contributed to what the message is about; 0: not known
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  uint64_t extra = 0;
 };
-static_assert(sizeof(LocalMessage) == 48 && std::is_trivially_copyable_v<LocalMessage>);
+static_assert(sizeof(LocalMessage) == 40 && std::is_trivially_copyable_v<LocalMessage>);
 
 inline constexpr uint8_t kFirstReservedKind = 0xf0;
 
@@ -119,7 +118,7 @@ class LocalBus {
   };
   struct Peer {
     GuardedFd fd;
-    bool deaf = false;  // sending failed; the closing is still to be read
+    bool unreachable = false;  // sending failed; the closing is still to be read
     bool left = false;  // said goodbye
     bool wants_write = false;
     std::deque<Queued> queue;

@@ -23,14 +23,12 @@
 #include "reduce/reduce.h"
 #include "server/lane_pool.h"
 #include "transport/transport.h"
+#include "wire/key.h"
 #include "wire/messages.h"
 
 namespace herring::server {
 
-struct Key {
-  uint32_t stream = 0, round = 0, buffer = 0;
-  auto operator<=>(const Key&) const = default;
-};
+using wire::Key;
 
 class Peer;  // one flow of a worker, see peer.h
 struct Slot;

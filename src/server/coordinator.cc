@@ -98,7 +98,14 @@ bool reduces(Collective kind) {
   return kind == Collective::kAllreduce || kind == Collective::kReduceScatter;
 }
 
+// Buffers of an all-to-all are numbered by sender and receiver together, in 32 bits.
+constexpr uint32_t kMostRanksOfAlltoall = (1 << 16) - 1;
+
 Status check_splits(const Announce& a, uint32_t size) {
+  if (size > kMostRanksOfAlltoall) {
+    return {Code::kInvalidArgument, concat("'", a.name, "' is an alltoall of ", size,
+                                           " ranks; it takes at most ", kMostRanksOfAlltoall)};
+  }
   uint64_t sum = 0;
   bool overflow = false;
   for (const uint64_t split : a.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
@@ -152,18 +159,22 @@ uint64_t largest_reply(const Announces& calls) {
   return largest;
 }
 
-// Per-rank counts of what is gathered; see wire::Go.
-wire::Go head_of(const Announces& calls) {
+// What of a Go or a Reply is the same for all ranks.
+wire::Go common_head(const Announces& calls) {
   wire::Go go;
+  if (calls[0]->kind != Collective::kAllgather) return go;
   for (const Announce* call : calls) {
-    if (call->kind == Collective::kAllgather) {
-      go.counts.push_back(call->elements());
-      go.dims.push_back(rows(*call));
-    } else if (call->kind == Collective::kAlltoall) {
-      for (const uint64_t split : call->splits) go.counts.push_back(split * row_elements(*call));
-    }
+    go.counts.push_back(call->elements());
+    go.dims.push_back(rows(*call));
   }
   return go;
+}
+
+void complete_head(wire::Go& go, const Announces& calls, uint32_t rank) {
+  go.id = calls[rank]->id;
+  if (calls[rank]->kind != Collective::kAlltoall) return;
+  go.counts.clear();
+  for (const Announce* call : calls) go.counts.push_back(call->splits[rank] * row_elements(*call));
 }
 
 }  // namespace
@@ -300,13 +311,13 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
 }
 
 void Coordinator::launch(const Announces& calls, std::vector<Answer>& out) {
-  wire::Go go = head_of(calls);
+  wire::Go go = common_head(calls);
   wire::FrameHeader header;
   header.type = wire::FrameType::kGo;
   header.stream = stream_;
   header.round = next_ticket_++;
   for (uint32_t rank = 0; rank < calls.size(); ++rank) {
-    go.id = calls[rank]->id;
+    complete_head(go, calls, rank);
     out.push_back({rank, header, encode(go)});
   }
 }
@@ -354,11 +365,11 @@ void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) cons
       }
       break;
   }
-  wire::Go head = head_of(calls);
+  wire::Go head = common_head(calls);
   wire::FrameHeader header;
   header.type = wire::FrameType::kReply;
   for (uint32_t rank = 0; rank < size; ++rank) {
-    head.id = calls[rank]->id;
+    complete_head(head, calls, rank);
     out.push_back({rank, header, encode(head) + (own[rank].empty() ? common : own[rank])});
   }
 }

@@ -82,7 +82,7 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   stream->second += header.segments;
   if ((header.flags & wire::kFlagSteers) && rank_ == 0) server_.set_credit(header.credit);
   if (header.signals != last_signals_) {
-    server_.add_signals(header.signals - last_signals_);
+    server_.add_signals(static_cast<uint16_t>(header.signals - last_signals_));
     last_signals_ = header.signals;
   }
   return {};
@@ -140,9 +140,9 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
 
 // Those whose contributions are in a result. A contributor to a round of a partial all-reduce that
 // died may be in some of its segments: its workers must know which round is whole.
-uint16_t Peer::workers_in(const Slot& slot) {
+uint32_t Peer::workers_in(const Slot& slot) {
   const Operation& op = *slot.op;
-  return static_cast<uint16_t>(op.key.stream < wire::kPartialStreams ? op.workers : slot.given);
+  return static_cast<uint32_t>(op.key.stream < wire::kPartialStreams ? op.workers : slot.given);
 }
 
 // Adjacent segments of one operation leave as one frame.
@@ -159,7 +159,7 @@ void Peer::flush_results() {
     header.first_segment = first.slot->segment;
     header.credit = server_.credit();
     header.workers = workers_in(*first.slot);
-    header.signals = server_.signals();
+    header.signals = static_cast<uint16_t>(server_.signals());
     iovec pieces[transport::Destinations::kMaxPieces];
     Slot* frame[transport::Destinations::kMaxPieces];
     int n = 0;
@@ -198,13 +198,13 @@ void Peer::answered(uint32_t stream, uint32_t segments) {
   outstanding_of_[stream] -= segments;
 }
 
-Status Peer::taken(uint16_t taken) {
-  const auto count = static_cast<uint16_t>(taken - std::exchange(taken_, taken));
+Status Peer::taken(uint32_t taken) {
+  const uint32_t count = taken - std::exchange(taken_, taken);
   if (count > lent_.size()) {
     return {Code::kInternal, concat("rank ", rank_, " took ", count, " segments where ",
                                     lent_.size(), " were lent")};
   }
-  for (uint16_t i = 0; i < count; ++i) answered(lent_[i]->op->key.stream, 1);
+  for (uint32_t i = 0; i < count; ++i) answered(lent_[i]->op->key.stream, 1);
   release(lent_, count);
   return {};
 }

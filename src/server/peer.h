@@ -49,11 +49,11 @@ class Peer : public transport::FlowHandler {
     bool with_payload = false;
   };
 
-  static uint16_t workers_in(const Slot& slot);
+  static uint32_t workers_in(const Slot& slot);
   Status begin_frame(const wire::FrameHeader& header, transport::Destinations& out);
   Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
-  Status taken(uint16_t taken);
+  Status taken(uint32_t taken);
   void answered(uint32_t stream, uint32_t segments);
   void release(Ring<Slot*>& slots, size_t count);
   void release_queued();
@@ -76,13 +76,13 @@ class Peer : public transport::FlowHandler {
   Ring<Result> results_;    // combined, not yet handed to the flow
   Ring<Slot*> in_flight_;   // handed to the flow, not yet sent
   Ring<Slot*> lent_;        // handed to the flow, not yet read by the worker
-  uint16_t taken_ = 0;      // segments of lent results that the worker has read, modulo 2^16
+  uint32_t taken_ = 0;      // segments of lent results that the worker has read, modulo 2^32
   transport::EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
   // Segments received and not yet answered (lent results: not yet taken), in all and by stream.
   size_t outstanding_ = 0;
   std::unordered_map<uint32_t, uint32_t> outstanding_of_;
-  uint32_t last_signals_ = 0;
+  uint16_t last_signals_ = 0;
   transport::LossCounter losses_;
 };
 

@@ -50,12 +50,12 @@ struct FrameHeader {
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
+  uint16_t signals = 0;        // losses that the sender has counted so far, modulo 2^16
   union {
-    uint16_t workers = 0;      // kResult: workers whose contributions are in it (rounds of a
+    uint32_t workers = 0;      // kResult: workers whose contributions are in it (rounds of a
                                // partial all-reduce: contributors whose bytes are in it)
-    uint16_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
-  };                           // modulo 2^16
-  uint32_t signals = 0;        // losses that the sender has counted so far
+    uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
+  };                           // modulo 2^32
 };
 static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
 

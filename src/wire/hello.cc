@@ -38,7 +38,6 @@ const char* describe(Verdict verdict) {
     case Verdict::kWrongVersion: return "another protocol version";
     case Verdict::kWrongJob: return "another job (HERRING_JOB differs)";
     case Verdict::kWrongSecret: return "the job's secret differs (HERRING_SECRET_FILE)";
-    case Verdict::kBusy: return "too many connections are waiting to prove themselves";
     case Verdict::kUnexpected:
       return "this rank or server is not expected there, or is there already";
   }

@@ -19,7 +19,7 @@
 
 namespace herring::wire {
 
-inline constexpr uint16_t kProtocolVersion = 5;
+inline constexpr uint16_t kProtocolVersion = 6;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
@@ -33,7 +33,6 @@ enum class Verdict : uint16_t {
   kWrongVersion,
   kWrongJob,
   kWrongSecret,
-  kBusy,
   kUnexpected,  // right secret, but nobody by that rank is expected here
 };
 const char* describe(Verdict verdict);

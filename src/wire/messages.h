@@ -81,7 +81,7 @@ struct Announce {
 };
 
 // kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements
-// of each rank; alltoall: rank i's splits for all ranks, row after row), else empty.
+// of each rank; alltoall: elements that each rank has for the one that is told), else empty.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;

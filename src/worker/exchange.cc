@@ -56,21 +56,25 @@ Exchange reduce_scatter(const Request& request, uint32_t rank, uint32_t size) {
   return exchange;
 }
 
-// counts: items from each rank to each, sender by sender.
+// Items of a row of the array.
+uint64_t row_items(const Request& request) {
+  const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
+  return request.bytes() / size_of(request.dtype) / std::max<uint64_t>(rows, 1);
+}
+
+// counts: items that each rank has for this one.
 Exchange alltoall(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                   uint32_t size) {
-  const auto bytes = [&](uint32_t from, uint32_t to) {
-    return counts[size_t{from} * size + to] * size_of(request.dtype);
-  };
+  const size_t item = size_of(request.dtype), row = row_items(request) * item;
   Exchange exchange;
   size_t in = 0;
   for (uint32_t r = 0; r < size; ++r) {
     Block outgoing, incoming;
     outgoing.buffer = rank * size + r;
-    outgoing.bytes = bytes(rank, r);
+    outgoing.bytes = request.splits[r] * row;
     outgoing.send = in;
     incoming.buffer = r * size + rank;
-    incoming.bytes = bytes(r, rank);
+    incoming.bytes = counts[r] * item;
     incoming.receive = exchange.result_bytes;
     in += outgoing.bytes;
     exchange.result_bytes += incoming.bytes;
@@ -110,23 +114,20 @@ Status check_counts(const Request& request, const std::vector<uint64_t>& counts,
     return Status(Code::kInternal, concat("the counts that a server sent for '", request.name,
                                           "' ", what));
   };
-  const size_t expected = gathers ? size : size_t{size} * size;
-  if (counts.size() != expected) {
-    return wrong(concat("are ", counts.size(), ", not ", expected));
-  }
+  if (counts.size() != size) return wrong(concat("are ", counts.size(), ", not ", size));
   constexpr uint64_t kMost = uint64_t{1} << 48;  // as for an announcement
-  uint64_t sent = 0, received = 0;
-  for (uint32_t r = 0; r < size; ++r) {
-    const uint64_t out = gathers ? counts[rank] : counts[size_t{rank} * size + r];
-    const uint64_t in = gathers ? counts[r] : counts[size_t{r} * size + rank];
-    if (out > kMost || in > kMost) return wrong("are beyond all reason");
-    sent = gathers ? out : sent + out;
-    received += in;
+  uint64_t received = 0;
+  for (const uint64_t count : counts) {
+    if (count > kMost) return wrong("are beyond all reason");
+    received += count;
   }
   if (received > kMost) return wrong("are beyond all reason");
-  if (sent * size_of(request.dtype) != request.bytes()) {
-    return wrong(concat("say that this rank sends ", sent, " elements; it has ",
-                        request.bytes() / size_of(request.dtype)));
+  // To itself a rank sends what it receives from there.
+  const uint64_t own = gathers ? request.bytes() / size_of(request.dtype)
+                               : request.splits[rank] * row_items(request);
+  if (counts[rank] != own) {
+    return wrong(concat("say that this rank has ", counts[rank], " elements for itself; it has ",
+                        own));
   }
   return {};
 }

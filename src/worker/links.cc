@@ -57,7 +57,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
                                     "' is in flight already")};
   }
   transfer.segments_left = 0;
-  transfer.fewest_workers = UINT16_MAX;
+  transfer.fewest_workers = UINT32_MAX;
   transfer.pushed_at = loop_.now();
   transfer.opened.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
@@ -76,10 +76,13 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
+  const uint64_t number = balances_ ? orders_[key.stream].transfers++ : 0;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
     const plan::SegmentRun& run = transfer.runs[r];
     const uint32_t server = transfer.shards[run.shard].server;
-    links_[server].streams[transfer.key.stream].queue.push({&transfer, r, run.first});
+    Stream& stream = links_[server].streams[key.stream];
+    stream.queue.push({&transfer, r, run.first, number});
+    if (balances_ && stream.queue.size() == 1) note_position(server, key.stream, stream);
     touched.push_back(server);
   }
   // Nodes start at different servers, so that their first frames do not all meet at one.
@@ -97,49 +100,42 @@ size_t Links::window(const Link& link) const {
 }
 
 void Links::pump(uint32_t server) {
-  // What one link sends may set free those that are ahead of it.
-  if (!pump_link(links_[server]) || !balances_) return;
-  for (bool more = true; more;) {
-    more = false;
-    for (Link& link : links_) more |= pump_link(link);
+  pump_link(links_[server]);
+  // What one link sends may release those that are ahead of it.
+  while (!released_.empty()) {
+    const uint32_t next = released_.back();
+    released_.pop_back();
+    pump_link(links_[next]);
   }
 }
 
 // Streams take turns in the order of their ids; each may have one segment on its way whatever the
-// others use, so that none can wait for another. (Where servers differ ahead() may hold even that
+// others use, so that none can wait for another. (Where servers differ Balance may hold even that
 // one, but never on the link that is behind.)
-bool Links::pump_link(Link& link) {
-  bool sent = false;
+void Links::pump_link(Link& link) {
   for (auto& [id, stream] : link.streams) {
-    while (!stream.queue.empty() && send_next(link, id, stream)) sent = true;
+    while (!stream.queue.empty() && send_next(link, id, stream)) {}
   }
-  return sent;
 }
 
-// Where servers have different loads, the light ones would be done before the heavy ones, and links
-// idle at the end: so no link gets more than a few frames ahead of another. Distances are shares of
-// a transfer. The link that is behind all others is never held, and every worker goes through a
-// stream in the same order: no two can wait for each other.
-bool Links::ahead(uint32_t stream_id, const Item& item, size_t count) {
-  const auto share = [this](const Item& of, double segments) {
-    const plan::Shard& shard = of.transfer->shards[of.transfer->runs[of.run].shard];
-    return segments / plan::segment_count(shard.bytes, options_.segment_bytes);
-  };
-  const double allowed = share(item, kFramesAhead * static_cast<double>(count));
-  const Key& key = item.transfer->key;
-  for (Link& other : links_) {
-    const auto found = other.streams.find(stream_id);
-    if (found == other.streams.end() || found->second.queue.empty()) continue;
-    const Item& behind = found->second.queue.front();
-    const Key& at = behind.transfer->key;
-    const auto rounds = static_cast<int32_t>(key.round - at.round);
-    const bool later = rounds > 0 || (rounds == 0 && key.buffer > at.buffer);
-    const bool earlier = rounds < 0 || (rounds == 0 && key.buffer < at.buffer);
-    if (earlier) continue;
-    const double distance = share(item, item.next) - share(behind, behind.next) + (later ? 1 : 0);
-    if (distance > allowed) return true;
+// So many segments as a share of their transfer.
+double Links::share(const Item& item, double segments) const {
+  const plan::Shard& shard = item.transfer->shards[item.transfer->runs[item.run].shard];
+  return segments / static_cast<double>(plan::segment_count(shard.bytes, options_.segment_bytes));
+}
+
+// Of the first item of the stream on this link, which is another one or has moved.
+void Links::note_position(uint32_t server, uint32_t stream_id, Stream& stream) {
+  const auto order = orders_.find(stream_id);
+  Balance& balance = order->second.balance;
+  if (stream.queue.empty()) {
+    balance.remove(server);
+  } else {
+    const Item& item = stream.queue.front();
+    balance.set(server, static_cast<double>(item.number) + share(item, item.next));
   }
-  return false;
+  while (const auto link = balance.release()) released_.push_back(*link);
+  if (balance.empty()) orders_.erase(order);
 }
 
 bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
@@ -159,7 +155,10 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
     if (stream.outstanding > 0) return false;
     count = 1;
   }
-  if (balances_ && ahead(stream_id, item, count)) return false;
+  if (balances_) {
+    const double allowed = share(item, kFramesAhead * static_cast<double>(count));
+    if (orders_.find(stream_id)->second.balance.hold(flow.server, allowed)) return false;
+  }
 
   const plan::Shard& shard = transfer.shards[run.shard];
   wire::FrameHeader header;
@@ -197,6 +196,7 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   }
   item.next += static_cast<uint32_t>(count);
   if (item.next == run.first + run.count) stream.queue.pop();
+  if (balances_) note_position(flow.server, stream_id, stream);
   return true;
 }
 
@@ -321,7 +321,12 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   path.outstanding -= header.segments;
   path.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  links_[server].streams[transfer.key.stream].outstanding -= header.segments;
+  const auto stream = links_[server].streams.find(transfer.key.stream);
+  stream->second.outstanding -= header.segments;
+  // Every pump goes through the streams of a link: those that are done are not kept.
+  if (stream->second.outstanding == 0 && stream->second.queue.empty()) {
+    links_[server].streams.erase(stream);
+  }
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = answered_at_ = loop_.now();
@@ -342,7 +347,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
           controller_.response() / kMicrosecond, " us");
     }
     // Flows overtake each other: what comes late says less than is known.
-    const auto fresh = static_cast<int32_t>(header.signals - server_signals_[server]);
+    const auto fresh = static_cast<int16_t>(header.signals - server_signals_[server]);
     if (fresh > 0) {
       server_signals_[server] = header.signals;
       lost(static_cast<uint32_t>(fresh), now);
@@ -390,7 +395,7 @@ void Links::poll_paths() {
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
       const transport::PathInfo info = flow->flow->path_info();
-      flow->signals += static_cast<uint32_t>(flow->losses.poll(info));
+      flow->signals += static_cast<uint16_t>(flow->losses.poll(info));
       Path& path = path_of(*flow);
       if (path.carried) {
         queueing += info.rtt - info.min_rtt;
@@ -400,7 +405,7 @@ void Links::poll_paths() {
       }
       path.report(info.rtt);
     }
-    judge(link.paths, now);
+    retry_slow_paths(link.paths, now);
   }
   measure_paths();
   if (flows > 0) controller_.on_queueing(queueing / flows);
@@ -438,6 +443,8 @@ void Links::finish() {
 // Once no flow reads or writes for them any more.
 void Links::forget_transfers() {
   for (Link& link : links_) link.streams.clear();
+  orders_.clear();
+  released_.clear();
   const auto let_go = std::exchange(transfers_, {});
 }
 

@@ -13,6 +13,7 @@
 #include "base/ring.h"
 #include "transport/event_loop.h"
 #include "transport/transport.h"
+#include "worker/balance.h"
 #include "worker/credit.h"
 #include "worker/paths.h"
 #include "worker/transfer.h"
@@ -73,14 +74,14 @@ class Links : private transport::FlowHandler {
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
-    // Segments of lent results that were read, and as the server knows it; modulo 2^16.
-    uint16_t taken = 0, taken_told = 0;
+    // Segments of lent results that were read, and as the server knows it; modulo 2^32.
+    uint32_t taken = 0, taken_told = 0;
     std::string control;         // payload of a control frame being received
     Transfer* transfer = nullptr;  // of the result frame being received
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
-    uint32_t signals = 0;        // losses so far
+    uint16_t signals = 0;        // losses so far, modulo 2^16
   };
   struct Pushed {
     Transfer* transfer = nullptr;
@@ -90,6 +91,7 @@ class Links : private transport::FlowHandler {
     Transfer* transfer = nullptr;
     uint32_t run = 0;
     uint32_t next = 0;           // segment of the shard
+    uint64_t number = 0;         // of the transfer in its stream, if links are kept in balance
   };
   struct Stream {
     Ring<Item> queue;
@@ -115,10 +117,17 @@ class Links : private transport::FlowHandler {
   };
 
   uint16_t credit() const { return options_.steers ? controller_.credit() : credit_; }
+  // Of a stream, over all links that differ.
+  struct Order {
+    uint64_t transfers = 0;  // that were pushed
+    Balance balance;
+  };
+
   size_t window(const Link& link) const;
-  bool ahead(uint32_t stream_id, const Item& item, size_t count);
+  double share(const Item& item, double segments) const;
+  void note_position(uint32_t server, uint32_t stream_id, Stream& stream);
   void pump(uint32_t server);
-  bool pump_link(Link& link);
+  void pump_link(Link& link);
   bool send_next(Link& link, uint32_t stream_id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(Link& link, size_t sent);
@@ -142,7 +151,9 @@ class Links : private transport::FlowHandler {
   CreditController controller_;
   uint16_t credit_;
   bool balances_ = false;                  // servers differ: none gets far ahead of the others
-  std::vector<uint32_t> server_signals_;   // losses as last heard, by server
+  std::map<uint32_t, Order> orders_;       // by stream; only if balances_
+  std::vector<uint32_t> released_;         // servers whose links waited for others
+  std::vector<uint16_t> server_signals_;   // losses as last heard, by server
   size_t total_outstanding_ = 0;
   Nanos busy_since_ = 0;
   Nanos answered_at_ = 0;

@@ -115,7 +115,7 @@ void NodeStage::on_message(const LocalMessage& message) {
                                                   " is done with a buffer out of turn")});
     }
     peer.done = true;
-    if (message.part > 0) e.result_workers = message.part;
+    if (message.workers > 0) e.result_workers = message.workers;
     ++e.done;
     return maybe_finish(e);
   }
@@ -293,7 +293,7 @@ void NodeStage::slice_done(Entry& e) {
   message.stream = e.task.key.stream;
   message.round = e.task.key.round;
   message.buffer = e.task.key.buffer;
-  message.part = e.result_workers;  // not every local rank has a part of a small buffer
+  message.workers = e.result_workers;  // not every local rank has a part of a small buffer
   if (local_size_ > 1) bus_.send_to_all(message);
   e.ranks[options_.local_rank].done = true;
   ++e.done;

@@ -90,7 +90,6 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   Transfer transfer_;
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;
-  uint64_t upto_ = 0;              // what of this worker is in it
   bool transferring_ = false, transferred_ = false, committed_ = false;
 
   std::mutex mutex_;  // guards everything below

@@ -27,7 +27,7 @@ size_t soonest(const std::vector<Path>& paths) {
   return static_cast<size_t>(best - paths.begin());
 }
 
-void judge(std::vector<Path>& paths, Nanos now) {
+void retry_slow_paths(std::vector<Path>& paths, Nanos now) {
   Nanos fastest = 0;
   for (const Path& path : paths) {
     if (path.rtt > 0 && (fastest == 0 || path.rtt < fastest)) fastest = path.rtt;

@@ -26,6 +26,6 @@ size_t soonest(const std::vector<Path>& paths);
 
 // Forgets after a while what a slow path was like, so that it is tried again: after a second, then
 // after twice as long each time, a minute at most, until it keeps up again.
-void judge(std::vector<Path>& paths, Nanos now);
+void retry_slow_paths(std::vector<Path>& paths, Nanos now);
 
 }  // namespace herring::worker

@@ -7,23 +7,12 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "wire/key.h"
 #include "wire/messages.h"
 
 namespace herring::worker {
 
-struct Key {
-  uint32_t stream = 0, round = 0, buffer = 0;
-  bool operator==(const Key&) const = default;
-};
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t h = key.stream;
-    h = h * 0x9e3779b97f4a7c15 + key.round;
-    h = h * 0x9e3779b97f4a7c15 + key.buffer;
-    return static_cast<size_t>(h ^ (h >> 29));
-  }
-};
+using wire::Key, wire::KeyHash;
 
 class TransferOwner;
 
@@ -39,8 +28,8 @@ struct Transfer {
   // Progress, kept by Links.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
-  uint16_t workers = 0;                  // contributing workers, as the results say
-  uint16_t fewest_workers = 0;           // in any of its results
+  uint32_t workers = 0;                  // contributing workers, as the results say
+  uint32_t fewest_workers = 0;           // in any of its results
   std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
 };

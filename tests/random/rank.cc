@@ -122,7 +122,7 @@ void Rank::wrong(const Program& program, const Step& step, const std::string& wh
 //   kTimeout     where the step has a short time-out
 //   kPeerLost    where the program ends the job: a rank aborts it, leaves, or closes a plan
 //   kShutdown    likewise, on the rank that ends it
-void Rank::judge(const Program& program, const Step& step, const Status& status) {
+void Rank::check_outcome(const Program& program, const Step& step, const Status& status) {
   if (status.ok()) {
     if (step.mismatched()) wrong(program, step, "no error where ranks call different things");
     return;
@@ -324,7 +324,7 @@ class Rank::Lane {
     auto submitted = rank_.job_->engine().submit(std::move(request), random_.chance(0.5));
     if (!submitted.ok()) {
       rank_.release(call.array);
-      return rank_.judge(program(), step, submitted.status());
+      return rank_.check_outcome(program(), step, submitted.status());
     }
     call.operation = std::move(*submitted);
     if (part.drops) {
@@ -344,7 +344,7 @@ class Rank::Lane {
     const bool active = step.parts[rank_.rank_].active;
     worker::Planned& plan = plan_of(step);
     if (Status status = plan.begin(active); !status.ok()) {
-      rank_.judge(program(), step, status);
+      rank_.check_outcome(program(), step, status);
       return {};
     }
     return active ? random_.order(plan.plan().gradients.size()) : std::vector<uint32_t>{};
@@ -366,7 +366,7 @@ class Rank::Lane {
              plan.arena(place.arena).get() + place.range.offset);
       }
       if (Status status = plan.ready(index); !status.ok()) {
-        rank_.judge(program(), step, status);
+        rank_.check_outcome(program(), step, status);
         left.clear();
       }
     }
@@ -381,7 +381,7 @@ class Rank::Lane {
     if (left.empty() && !rank_.over_ && std::none_of(calls.begin(), calls.end(), same)) {
       auto round = plan.waiting();
       if (!round.ok()) {
-        rank_.judge(program(), step, round.status());
+        rank_.check_outcome(program(), step, round.status());
       } else {
         calls.push_back({&step, &program_, nullptr, *round, {}});
       }
@@ -400,7 +400,7 @@ class Rank::Lane {
     options.op = ReduceOp::kSum;
     options.quorum = step.quorum;
     auto made = worker::Partial::create(rank_.job_->engine(), options);
-    if (!made.ok()) return rank_.judge(program(), step, made.status());
+    if (!made.ok()) return rank_.check_outcome(program(), step, made.status());
     worker::Partial& series = **made;
     std::vector<char> array(series.bytes()), sum(series.bytes(), 0);
     const Values values = program_.values_of(step);
@@ -410,13 +410,13 @@ class Rank::Lane {
         now("contributes to", step);
         fill(contribution(values, n), rank_.rank_, 0, options.elements, array.data());
         const Status status = series.contribute(array.data(), true, n == step.rounds);
-        if (!status.ok()) return rank_.judge(program(), step, status);
+        if (!status.ok()) return rank_.check_outcome(program(), step, status);
       }
       now("waits for a result of", step);
       while (!series.wait_for(kSecond)) {
       }
       auto info = series.take(array.data());
-      if (!info.ok()) return rank_.judge(program(), step, info.status());
+      if (!info.ok()) return rank_.check_outcome(program(), step, info.status());
       if (std::string text = program_.same_everywhere(step, info->round, array); !text.empty()) {
         rank_.wrong(program(), step, text);
       }
@@ -468,7 +468,7 @@ class Rank::Lane {
     while (!completion.wait_for(kSecond)) {
     }
     now("looks at", step);
-    rank_.judge(program(), step, completion.status());
+    rank_.check_outcome(program(), step, completion.status());
     if (completion.status().ok()) {
       if (!planned) {
         rank_.check(call);

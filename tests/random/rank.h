@@ -79,7 +79,7 @@ class Rank {
   };
 
   // Ends the test unless `status` is one that the program explains.
-  void judge(const Program& program, const Step& step, const Status& status);
+  void check_outcome(const Program& program, const Step& step, const Status& status);
   void check(const Call& call);
   void check_round(const Call& call, worker::Planned& plan);
   [[noreturn]] void wrong(const Program& program, const Step& step, const std::string& what);

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "fixture.h"
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/connector.h"
 #include "transport/tcp/transport.h"
 
 namespace herring::server {

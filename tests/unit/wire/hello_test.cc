@@ -107,7 +107,7 @@ TEST(Hello, EveryRefusalHasItsCodeAndNamesTheAddress) {
   refused([](ServerHello& s) { s.magic[0] = 'x'; }, Code::kConfiguration, "does not speak");
   refused([](ServerHello& s) { s.version = 77; }, Code::kConfiguration, "version 77");
   refused(verdict(Verdict::kWrongJob), Code::kConfiguration, "HERRING_JOB");
-  refused(verdict(Verdict::kBusy), Code::kConfiguration, "too many connections");
+  refused(verdict(Verdict::kUnexpected), Code::kConfiguration, "not expected");
   refused(verdict(Verdict::kWrongSecret), Code::kAuthentication, "HERRING_SECRET_FILE");
   refused(verdict(static_cast<Verdict>(999)), Code::kConfiguration, "unknown verdict");
   refused([](ServerHello& s) { s.mac[0] ^= 1; }, Code::kAuthentication, "HERRING_SECRET_FILE");

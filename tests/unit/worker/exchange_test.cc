@@ -16,6 +16,7 @@ using Ints = std::vector<int32_t>;
 // All ranks of an operation on int32, with servers that sum each block over who contributes to it.
 class Ranks {
  public:
+  // counts: of an all-gather of each rank, of an all-to-all from each rank to each.
   Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
         uint64_t row = 1)
       : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
@@ -24,7 +25,16 @@ class Ranks {
       request.kind = kind;
       request.dtype = DType::kInt32;
       request.shape = {inputs_[rank].size() / row, row};
-      exchanges_.push_back(plan_exchange(request, counts, rank, size_));
+      std::vector<uint64_t> own = counts;
+      if (kind == wire::Collective::kAlltoall) {
+        own.clear();
+        for (uint32_t other = 0; other < size_; ++other) {
+          request.splits.push_back(counts[rank * size_ + other]);
+          own.push_back(counts[other * size_ + rank]);
+        }
+      }
+      EXPECT_TRUE(check_counts(request, own, rank, size_).ok());
+      exchanges_.push_back(plan_exchange(request, own, rank, size_));
     }
   }
 
@@ -174,9 +184,10 @@ TEST(Exchange, CountsThatDoNotFitAreRefused) {
     EXPECT_EQ(check_counts(request, counts, 1, 3).code(), Code::kInternal);
   }
   request.kind = wire::Collective::kAlltoall;
-  EXPECT_TRUE(check_counts(request, {0, 9, 2, 4}, 1, 2).ok());
-  for (const std::vector<uint64_t>& counts : std::vector<std::vector<uint64_t>>{
-           {2, 4}, {0, 9, 2, 5}, {0, UINT64_MAX, 2, 4}, {0, 9, UINT64_MAX, 7}}) {
+  request.splits = {2, 4};
+  EXPECT_TRUE(check_counts(request, {9, 4}, 1, 2).ok());
+  for (const std::vector<uint64_t>& counts :
+       std::vector<std::vector<uint64_t>>{{4}, {9, 4, 0}, {9, 5}, {UINT64_MAX, 4}}) {
     EXPECT_EQ(check_counts(request, counts, 1, 2).code(), Code::kInternal);
   }
   request.kind = wire::Collective::kReduceScatter;  // counts nothing

@@ -56,7 +56,7 @@ TEST(Paths, WhatAnIdleFlowReportsIsOld) {
 TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
   std::vector<Path> paths{path(0, kMillisecond), path(0, kMillisecond)};
   Nanos now = 100 * kSecond;
-  judge(paths, now);
+  retry_slow_paths(paths, now);
   std::vector<Nanos> tried;
   for (Nanos last = now; now < 400 * kSecond; now += 50 * kMillisecond) {
     // It is as slow as ever whenever it is looked at.
@@ -66,7 +66,7 @@ TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
       paths[1].carried = true;
       paths[1].report(100 * kMillisecond);
     }
-    judge(paths, now);
+    retry_slow_paths(paths, now);
   }
   EXPECT_EQ(tried, (std::vector<Nanos>{0, 1, 2, 4, 8, 16, 32, 60, 60, 60}));
 }
@@ -74,20 +74,20 @@ TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
 TEST(Paths, OneThatKeepsUpAgainIsForgiven) {
   std::vector<Path> paths{path(0, kMillisecond), path(0, 100 * kMillisecond)};
   for (Nanos now = 0; now < 200 * kSecond; now += kSecond) {
-    judge(paths, now);
+    retry_slow_paths(paths, now);
     paths[1].carried = true;
     paths[1].report(100 * kMillisecond);
   }
   EXPECT_GT(paths[1].rest, 30 * kSecond);
   paths[1].carried = true;
   paths[1].report(2 * kMillisecond);
-  judge(paths, 200 * kSecond);
+  retry_slow_paths(paths, 200 * kSecond);
   EXPECT_EQ(paths[1].rest, kSecond);
 }
 
 TEST(Paths, NothingKnownIsNotSlow) {
   std::vector<Path> paths(3);
-  judge(paths, 5 * kSecond);
+  retry_slow_paths(paths, 5 * kSecond);
   for (const Path& one : paths) EXPECT_EQ(one.rtt, 0);
 }
 

@@ -1,0 +1,24 @@
+// What identifies an array on its way through workers and servers.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+
+namespace herring::wire {
+
+struct Key {
+  uint32_t stream = 0, round = 0, buffer = 0;
+  auto operator<=>(const Key&) const = default;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t h = key.stream;
+    h = h * 0x9e3779b97f4a7c15 + key.round;
+    h = h * 0x9e3779b97f4a7c15 + key.buffer;
+    return static_cast<size_t>(h ^ (h >> 29));
+  }
+};
+
+}  // namespace herring::wire
