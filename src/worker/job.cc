@@ -240,8 +240,8 @@ Status Job::connect() {
       own_host = local->host;
     }
     const control::ServerInfo& server = cluster.servers[i / flows_per_server];
-    flows.push_back(
-        {server.index, transport::tcp::make_connection(std::move((*connected)[i]), server.address)});
+    auto connection = transport::tcp::make_connection(std::move((*connected)[i]), server.address);
+    flows.push_back({server.index, std::move(connection)});
   }
 
   EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);

@@ -1,5 +1,5 @@
-// The accepting side of the hello of wire/hello.h over TCP sockets: a stranger who connects and says
-// nothing must cost nothing but one descriptor for a few seconds. The other side: connector.h.
+// The accepting side of the hello of wire/hello.h over TCP sockets: a stranger who connects and
+// says nothing must cost nothing but one descriptor for a few seconds. The other side: connector.h.
 #pragma once
 
 #include <deque>
