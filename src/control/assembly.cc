@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 
 #include "plan/plan.h"
@@ -139,6 +140,18 @@ Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t
   return {};
 }
 
+void Refusals::add(const std::string& host, const std::string& why) {
+  constexpr size_t kMostShown = 3;
+  if (count_++ >= kMostShown) return;
+  shown_ += concat(shown_.empty() ? "" : ", ", host, " (", why, ")");
+}
+
+std::string Refusals::text() const {
+  if (count_ == 0) return {};
+  return concat("; ", count_, count_ == 1 ? " connection was" : " connections were", " refused: ",
+                shown_);
+}
+
 std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t size,
                          uint32_t dedicated, uint32_t dedicated_servers) {
   std::vector<bool> here(size);
@@ -220,6 +233,16 @@ bool address_before(std::string_view a, std::string_view b) {
     }
   }
   return a.empty() && !b.empty();
+}
+
+std::vector<uint32_t> number_by_address(const std::vector<std::string>& addresses) {
+  std::vector<uint32_t> order(addresses.size()), numbers(addresses.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return address_before(addresses[a], addresses[b]);
+  });
+  for (uint32_t i = 0; i < order.size(); ++i) numbers[order[i]] = i;
+  return numbers;
 }
 
 Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,

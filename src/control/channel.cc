@@ -24,6 +24,17 @@ void Channel::send(FrameType type, std::string payload, uint8_t flags) {
   flow_->send_owned(header, std::move(payload));
 }
 
+void Channel::send(FrameType type, std::string own, std::shared_ptr<const std::string> common) {
+  const Shared& kept = shared_.emplace_back(std::move(own), std::move(common));  // until the end
+  const std::string& rest = *kept.second;
+  wire::FrameHeader header;
+  header.type = type;
+  header.payload = static_cast<uint32_t>(kept.first.size() + rest.size());
+  const iovec pieces[] = {{const_cast<char*>(kept.first.data()), kept.first.size()},
+                          {const_cast<char*>(rest.data()), rest.size()}};
+  flow_->send(header, pieces, 2, 0);
+}
+
 Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
   heard_at_ = loop_.now();

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/clock.h"
 #include "transport/transport.h"
@@ -47,6 +49,8 @@ class Channel final : private transport::FlowHandler {
           Owner& owner);
 
   void send(wire::FrameType type, std::string payload = {}, uint8_t flags = 0);
+  // One message of two parts, the second of which several channels share.
+  void send(wire::FrameType type, std::string own, std::shared_ptr<const std::string> common);
   // Sends what is queued, then ends.
   void finish() { flow_->finish(); }
   // Ends at once; nothing is reported.
@@ -74,6 +78,8 @@ class Channel final : private transport::FlowHandler {
   const uint32_t limit_;
   Nanos heard_at_, acknowledged_at_;
   std::string payload_;
+  using Shared = std::pair<std::string, std::shared_ptr<const std::string>>;
+  std::deque<Shared> shared_;  // the flow may not have written them yet
   const std::unique_ptr<transport::Flow> flow_;
 };
 

@@ -210,10 +210,9 @@ class Member::Impl final : public Channel::Owner {
         log(LogLevel::kWarning, payload);
         return {};
       case FrameType::kPeerLost: {
-        auto loss = decode_loss(payload);
-        if (!loss.ok()) return loss.status();
-        report_loss(std::move(*loss));
-        return {};
+        auto losses = decode_losses(payload);
+        if (!losses.ok()) return losses.status();
+        return on_losses(std::move(*losses));
       }
       case FrameType::kGoodbye:
         if (flags == 0) {
@@ -246,6 +245,23 @@ class Member::Impl final : public Channel::Owner {
     start_server_ = message->start_server;
     cluster_ = std::move(message->cluster);
     set_phase(type == FrameType::kReady ? Phase::kReady : Phase::kAssembled);
+    return {};
+  }
+
+  Status on_losses(std::vector<Loss> losses) {
+    for (Loss& loss : losses) {
+      // Nothing is lost of a cluster that this member does not know yet.
+      const size_t limit = loss.is_server ? cluster_.servers.size() : cluster_.workers.size();
+      if (loss.index >= limit || phase() != Phase::kReady) {
+        return {Code::kInternal, "a report of the loss of nobody"};
+      }
+      if (loss.text.empty()) {
+        loss.text = concat(loss.is_server ? cluster_.describe_server(loss.index)
+                                          : cluster_.describe_rank(loss.index),
+                           " has left the job (shutdown)");
+      }
+      report_loss(std::move(loss));
+    }
     return {};
   }
 

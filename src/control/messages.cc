@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include "base/bytes.h"
 
@@ -115,14 +116,30 @@ Result<Registration> decode_registration(std::string_view payload) {
   return registration;
 }
 
-std::string encode(const ClusterMessage& message) {
-  const Cluster& cluster = message.cluster;
+std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster,
+                       const std::vector<uint32_t>& ranks) {
   ByteWriter out;
-  out.put(static_cast<uint8_t>(message.start_server)).put(message.index);
-  out.put(cluster.epoch).put(cluster.nodes).put(static_cast<uint32_t>(cluster.workers.size()));
+  out.put(static_cast<uint8_t>(start_server)).put(index);
+  out.put(static_cast<uint32_t>(ranks.size()));
+  for (const uint32_t rank : ranks) out.put(rank).text(cluster.workers[rank].bus);
+  return out.take();
+}
+
+std::string encode_common(const Cluster& cluster) {
+  ByteWriter out;
+  out.put(cluster.epoch).put(cluster.nodes);
+  // Workers share hosts: each name travels once.
+  std::unordered_map<std::string_view, uint32_t> number;
+  std::vector<std::string_view> hosts;
   for (const WorkerInfo& worker : cluster.workers) {
-    out.put(worker.node).put(worker.local_rank).put(worker.pid);
-    out.text(worker.host).text(worker.bus);
+    const auto count = static_cast<uint32_t>(hosts.size());
+    if (number.emplace(worker.host, count).second) hosts.push_back(worker.host);
+  }
+  out.put(static_cast<uint32_t>(hosts.size()));
+  for (const std::string_view host : hosts) out.text(host);
+  out.put(static_cast<uint32_t>(cluster.workers.size()));
+  for (const WorkerInfo& worker : cluster.workers) {
+    out.put(worker.node).put(worker.local_rank).put(worker.pid).put(number[worker.host]);
   }
   out.put(static_cast<uint32_t>(cluster.servers.size()));
   for (const ServerInfo& server : cluster.servers) {
@@ -133,6 +150,15 @@ std::string encode(const ClusterMessage& message) {
   return out.take();
 }
 
+std::string encode(const ClusterMessage& message) {
+  std::vector<uint32_t> ranks;
+  for (const WorkerInfo& worker : message.cluster.workers) {
+    if (!worker.bus.empty()) ranks.push_back(worker.rank);
+  }
+  return encode_own(message.start_server, message.index, message.cluster, ranks) +
+         encode_common(message.cluster);
+}
+
 Result<ClusterMessage> decode_cluster(std::string_view payload) {
   ByteReader in(payload);
   ClusterMessage message;
@@ -140,11 +166,22 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
   bool sound = true;
   message.start_server = in.get<uint8_t>() != 0;
   message.index = in.get<uint32_t>();
+  const auto buses = in.get<uint32_t>();
+  std::vector<std::pair<uint32_t, std::string>> bus_of;
+  for (uint32_t i = 0; in.ok() && i < buses; ++i) {
+    const auto rank = in.get<uint32_t>();
+    bus_of.emplace_back(rank, in.text(kMaxIdentityBytes));
+  }
   cluster.epoch = in.get<uint32_t>();
   cluster.nodes = in.get<uint32_t>();
+  const auto host_count = in.get<uint32_t>();
+  std::vector<std::string> hosts;
+  for (uint32_t i = 0; in.ok() && i < host_count; ++i) {
+    hosts.push_back(in.text(kMaxIdentityBytes));
+  }
   cluster.size = in.get<uint32_t>();
-  // Nothing is reserved for which no bytes are there: a worker takes 24 at least.
-  if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxWorkers, in.remaining() / 24) ||
+  // Nothing is reserved for which no bytes are there: a worker takes 20.
+  if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxWorkers, in.remaining() / 20) ||
       cluster.nodes > cluster.size) {
     sound = false;
   }
@@ -155,14 +192,22 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
     worker.node = in.get<uint32_t>();
     worker.local_rank = in.get<uint32_t>();
     worker.pid = in.get<int64_t>();
-    worker.host = in.text(kMaxIdentityBytes);
-    worker.bus = in.text(kMaxIdentityBytes);
-    if (worker.node >= cluster.nodes || worker.local_rank >= cluster.size) {
+    const auto host = in.get<uint32_t>();
+    if (worker.node >= cluster.nodes || worker.local_rank >= cluster.size ||
+        host >= hosts.size()) {
       sound = false;
     } else {
+      worker.host = hosts[host];
       ++local_sizes[worker.node];
     }
     cluster.workers.push_back(std::move(worker));
+  }
+  for (auto& [rank, bus] : bus_of) {
+    if (rank < cluster.workers.size()) {
+      cluster.workers[rank].bus = std::move(bus);
+    } else {
+      sound = false;
+    }
   }
   // Local ranks are a permutation within each node.
   std::vector<std::vector<bool>> taken(local_sizes.size());
@@ -219,22 +264,30 @@ Result<Rhythm> decode_rhythm(std::string_view payload) {
   return rhythm;
 }
 
-std::string encode(const Loss& loss) {
+std::string encode(const std::vector<Loss>& losses) {
   ByteWriter out;
-  out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
-  out.put(loss.index).text(std::string_view(loss.text).substr(0, kMaxTextBytes));
+  out.put(static_cast<uint32_t>(losses.size()));
+  for (const Loss& loss : losses) {
+    out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
+    out.put(loss.index).text(std::string_view(loss.text).substr(0, kMaxTextBytes));
+  }
   return out.take();
 }
 
-Result<Loss> decode_loss(std::string_view payload) {
+Result<std::vector<Loss>> decode_losses(std::string_view payload) {
   ByteReader in(payload);
-  Loss loss;
-  loss.is_server = in.get<uint8_t>() != 0;
-  loss.left = in.get<uint8_t>() != 0;
-  loss.index = in.get<uint32_t>();
-  loss.text = printable(in.text(kMaxTextBytes));
+  std::vector<Loss> losses;
+  const auto count = in.get<uint32_t>();
+  for (uint32_t i = 0; in.ok() && i < count; ++i) {
+    Loss loss;
+    loss.is_server = in.get<uint8_t>() != 0;
+    loss.left = in.get<uint8_t>() != 0;
+    loss.index = in.get<uint32_t>();
+    loss.text = printable(in.text(kMaxTextBytes));
+    losses.push_back(std::move(loss));
+  }
   if (!in.done()) return malformed("report of a loss");
-  return loss;
+  return losses;
 }
 
 std::string encode(const Status& why) {

@@ -30,12 +30,18 @@ std::string encode(const Registration& registration);
 Result<Registration> decode_registration(std::string_view payload);
 
 // kCluster (servers still missing) and kReady, rendezvous -> member.
+// Of the workers' local addresses a receiver gets those of its own node, the others stay empty.
 struct ClusterMessage {
   bool start_server = false;  // kCluster: this worker must start its node's server
   uint32_t index = 0;         // the receiver's rank or server index
   Cluster cluster;
 };
-std::string encode(const ClusterMessage& message);
+// What differs between receivers comes first: the rest is encoded once for all. `ranks`: whose
+// local addresses it gets.
+std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster,
+                       const std::vector<uint32_t>& ranks);
+std::string encode_common(const Cluster& cluster);
+std::string encode(const ClusterMessage& message);  // both, with all local addresses
 Result<ClusterMessage> decode_cluster(std::string_view payload);
 
 // kHeartbeat, rendezvous -> member: how often it wants to hear, and when it gives up. The other
@@ -47,9 +53,9 @@ Status check_rhythm(const Rhythm& rhythm);
 std::string encode(const Rhythm& rhythm);
 Result<Rhythm> decode_rhythm(std::string_view payload);
 
-// kPeerLost, rendezvous -> member.
-std::string encode(const Loss& loss);
-Result<Loss> decode_loss(std::string_view payload);
+// kPeerLost, rendezvous -> member. Of those who left, who says nothing else, the text is empty.
+std::string encode(const std::vector<Loss>& losses);
+Result<std::vector<Loss>> decode_losses(std::string_view payload);
 
 // kAbort, both ways: an error for everybody. Cuts the text to kMaxTextBytes. From a process that
 // has not registered: it cannot take part, and says why. With the flag, to a member that registers:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <random>
 #include <set>
@@ -12,6 +11,7 @@
 #include "base/log.h"
 #include "control/assembly.h"
 #include "control/channel.h"
+#include "control/loss_notices.h"
 #include "control/messages.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
@@ -31,7 +31,6 @@ constexpr Nanos kGrace = kSecond;
 // How long stop() waits for members that have not said goodbye yet, and then for connections.
 constexpr Nanos kLinger = kSecond;
 constexpr Nanos kClosing = 300 * kMillisecond;
-constexpr size_t kMaxRefusalsShown = 3;
 
 }  // namespace
 
@@ -52,8 +51,7 @@ class Rendezvous::Impl final : public Channel::Owner {
         deadline_(started_ + options_.connect_timeout),
         silence_(started_) {
     acceptor_.on_refused([this](const Address& peer, const std::string& why) {
-      if (refusals_++ >= kMaxRefusalsShown) return;
-      refusal_text_ += concat(refusal_text_.empty() ? "" : ", ", peer.host, " (", why, ")");
+      refusals_.add(peer.host, why);
     });
   }
 
@@ -160,10 +158,11 @@ class Rendezvous::Impl final : public Channel::Owner {
     } else {
       lose(peer, concat("it was dropped because of what it sent (", why.message(), ")"));
     }
-    loop_.post([this] { reap(); });
+    if (!std::exchange(reaping_, true)) loop_.post([this] { reap(); });
   }
 
   void reap() {
+    reaping_ = false;
     std::erase_if(peers_, [](const auto& peer) { return peer->channel->closed(); });
     check_stopped();
   }
@@ -195,6 +194,8 @@ class Rendezvous::Impl final : public Channel::Owner {
         return {};
       }
       peer.kind = Kind::kWorker;
+      ++registered_;
+      roster_.add(peer.worker);
     } else {
       peer.server = std::move(std::get<ServerRegistration>(decoded->what));
       if (peer.server.host.empty()) peer.server.host = peer.host;
@@ -209,6 +210,7 @@ class Rendezvous::Impl final : public Channel::Owner {
         peer.index = dedicated_++;
       } else {
         peer.index = options_.dedicated_servers + peer.server.node;
+        missing_nodes_.erase(peer.server.node);
       }
     }
     shorten_deadline(decoded->patience);
@@ -298,29 +300,30 @@ class Rendezvous::Impl final : public Channel::Owner {
   // Somebody has registered: what follows?
   void advance() {
     if (state_ == State::kStartingServers) {
-      for (const auto& peer : peers_) {
-        if (peer->kind == Kind::kServer && !peer->gone && !peer->server.dedicated) {
-          missing_nodes_.erase(peer->server.node);
-        }
-      }
       if (missing_nodes_.empty()) complete();
       return;
     }
-    const std::vector<RegisteredWorker> all = workers();
-    const Status contradiction = find_contradiction(all, options_.size, options_.dedicated_servers);
-    if (!contradiction.ok()) {
-      if (all.size() >= options_.size) return fail(contradiction);
-      if (!contradiction_.ok()) return;  // the timer runs
-      loop_.call_after(kGrace, [this] {
-        if (state_ == State::kGathering) {
-          fail(find_contradiction(workers(), options_.size, options_.dedicated_servers));
-        }
-      });
-      contradiction_ = contradiction;
-      return;
+    if (!roster_.sound()) {
+      const std::vector<RegisteredWorker> all = workers();
+      const Status contradiction =
+          find_contradiction(all, options_.size, options_.dedicated_servers);
+      if (!contradiction.ok()) {
+        if (all.size() >= options_.size) return fail(contradiction);
+        if (contradiction_.ok()) wait_for_others(contradiction);
+        return;
+      }
     }
-    if (all.size() < options_.size || dedicated_ < options_.dedicated_servers) return;
-    begin_servers(all);
+    if (registered_ < options_.size || dedicated_ < options_.dedicated_servers) return;
+    begin_servers(workers());
+  }
+
+  void wait_for_others(const Status& contradiction) {
+    contradiction_ = contradiction;
+    loop_.call_after(kGrace, [this] {
+      if (state_ == State::kGathering) {
+        fail(find_contradiction(workers(), options_.size, options_.dedicated_servers));
+      }
+    });
   }
 
   void begin_servers(const std::vector<RegisteredWorker>& all) {
@@ -337,27 +340,37 @@ class Rendezvous::Impl final : public Channel::Owner {
     const auto nodes = colocated_nodes(cluster_.nodes, options_.dedicated_servers);
     missing_nodes_ = {nodes.begin(), nodes.end()};
     if (missing_nodes_.empty()) return complete();
+    // The others have nothing to do before all servers are there.
+    send_cluster(FrameType::kCluster, [this](const Peer& peer) {
+      return peer.kind == Kind::kWorker && cluster_.workers[peer.index].local_rank == 0;
+    });
+  }
+
+  template <typename Gets>
+  void send_cluster(FrameType type, Gets gets) {
+    std::vector<std::vector<uint32_t>> ranks(cluster_.nodes);
+    for (const WorkerInfo& worker : cluster_.workers) ranks[worker.node].push_back(worker.rank);
+    const auto common = std::make_shared<const std::string>(encode_common(cluster_));
     for (const auto& peer : peers_) {
-      if (peer->kind != Kind::kWorker || peer->gone) continue;
-      const bool starts = cluster_.workers[peer->index].local_rank == 0;
-      const ClusterMessage message{starts, peer->index, cluster_};
-      peer->channel->send(FrameType::kCluster, encode(message));
+      if (peer->kind == Kind::kUnknown || peer->gone || !gets(*peer)) continue;
+      const std::vector<uint32_t> nobody;
+      const bool worker = peer->kind == Kind::kWorker;
+      const auto& near = worker ? ranks[cluster_.workers[peer->index].node] : nobody;
+      const bool start = type == FrameType::kCluster;
+      peer->channel->send(type, encode_own(start, peer->index, cluster_, near), common);
     }
   }
 
-  // Dedicated servers count by their addresses, whoever came first: weights mean the same machines
-  // in every run.
   void number_servers() {
-    std::vector<std::pair<std::string, Peer*>> found;
+    std::vector<Peer*> found;
+    std::vector<std::string> addresses;
     for (const auto& peer : peers_) {
       if (peer->kind != Kind::kServer || peer->gone || !peer->server.dedicated) continue;
-      const Address address{peer->server.host, peer->server.port};
-      found.emplace_back(address.to_string(), peer.get());
+      found.push_back(peer.get());
+      addresses.push_back(Address{peer->server.host, peer->server.port}.to_string());
     }
-    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-      return address_before(a.first, b.first);
-    });
-    for (uint32_t i = 0; i < found.size(); ++i) found[i].second->index = i;
+    const std::vector<uint32_t> numbers = number_by_address(addresses);
+    for (size_t i = 0; i < found.size(); ++i) found[i]->index = numbers[i];
   }
 
   void complete() {
@@ -370,11 +383,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
     state_ = State::kRunning;
     loop_.cancel(deadline_timer_);
-    // What differs between receivers lies before the long part, but this happens once per job.
-    for (const auto& peer : peers_) {
-      if (peer->kind == Kind::kUnknown || peer->gone) continue;
-      peer->channel->send(FrameType::kReady, encode(ClusterMessage{false, peer->index, cluster_}));
-    }
+    send_cluster(FrameType::kReady, [](const Peer&) { return true; });
   }
 
   std::string describe_missing() const {
@@ -389,22 +398,16 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (state_ != State::kGathering && state_ != State::kStartingServers) return;
     broadcast(FrameType::kWarning,
               concat("has waited ", to_seconds(options_.warn_after), " s at the rendezvous ",
-                     address_.to_string(), " for ", describe_missing()),
-              nullptr);
+                     address_.to_string(), " for ", describe_missing()));
   }
 
   void on_deadline() {
     if (state_ != State::kGathering && state_ != State::kStartingServers) return;
-    std::string refused;
-    if (refusals_ > 0) {
-      refused = concat("; ", refusals_, refusals_ == 1 ? " connection was" : " connections were",
-                       " refused: ", refusal_text_);
-    }
     fail({Code::kTimeout,
           concat("not everybody has registered at the rendezvous ", address_.to_string(),
                  " within ", to_seconds(loop_.now() - started_), " s: missing ",
-                 describe_missing(), refused, "; look at the output of the missing processes, or "
-                 "raise HERRING_CONNECT_TIMEOUT")});
+                 describe_missing(), refusals_.text(), "; look at the output of the missing "
+                 "processes, or raise HERRING_CONNECT_TIMEOUT")});
   }
 
   void fail(const Status& why) {
@@ -430,7 +433,7 @@ class Rendezvous::Impl final : public Channel::Owner {
                   where);
   }
 
-  void broadcast(FrameType type, const std::string& payload, const Peer* except) {
+  void broadcast(FrameType type, const std::string& payload, const Peer* except = nullptr) {
     for (const auto& peer : peers_) {
       if (peer.get() != except && peer->kind != Kind::kUnknown && !peer->gone) {
         peer->channel->send(type, payload);
@@ -443,9 +446,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     peer.gone = true;
     const std::string text = concat(describe_peer(peer), " is lost: ", how);
     if (state_ == State::kRunning) {
-      broadcast(FrameType::kPeerLost,
-                encode(Loss{peer.kind == Kind::kServer, false, peer.index, text}), &peer);
-      check_end();
+      losses_.add({peer.kind == Kind::kServer, false, peer.index, text}, peers_.size());
+      note_end(peer);
     } else if (state_ != State::kFailed) {
       fail(contradiction_.ok() ? Status(Code::kPeerLost,
                                         concat(text, ", before everybody had registered"))
@@ -456,11 +458,9 @@ class Rendezvous::Impl final : public Channel::Owner {
   void on_goodbye(Peer& peer) {
     if (state_ == State::kRunning) {
       peer.gone = true;
-      const std::string text = concat(describe_peer(peer), " has left the job (shutdown)");
-      broadcast(FrameType::kPeerLost,
-                encode(Loss{peer.kind == Kind::kServer, true, peer.index, text}), &peer);
+      losses_.add({peer.kind == Kind::kServer, true, peer.index, {}}, peers_.size());
       peer.channel->send(FrameType::kGoodbye);
-      check_end();
+      note_end(peer);
     } else {
       peer.channel->send(FrameType::kGoodbye);
       lose(peer, "it left");
@@ -480,13 +480,12 @@ class Rendezvous::Impl final : public Channel::Owner {
     return {};
   }
 
-  // Servers end when no worker is left.
-  void check_end() {
-    if (ended_ || state_ != State::kRunning) return;
-    for (const auto& peer : peers_) {
-      if (peer->kind == Kind::kWorker && !peer->gone) return;
-    }
+  // Servers end when no worker is left. `gone`: it has left the running job, or is lost.
+  void note_end(const Peer& gone) {
+    if (gone.kind == Kind::kWorker) --registered_;
+    if (ended_ || registered_ > 0) return;
     ended_ = true;
+    losses_.flush();
     for (const auto& peer : peers_) {
       if (peer->kind == Kind::kServer && !peer->gone) {
         peer->channel->send(FrameType::kGoodbye, {}, kFlagEnd);
@@ -583,7 +582,13 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   State state_ = State::kGathering;
   std::vector<std::unique_ptr<Peer>> peers_;
-  uint32_t dedicated_ = 0;  // registered dedicated servers
+  uint32_t registered_ = 0;  // workers; of a running job those that are left
+  uint32_t dedicated_ = 0;   // registered dedicated servers
+  Roster roster_{options_.size, options_.dedicated_servers};
+  LossNotices losses_{loop_, [this](const std::vector<Loss>& losses) {
+                        broadcast(FrameType::kPeerLost, encode(losses));
+                      }};
+  bool reaping_ = false;
   std::set<uint32_t> told_;    // ranks that know failure_
   uint32_t told_servers_ = 0;  // dedicated ones that do
   Status contradiction_;    // seen, but not yet told
@@ -592,8 +597,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   std::vector<double> weights_;
   std::set<uint32_t> missing_nodes_;  // whose colocated servers are awaited
   bool ended_ = false;                // servers were told
-  size_t refusals_ = 0;
-  std::string refusal_text_;
+  Refusals refusals_;
   bool stopping_ = false;
 
   std::mutex mutex_;
@@ -627,9 +631,9 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
   }
-  // Every process has a connection, two where it hosts a server.
-  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(2 * size_t{options.size} +
-                                                           options.dedicated_servers));
+  // Every process has a connection, two where it hosts a server: each might.
+  const size_t least = size_t{options.size} + options.dedicated_servers;
+  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(least + options.size, least));
   Status rhythm = check_rhythm({options.heartbeat_interval, options.heartbeat_timeout});
   if (!rhythm.ok()) return rhythm;
   auto impl = std::make_unique<Impl>(std::move(listener), std::move(options));

@@ -55,7 +55,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_registration(payload);
   check_cluster(payload);
   (void)decode_rhythm(payload);
-  if (auto loss = decode_loss(payload); loss.ok()) expect(decode_loss(encode(*loss)).ok());
+  if (auto losses = decode_losses(payload); losses.ok()) {
+    expect(decode_losses(encode(*losses)).ok());
+  }
   Status why;
   if (decode_abort(payload, why).ok()) expect(!why.ok() && decode_abort(encode(why), why).ok());
   return 0;
@@ -79,6 +81,6 @@ std::vector<std::string> seeds() {
           encode(Registration{server, 1, kSecond}),
           encode(message),
           encode(Rhythm{kSecond, 3 * kSecond}),
-          encode(Loss{true, false, 1, "server 1 is lost"}),
+          encode(std::vector<Loss>{{true, false, 1, "server 1 is lost"}, {false, true, 2, {}}}),
           encode(Status(Code::kTimeout, "too late"))};
 }

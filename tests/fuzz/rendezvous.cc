@@ -96,7 +96,7 @@ void read_answers(int fd, std::string& have) {
     switch (header.type) {
       case wire::FrameType::kCluster:
       case wire::FrameType::kReady: expect(decode_cluster(payload).ok()); break;
-      case wire::FrameType::kPeerLost: expect(decode_loss(payload).ok()); break;
+      case wire::FrameType::kPeerLost: expect(decode_losses(payload).ok()); break;
       case wire::FrameType::kAbort: expect(decode_abort(payload, why).ok()); break;
       default: break;
     }

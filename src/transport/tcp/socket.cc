@@ -132,7 +132,7 @@ Status make_flow_socket(int fd) {
   return {};
 }
 
-Status want_descriptors(size_t connections) {
+Status want_descriptors(size_t connections, size_t least) {
   constexpr size_t kOthers = 1024, kFewOthers = 64;  // what else a process has open
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
@@ -142,9 +142,9 @@ Status want_descriptors(size_t connections) {
     setrlimit(RLIMIT_NOFILE, &limit);
     getrlimit(RLIMIT_NOFILE, &limit);
   }
-  if (limit.rlim_cur >= connections + kFewOthers) return {};
+  if (limit.rlim_cur >= least + kFewOthers) return {};
   return {Code::kConfiguration,
-          concat(connections, " connections take more open files than this process may have, ",
+          concat(least, " connections take more open files than this process may have, ",
                  limit.rlim_cur, "; raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, "
                  "--ulimit nofile= of containers) to ", wanted)};
 }

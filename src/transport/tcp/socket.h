@@ -30,8 +30,11 @@ Result<GuardedFd> begin_connecting(const Address& address, const std::string& so
 Status finish_connecting(int fd);
 
 // Raises the limit of open descriptors for this many connections. kConfiguration when the system
-// does not let it: the error says what does.
-Status want_descriptors(size_t connections);
+// does not let it have `least`: the error says what does.
+Status want_descriptors(size_t connections, size_t least);
+inline Status want_descriptors(size_t connections) {
+  return want_descriptors(connections, connections);
+}
 // Makes a lost packet of a connection that carries little be sent again every retransmission
 // time-out, instead of ever more rarely: on a lossy link too, silence soon means something.
 void repeat_steadily(int fd);

@@ -144,5 +144,47 @@ TEST(Assembly, AddressesAreOrderedAsPeopleCount) {
   }
 }
 
+TEST(Assembly, ARosterSeesEveryContradiction) {
+  const auto sound = [](std::vector<WorkerRegistration> workers) {
+    Roster roster(4, 1);
+    std::vector<RegisteredWorker> registered;
+    for (const WorkerRegistration& worker : workers) {
+      roster.add(worker);
+      registered.push_back({worker, "host", 1});
+    }
+    EXPECT_EQ(roster.sound(), find_contradiction(registered, 4, 1).ok());
+    return roster.sound();
+  };
+  const auto worker = [](uint32_t rank, uint32_t size = 4, uint32_t servers = 1) {
+    WorkerRegistration one;
+    one.rank = rank;
+    one.size = size;
+    one.dedicated_servers = servers;
+    return one;
+  };
+  EXPECT_TRUE(sound({}));
+  EXPECT_TRUE(sound({worker(3), worker(0), worker(2)}));
+  EXPECT_FALSE(sound({worker(3), worker(0), worker(3)}));
+  EXPECT_FALSE(sound({worker(4)}));
+  EXPECT_FALSE(sound({worker(1, 5)}));
+  EXPECT_FALSE(sound({worker(1, 4, 0), worker(2)}));
+}
+
+TEST(Assembly, ServersCountByTheirAddresses) {
+  EXPECT_EQ(number_by_address({"10.0.0.16:7000", "10.0.0.9:7000", "9.0.0.100:7000"}),
+            (std::vector<uint32_t>{2, 1, 0}));
+  EXPECT_TRUE(number_by_address({}).empty());
+}
+
+TEST(Assembly, RefusalsAreCountedAndTheFirstAreNamed) {
+  Refusals refusals;
+  EXPECT_EQ(refusals.text(), "");
+  refusals.add("10.0.0.1", "a");
+  EXPECT_EQ(refusals.text(), "; 1 connection was refused: 10.0.0.1 (a)");
+  for (int i = 2; i < 6; ++i) refusals.add(concat("10.0.0.", i), "b");
+  EXPECT_EQ(refusals.text(),
+            "; 5 connections were refused: 10.0.0.1 (a), 10.0.0.2 (b), 10.0.0.3 (b)");
+}
+
 }  // namespace
 }  // namespace herring::control

@@ -75,8 +75,27 @@ TEST(Messages, TheClusterSurvivesTheWay) {
   EXPECT_EQ(decoded->cluster.describe_server(0), "server 0 (10.0.0.3:1)");
   EXPECT_EQ(decoded->cluster.describe_server(1),
             "server 1 (10.0.0.2:2, in the process of rank 2 (10.0.0.2, pid 12))");
+  EXPECT_EQ(decoded->cluster.workers[0].bus, "x");
+  EXPECT_EQ(decoded->cluster.workers[2].bus, "z");
   EXPECT_EQ(decoded->cluster.describe_rank(77), "rank 77");
   EXPECT_EQ(decoded->cluster.servers[1].weight, 0.25);
+}
+
+TEST(Messages, OfLocalAddressesOnlyThoseOfTheNodeTravel) {
+  const Cluster cluster = cluster_message().cluster;
+  auto decoded = decode_cluster(encode_own(false, 2, cluster, {2, 1}) + encode_common(cluster));
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(decoded->index, 2u);
+  EXPECT_EQ(decoded->cluster.workers[0].bus, "");
+  EXPECT_EQ(decoded->cluster.workers[2].bus, "z");
+  EXPECT_EQ(decoded->cluster.workers[0].host, "10.0.0.1");
+  Cluster smaller = cluster;
+  smaller.workers.resize(2);
+  smaller.workers[1].local_rank = 0;
+  smaller.servers.clear();
+  EXPECT_TRUE(decode_cluster(encode_own(false, 0, smaller, {1}) + encode_common(smaller)).ok());
+  EXPECT_FALSE(decode_cluster(encode_own(false, 0, cluster, {2}) + encode_common(smaller)).ok())
+      << "of a rank that is not there";
 }
 
 TEST(Messages, ImpossibleClustersAreRefused) {
@@ -125,11 +144,15 @@ TEST(Messages, RhythmsAreChecked) {
 }
 
 TEST(Messages, LossesAndAbortsSurviveTheWay) {
-  auto loss = decode_loss(encode(Loss{true, true, 5, "server 5 is gone"}));
-  ASSERT_TRUE(loss.ok());
-  EXPECT_TRUE(loss->is_server && loss->left);
-  EXPECT_EQ(loss->index, 5u);
-  EXPECT_EQ(loss->text, "server 5 is gone");
+  auto losses = decode_losses(encode({{true, false, 5, "server 5 is gone"}, {false, true, 7, {}}}));
+  ASSERT_TRUE(losses.ok());
+  ASSERT_EQ(losses->size(), 2u);
+  EXPECT_TRUE((*losses)[0].is_server && !(*losses)[0].left);
+  EXPECT_EQ((*losses)[0].index, 5u);
+  EXPECT_EQ((*losses)[0].text, "server 5 is gone");
+  EXPECT_TRUE(!(*losses)[1].is_server && (*losses)[1].left);
+  EXPECT_EQ((*losses)[1].index, 7u);
+  EXPECT_EQ((*losses)[1].text, "");
   Status why;
   ASSERT_TRUE(decode_abort(encode(Status(Code::kTimeout, "too late")), why).ok());
   EXPECT_EQ(why.code(), Code::kTimeout);
@@ -143,6 +166,8 @@ TEST(Messages, LossesAndAbortsSurviveTheWay) {
   ASSERT_TRUE(decode_abort(std::string("\0\0\0\0\0\0\0\0", 8), why).ok());
   EXPECT_FALSE(why.ok());
 }
+
+const std::vector<Loss> kLosses = {{false, false, 1, "text"}, {true, true, 0, {}}};
 
 // Runs every decoder; they may refuse or accept, but touch nothing else (the sanitizers look).
 void decode_all(std::string_view payload) {
@@ -158,14 +183,14 @@ void decode_all(std::string_view payload) {
     }
   }
   (void)decode_rhythm(payload);
-  (void)decode_loss(payload);
+  (void)decode_losses(payload);
   Status why;
   (void)decode_abort(payload, why);
 }
 
 TEST(Messages, CutAndLengthenedPayloadsAreRefused) {
   const std::string whole[] = {encode(worker_registration()), encode(server_registration()),
-                               encode(cluster_message()), encode(Loss{false, false, 1, "text"})};
+                               encode(cluster_message()), encode(kLosses)};
   for (const std::string& payload : whole) {
     for (size_t n = 0; n < payload.size(); ++n) {
       const std::string cut = payload.substr(0, n);  // its own memory: an overrun shows
@@ -182,7 +207,7 @@ TEST(Messages, CutAndLengthenedPayloadsAreRefused) {
 TEST(Messages, ChangedPayloadsDoNoHarm) {
   std::mt19937 random(11);
   const std::string whole[] = {encode(worker_registration()), encode(server_registration()),
-                               encode(cluster_message()), encode(Loss{false, false, 1, "text"})};
+                               encode(cluster_message()), encode(kLosses)};
   const unsigned char nasty[] = {0, 1, 0x7f, 0x80, 0xff};
   for (int round = 0; round < 20000; ++round) {
     std::string payload = whole[random() % 4];

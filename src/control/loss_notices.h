@@ -1,0 +1,48 @@
+// Gathers who is lost, or has left, until members are to be told. A death is told at once. Of those
+// who leave the first is told at once, the others after a while, and the longer the more members are
+// to hear it: when all leave, each hears of many with one message instead of one for each other.
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "control/cluster.h"
+#include "transport/event_loop.h"
+
+namespace herring::control {
+
+// On the loop's thread.
+class LossNotices {
+ public:
+  using Tell = std::function<void(const std::vector<Loss>&)>;
+  LossNotices(transport::EventLoop& loop, Tell tell) : loop_(loop), tell_(std::move(tell)) {}
+
+  // `members`: how many are to hear it.
+  void add(Loss loss, size_t members) {
+    const bool left = loss.left;
+    losses_.push_back(std::move(loss));
+    const Nanos next = told_at_ + kGather + kGatherPerMember * static_cast<Nanos>(members);
+    if (!left || loop_.now() >= next) return flush();
+    if (timer_ == 0) timer_ = loop_.call_at(next, [this] { flush(); });
+  }
+
+  // Tells all that was gathered.
+  void flush() {
+    if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
+    if (losses_.empty()) return;
+    tell_(std::exchange(losses_, {}));
+    told_at_ = loop_.now();
+  }
+
+ private:
+  static constexpr Nanos kGather = 5 * kMillisecond, kGatherPerMember = 20 * kMicrosecond;
+
+  transport::EventLoop& loop_;
+  const Tell tell_;
+  std::vector<Loss> losses_;
+  transport::EventLoop::TimerId timer_ = 0;
+  Nanos told_at_ = 0;
+};
+
+}  // namespace herring::control
