@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from herring.reduction import (
         allreduce,
     )
+    from herring.rooted import (
+        gather,
+        reduce,
+        scatter,
+    )
     from herring.runtime import (
         abort,
         init,
@@ -72,6 +77,7 @@ _HOMES = (
     "herring.runtime",
     "herring.collectives",
     "herring.reduction",
+    "herring.rooted",
     "herring.partial",
     "herring.planned",
 )
@@ -105,6 +111,7 @@ __all__ = [
     "broadcast_object",
     "empty",
     "flush",
+    "gather",
     "init",
     "is_initialized",
     "local_rank",
@@ -113,7 +120,9 @@ __all__ = [
     "num_nodes",
     "partial_statistics",
     "rank",
+    "reduce",
     "reduce_scatter",
+    "scatter",
     "shutdown",
     "size",
     "stats",

@@ -200,8 +200,8 @@ def _collect(
     with called(kind, name) as full_name:
         if len(_shape(array)) == 0:
             raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
-        if kind == "alltoall":
-            options["splits"] = _checked_splits(len(array), splits)
+        if kind == "alltoall" or splits is not None:
+            options["splits"] = checked_splits(kind, len(array), splits)
         operation = job().submit(
             kind, array, full_name, timeout=_seconds(timeout), waits=True, **options
         )
@@ -238,6 +238,7 @@ def allgather(array: Any, *, name: str | None = None, timeout: float | None = No
 def reduce_scatter(
     array: Any,
     op: str = "average",
+    splits: Sequence[int] | None = None,
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -246,11 +247,11 @@ def reduce_scatter(
 ) -> np.ndarray:
     """Reduces `array` over all ranks and leaves each rank one part of its first dimension.
 
-    With N rows and P ranks, the first ``N % P`` ranks get one row more than the others.
-
     Args:
       array: at least one dimension; equal shape and dtype on all ranks. Not changed.
       op: as `allreduce`.
+      splits: rows for each rank, in rank order; equal on all ranks. None: with N rows and P ranks
+        the first ``N % P`` ranks get one row more than the others.
       name: identifies the operation across ranks.
       prescale: as `allreduce`.
       postscale: as `allreduce`.
@@ -263,10 +264,17 @@ def reduce_scatter(
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
     _, flat = _collect(
-        "reduce_scatter", array, name, timeout, op=op, prescale=prescale, postscale=postscale
+        "reduce_scatter",
+        array,
+        name,
+        timeout,
+        splits,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
     )
     rows, rank = len(array), job().rank
-    mine = rows // size() + (rank < rows % size())
+    mine = rows // size() + (rank < rows % size()) if splits is None else splits[rank]
     return flat.reshape(mine, *_tail(array))
 
 
@@ -296,23 +304,28 @@ def alltoall(
     return flat.reshape(-1, *_tail(array))
 
 
-def _checked_splits(rows: int, splits: Sequence[int] | None) -> list[int]:
+def checked_splits(kind: str, rows: int, splits: Sequence[int] | None) -> list[int]:
+    """Returns rows for each rank: `splits`, or equal parts.
+
+    Raises:
+      InvalidArgumentError: they do not sum up to `rows`, or cannot be equal; names `kind`.
+    """
     ranks = size()
     if splits is None:
         if rows % ranks:
             raise InvalidArgumentError(
-                f"alltoall: {rows} rows cannot be split evenly over {ranks} ranks; give splits"
+                f"{kind}: {rows} rows cannot be split evenly over {ranks} ranks; give splits"
             )
         return [rows // ranks] * ranks
     try:
         counts = [operator.index(n) for n in splits]
     except TypeError as error:
         raise InvalidArgumentError(
-            f"alltoall: splits is {splits}; it must be integers ({error})"
+            f"{kind}: splits is {splits}; it must be integers ({error})"
         ) from None
     if len(counts) != ranks or sum(counts) != rows or min(counts) < 0:
         raise InvalidArgumentError(
-            f"alltoall: splits is {counts}; it must be {ranks} counts that sum to {rows}"
+            f"{kind}: splits is {counts}; it must be {ranks} counts that sum to {rows}"
         )
     return counts
 

@@ -1,6 +1,6 @@
 // Gathers who is lost, or has left, until members are to be told. A death is told at once. Of those
-// who leave the first is told at once, the others after a while, and the longer the more members are
-// to hear it: when all leave, each hears of many with one message instead of one for each other.
+// who leave the first is told at once, the others after a while, the longer the more members are to
+// hear it: when all leave, each hears of many with one message instead of one for each other.
 #pragma once
 
 #include <functional>

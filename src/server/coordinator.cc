@@ -40,6 +40,7 @@ bool agree(const Announce& a, const Announce& b) {
       a.shape.size() != b.shape.size()) {
     return false;
   }
+  if (a.kind == Collective::kReduceScatter && a.splits != b.splits) return false;
   const size_t from = ragged(a.kind) && !a.shape.empty() ? 1 : 0;
   return std::equal(a.shape.begin() + from, a.shape.end(), b.shape.begin() + from);
 }
@@ -57,6 +58,14 @@ std::string describe(const Announce& a) {
     if (a.postscale != 1.0) text += concat(", postscale ", a.postscale);
   }
   if (a.kind == Collective::kBroadcast) text += concat(", root ", a.root);
+  if (a.kind == Collective::kReduceScatter && !a.splits.empty()) {
+    constexpr size_t kMostShown = 16;
+    std::string splits;
+    for (size_t i = 0; i < std::min(a.splits.size(), kMostShown); ++i) {
+      splits += concat(i == 0 ? "" : ", ", a.splits[i]);
+    }
+    text += concat(", splits [", splits, a.splits.size() > kMostShown ? ", ...]" : "]");
+  }
   return text;
 }
 
@@ -102,7 +111,7 @@ bool reduces(Collective kind) {
 constexpr uint32_t kMostRanksOfAlltoall = (1 << 16) - 1;
 
 Status check_splits(const Announce& a, uint32_t size) {
-  if (size > kMostRanksOfAlltoall) {
+  if (a.kind == Collective::kAlltoall && size > kMostRanksOfAlltoall) {
     return {Code::kInvalidArgument, concat("'", a.name, "' is an alltoall of ", size,
                                            " ranks; it takes at most ", kMostRanksOfAlltoall)};
   }
@@ -132,7 +141,10 @@ Status check(const Announces& calls) {
   }
   uint64_t all = 0;
   for (const Announce* call : calls) {
-    if (call->kind == Collective::kAlltoall) HERRING_RETURN_IF_ERROR(check_splits(*call, size));
+    const bool given = call->kind == Collective::kReduceScatter && !call->splits.empty();
+    if (given || call->kind == Collective::kAlltoall) {
+      HERRING_RETURN_IF_ERROR(check_splits(*call, size));
+    }
     if (__builtin_add_overflow(all, bytes_of(*call), &all) || all > kLargestResult) {
       return {Code::kInvalidArgument, concat("the arrays of '", call->name, "' are too large: ",
                                              describe(*call))};
@@ -345,8 +357,9 @@ void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) cons
         break;
       }
       const size_t row = row_elements(first) * item;
+      const std::vector<plan::Part> parts = plan::split(rows(first), size, first.splits);
       for (uint32_t rank = 0; rank < size; ++rank) {
-        const plan::Part part = plan::even_split(rows(first), size, rank);
+        const plan::Part part = parts[rank];
         own[rank] = result.substr(part.first * row, part.count * row);
       }
       break;

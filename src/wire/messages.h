@@ -74,7 +74,8 @@ struct Announce {
   std::string name;
   std::string refusal;           // why this rank cannot take part, though it was called; else empty
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> splits;  // alltoall: rows for each rank
+  // Rows for each rank: of alltoall, and of reduce_scatter if they are not even.
+  std::vector<uint64_t> splits;
   std::string_view payload;      // into the decoded text
 
   uint64_t elements() const;

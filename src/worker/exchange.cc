@@ -41,8 +41,9 @@ Exchange reduce_scatter(const Request& request, uint32_t rank, uint32_t size) {
   const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
   const size_t row = request.bytes() / std::max<size_t>(rows, 1);
   Exchange exchange;
+  const std::vector<plan::Part> parts = plan::split(rows, size, request.splits);
   for (uint32_t r = 0; r < size; ++r) {
-    const plan::Part part = plan::even_split(rows, size, r);
+    const plan::Part part = parts[r];
     Block block;
     block.buffer = r;
     block.bytes = part.count * row;

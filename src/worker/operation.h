@@ -21,7 +21,8 @@ struct Request {
   uint32_t root = 0;
   double prescale = 1.0, postscale = 1.0;
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> splits;   // alltoall: rows for each rank
+  // Rows for each rank: of alltoall, and of reduce_scatter if they are not to be even.
+  std::vector<uint64_t> splits;
   const char* send = nullptr;
   char* receive = nullptr;        // allreduce, broadcast: in place
   double timeout = 0;             // seconds; 0: the setting

@@ -28,6 +28,35 @@ for rows in (2, 60_000):
     first = rank * (rows // size) + min(rank, rows % size)
     assert np.array_equal(part, whole[first : first + rows // size + (rank < rows % size)])
 
+    # Parts as they are asked for, one of them empty.
+    splits = [0] * size
+    splits[0] += 1
+    splits[-1] += rows - 1
+    part = herring.reduce_scatter(np.arange(rows * 2.0).reshape(rows, 2) + rank, "sum", splits)
+    first = sum(splits[:rank])
+    assert np.array_equal(part, whole[first : first + splits[rank]])
+
+    for root in range(size):
+        array = np.arange(rows * 2.0).reshape(rows, 2) + rank
+        found = herring.reduce(array, "sum", root)
+        assert np.array_equal(found, whole) if rank == root else found is None
+        assert np.array_equal(array, np.arange(rows * 2.0).reshape(rows, 2) + rank)
+
+        found = herring.gather(mine, root)
+        gathered = np.concatenate([np.full((rows + r, 3), r, np.int16) for r in range(size)])
+        assert np.array_equal(found, gathered) if rank == root else found is None
+
+        whole_of_root = np.arange(rows * size * 3, dtype=np.int64).reshape(-1, 3)
+        part = herring.scatter(whole_of_root if rank == root else None, root)
+        assert np.array_equal(part, whole_of_root[rank * rows : (rank + 1) * rows])
+        uneven = [0] * size
+        uneven[-1] += 1
+        uneven[0] += size * rows - 1
+        given = (whole_of_root, root, uneven) if rank == root else (None, root)
+        part = herring.scatter(*given)
+        first = sum(uneven[:rank])
+        assert np.array_equal(part, whole_of_root[first : first + uneven[rank]])
+
     splits = [rows + to for to in range(size)]
     sent = np.concatenate([np.full(n, 100 * rank + to, np.int32) for to, n in enumerate(splits)])
     received = herring.alltoall(sent, splits)

@@ -99,6 +99,14 @@ raises(bad, "splits", herring.alltoall, np.ones(2 * size), [2] * size if rank !=
 raises(bad, "integers", herring.alltoall, np.ones(3), [1.9, 1.1, 0])
 raises(bad, "dimension" if rank == 2 else "rank 2", herring.allgather, np.float32(1)
        if rank == 2 else ok)
+raises(bad, "root is 99" if rank == 1 else "rank 1", herring.reduce, ok.copy(), "sum",
+       99 if rank == 1 else 0)
+raises(herring.MismatchError, "splits [4, 0", herring.reduce, ok.copy(), "sum", int(rank == 1))
+raises(bad, "dimension" if rank == 2 else "rank 2", herring.gather, np.float32(1)
+       if rank == 2 else ok)
+raises(bad, "splits is [1]" if rank == 0 else "rank 0", herring.scatter, ok, 0, [1])
+raises(bad, "dimension" if rank == 0 else "rank 0", herring.scatter, 1.5)
+raises(bad, "splits is [1]", herring.reduce_scatter, ok, "sum", [1])
 raises(Exception, "pickle" if rank == 0 else "rank 0", herring.broadcast_object,
        (i for i in ()) if rank == 0 else None)
 raises(Exception, "pickle" if rank == 1 else "rank 1", herring.allgather_object,

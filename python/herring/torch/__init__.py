@@ -45,6 +45,8 @@ from herring.torch.functions import (
     alltoall,
     broadcast,
     broadcast_,
+    gather,
+    reduce,
     reduce_scatter,
 )
 from herring.torch.join import Join
@@ -82,6 +84,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "functional",
+    "gather",
     "init",
     "is_initialized",
     "local_rank",
@@ -89,6 +92,7 @@ __all__ = [
     "node_rank",
     "num_nodes",
     "rank",
+    "reduce",
     "reduce_scatter",
     "shutdown",
     "size",

@@ -19,6 +19,7 @@ import torch
 import herring
 from herring.collectives import called
 from herring.errors import InvalidArgumentError
+from herring.runtime import next_name
 from herring.torch.tensors import on_host, require_dense, warn_once
 
 
@@ -166,14 +167,62 @@ def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
     return _tensor(herring.allgather(words, name=name), dtype, tensor.device)
 
 
+def reduce(
+    tensor: torch.Tensor, op: str = "average", root: int = 0, *, name: str | None = None
+) -> torch.Tensor | None:
+    """Reduces over all ranks and leaves the result with one of them.
+
+    Args:
+      tensor: [n, ...], alike on every rank. Not changed.
+      op: as in `allreduce`.
+      root: the rank that gets the result.
+      name: as in `allreduce`.
+
+    Returns:
+      On `root` a new tensor on the device of `tensor`, on the others None.
+    """
+    name = name or next_name("reduce")
+    with called("reduce_scatter", name):
+        dense = require_dense(tensor, "reduce")
+        host = on_host(_at_least_1d(dense), "reduce")
+    found = herring.reduce(host, op, root, name=name)
+    if found is None:
+        return None
+    return _tensor(found, dense.dtype, tensor.device).view(tensor.shape)
+
+
+def gather(tensor: torch.Tensor, root: int = 0, *, name: str | None = None) -> torch.Tensor | None:
+    """Concatenates the tensors of all ranks along dimension 0 on one of them.
+
+    Args:
+      tensor: [n, ...]; n may differ between ranks.
+      root: the rank that gets them.
+      name: as in `allreduce`.
+
+    Returns:
+      On `root` a new tensor on the device of `tensor`, in rank order; on the others None.
+    """
+    name = name or next_name("gather")
+    with called("alltoall", name):
+        dense = _at_least_1d(require_dense(tensor, "gather"))
+        words, dtype = _words(on_host(dense, "gather"))
+    found = herring.gather(words, root, name=name)
+    return None if found is None else _tensor(found, dtype, tensor.device)
+
+
 def reduce_scatter(
-    tensor: torch.Tensor, op: str = "average", *, name: str | None = None
+    tensor: torch.Tensor,
+    op: str = "average",
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
 ) -> torch.Tensor:
     """Reduces over all ranks and gives each rank its block along dimension 0.
 
     Args:
-      tensor: [n, ...], alike on every rank; rank r gets the r-th of `size()` nearly equal blocks.
+      tensor: [n, ...], alike on every rank; rank r gets the r-th of `size()` blocks.
       op: as in `allreduce`.
+      splits: rows for each rank, `size()` numbers that add up to n; None: nearly equal blocks.
       name: as in `allreduce`.
 
     Returns:
@@ -182,7 +231,7 @@ def reduce_scatter(
     with called("reduce_scatter", name) as name:
         dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
         host = on_host(dense, "reduce_scatter")
-    result = herring.reduce_scatter(host, op, name=name)
+    result = herring.reduce_scatter(host, op, splits, name=name)
     return _tensor(result, dense.dtype, tensor.device)
 
 

@@ -32,6 +32,16 @@ def collectives():
         expected = torch.arange(2 * size, dtype=dtype).reshape(size, 2)[rank : rank + 1] * size
         assert part.dtype == dtype
         assert torch.equal(part, expected + sum(range(size)))
+        last = [0] * (size - 1) + [size]
+        part = herring.reduce_scatter(torch.ones(size, 2, dtype=dtype), "sum", last)
+        assert torch.equal(part, torch.full((last[rank], 2), float(size), dtype=dtype))
+        found = herring.reduce(tensor, "sum", size - 1)
+        if rank == size - 1:
+            assert torch.equal(found, tensor * size)
+        else:
+            assert found is None
+        found = herring.gather(torch.full((rank + 1, 2), float(rank), dtype=dtype))
+        assert torch.equal(found, gathered) if rank == 0 else found is None
         rows = torch.arange(size, dtype=dtype).reshape(size, 1) + 10 * rank
         swapped = herring.alltoall(rows)
         expected = torch.tensor([[10.0 * r + rank] for r in range(size)], dtype=dtype)
@@ -55,6 +65,8 @@ def collectives():
     assert herring.allreduce(scalar, "sum") is scalar
     assert scalar.item() == sum(range(size))
     assert herring.allgather(torch.tensor(float(rank))).tolist() == list(range(size))
+    total = herring.reduce(torch.tensor(float(rank)), "sum")
+    assert total.shape == () and total.item() == sum(range(size)) if rank == 0 else total is None
     splits = [(rank + r) % 3 for r in range(size)]
     blocks = torch.cat([torch.full((n,), 10 * rank + r) for r, n in enumerate(splits)])
     received = herring.alltoall(blocks, splits)

@@ -18,13 +18,14 @@ class Ranks {
  public:
   // counts: of an all-gather of each rank, of an all-to-all from each rank to each.
   Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
-        uint64_t row = 1)
+        uint64_t row = 1, const std::vector<uint64_t>& splits = {})
       : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
     for (uint32_t rank = 0; rank < size_; ++rank) {
       Request request;
       request.kind = kind;
       request.dtype = DType::kInt32;
       request.shape = {inputs_[rank].size() / row, row};
+      request.splits = splits;
       std::vector<uint64_t> own = counts;
       if (kind == wire::Collective::kAlltoall) {
         own.clear();
@@ -136,6 +137,28 @@ TEST_P(ExchangeTest, ReducesForEachRankItsRows) {
       expected.emplace_back(first, first + static_cast<long>(part.count) * kRow);
     }
     EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs, {}, kRow).run(), expected);
+  }
+}
+
+TEST_P(ExchangeTest, ReducesForEachRankTheRowsThatAreGiven) {
+  for (int trial = 0; trial < 20; ++trial) {
+    std::vector<uint64_t> splits;
+    for (uint32_t r = 0; r < size; ++r) splits.push_back(few());
+    const size_t rows = std::accumulate(splits.begin(), splits.end(), size_t{0});
+    std::vector<Ints> inputs;
+    Ints sum(rows * 2);
+    for (uint32_t r = 0; r < size; ++r) {
+      inputs.push_back(ints(sum.size()));
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += inputs.back()[i];
+    }
+    std::vector<Ints> expected;
+    auto first = sum.begin();
+    for (const uint64_t split : splits) {
+      const auto last = first + static_cast<long>(split) * 2;
+      expected.emplace_back(first, last);
+      first = last;
+    }
+    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs, {}, 2, splits).run(), expected);
   }
 }
 

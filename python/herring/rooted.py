@@ -1,0 +1,151 @@
+"""Collectives with a root: one rank gets everything, or hands everything out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from herring.collectives import (
+    alltoall,
+    broadcast_object,
+    called,
+    checked_splits,
+    reduce_scatter,
+)
+from herring.errors import InvalidArgumentError
+from herring.runtime import job, next_name, size
+
+__all__ = ["gather", "reduce", "scatter"]
+
+
+def reduce(
+    array: Any,
+    op: str = "average",
+    root: int = 0,
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+) -> np.ndarray | None:
+    """Reduces `array` over all ranks and leaves the result with one of them.
+
+    Each rank sends its array once, and only `root` receives one: half the bytes of `allreduce`
+    everywhere else. Sums are taken in one fixed tree over the ranks: the same inputs give the same
+    bits.
+
+    Args:
+      array: at least one dimension; equal shape and dtype on all ranks. Not changed.
+      op: as `allreduce`.
+      root: the rank that gets the result; equal on all ranks.
+      name: identifies the operation across ranks.
+      prescale: as `allreduce`.
+      postscale: as `allreduce`.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array on `root` (bfloat16 comes as uint16 bits), None on the others.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    name = name or next_name("reduce")
+    with called("reduce_scatter", name):
+        splits = _all_to(root, array, "reduce")
+    found = reduce_scatter(
+        array, op, splits, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+    )
+    return found if job().rank == root else None
+
+
+def gather(
+    array: Any, root: int = 0, *, name: str | None = None, timeout: float | None = None
+) -> np.ndarray | None:
+    """Concatenates the arrays of all ranks along the first dimension on one of them.
+
+    Args:
+      array: at least one dimension, which may differ between ranks; the others may not.
+      root: the rank that gets them; equal on all ranks.
+      name: identifies the operation across ranks.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array on `root`, in rank order (bfloat16 comes as uint16 bits); None on the others.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    name = name or next_name("gather")
+    with called("alltoall", name):
+        splits = _all_to(root, array, "gather")
+    found = alltoall(array, splits, name=name, timeout=timeout)
+    return found if job().rank == root else None
+
+
+def scatter(
+    array: Any = None,
+    root: int = 0,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> np.ndarray:
+    """Hands each rank one part of the first dimension of the root's array.
+
+    Args:
+      array: at least one dimension; read on `root` only, where it is not changed. No bfloat16.
+      root: a rank; equal on all ranks.
+      splits: rows for each rank, in rank order, read on `root` only; None: equal parts.
+      name: identifies the operation across ranks.
+      timeout: seconds until the operation fails.
+
+    Returns:
+      A new array with this rank's rows.
+
+    Raises:
+      InvalidArgumentError: the root's array or `splits` do not fit; otherwise as `allreduce`.
+      MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    name = name or next_name("scatter")
+    sends = job().rank == root
+    rows: list[int] = []
+    whole = np.empty(0)
+    with called("broadcast", f"{name}.shape.length"):
+        _require_rank(root, "scatter")
+        if sends:
+            whole = _on_host(array)
+            rows = checked_splits("scatter", len(whole), splits)
+    about = (whole.dtype.str, whole.shape[1:]) if sends else None
+    # What the others are to expect, for they give nothing from which it could be seen.
+    dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout)
+    if not sends:
+        whole, rows = np.empty((0, *tail), dtype), [0] * size()
+    return alltoall(whole, rows, name=name, timeout=timeout)
+
+
+def _require_rank(root: int, kind: str) -> None:
+    if not 0 <= root < size():
+        raise InvalidArgumentError(f"{kind}: root is {root}; the job's ranks are 0 to {size() - 1}")
+
+
+def _all_to(root: int, array: Any, kind: str) -> list[int]:
+    """Returns splits that leave all rows to `root`."""
+    _require_rank(root, kind)
+    shape = array.shape if hasattr(array, "shape") else np.shape(array)
+    if len(shape) == 0:
+        raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
+    return [int(shape[0]) if rank == root else 0 for rank in range(size())]
+
+
+def _on_host(array: Any) -> np.ndarray:
+    try:
+        whole = np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InvalidArgumentError(
+            f"scatter takes arrays that NumPy can view, not {type(array).__name__}: {error}"
+        ) from None
+    if whole.ndim == 0:
+        raise InvalidArgumentError("scatter needs an array with at least one dimension")
+    return whole
