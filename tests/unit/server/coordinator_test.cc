@@ -266,5 +266,63 @@ TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
   EXPECT_TRUE(coordinator.announce(1, call.text(), 0, out).ok()) << "only the root has a payload";
 }
 
+// Each is told what each has for it, and no more: n counts, of n * n.
+TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
+  constexpr uint32_t kRanks = 4096;
+  const control::Cluster cluster = make_cluster(kRanks);
+  Coordinator coordinator(cluster, 5);
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    Call call = small(rank, "");
+    call.message.inline_payload = false;
+    call.message.kind = Collective::kAlltoall;
+    call.message.splits.assign(kRanks, 1);
+    call.message.splits[7] = rank;
+    call.message.shape = {kRanks - 1 + rank};
+    ASSERT_TRUE(coordinator.announce(rank, call.text(), 0, answers).ok());
+  }
+  ASSERT_EQ(answers.size(), kRanks);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_EQ(answers[rank].header.type, wire::FrameType::kGo);
+    ASSERT_LT(answers[rank].payload.size(), 8 * kRanks + 100);
+    if (rank % 500 != 7) continue;
+    std::string_view rest;
+    const auto go = wire::decode_go(answers[rank].payload, &rest);
+    ASSERT_TRUE(go.ok());
+    ASSERT_EQ(go->counts.size(), kRanks);
+    for (uint32_t from = 0; from < kRanks; ++from) {
+      ASSERT_EQ(go->counts[from], rank == 7 ? from : 1);
+    }
+  }
+}
+
+TEST_F(CoordinatorTest, GivenPartsOfAReduceScatterMustAgree) {
+  std::vector<Answer> answers;
+  const auto call = [](uint32_t rank, std::vector<uint64_t> splits) {
+    Call one = small(rank, floats({1, 2, 3}));
+    one.message.kind = Collective::kReduceScatter;
+    one.message.splits = std::move(splits);
+    return one;
+  };
+  for (uint32_t rank = 0; rank < 3; ++rank) answers = say(rank, call(rank, {0, 1, 2}));
+  ASSERT_EQ(answers.size(), 3u);
+  std::string_view result;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(wire::decode_go(answers[rank].payload, &result).ok());
+    EXPECT_EQ(result, rank == 0 ? "" : rank == 1 ? floats({3}) : floats({6, 9}));
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    answers = say(rank, call(rank, rank == 1 ? std::vector<uint64_t>{3, 0, 0}
+                                             : std::vector<uint64_t>{0, 1, 2}));
+  }
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kMismatch);
+  EXPECT_NE(error_in(answers[0]).text.find("rank 1: reduce_scatter"), std::string::npos)
+      << error_in(answers[0]).text;
+  EXPECT_NE(error_in(answers[0]).text.find("splits [3, 0, 0]"), std::string::npos);
+  for (uint32_t rank = 0; rank < 3; ++rank) answers = say(rank, call(rank, {1, 1, 2}));
+  EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument) << "not the sum of the rows";
+}
+
 }  // namespace
 }  // namespace herring::server
