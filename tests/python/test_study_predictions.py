@@ -6,9 +6,11 @@ import pytest
 
 from herring.lab import LateLinksError, LinkReport
 from herring.simulate.job import JobCosts, run
+from herring.simulate.network import load_costs
 from herring.study import predictions as module
 from herring.study.bench import Network
 from herring.study.experiments import Scale
+from herring.study.report import write
 
 _LATE = LateLinksError(LinkReport(1.0, 0.9, 100, 50, 2e-4, 1e-3, 9e-2, 1e-3, 0, 0))
 _TRUE = JobCosts(8e-6, 2.4e-6, 0.3e-9, 0.2e-9, 0.75e-6)
@@ -18,7 +20,7 @@ def _scale() -> Scale:
     return Scale([2], 1, Network(200e6), 2, lambda *_: None, quick=True)
 
 
-def test_costs_are_found_and_settings_predicted(monkeypatch) -> None:
+def test_costs_are_found_and_settings_predicted(monkeypatch, tmp_path) -> None:
     scale = _scale()
 
     def measured(setting, size, scale, warmup) -> float:
@@ -30,6 +32,13 @@ def test_costs_are_found_and_settings_predicted(monkeypatch) -> None:
     assert len(table.rows) == 2
     assert all(abs(row["error_percent"]) < 3 for row in table.rows)
     assert "2 of 2 within 5 %" in table.notes[0]
+    # What a user gives to herring simulate is of the order of what is true.
+    (written,) = [path for path in write(table, tmp_path) if path.name == "costs.json"]
+    costs, source = load_costs(str(written))
+    assert "herring study predictions" in source
+    assert costs.wakeup == pytest.approx(_TRUE.wakeup, rel=0.5)
+    assert costs.frame == pytest.approx(2 * _TRUE.call, rel=0.5)
+    assert costs.byte == pytest.approx(0.25e-9 + _TRUE.packet / 9000, rel=0.3)
     found = module._calibrate(scale, 1, lambda _: None)
     assert found.byte_received == pytest.approx(_TRUE.byte_received, rel=0.3)
 

@@ -137,6 +137,7 @@ class Table:
       rows: numbers, or text.
       chart: how to draw it; None: not at all.
       notes: what a reader must know.
+      files: JSON documents to write beside it, by name, for other commands to read.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Table:
     rows: list[dict[str, Any]]
     chart: Chart | None = None
     notes: Sequence[str] = ()
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple[float, float]:

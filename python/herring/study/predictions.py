@@ -9,11 +9,12 @@ predicted.
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Callable
 from typing import Any
 
 from herring import models
-from herring.lab.cluster import LateLinksError
+from herring.lab.cluster import MTU, LateLinksError
 from herring.simulate.job import JobCosts, JobScenario, PathModel
 from herring.simulate.job import run as simulate
 from herring.study.bench import Network, Point
@@ -111,7 +112,22 @@ def predictions(scale: Scale) -> list[Table]:
     ]
     chart = Chart("measured_seconds", ["predicted_seconds"], "measured (s)", "predicted (s)")
     title = "The same jobs in virtual time and on emulated hosts"
-    return [Table("predictions", title, rows, chart, notes)]
+    files = {"costs.json": _coarse_costs(unlimited)}
+    return [Table("predictions", title, rows, chart, notes, files)]
+
+
+def _coarse_costs(costs: JobCosts) -> dict[str, float | str]:
+    """What ``herring simulate --costs`` reads.
+
+    There a frame is read by two calls, header and payload, and its answer takes as much; a byte is
+    received on one side and sent on the other, with its share of a packet.
+    """
+    return {
+        "frame": 2 * costs.call,
+        "byte": (costs.byte_received + costs.byte_sent) / 2 + costs.packet / MTU,
+        "wakeup": costs.wakeup,
+        "source": f"herring study predictions, {platform.node()}, {_CORES} processors",
+    }
 
 
 def _calibrate(scale: Scale, warmup: int, begin: Callable[[str], None]) -> JobCosts:

@@ -45,12 +45,19 @@ def markdown(table: Table) -> str:
 
 
 def write(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes ``NAME.md``, ``NAME.json`` and, with matplotlib, ``NAME.svg``; returns the files."""
+    """Writes ``NAME.md``, ``NAME.json``, with matplotlib ``NAME.svg``, and the table's own files.
+
+    Returns:
+      All of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
     text.write_text(markdown(table))
     data.write_text(json.dumps(dataclasses.asdict(table), indent=1) + "\n")
-    return [text, data, *draw(table, folder)]
+    own = [folder / name for name in table.files]
+    for path in own:
+        path.write_text(json.dumps(table.files[path.name], indent=1) + "\n")
+    return [text, data, *own, *draw(table, folder)]
 
 
 def read(file: pathlib.Path) -> Table:
