@@ -135,18 +135,19 @@ void register_partial(nb::module_& module) {
       .def_static("create", &make, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
                   "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a, "replays"_a = false,
                   nb::keep_alive<0, 1>())
-      .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last, bool takes,
-                            uint32_t round, uint32_t contributors, uint64_t upto) {
+      .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last,
+                            bool caller_waits, uint32_t round, uint32_t contributors,
+                            uint64_t upto) {
         const ArrayView array(object, false);
         check_fits(partial, array);
         Status status;
         {
           nb::gil_scoped_release release;
           const partial::Place place{round, contributors, upto};
-          status = partial.contribute(array.data(), waits, last, place, takes);
+          status = partial.contribute(array.data(), waits, last, place, caller_waits);
         }
         check(status);
-      }, "array"_a, "waits"_a = true, "last"_a = false, "takes"_a = false, "round"_a = 0,
+      }, "array"_a, "waits"_a = true, "last"_a = false, "caller_waits"_a = false, "round"_a = 0,
          "contributors"_a = 0, "upto"_a = 0)
       .def("digest", &Partial::digest, "rounds"_a, "value"_a)
       .def("take", &take_result, "array"_a, "seconds"_a = 0.0)

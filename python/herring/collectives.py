@@ -200,6 +200,8 @@ def _collect(
     with called(kind, name) as full_name:
         if len(_shape(array)) == 0:
             raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
+        if kind == "alltoall" and 0 in _tail(array):
+            raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
         if kind == "alltoall" or splits is not None:
             options["splits"] = checked_splits(kind, len(array), splits)
         operation = job().submit(
@@ -300,7 +302,14 @@ def alltoall(
       InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    _, flat = _collect("alltoall", array, name, timeout, splits)
+    return exchange(array, splits, name, timeout)
+
+
+def exchange(
+    array: Any, splits: Sequence[int] | None, name: str | None, timeout: float | None, root: int = 0
+) -> np.ndarray:
+    """`alltoall`; `root`: on which all ranks must agree."""
+    _, flat = _collect("alltoall", array, name, timeout, splits, root=root)
     return flat.reshape(-1, *_tail(array))
 
 

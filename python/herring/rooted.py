@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from herring.collectives import (
-    alltoall,
     broadcast_object,
     called,
     checked_splits,
+    exchange,
     reduce_scatter,
 )
 from herring.errors import InvalidArgumentError
@@ -80,7 +80,7 @@ def gather(
     name = name or next_name("gather")
     with called("alltoall", name):
         splits = _all_to(root, array, "gather")
-    found = alltoall(array, splits, name=name, timeout=timeout)
+    found = exchange(array, splits, name, timeout, root)
     return found if job().rank == root else None
 
 
@@ -122,7 +122,7 @@ def scatter(
     dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout)
     if not sends:
         whole, rows = np.empty((0, *tail), dtype), [0] * size()
-    return alltoall(whole, rows, name=name, timeout=timeout)
+    return exchange(whole, rows, name, timeout, root)
 
 
 def _require_rank(root: int, kind: str) -> None:
@@ -140,8 +140,9 @@ def _all_to(root: int, array: Any, kind: str) -> list[int]:
 
 
 def _on_host(array: Any) -> np.ndarray:
+    views = hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray)
     try:
-        whole = np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
+        whole = np.from_dlpack(array) if views else np.asarray(array)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise InvalidArgumentError(
             f"scatter takes arrays that NumPy can view, not {type(array).__name__}: {error}"

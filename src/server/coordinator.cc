@@ -57,7 +57,7 @@ std::string describe(const Announce& a) {
     if (a.prescale != 1.0) text += concat(", prescale ", a.prescale);
     if (a.postscale != 1.0) text += concat(", postscale ", a.postscale);
   }
-  if (a.kind == Collective::kBroadcast) text += concat(", root ", a.root);
+  if (a.kind == Collective::kBroadcast || a.root != 0) text += concat(", root ", a.root);
   if (a.kind == Collective::kReduceScatter && !a.splits.empty()) {
     constexpr size_t kMostShown = 16;
     std::string splits;

@@ -113,9 +113,10 @@ std::vector<double> Engine::weights() const {
   return weights;
 }
 
-Status Engine::run(std::function<void()> task, bool drives) {
-  if (drives ? loop_->post_before_drive(std::move(task)) : loop_->post(std::move(task))) return {};
-  return {Code::kShutdown, "herring was shut down"};
+Status Engine::run(std::function<void()> task, bool caller_waits) {
+  const bool runs = caller_waits ? loop_->post_before_drive(std::move(task))
+                                 : loop_->post(std::move(task));
+  return runs ? Status() : Status(Code::kShutdown, "herring was shut down");
 }
 
 Result<std::shared_ptr<Operation>> Engine::submit(Request request, bool waits) {

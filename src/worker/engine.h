@@ -72,9 +72,9 @@ class Engine {
   // Ends the thread; what is in flight fails with kShutdown.
   void stop();
 
-  // Queues a task for the engine thread; kShutdown if that has ended. `drives`: the caller waits
-  // for what comes of it at once (EventLoop::post_before_drive).
-  Status run(std::function<void()> task, bool drives = false);
+  // Queues a task for the engine thread; kShutdown if that has ended. `caller_waits`:
+  // at once, for what comes of it (EventLoop::post_before_drive).
+  Status run(std::function<void()> task, bool caller_waits = false);
   // On the engine thread, for planned operations: `waiting` fails when the job does.
   void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
   void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }

@@ -104,12 +104,23 @@ Exchange all_blocks(const Request& request, const std::vector<uint64_t>& counts,
   }
 }
 
+Status check_splits(const Request& request, uint32_t size) {
+  uint64_t sum = 0;
+  bool overflow = request.splits.size() != size;
+  for (const uint64_t split : request.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
+  if (!overflow && sum == (request.shape.empty() ? 1 : request.shape[0])) return {};
+  return {Code::kInternal, concat("a server let '", request.name, "' pass; its splits are not ",
+                                  size, " counts that sum up to its rows")};
+}
+
 }  // namespace
 
 Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                     uint32_t size) {
   const bool gathers = request.kind == wire::Collective::kAllgather;
   const bool scatters = request.kind == wire::Collective::kAlltoall;
+  // A server that says go has checked the splits of all ranks: here nothing depends on it.
+  if (scatters || !request.splits.empty()) HERRING_RETURN_IF_ERROR(check_splits(request, size));
   if (!gathers && !scatters) return {};
   const auto wrong = [&](const std::string& what) {
     return Status(Code::kInternal, concat("the counts that a server sent for '", request.name,

@@ -231,7 +231,7 @@ Status Job::connect() {
     }
   }
   auto connected = transport::tcp::connect_all(wanted, member->source, member->credentials,
-                                               deadline);
+                                               deadline, size_t{options_.rank} * flows_per_server);
   if (!connected.ok()) return connected.status();
   for (size_t i = 0; i < connected->size(); ++i) {
     if (own_host.empty()) {
@@ -346,7 +346,11 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   if (!shared.ok()) return shared.status();
   const control::Cluster& cluster = membership.cluster();
   const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
-  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows));
+  if (Status enough = transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows);
+      !enough.ok()) {
+    membership.abort(enough);  // the others would only see this process leave
+    return enough;
+  }
   server.attach(cluster, membership.server_index(), plane);
 
   std::mutex mutex;

@@ -14,6 +14,9 @@ namespace {
 constexpr double kFramesAhead = 2;
 // Results from the nearest server between two measurements of how long a result takes.
 constexpr double kLeastAnswered = 8;
+// By so many losses a result may be older than one that came before it, on another flow. One that
+// seems older still has wrapped around.
+constexpr int kMostOvertaken = 1024;
 
 }  // namespace
 
@@ -348,10 +351,8 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     }
     // Flows overtake each other: what comes late says less than is known.
     const auto fresh = static_cast<int16_t>(header.signals - server_signals_[server]);
-    if (fresh > 0) {
-      server_signals_[server] = header.signals;
-      lost(static_cast<uint32_t>(fresh), now);
-    }
+    if (fresh > 0 || fresh < -kMostOvertaken) server_signals_[server] = header.signals;
+    if (fresh > 0) lost(static_cast<uint32_t>(fresh), now);
   } else {
     credit_ = options_.credit_fixed ? options_.credit_initial
                                     : std::clamp<uint16_t>(header.credit, 1, options_.credit_max);

@@ -48,7 +48,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
 }
 
 Status Partial::contribute(const char* data, bool waits, bool last,
-                           const partial::Place& place, bool takes) {
+                           const partial::Place& place, bool caller_waits) {
   std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
   if ((place.contributors != 0) != options_.replays) {
@@ -68,7 +68,7 @@ Status Partial::contribute(const char* data, bool waits, bool last,
                     payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
     self->announce(join, std::move(payload));
   };
-  return engine_.run(std::move(announces), takes);
+  return engine_.run(std::move(announces), caller_waits);
 }
 
 void Partial::digest(uint32_t rounds, uint64_t value) {

@@ -46,9 +46,9 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
 
   // Contributes an array, which is copied. `waits`, `last`, `place`: see partial::Ledger::produce.
-  // `takes`: the caller waits for a result at once. One thread at a time.
+  // `caller_waits`: at once, for a result. One thread at a time.
   Status contribute(const char* data, bool waits, bool last, const partial::Place& place = {},
-                    bool takes = false);
+                    bool caller_waits = false);
   // A digest of this replica after `rounds` rounds, to be compared with the others'; it travels
   // with the next contribution.
   void digest(uint32_t rounds, uint64_t value);

@@ -130,17 +130,17 @@ class PartialReduction:
             something else here.
           HerringError: the job has failed.
         """
-        self._contribute(array, waits, last, takes=False)
+        self._contribute(array, waits, last, caller_waits=False)
 
     def _contribute(
-        self, array: Any, waits: bool = True, last: bool = False, takes: bool = True
+        self, array: Any, waits: bool = True, last: bool = False, caller_waits: bool = True
     ) -> None:
-        """`takes`: the caller takes a result at once, and sends what is to be sent meanwhile."""
+        """`caller_waits`: it takes a result at once, and sends what is to be sent meanwhile."""
         taken = self._partial.taken
         place = (0, 0, 0)
         if self._replay is not None:
             place = self._replay.place(self._partial.produced + 1, taken, waits, last)
-        self._partial.contribute(array, waits, last, takes, *place)
+        self._partial.contribute(array, waits, last, caller_waits, *place)
         self._recorder.contributed(taken, waits)
 
     def take(self, array: Any, timeout: float | None = None) -> RoundInfo:
@@ -186,7 +186,7 @@ class PartialReduction:
             while self.ready:
                 missed = True
                 yield self.take(result, timeout)
-            self._contribute(array, waits=not missed, takes=not missed)
+            self._contribute(array, waits=not missed, caller_waits=not missed)
             contributed = True
             if not missed:
                 yield self.take(result, timeout)

@@ -16,6 +16,8 @@ namespace herring::transport::tcp {
 namespace {
 
 constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
+// Of one attempt: the system repeats the first packet of a connection ever more rarely.
+constexpr Nanos kAttempt = 5 * kSecond;
 
 bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
@@ -54,17 +56,18 @@ Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello
 class Attempts {
  public:
   Attempts(const std::vector<Wanted>& wanted, const std::string& source,
-           const Credentials& credentials, Nanos deadline)
+           const Credentials& credentials, Nanos deadline, size_t first)
       : wanted_(wanted),
         source_(source),
         credentials_(credentials),
         deadline_(deadline),
+        first_(first),
         found_(wanted.size()),
         connectors_(wanted.size()) {}
 
   Result<std::vector<GuardedFd>> run() {
     if (wanted_.empty()) return std::move(found_);
-    while (next_ < std::min(kConnectingAtOnce, wanted_.size())) begin(next_++);
+    while (begun_ < std::min(kConnectingAtOnce, wanted_.size())) begin_next();
     waiting_.run();
     connectors_.clear();
     if (!failure_.ok()) return failure_;
@@ -75,8 +78,10 @@ class Attempts {
   }
 
  private:
+  void begin_next() { begin((first_ + begun_++) % wanted_.size()); }
+
   void begin(size_t i) {
-    const Nanos patience = std::max<Nanos>(deadline_ - monotonic_now(), 0);
+    const Nanos patience = std::clamp<Nanos>(deadline_ - monotonic_now(), 0, kAttempt);
     connectors_[i] = std::make_unique<Connector>(
         waiting_.loop, wanted_[i].address, source_, wanted_[i].hello, credentials_, patience,
         [this, i](Result<GuardedFd> result) { done(i, std::move(result)); });
@@ -84,7 +89,8 @@ class Attempts {
 
   void done(size_t i, Result<GuardedFd> result) {
     if (!result.ok()) {
-      if (again(result.status(), deadline_)) {
+      const bool slow = result.status().code() == Code::kTimeout && monotonic_now() < deadline_;
+      if (slow || again(result.status(), deadline_)) {
         waiting_.loop.call_after(kPause, [this, i] { begin(i); });
       } else {
         failure_ = result.status();
@@ -94,17 +100,18 @@ class Attempts {
     }
     found_[i] = std::move(*result);
     if (--left_ == 0) return waiting_.loop.stop();
-    if (next_ < wanted_.size()) begin(next_++);
+    if (begun_ < wanted_.size()) begin_next();
   }
 
   const std::vector<Wanted>& wanted_;
   const std::string& source_;
   const Credentials& credentials_;
   const Nanos deadline_;
+  const size_t first_;
   Waiting waiting_;
   std::vector<GuardedFd> found_;
   std::vector<std::unique_ptr<Connector>> connectors_;  // end before the loop
-  size_t next_ = 0;               // the first that was not begun
+  size_t begun_ = 0;
   size_t left_ = wanted_.size();  // that are not there
   Status failure_;
 };
@@ -223,9 +230,10 @@ Result<GuardedFd> connect_and_prove(const Address& address, const std::string& s
 
 Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
                                            const std::string& source,
-                                           const Credentials& credentials, Nanos deadline) {
+                                           const Credentials& credentials, Nanos deadline,
+                                           size_t first) {
   HERRING_RETURN_IF_ERROR(want_descriptors(wanted.size()));
-  return Attempts(wanted, source, credentials, deadline).run();
+  return Attempts(wanted, source, credentials, deadline, first).run();
 }
 
 }  // namespace herring::transport::tcp

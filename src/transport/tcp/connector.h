@@ -61,11 +61,13 @@ struct Wanted {
   Address address;  // literal; somebody listens there already
   wire::Hello hello;
 };
-// Connections to all of them, in their order: at most kConnectingAtOnce are on their way, so that a
-// server's queue of those who connect does not overflow. Or the first error.
+// Connections to all of them, in their order, or the first error. At most kConnectingAtOnce are on
+// their way. `first`: where to begin, another one for each worker, so that not all of them fill the
+// queue of one server at a time.
 inline constexpr size_t kConnectingAtOnce = 64;
 Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
                                            const std::string& source,
-                                           const Credentials& credentials, Nanos deadline);
+                                           const Credentials& credentials, Nanos deadline,
+                                           size_t first = 0);
 
 }  // namespace herring::transport::tcp

@@ -262,7 +262,10 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
 Result<GuardedFd> begin_connecting(const Address& address, const std::string& source) {
   auto info = resolve(address, false);
   if (!info.ok()) return info.status();
-  return start_connecting(**info, source);
+  auto fd = start_connecting(**info, source);
+  if (fd.ok() || fd.status().code() != Code::kInvalidArgument) return fd;
+  return Status(Code::kConfiguration, concat("local address ", source, " cannot reach it: one is "
+                                             "IPv4, the other IPv6"));
 }
 
 Result<std::string> interface_address(const std::string& name) {

@@ -213,7 +213,16 @@ TEST(Exchange, CountsThatDoNotFitAreRefused) {
        std::vector<std::vector<uint64_t>>{{4}, {9, 4, 0}, {9, 5}, {UINT64_MAX, 4}}) {
     EXPECT_EQ(check_counts(request, counts, 1, 2).code(), Code::kInternal);
   }
+  for (const std::vector<uint64_t>& splits :
+       std::vector<std::vector<uint64_t>>{{}, {6}, {2, 4, 0}, {2, 5}, {UINT64_MAX, 7}}) {
+    request.splits = splits;
+    EXPECT_EQ(check_counts(request, {9, 4}, 1, 2).code(), Code::kInternal);
+  }
   request.kind = wire::Collective::kReduceScatter;  // counts nothing
+  EXPECT_EQ(check_counts(request, {}, 1, 2).code(), Code::kInternal);
+  request.splits = {6, 0};
+  EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
+  request.splits.clear();
   EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
 }
 
