@@ -198,7 +198,7 @@ def _collect(
     **options: Any,
 ) -> tuple[Any, np.ndarray]:
     with called(kind, name) as full_name:
-        if len(_shape(array)) == 0:
+        if len(shape_of(array)) == 0:
             raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
         if kind == "alltoall" and 0 in _tail(array):
             raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
@@ -211,12 +211,13 @@ def _collect(
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
 
 
-def _shape(array: Any) -> tuple[int, ...]:
+def shape_of(array: Any) -> tuple[int, ...]:
+    """Returns the shape of an array, or of what NumPy makes one of."""
     return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
 
 
 def _tail(array: Any) -> tuple[int, ...]:
-    return _shape(array)[1:]
+    return shape_of(array)[1:]
 
 
 def allgather(array: Any, *, name: str | None = None, timeout: float | None = None) -> np.ndarray:

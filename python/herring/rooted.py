@@ -13,6 +13,7 @@ from herring.collectives import (
     checked_splits,
     exchange,
     reduce_scatter,
+    shape_of,
 )
 from herring.errors import InvalidArgumentError
 from herring.runtime import job, next_name, size
@@ -133,7 +134,7 @@ def _require_rank(root: int, kind: str) -> None:
 def _all_to(root: int, array: Any, kind: str) -> list[int]:
     """Returns splits that leave all rows to `root`."""
     _require_rank(root, kind)
-    shape = array.shape if hasattr(array, "shape") else np.shape(array)
+    shape = shape_of(array)
     if len(shape) == 0:
         raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
     return [int(shape[0]) if rank == root else 0 for rank in range(size())]

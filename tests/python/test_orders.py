@@ -133,7 +133,8 @@ raises(Exception, "99" if rank == 0 else "rank 0", herring.allreduce, ok.copy(),
 if rank == 0:
     first = herring.allreduce_async(ok.copy(), "sum", name="twice")
     raises(bad, "in flight", herring.allreduce_async, ok.copy(), "sum", name="twice")
-else:
+herring.barrier()  # before the others call it, it cannot be complete
+if rank != 0:
     assert herring.allreduce(ok.copy(), "sum", name="twice")[0] == size
     raises(bad, "rank 0", herring.allreduce, ok.copy(), "sum", name="twice")
 if rank == 0:

@@ -19,14 +19,13 @@ from herring.simulate.coarse import (
     run,
 )
 from herring.simulate.verdict import (
-    ALL,
     COLLAPSE,
     LEAST_BUFFER,
     ROUNDS,
     SECONDS,
-    WINDOWS,
     Verdict,
     draw_evenly,
+    search,
     with_unit,
 )
 
@@ -95,10 +94,7 @@ def measure(seed: int) -> Verdict:
     """Runs the network of this number, self-controlled and with fixed windows."""
     scenario = network(seed)
     steered = run(scenario, rounds=ROUNDS * 3 // 2, seed=seed, least=SECONDS * 3 / 2)
-    # All windows briefly, then longer those that may be the best.
-    brief = {w: _mean(run(fixed(scenario, w), 2, seed).rounds) for w in WINDOWS}
-    near = [w for w in WINDOWS if brief[w] >= ALL * max(brief.values())]
-    best_window = max((_mean(run(fixed(scenario, w), ROUNDS, seed).rounds), w) for w in near)[1]
+    brief, best_window = search(lambda w, n: _mean(run(fixed(scenario, w), n, seed).rounds), 2)
     # Measured again with other losses: the best of many has been lucky, too.
     again = run(fixed(scenario, best_window), ROUNDS * 3 // 2, seed + 1, SECONDS * 3 / 2)
     return Verdict(

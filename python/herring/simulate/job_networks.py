@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from herring.simulate.job import JobCosts, JobRound, JobScenario, PathModel, run
 from herring.simulate.verdict import (
-    ALL,
     COLLAPSE,
     LEAST_BUFFER,
     ROUNDS,
@@ -16,6 +15,7 @@ from herring.simulate.verdict import (
     WINDOWS,
     Verdict,
     draw_evenly,
+    search,
     with_unit,
 )
 
@@ -74,10 +74,7 @@ def network(seed: int) -> JobScenario:
 def measure(seed: int) -> Verdict:
     """Runs the network of this number, self-controlled and with fixed windows."""
     scenario = network(seed)
-    # All windows briefly, then longer those that may be the best.
-    brief = {window: _goodput(scenario, window, 3, seed) for window in WINDOWS}
-    near = [window for window in WINDOWS if brief[window] >= ALL * max(brief.values())]
-    best_window = max((_goodput(scenario, window, 9, seed), window) for window in near)[1]
+    brief, best_window = search(lambda window, n: _goodput(scenario, window, n, seed), 3)
     # Measured again with other losses: the best of many has been lucky, too.
     best = _goodput(scenario, best_window, _COUNTED, seed + 1)
     seconds = scenario.size / best + scenario.pause

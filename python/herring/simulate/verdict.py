@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Verdict",
     "breaches",
     "draw_evenly",
+    "search",
     "with_unit",
 ]
 
@@ -82,6 +83,21 @@ def breaches(verdicts: Sequence[Verdict]) -> list[str]:
     if collapsed:
         found.append(f"{len(collapsed)} collapse: networks {_some(collapsed)}")
     return found
+
+
+def search(goodput: Callable[[int, int], float], least: int) -> tuple[dict[int, float], int]:
+    """Looks for the best fixed window.
+
+    Args:
+      goodput: bytes per second with a window of so many segments, over so many rounds.
+      least: rounds in which all windows are tried; those near the best are tried for more.
+
+    Returns:
+      What each window gave in those few rounds, and the best window.
+    """
+    brief = {window: goodput(window, least) for window in WINDOWS}
+    near = [window for window in WINDOWS if brief[window] >= ALL * max(brief.values())]
+    return brief, max((goodput(window, ROUNDS), window) for window in near)[1]
 
 
 def draw_evenly(draw: random.Random, least: float, most: float) -> float:

@@ -89,13 +89,17 @@ class Attempts {
 
   void done(size_t i, Result<GuardedFd> result) {
     if (!result.ok()) {
-      const bool slow = result.status().code() == Code::kTimeout && monotonic_now() < deadline_;
-      if (slow || again(result.status(), deadline_)) {
+      const bool slow = result.status().code() == Code::kTimeout;
+      if ((slow && monotonic_now() < deadline_) || again(result.status(), deadline_)) {
         waiting_.loop.call_after(kPause, [this, i] { begin(i); });
-      } else {
-        failure_ = result.status();
-        waiting_.loop.stop();
+        return;
       }
+      // Of all attempts, not of the last.
+      failure_ = slow ? Status(Code::kTimeout,
+                               concat(wanted_[i].address.to_string(), " did not complete the hello "
+                                      "in ", to_seconds(monotonic_now() - start_), " s"))
+                      : result.status();
+      waiting_.loop.stop();
       return;
     }
     found_[i] = std::move(*result);
@@ -106,7 +110,7 @@ class Attempts {
   const std::vector<Wanted>& wanted_;
   const std::string& source_;
   const Credentials& credentials_;
-  const Nanos deadline_;
+  const Nanos start_ = monotonic_now(), deadline_;
   const size_t first_;
   Waiting waiting_;
   std::vector<GuardedFd> found_;
