@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "base/interrupt.h"
 #include "base/status.h"
 #include "worker/completion.h"
+#include "worker/group.h"
 
 namespace herring::bindings {
 
@@ -73,6 +75,10 @@ auto without_gil(Start&& start) {
   return result;
 }
 
+// The group that a call names; None: all ranks.
+std::shared_ptr<worker::Group> group_of(nb::handle group);
+
+void register_groups(nb::module_& module);
 void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);

@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -107,8 +108,10 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,
                                const std::string& name, const std::string& op, int root,
                                double prescale, double postscale, std::vector<uint64_t> splits,
-                               double timeout, const std::string& algorithm, bool waits) {
+                               double timeout, const std::string& algorithm, bool waits,
+                               nb::handle group) {
   worker::Request request;
+  request.group = group_of(group);
   request.kind = parse_kind(kind);
   request.name = name;
   check_name(name);
@@ -122,10 +125,11 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   request.postscale = postscale;
   request.splits = std::move(splits);
   request.timeout = timeout;
-  const uint32_t size = job.cluster().size;
+  const uint32_t size = request.group ? request.group->size() : job.cluster().size;
   if (root < 0 || static_cast<uint32_t>(root) >= size) {
     raise({Code::kInvalidArgument,
-           concat("root is ", root, "; the job's ranks are 0 to ", size - 1)});
+           concat("root is ", root, "; ranks ", request.group ? "inside the group" : "of the job",
+                  " are 0 to ", size - 1)});
   }
   request.root = static_cast<uint32_t>(root);
   auto handle = std::make_unique<Handle>();
@@ -146,6 +150,27 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   }
   release_abandoned();
   handle->operation = take(job.engine().submit(std::move(request), waits));
+  return handle;
+}
+
+// Waits for it, once: it is formed by all of its ranks.
+std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
+                                   const std::string& name, double timeout) {
+  check_name(name);
+  check(control::Group::check(job.cluster(), ranks));
+  if (!std::binary_search(ranks.begin(), ranks.end(), job.rank())) {
+    raise({Code::kInvalidArgument, concat("rank ", job.rank(), " is not in group '", name, "' (",
+                                          control::list_ranks(ranks), ") that it forms")});
+  }
+  worker::Request request;
+  request.kind = wire::Collective::kFormGroup;
+  request.name = name;
+  request.shape = {0};
+  request.splits.assign(ranks.begin(), ranks.end());
+  request.timeout = timeout;
+  auto handle = std::make_unique<Handle>();
+  handle->what = concat("new_group '", name, "' (", control::list_ranks(ranks), ")");
+  handle->operation = take(job.engine().submit(std::move(request), true));
   return handle;
 }
 
@@ -232,6 +257,10 @@ void register_job(nb::module_& module) {
            nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->completion.done(); })
       .def("result", &result_of)
+      .def("formed", [](Handle& h) {
+        check(h.operation->completion.status());
+        return h.operation->formed;
+      })
       .def_prop_ro("counts", [](const Handle& h) { return h.operation->counts; })
       .def_prop_ro("dims", [](const Handle& h) { return h.operation->dims; });
 
@@ -242,13 +271,27 @@ void register_job(nb::module_& module) {
                   "settings"_a)
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
-           "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false)
-      .def("refuse",
-           [](Job& job, const std::string& kind, const std::string& name, const std::string& why) {
-             check_name(name);
-             job.engine().refuse(parse_kind(kind), name, why);
+           "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false,
+           "group"_a = nb::none())
+      .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
+      .def("destroy_group",
+           [](Job& job, nb::handle group) {
+             const auto leaves = group_of(group);
+             Status status;
+             {
+               nb::gil_scoped_release release;
+               status = job.engine().destroy(leaves);
+             }
+             check(status);
            },
-           "kind"_a, "name"_a, "why"_a)
+           "group"_a)
+      .def("refuse",
+           [](Job& job, const std::string& kind, const std::string& name, const std::string& why,
+              nb::handle group) {
+             check_name(name);
+             job.engine().refuse(group_of(group), parse_kind(kind), name, why);
+           },
+           "kind"_a, "name"_a, "why"_a, "group"_a = nb::none())
       .def("stats", &stats)
       .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("shutdown", &shut_down)
@@ -264,6 +307,13 @@ void register_job(nb::module_& module) {
       .def_prop_ro("node_rank",
                    [](const Job& job) { return job.cluster().workers[job.rank()].node; })
       .def_prop_ro("num_nodes", [](const Job& job) { return job.cluster().nodes; })
+      .def("ranks_of_node", [](const Job& job, uint32_t node) {
+        if (node >= job.cluster().nodes) {
+          raise({Code::kInvalidArgument, concat("node is ", node, "; the job's nodes are 0 to ",
+                                                job.cluster().nodes - 1)});
+        }
+        return job.cluster().ranks_of(node);
+      }, "node"_a)
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);
 }

@@ -24,10 +24,12 @@ struct PlanHandle {
 PlanHandle make(nb::object job_object,
                 const std::vector<std::pair<int64_t, std::string>>& gradients,
                 const std::string& name, const std::string& op, const std::string& wire_dtype,
-                size_t buffer_bytes) {
+                size_t buffer_bytes, nb::handle group) {
   worker::Job& job = nb::cast<worker::Job&>(job_object);
   worker::PlannedOptions options;
-  options.stream = job.engine().next_stream();
+  options.group = group_of(group);
+  if (!options.group) options.group = job.engine().world();
+  options.stream = options.group->next_stream();
   std::vector<plan::Gradient> list;
   for (const auto& [elements, dtype] : gradients) {
     if (elements < 0) {
@@ -68,7 +70,7 @@ void register_planned(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
-                  "buffer_bytes"_a)
+                  "buffer_bytes"_a, "group"_a = nb::none())
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
            "active"_a = true)
       .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)

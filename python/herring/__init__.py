@@ -38,6 +38,11 @@ if TYPE_CHECKING:
         empty,
         reduce_scatter,
     )
+    from herring.groups import (
+        Group,
+        new_group,
+        ranks_of_node,
+    )
     from herring.partial import (
         PartialReduction,
         Quorum,
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
 # What is imported with its first use, from the first of these that lists it in its __all__.
 _HOMES = (
     "herring.runtime",
+    "herring.groups",
     "herring.collectives",
     "herring.reduction",
     "herring.rooted",
@@ -86,6 +92,7 @@ _HOMES = (
 __all__ = [
     "AuthenticationError",
     "ConfigurationError",
+    "Group",
     "Handle",
     "HerringError",
     "InvalidArgumentError",
@@ -116,10 +123,12 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "new_group",
     "node_rank",
     "num_nodes",
     "partial_statistics",
     "rank",
+    "ranks_of_node",
     "reduce",
     "reduce_scatter",
     "scatter",

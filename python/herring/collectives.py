@@ -1,8 +1,9 @@
 """Collectives on arrays: anything with the buffer protocol or DLPack, in host memory.
 
 Operations are keyed by name; ranks may submit them in any order. The n-th call of a name on one
-rank meets the n-th on every other, and without a name the n-th of a kind. A call that one rank
-refuses, or for which a rank comes too late, fails with the same error on every rank that makes it.
+rank meets the n-th on every other, and without a name the n-th of a kind, in each `herring.Group`
+by itself (``group=``; without one, all ranks take part). A call that one rank refuses, or for which
+a rank comes too late, fails with the same error on every rank that makes it.
 Arrays must be contiguous (C order); operations in place need a writable one, and leave it undefined
 when they fail.
 """
@@ -20,7 +21,8 @@ import numpy as np
 
 from herring import _core
 from herring.errors import InvalidArgumentError, MismatchError, PeerLostError, ShutdownError
-from herring.runtime import job, next_name, size
+from herring.groups import Group, scope_of
+from herring.runtime import job, next_name
 
 __all__ = [
     "Handle",
@@ -76,22 +78,30 @@ class Handle:
 
 
 @contextmanager
-def called(kind: str, name: str | None) -> Iterator[str]:
+def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[str]:
     """Yields the name of this call; what this rank refuses in the block, all ranks are told.
 
     Args:
       kind: the collective that the others wait in, should this rank refuse.
-      name: of the operation; None: the next of its kind.
+      name: of the operation; None: the next of its kind in the group.
+      group: those who take part; None: all ranks.
     """
-    name = name or next_name(kind)
+    scope = scope_of(group)
+    name = name or name_of_next(kind, group)
     try:
         yield name
     except (PeerLostError, ShutdownError):
         raise  # nobody is left to tell
     except Exception as error:
         known = isinstance(error, InvalidArgumentError)
-        job().refuse(kind, name, str(error) if known else f"{type(error).__name__}: {error}")
+        why = str(error) if known else f"{type(error).__name__}: {error}"
+        job().refuse(kind, name, why, scope.handle)
         raise
+
+
+def name_of_next(kind: str, group: Group | None) -> str:
+    """A name for the next operation of its kind in the group; None: of all ranks."""
+    return next_name(kind) if group is None else next_name(f"{group.name}.{kind}", group.ranks)
 
 
 def _seconds(timeout: float | None) -> float:
@@ -107,6 +117,7 @@ def submit(
     array: Any,
     name: str | None,
     timeout: float | None,
+    group: Group | None = None,
     *,
     waits: bool = True,
     **options: Any,
@@ -118,15 +129,22 @@ def submit(
       array: of any dtype that it takes.
       name: of the operation; None: the next of its kind.
       timeout: seconds, as of `allgather`.
+      group: those who take part; None: all ranks.
       waits: the caller waits for it at once; no other thread is woken to start it.
       options: of the kind.
 
     Raises:
       InvalidArgumentError: a value is impossible; the other ranks are told.
     """
-    with called(kind, name) as full_name:
+    with called(kind, name, group) as full_name:
         operation = job().submit(
-            kind, array, full_name, timeout=_seconds(timeout), waits=waits, **options
+            kind,
+            array,
+            full_name,
+            timeout=_seconds(timeout),
+            waits=waits,
+            group=scope_of(group).handle,
+            **options,
         )
     if kind in _IN_PLACE:
         note_write(array)
@@ -152,6 +170,7 @@ def allreduce_async(
     postscale: float = 1.0,
     timeout: float | None = None,
     algorithm: str = "herring",
+    group: Group | None = None,
 ) -> Handle:
     """Starts an all-reduce in place; see `herring.allreduce`."""
     operation = submit(
@@ -159,6 +178,7 @@ def allreduce_async(
         array,
         name,
         timeout,
+        group,
         waits=False,
         op=op,
         prescale=prescale,
@@ -169,15 +189,21 @@ def allreduce_async(
 
 
 def broadcast(
-    array: Any, root: int = 0, *, name: str | None = None, timeout: float | None = None
+    array: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
 ) -> Any:
     """Copies `array` of rank `root` into `array` of every rank, in place.
 
     Args:
       array: any shape and dtype of `allreduce`; equal on all ranks. Writable, on the root too.
-      root: a rank.
+      root: a rank, inside the group if there is one.
       name: identifies the operation across ranks.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       `array`.
@@ -185,7 +211,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    operation = submit("broadcast", array, name, timeout, root=root)
+    operation = submit("broadcast", array, name, timeout, group, root=root)
     return Handle(operation, array).wait()
 
 
@@ -194,18 +220,25 @@ def _collect(
     array: Any,
     name: str | None,
     timeout: float | None,
+    group: Group | None,
     splits: Sequence[int] | None = None,
     **options: Any,
 ) -> tuple[Any, np.ndarray]:
-    with called(kind, name) as full_name:
+    with called(kind, name, group) as full_name:
         if len(shape_of(array)) == 0:
             raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
         if kind == "alltoall" and 0 in _tail(array):
             raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
         if kind == "alltoall" or splits is not None:
-            options["splits"] = checked_splits(kind, len(array), splits)
+            options["splits"] = checked_splits(kind, len(array), splits, group)
         operation = job().submit(
-            kind, array, full_name, timeout=_seconds(timeout), waits=True, **options
+            kind,
+            array,
+            full_name,
+            timeout=_seconds(timeout),
+            waits=True,
+            group=scope_of(group).handle,
+            **options,
         )
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
@@ -220,13 +253,20 @@ def _tail(array: Any) -> tuple[int, ...]:
     return shape_of(array)[1:]
 
 
-def allgather(array: Any, *, name: str | None = None, timeout: float | None = None) -> np.ndarray:
+def allgather(
+    array: Any,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> np.ndarray:
     """Concatenates the arrays of all ranks along the first dimension, in rank order.
 
     Args:
       array: at least one dimension, which may differ between ranks; the others may not.
       name: identifies the operation across ranks.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       A new array; bfloat16 comes as uint16 bits (NumPy has no bfloat16).
@@ -234,7 +274,7 @@ def allgather(array: Any, *, name: str | None = None, timeout: float | None = No
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    operation, flat = _collect("allgather", array, name, timeout)
+    operation, flat = _collect("allgather", array, name, timeout, group)
     return flat.reshape(sum(operation.dims), *_tail(array))
 
 
@@ -247,6 +287,7 @@ def reduce_scatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    group: Group | None = None,
 ) -> np.ndarray:
     """Reduces `array` over all ranks and leaves each rank one part of its first dimension.
 
@@ -259,6 +300,7 @@ def reduce_scatter(
       prescale: as `allreduce`.
       postscale: as `allreduce`.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       A new array with this rank's rows; bfloat16 comes as uint16 bits.
@@ -271,13 +313,15 @@ def reduce_scatter(
         array,
         name,
         timeout,
+        group,
         splits,
         op=op,
         prescale=prescale,
         postscale=postscale,
     )
-    rows, rank = len(array), job().rank
-    mine = rows // size() + (rank < rows % size()) if splits is None else splits[rank]
+    rows, scope = len(array), scope_of(group)
+    even = rows // scope.size + (scope.rank < rows % scope.size)
+    mine = even if splits is None else splits[scope.rank]
     return flat.reshape(mine, *_tail(array))
 
 
@@ -287,6 +331,7 @@ def alltoall(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    group: Group | None = None,
 ) -> np.ndarray:
     """Sends a part of the first dimension to each rank and concatenates what comes in.
 
@@ -295,6 +340,7 @@ def alltoall(
       splits: rows for each rank, in rank order; None: equal parts.
       name: identifies the operation across ranks.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       A new array: the rows from rank 0, from rank 1, and so on; bfloat16 comes as uint16 bits.
@@ -303,24 +349,31 @@ def alltoall(
       InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    return exchange(array, splits, name, timeout)
+    return exchange(array, splits, name, timeout, group)
 
 
 def exchange(
-    array: Any, splits: Sequence[int] | None, name: str | None, timeout: float | None, root: int = 0
+    array: Any,
+    splits: Sequence[int] | None,
+    name: str | None,
+    timeout: float | None,
+    group: Group | None,
+    root: int = 0,
 ) -> np.ndarray:
     """`alltoall`; `root`: on which all ranks must agree."""
-    _, flat = _collect("alltoall", array, name, timeout, splits, root=root)
+    _, flat = _collect("alltoall", array, name, timeout, group, splits, root=root)
     return flat.reshape(-1, *_tail(array))
 
 
-def checked_splits(kind: str, rows: int, splits: Sequence[int] | None) -> list[int]:
+def checked_splits(
+    kind: str, rows: int, splits: Sequence[int] | None, group: Group | None
+) -> list[int]:
     """Returns rows for each rank: `splits`, or equal parts.
 
     Raises:
       InvalidArgumentError: they do not sum up to `rows`, or cannot be equal; names `kind`.
     """
-    ranks = size()
+    ranks = scope_of(group).size
     if splits is None:
         if rows % ranks:
             raise InvalidArgumentError(
@@ -340,21 +393,29 @@ def checked_splits(kind: str, rows: int, splits: Sequence[int] | None) -> list[i
     return counts
 
 
-def barrier(*, name: str | None = None, timeout: float | None = None) -> None:
+def barrier(
+    *, name: str | None = None, timeout: float | None = None, group: Group | None = None
+) -> None:
     """Returns when every rank has called it.
 
     Args:
       name: identifies the operation across ranks.
       timeout: seconds until it fails.
+      group: those who take part; None: all ranks.
 
     Raises:
       PeerLostError, TimeoutError: as `allreduce`.
     """
-    submit("barrier", None, name, timeout).wait()
+    submit("barrier", None, name, timeout, group).wait()
 
 
 def broadcast_object(
-    obj: Any = None, root: int = 0, *, name: str | None = None, timeout: float | None = None
+    obj: Any = None,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
 ) -> Any:
     """Hands a picklable object of rank `root` to every rank.
 
@@ -363,9 +424,10 @@ def broadcast_object(
 
     Args:
       obj: what to send; read on the root only.
-      root: a rank.
+      root: a rank, inside the group if there is one.
       name: identifies the operation across ranks.
       timeout: seconds until it fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       The object; on the root `obj` itself.
@@ -373,20 +435,24 @@ def broadcast_object(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or next_name("broadcast_object")
-    sending = job().rank == root
-    with called("broadcast", f"{name}.length"):
+    name = name or name_of_next("broadcast_object", group)
+    sending = scope_of(group).rank == root
+    with called("broadcast", f"{name}.length", group):
         data = np.frombuffer(pickle.dumps(obj) if sending else b"", np.uint8).copy()
     length = np.array([len(data)], np.int64)
-    broadcast(length, root, name=f"{name}.length", timeout=timeout)
+    broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
     if not sending:
         data = np.empty(int(length[0]), np.uint8)
-    broadcast(data, root, name=f"{name}.bytes", timeout=timeout)
+    broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
     return obj if sending else pickle.loads(data.tobytes())
 
 
 def allgather_object(
-    obj: Any, *, name: str | None = None, timeout: float | None = None
+    obj: Any,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
 ) -> list[Any]:
     """Hands a picklable object of every rank to every rank.
 
@@ -394,6 +460,7 @@ def allgather_object(
       obj: what to send.
       name: identifies the operation across ranks.
       timeout: seconds until it fails.
+      group: those who take part; None: all ranks.
 
     Returns:
       The objects in rank order. See `broadcast_object` about trust.
@@ -401,10 +468,10 @@ def allgather_object(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or next_name("allgather_object")
-    with called("allgather", name):
+    name = name or name_of_next("allgather_object", group)
+    with called("allgather", name, group):
         data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
-    operation, flat = _collect("allgather", data, name, timeout)
+    operation, flat = _collect("allgather", data, name, timeout, group)
     objects, start = [], 0
     for length in operation.dims:
         objects.append(pickle.loads(flat[start : start + length].tobytes()))
@@ -432,9 +499,9 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
     return _core.empty(job(), count * kind.itemsize).view(kind).reshape(shape)
 
 
-def check_same(what: str, value: Any, *, name: str) -> None:
+def check_same(what: str, value: Any, *, name: str, group: Group | None = None) -> None:
     """Raises MismatchError on every rank unless `value` is equal on all of them."""
-    values = allgather_object(value, name=name)
+    values = allgather_object(value, name=name, group=group)
     if any(one != values[0] for one in values):
         listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))
         raise MismatchError(f"ranks disagree about {what}: {listed}")

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from herring import _core
-from herring.collectives import called, check_same
+from herring.collectives import called, check_same, name_of_next
 from herring.errors import InvalidArgumentError
-from herring.runtime import job, next_name, require_running
+from herring.groups import Group, scope_of
+from herring.runtime import job, require_running
 
 __all__ = ["PlannedReduction"]
 
@@ -21,7 +22,8 @@ __all__ = ["PlannedReduction"]
 class PlannedReduction:
     """An all-reduce over the arenas of a plan, in place, in rounds.
 
-    Every rank makes it with the same arguments, and makes its planned operations in the same order.
+    Every rank makes it with the same arguments, and makes a group's planned operations in the same
+    order.
 
     Args:
       gradients: (elements, dtype name) of every gradient, in production order.
@@ -29,6 +31,7 @@ class PlannedReduction:
       op: "average", "sum", "min", "max" or "product".
       wire_dtype: "float16" or "bfloat16": float32 arenas travel between nodes in it.
       buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
+      group: those who take part; None: all ranks.
 
     Raises:
       InvalidArgumentError: a dtype or size that is not supported.
@@ -43,14 +46,21 @@ class PlannedReduction:
         op: str = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
+        group: Group | None = None,
     ) -> None:
-        name = name or next_name("planned")
+        name = name or name_of_next("planned", group)
         self._job = job()
         self._name = name
-        with called("allgather", f"{name}.plan"):
+        with called("allgather", f"{name}.plan", group):
             listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
             self._planned: _core.Planned | None = _core.Planned.create(
-                self._job, listed, name, op, wire_dtype or "", buffer_bytes
+                self._job,
+                listed,
+                name,
+                op,
+                wire_dtype or "",
+                buffer_bytes,
+                scope_of(group).handle,
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
@@ -58,6 +68,7 @@ class PlannedReduction:
             f"{len(listed)} gradients, {bytes_by_dtype}, op {op}, wire dtype {wire_dtype}, "
             f"plan {self._planned.signature:016x}",
             name=f"{name}.plan",
+            group=group,
         )
         self._gradients = len(listed)
 

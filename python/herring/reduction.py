@@ -6,6 +6,7 @@ from typing import Any
 
 from herring.collectives import Handle, note_write, submit
 from herring.errors import InvalidArgumentError
+from herring.groups import Group
 from herring.partial import Quorum, Replay, allreduce_in_rounds
 
 __all__ = ["allreduce"]
@@ -21,6 +22,7 @@ def allreduce(
     timeout: float | None = None,
     algorithm: str = "herring",
     sync: str | Quorum | Replay | None = None,
+    group: Group | None = None,
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
@@ -48,6 +50,7 @@ def allreduce(
         which is the same on all ranks; what comes too late for its round is in the next one.
         `herring.flush` ends the series. The first call waits for all ranks. "full": an ordinary
         all-reduce, once ranks have agreed that it is. See docs/partial.md.
+      group: a `herring.Group`: those who take part; None: all ranks.
 
     Returns:
       `array`.
@@ -64,7 +67,7 @@ def allreduce(
             raise InvalidArgumentError(
                 f"allreduce(sync={sync!r}) takes no prescale, postscale or algorithm"
             )
-        if allreduce_in_rounds(array, op, sync, name, timeout):
+        if allreduce_in_rounds(array, op, sync, name, timeout, group):
             note_write(array)
             return array
     operation = submit(
@@ -72,6 +75,7 @@ def allreduce(
         array,
         name,
         timeout,
+        group,
         op=op,
         prescale=prescale,
         postscale=postscale,

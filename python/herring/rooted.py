@@ -12,11 +12,12 @@ from herring.collectives import (
     called,
     checked_splits,
     exchange,
+    name_of_next,
     reduce_scatter,
     shape_of,
 )
 from herring.errors import InvalidArgumentError
-from herring.runtime import job, next_name, size
+from herring.groups import Group, scope_of
 
 __all__ = ["gather", "reduce", "scatter"]
 
@@ -30,6 +31,7 @@ def reduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout: float | None = None,
+    group: Group | None = None,
 ) -> np.ndarray | None:
     """Reduces `array` over all ranks and leaves the result with one of them.
 
@@ -45,6 +47,7 @@ def reduce(
       prescale: as `allreduce`.
       postscale: as `allreduce`.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks. `root` is a rank inside it.
 
     Returns:
       A new array on `root` (bfloat16 comes as uint16 bits), None on the others.
@@ -52,17 +55,29 @@ def reduce(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or next_name("reduce")
-    with called("reduce_scatter", name):
-        splits = _all_to(root, array, "reduce")
+    name = name or name_of_next("reduce", group)
+    with called("reduce_scatter", name, group):
+        splits = _all_to(root, array, "reduce", group)
     found = reduce_scatter(
-        array, op, splits, name=name, prescale=prescale, postscale=postscale, timeout=timeout
+        array,
+        op,
+        splits,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=timeout,
+        group=group,
     )
-    return found if job().rank == root else None
+    return found if scope_of(group).rank == root else None
 
 
 def gather(
-    array: Any, root: int = 0, *, name: str | None = None, timeout: float | None = None
+    array: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
 ) -> np.ndarray | None:
     """Concatenates the arrays of all ranks along the first dimension on one of them.
 
@@ -71,6 +86,7 @@ def gather(
       root: the rank that gets them; equal on all ranks.
       name: identifies the operation across ranks.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks. `root` is a rank inside it.
 
     Returns:
       A new array on `root`, in rank order (bfloat16 comes as uint16 bits); None on the others.
@@ -78,11 +94,11 @@ def gather(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or next_name("gather")
-    with called("alltoall", name):
-        splits = _all_to(root, array, "gather")
-    found = exchange(array, splits, name, timeout, root)
-    return found if job().rank == root else None
+    name = name or name_of_next("gather", group)
+    with called("alltoall", name, group):
+        splits = _all_to(root, array, "gather", group)
+    found = exchange(array, splits, name, timeout, group, root)
+    return found if scope_of(group).rank == root else None
 
 
 def scatter(
@@ -92,6 +108,7 @@ def scatter(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    group: Group | None = None,
 ) -> np.ndarray:
     """Hands each rank one part of the first dimension of the root's array.
 
@@ -101,6 +118,7 @@ def scatter(
       splits: rows for each rank, in rank order, read on `root` only; None: equal parts.
       name: identifies the operation across ranks.
       timeout: seconds until the operation fails.
+      group: those who take part; None: all ranks. `root` is a rank inside it.
 
     Returns:
       A new array with this rank's rows.
@@ -109,35 +127,37 @@ def scatter(
       InvalidArgumentError: the root's array or `splits` do not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or next_name("scatter")
-    sends = job().rank == root
+    name = name or name_of_next("scatter", group)
+    sends = scope_of(group).rank == root
     rows: list[int] = []
     whole = np.empty(0)
-    with called("broadcast", f"{name}.shape.length"):
-        _require_rank(root, "scatter")
+    with called("broadcast", f"{name}.shape.length", group):
+        _require_rank(root, "scatter", group)
         if sends:
             whole = _on_host(array)
-            rows = checked_splits("scatter", len(whole), splits)
+            rows = checked_splits("scatter", len(whole), splits, group)
     about = (whole.dtype.str, whole.shape[1:]) if sends else None
     # What the others are to expect, for they give nothing from which it could be seen.
-    dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout)
+    dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout, group=group)
     if not sends:
-        whole, rows = np.empty((0, *tail), dtype), [0] * size()
-    return exchange(whole, rows, name, timeout, root)
+        whole, rows = np.empty((0, *tail), dtype), [0] * scope_of(group).size
+    return exchange(whole, rows, name, timeout, group, root)
 
 
-def _require_rank(root: int, kind: str) -> None:
-    if not 0 <= root < size():
-        raise InvalidArgumentError(f"{kind}: root is {root}; the job's ranks are 0 to {size() - 1}")
+def _require_rank(root: int, kind: str, group: Group | None) -> None:
+    size = scope_of(group).size
+    if not 0 <= root < size:
+        of = "the job's ranks" if group is None else f"ranks inside group '{group.name}'"
+        raise InvalidArgumentError(f"{kind}: root is {root}; {of} are 0 to {size - 1}")
 
 
-def _all_to(root: int, array: Any, kind: str) -> list[int]:
+def _all_to(root: int, array: Any, kind: str, group: Group | None) -> list[int]:
     """Returns splits that leave all rows to `root`."""
-    _require_rank(root, kind)
+    _require_rank(root, kind, group)
     shape = shape_of(array)
     if len(shape) == 0:
         raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
-    return [int(shape[0]) if rank == root else 0 for rank in range(size())]
+    return [int(shape[0]) if rank == root else 0 for rank in range(scope_of(group).size)]
 
 
 def _on_host(array: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ _ENVIRONMENT_ONLY = frozenset(
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
-_names: defaultdict[str, count] = defaultdict(count)
+_names: defaultdict[Any, count] = defaultdict(count)
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
@@ -197,9 +197,14 @@ def require_running(owner: _core.Job, what: str) -> None:
     )
 
 
-def next_name(kind: str) -> str:
-    """A name for an operation without one: the n-th call of its kind, the same on every rank."""
-    return f"{kind}.{next(_names[kind])}"
+def next_name(kind: str, ranks: Sequence[int] | None = None) -> str:
+    """A name for an operation without one: the n-th call of its kind, the same on every rank.
+
+    Args:
+      kind: what it begins with.
+      ranks: of the group that calls it; None: all. Each group has numbers of its own.
+    """
+    return f"{kind}.{next(_names[kind if ranks is None else (kind, *ranks)])}"
 
 
 def abort(reason: str) -> None:

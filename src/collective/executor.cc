@@ -20,21 +20,26 @@ constexpr Nanos kGrace = kSecond;
 class Executor::Active : public Run::Wire {
  public:
   Active(Executor& owner, Task task, Deadline deadline, std::function<void()> on_done)
-      : run(std::move(task), owner.rank_, owner.cluster_.size, *this),
-        done(std::move(on_done)),
-        since(monotonic_now()),
-        deadline(deadline),
-        owner_(owner),
-        key_{run.task().stream, run.task().ticket} {}
+      : Active(owner, index_of(task.ranks, owner.rank_), static_cast<uint32_t>(task.ranks.size()),
+               std::move(task), deadline, std::move(on_done)) {}
 
-  bool ready_for_grant(uint32_t to) override { return owner_.mesh_.flow(to) != nullptr; }
+  static uint32_t index_of(const std::vector<uint32_t>& ranks, uint32_t rank) {
+    return static_cast<uint32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  }
+  uint32_t rank_of(uint32_t index) const { return run.task().ranks[index]; }
+  uint32_t index_of(uint32_t rank) const { return index_of(run.task().ranks, rank); }
+
+  bool ready_for_grant(uint32_t to) override {
+    return owner_.mesh_.flow(rank_of(to)) != nullptr;
+  }
   bool ready_for_block(uint32_t to) override {
-    const transport::Flow* flow = owner_.mesh_.flow(to);
+    const transport::Flow* flow = owner_.mesh_.flow(rank_of(to));
     return flow != nullptr && flow->backlog() < kBacklog;
   }
 
   void grant(uint32_t to, uint32_t message, uint32_t frames) override {
-    owner_.mesh_.flow(to)->send(header(wire::FrameType::kGrant, message, frames), nullptr, 0, 0);
+    owner_.mesh_.flow(rank_of(to))->send(header(wire::FrameType::kGrant, message, frames), nullptr,
+                                         0, 0);
   }
 
   void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
@@ -42,9 +47,13 @@ class Executor::Active : public Run::Wire {
     wire::FrameHeader head = header(wire::FrameType::kBlock, message, frame);
     head.payload = static_cast<uint32_t>(bytes);
     const iovec piece{const_cast<char*>(data), bytes};
-    owner_.peers_[to].on_the_way.push_back({key_, step, bytes});
-    owner_.mesh_.flow(to)->send(head, &piece, 1, 1);
+    owner_.peers_[rank_of(to)].on_the_way.push_back({key_, step, bytes});
+    ++on_the_way;
+    owner_.mesh_.flow(rank_of(to))->send(head, &piece, 1, 1);
   }
+
+  // Nothing reads or writes the array.
+  bool untouched() const { return on_the_way == 0 && arriving == 0; }
 
   std::string describe() const {
     const Task& task = run.task();
@@ -57,13 +66,22 @@ class Executor::Active : public Run::Wire {
   const Nanos since;
   const Deadline deadline;
   bool begun = false, warned = false;
+  uint32_t on_the_way = 0, arriving = 0;  // frames
 
  private:
+  Active(Executor& owner, uint32_t index, uint32_t size, Task&& task, Deadline deadline,
+         std::function<void()>&& on_done)
+      : run(std::move(task), index, size, *this),
+        done(std::move(on_done)),
+        since(monotonic_now()),
+        deadline(deadline),
+        owner_(owner),
+        key_{run.task().group, run.task().stream, run.task().ticket} {}
+
   wire::FrameHeader header(wire::FrameType type, uint32_t message, uint32_t frame) const {
     wire::FrameHeader header;
     header.type = type;
-    header.stream = key_.first;
-    header.round = key_.second;
+    std::tie(header.group, header.stream, header.round) = key_;
     header.buffer = message;
     header.first_segment = frame;
     return header;
@@ -86,7 +104,10 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
               for (const auto& [key, active] : active_) keys.push_back(key);
               for (const Key& key : keys) {
                 const auto found = active_.find(key);
-                if (found == active_.end() || !found->second->begun) continue;
+                if (found == active_.end() || !found->second->begun ||
+                    called_off_.contains(std::get<0>(key))) {
+                  continue;
+                }
                 found->second->run.advance();
                 settle(key);
               }
@@ -95,32 +116,44 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
 
 Executor::~Executor() = default;
 
-Status Executor::meet(const std::vector<std::string>& addresses) {
-  HERRING_RETURN_IF_ERROR(mesh_.meet(addresses));
+Status Executor::meet(const std::vector<uint32_t>& ranks,
+                      const std::vector<std::string>& addresses) {
+  HERRING_RETURN_IF_ERROR(mesh_.meet(ranks, addresses));
   std::vector<Key> waiting;
-  for (const auto& [key, active] : active_) waiting.push_back(key);
+  for (const auto& [key, active] : active_) {
+    if (!active->begun) waiting.push_back(key);
+  }
   for (const Key& key : waiting) {
-    if (const auto found = active_.find(key); found != active_.end()) begin(*found->second);
+    const auto found = active_.find(key);
+    if (found != active_.end() && can_begin(found->second->run.task())) begin(*found->second);
   }
   return {};
 }
 
+bool Executor::can_begin(const Task& task) const {
+  return std::all_of(task.ranks.begin(), task.ranks.end(),
+                     [this](uint32_t rank) { return rank == rank_ || mesh_.knows(rank); });
+}
+
 void Executor::start(Task task, Deadline deadline, std::function<void()> on_done) {
-  const Key key{task.stream, task.ticket};
+  const Key key{task.group, task.stream, task.ticket};
+  if (called_off_.contains(task.group)) return on_done();
   const auto [place, fresh] = active_.emplace(
       key, std::make_unique<Active>(*this, std::move(task), deadline, std::move(on_done)));
   if (!fresh) return on_failure_({Code::kInternal, "a ticket was given twice"});
-  if (mesh_.met()) begin(*place->second);
+  if (can_begin(place->second->run.task())) begin(*place->second);
 }
 
 void Executor::begin(Active& active) {
-  const Key key{active.run.task().stream, active.run.task().ticket};
+  const Task& task = active.run.task();
+  const Key key{task.group, task.stream, task.ticket};
   active.begun = true;
-  for (const uint32_t peer : active.run.peers()) mesh_.want(peer);
+  for (const uint32_t peer : active.run.peers()) mesh_.want(active.rank_of(peer));
   if (auto early = early_.extract(key); !early.empty()) {
     early_count_ -= early.mapped().size();
     for (const auto& [who, frames] : early.mapped()) {
-      const Status status = active.run.on_grant(who.first, who.second, frames);
+      const Status status =
+          active.run.on_grant(active.index_of(who.first), who.second, frames);
       if (!status.ok()) return on_failure_(status);
     }
   }
@@ -131,10 +164,26 @@ void Executor::begin(Active& active) {
 // The run may have completed; nothing may be done with it afterwards.
 void Executor::settle(Key key) {
   const auto found = active_.find(key);
-  if (found == active_.end() || !found->second->run.done()) return;
+  if (found == active_.end()) return;
+  if (called_off_.contains(std::get<0>(key)) ? !found->second->untouched()
+                                             : !found->second->run.done()) {
+    return;
+  }
   const auto active = std::move(found->second);
   active_.erase(found);
   active->done();
+}
+
+void Executor::call_off(uint32_t group) {
+  if (called_off_.insert(group).second) settle_called_off();
+}
+
+void Executor::settle_called_off() {
+  std::vector<Key> keys;
+  for (const auto& [key, active] : active_) {
+    if (called_off_.contains(std::get<0>(key))) keys.push_back(key);
+  }
+  for (const Key& key : keys) settle(key);
 }
 
 void Executor::clear() {
@@ -148,12 +197,13 @@ void Executor::clear() {
 
 void Executor::check_deadlines(Nanos now) {
   for (const auto& [key, active] : active_) {
+    if (called_off_.contains(std::get<0>(key))) continue;
     const Nanos age = now - active->since;
     const bool overdue = active->deadline.passed(now, active->since, moved_);
     if (!overdue && (active->warned || !active->deadline.warns(now, active->since))) continue;
     std::string missing;
-    for (const uint32_t rank : active->run.missing()) {
-      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+    for (const uint32_t index : active->run.missing()) {
+      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(active->rank_of(index));
     }
     if (missing.empty()) missing = "the addresses of the other ranks";
     if (overdue) {
@@ -175,16 +225,32 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
     return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame of ",
                                     header.payload, " bytes from rank ", from)};
   }
-  const auto found = active_.find({header.stream, header.round});
-  if (found == active_.end() || !found->second->begun) {
-    return {Code::kInternal, concat("rank ", from, " sent a block that nobody waits for (stream ",
-                                    header.stream, ", ticket ", header.round, ")")};
-  }
   Peer& peer = peers_[from];
   if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
-  HERRING_RETURN_IF_ERROR(found->second->run.on_block(from, header.buffer, header.first_segment,
-                                                      header.payload, peer.scratch.get(), out));
-  peer.arriving = found->second.get();
+  if (called_off_.contains(header.group)) {  // sent before that rank knew
+    if (header.payload > kFrameBytes) {
+      return {Code::kInternal, concat("rank ", from, " sent a block of ", header.payload,
+                                      " bytes")};
+    }
+    out.add(peer.scratch.get(), header.payload);
+    return {};
+  }
+  const auto found = active_.find({header.group, header.stream, header.round});
+  if (found == active_.end() || !found->second->begun) {
+    return {Code::kInternal, concat("rank ", from, " sent a block that nobody waits for (group ",
+                                    header.group, ", stream ", header.stream, ", ticket ",
+                                    header.round, ")")};
+  }
+  Active& active = *found->second;
+  const uint32_t index = active.index_of(from);
+  if (index == active.run.task().ranks.size()) {
+    return {Code::kInternal, concat("rank ", from, " sent a block of ", active.describe(),
+                                    ", in which it is not")};
+  }
+  HERRING_RETURN_IF_ERROR(active.run.on_block(index, header.buffer, header.first_segment,
+                                              header.payload, peer.scratch.get(), out));
+  peer.arriving = &active;
+  ++active.arriving;
   return {};
 }
 
@@ -194,20 +260,27 @@ void Executor::on_payload(transport::Flow& flow, const wire::FrameHeader& header
   if (received == header.payload) return;  // on_frame() follows
   const auto from = static_cast<uint32_t>(flow.user_index);
   Peer& peer = peers_[from];
-  peer.arriving->run.on_bytes(from, peer.scratch.get(), received);
+  if (peer.arriving == nullptr || called_off_.contains(header.group)) return;
+  peer.arriving->run.on_bytes(peer.arriving->index_of(from), peer.scratch.get(), received);
 }
 
 Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
   const auto from = static_cast<uint32_t>(flow.user_index);
   if (header.type == wire::FrameType::kGrant) return on_grant(from, header);
   Peer& peer = peers_[from];
-  std::exchange(peer.arriving, nullptr)->run.on_bytes(from, peer.scratch.get(), header.payload);
-  settle({header.stream, header.round});
+  if (Active* const active = std::exchange(peer.arriving, nullptr)) {
+    --active->arriving;
+    if (!called_off_.contains(header.group)) {
+      active->run.on_bytes(active->index_of(from), peer.scratch.get(), header.payload);
+    }
+  }
+  settle({header.group, header.stream, header.round});
   return {};
 }
 
 Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
-  const Key key{header.stream, header.round};
+  const Key key{header.group, header.stream, header.round};
+  if (called_off_.contains(header.group)) return {};
   const auto found = active_.find(key);
   if (found == active_.end() || !found->second->begun) {
     uint32_t& frames = early_[key][{from, header.buffer}];
@@ -217,8 +290,13 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
     frames = std::max(frames, header.first_segment);
     return {};
   }
+  const uint32_t index = found->second->index_of(from);
+  if (index == found->second->run.task().ranks.size()) {
+    return {Code::kInternal, concat("rank ", from, " grants frames of ",
+                                    found->second->describe(), ", in which it is not")};
+  }
   HERRING_RETURN_IF_ERROR(
-      found->second->run.on_grant(from, header.buffer, header.first_segment));
+      found->second->run.on_grant(index, header.buffer, header.first_segment));
   found->second->run.advance();
   settle(key);
   return {};
@@ -229,12 +307,15 @@ void Executor::on_sent(transport::Flow& flow, uint64_t) {
   Peer& peer = peers_[static_cast<uint32_t>(flow.user_index)];
   const Peer::Sent sent = peer.on_the_way.front();
   peer.on_the_way.pop_front();
-  active_.at(sent.key)->run.sent(sent.step, sent.bytes);
+  Active& active = *active_.at(sent.key);
+  --active.on_the_way;
+  if (!called_off_.contains(std::get<0>(sent.key))) active.run.sent(sent.step, sent.bytes);
   settle(sent.key);
   if (flow.closed() || flow.backlog() >= kBacklog) return;
   // There is room again, perhaps for another run than this one.
   for (const auto& [key, active] : active_) {
-    if (active->begun && key != sent.key) active->run.advance();
+    const bool goes_on = active->begun && !called_off_.contains(std::get<0>(key));
+    if (goes_on && key != sent.key) active->run.advance();
   }
 }
 
@@ -242,13 +323,35 @@ void Executor::on_closed(transport::Flow& flow, const Status& why) {
   lost(static_cast<uint32_t>(flow.user_index), why);
 }
 
+void Executor::rank_lost(uint32_t rank) {
+  mesh_.close(rank);
+  let_go(rank);
+}
+
+// Nothing is on its way there or from there any more.
+void Executor::let_go(uint32_t rank) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  if (Active* const active = std::exchange(peer.arriving, nullptr)) --active->arriving;
+  for (const Peer::Sent& sent : std::exchange(peer.on_the_way, {})) {
+    --active_.at(sent.key)->on_the_way;
+  }
+  settle_called_off();
+}
+
 void Executor::lost(uint32_t rank, const Status& why) {
+  let_go(rank);
   const std::string text = concat("lost ", cluster_.describe_rank(rank), ": ", why.message());
   if (why.code() == Code::kInternal) return on_failure_({Code::kInternal, text});
   // A rank that has done its part may leave; the rendezvous says who has died.
   loop_.call_after(kGrace, [this, rank, text] {
     for (const auto& [key, active] : active_) {
-      if (active->begun && active->run.needs(rank)) return on_failure_({Code::kPeerLost, text});
+      if (!active->begun || called_off_.contains(std::get<0>(key))) continue;
+      const uint32_t index = active->index_of(rank);
+      if (index < active->run.task().ranks.size() && active->run.needs(index)) {
+        return on_failure_({Code::kPeerLost, text});
+      }
     }
   });
 }

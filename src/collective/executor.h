@@ -6,8 +6,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "base/deadline.h"
@@ -19,7 +20,8 @@ namespace herring::collective {
 
 class Executor : private transport::FlowHandler {
  public:
-  // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job.
+  // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job,
+  // but for a member's death, of which call_off() hears.
   using OnFailure = std::function<void(const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
@@ -29,11 +31,16 @@ class Executor : private transport::FlowHandler {
 
   // Where the others reach this worker.
   Result<std::string> listen() { return mesh_.listen(); }
-  // Addresses by rank; tasks that were started before wait for them.
-  Status meet(const std::vector<std::string>& addresses);
+  // Addresses of these ranks; tasks among them that were started before wait for them.
+  Status meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses);
 
   // Reduces in place. `on_done` is called once, unless the job fails before.
   void start(Task task, Deadline deadline, std::function<void()> on_done);
+  // Ends all tasks of a group, now and later: `on_done` of each is called when nothing touches its
+  // array any more.
+  void call_off(uint32_t group);
+  // The rank is dead; the groups that it is in are called off.
+  void rank_lost(uint32_t rank);
   // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
   void clear();
   // Call it now and then.
@@ -42,7 +49,7 @@ class Executor : private transport::FlowHandler {
   transport::FlowCounters counters() const { return mesh_.counters(); }
 
  private:
-  using Key = std::pair<uint32_t, uint32_t>;  // stream, ticket
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t>;  // group, stream, ticket
   class Active;
   // The other end of a flow.
   struct Peer {
@@ -57,7 +64,10 @@ class Executor : private transport::FlowHandler {
   };
 
   void begin(Active& active);
+  bool can_begin(const Task& task) const;
   void settle(Key key);
+  void settle_called_off();
+  void let_go(uint32_t rank);
   Status on_grant(uint32_t from, const wire::FrameHeader& header);
   void lost(uint32_t rank, const Status& why);
 
@@ -77,6 +87,7 @@ class Executor : private transport::FlowHandler {
   // Grants that came before the task they are for: by task, sender and message, frames.
   std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
   size_t early_count_ = 0;
+  std::set<uint32_t> called_off_;  // groups
   Nanos moved_ = 0;  // when bytes last went or came
 };
 

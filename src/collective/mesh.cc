@@ -39,14 +39,12 @@ Result<std::string> Mesh::listen() {
   return listener_->address().to_string();
 }
 
-Status Mesh::meet(const std::vector<std::string>& addresses) {
-  std::vector<Address> parsed;
-  for (const std::string& text : addresses) {
-    auto address = transport::parse_address(text, "a worker's address");
+Status Mesh::meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    auto address = transport::parse_address(addresses[i], "a worker's address");
     if (!address.ok()) return address.status();
-    parsed.push_back(std::move(*address));
+    addresses_.insert_or_assign(ranks[i], std::move(*address));
   }
-  addresses_ = std::move(parsed);
   return {};
 }
 
@@ -55,7 +53,7 @@ void Mesh::want(uint32_t rank) {
   if (rank <= options_.rank || flows_.count(rank) != 0 || connecting_.count(rank) != 0) return;
   const wire::Hello hello{wire::Role::kWorker, options_.rank, 0, options_.epoch};
   connecting_[rank] = transport_.connect(
-      loop_, addresses_[rank], options_.source, hello, options_.credentials, kPatience,
+      loop_, addresses_.at(rank), options_.source, hello, options_.credentials, kPatience,
       [this, rank](Result<std::unique_ptr<Connection>> connection) {
         const auto connecting = std::move(connecting_[rank]);
         connecting_.erase(rank);
@@ -74,6 +72,11 @@ void Mesh::adopt(uint32_t rank, Connection& connection) {
 transport::Flow* Mesh::flow(uint32_t rank) {
   const auto found = flows_.find(rank);
   return found == flows_.end() || found->second->closed() ? nullptr : found->second.get();
+}
+
+void Mesh::close(uint32_t rank) {
+  connecting_.erase(rank);
+  if (const auto found = flows_.find(rank); found != flows_.end()) found->second->close({});
 }
 
 void Mesh::clear() {

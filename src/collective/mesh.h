@@ -31,14 +31,16 @@ class Mesh {
 
   // Begins to listen; the address is for the others.
   Result<std::string> listen();
-  // By rank. Nobody is connected to before.
-  Status meet(const std::vector<std::string>& addresses);
-  bool met() const { return !addresses_.empty(); }
+  // Where these ranks are. Nobody is connected to before.
+  Status meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses);
+  bool knows(uint32_t rank) const { return addresses_.contains(rank); }
 
   // Sees to it that there is, or will be, a flow to this rank.
   void want(uint32_t rank);
   // Null while there is none.
   transport::Flow* flow(uint32_t rank);
+  // Closes the flow to this rank, if there is one, without a report.
+  void close(uint32_t rank);
   // Closes everything, without a report.
   void clear();
 
@@ -54,7 +56,7 @@ class Mesh {
   const OnFlow on_flow_;
   const OnFailed on_failed_;
   std::unique_ptr<transport::Listener> listener_;
-  std::vector<transport::Address> addresses_;
+  std::map<uint32_t, transport::Address> addresses_;
   std::map<uint32_t, std::unique_ptr<transport::Connecting>> connecting_;
   std::map<uint32_t, std::unique_ptr<transport::Flow>> flows_;
 };

@@ -31,7 +31,8 @@ inline constexpr size_t kSendOverlap = 64 << 10;
 
 // What a rank is asked to do, the same on all ranks but for the place of the array.
 struct Task {
-  uint32_t stream = 0, ticket = 0;  // who it is, on every rank
+  uint32_t group = 0, stream = 0, ticket = 0;  // who it is, on every rank
+  std::vector<uint32_t> ranks;      // of the job: those of the group, who are numbered by it
   std::string name;                 // for messages
   Algorithm algorithm = Algorithm::kRing;
   char* data = nullptr;             // in place

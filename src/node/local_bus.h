@@ -35,8 +35,10 @@ struct LocalMessage {
   uint32_t workers = 0;  // that contributed to what the message is about; 0: not known
   uint64_t offset = 0;
   uint64_t bytes = 0;
+  uint32_t group = 0;
+  uint32_t reserved = 0;
 };
-static_assert(sizeof(LocalMessage) == 40 && std::is_trivially_copyable_v<LocalMessage>);
+static_assert(sizeof(LocalMessage) == 48 && std::is_trivially_copyable_v<LocalMessage>);
 
 inline constexpr uint8_t kFirstReservedKind = 0xf0;
 

@@ -17,9 +17,11 @@ Block g_all_released;
 
 Block* const Aggregator::kAllReleased = &g_all_released;
 
-Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
-                       Deliver deliver, std::function<Nanos()> now)
+Aggregator::Aggregator(const control::Cluster& cluster, const GroupTable& groups,
+                       size_t segment_bytes, size_t most_open, Deliver deliver,
+                       std::function<Nanos()> now)
     : cluster_(cluster),
+      groups_(groups),
       segment_bytes_(segment_bytes),
       most_open_(most_open),
       deliver_(std::move(deliver)),
@@ -30,45 +32,52 @@ Aggregator::Aggregator(const control::Cluster& cluster, size_t segment_bytes, si
 
 Aggregator::~Aggregator() = default;
 
-uint32_t Aggregator::expected_by(const wire::Open& open) const {
+uint32_t Aggregator::expected_by(const control::Group& group, const wire::Open& open) {
   switch (open.participants) {
-    case wire::Participants::kNodes: return cluster_.nodes;
-    case wire::Participants::kRanks: return cluster_.size;
+    case wire::Participants::kNodes: return group.nodes();
+    case wire::Participants::kRanks: return group.size();
     case wire::Participants::kPair: break;
   }
   return 2;
 }
 
-uint32_t Aggregator::contributor_of(const wire::Open& open, uint32_t rank) const {
+uint32_t Aggregator::contributor_of(const control::Group& group, const wire::Open& open,
+                                    uint32_t rank) {
+  const uint32_t index = group.index_of(rank);
+  if (index == control::Group::kNobody) return kNobody;
   switch (open.participants) {
-    case wire::Participants::kNodes: return cluster_.workers[rank].node;
-    case wire::Participants::kRanks: return rank;
+    case wire::Participants::kNodes: return group.node_of(index);
+    case wire::Participants::kRanks: return index;
     case wire::Participants::kPair:
-      return rank == open.pair_a ? 0 : rank == open.pair_b ? 1 : kNobody;
+      return index == open.pair_a ? 0 : index == open.pair_b ? 1 : kNobody;
   }
   return kNobody;
 }
 
 // What is wrong with it, whatever others say.
-Status Aggregator::check(const wire::Open& open, uint32_t rank) const {
+Status Aggregator::check(const control::Group& group, const wire::Open& open,
+                         uint32_t rank) const {
   HERRING_RETURN_IF_ERROR(reduce::check_stage(
       {open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale}));
   const auto wrong = [&](const auto&... what) {
-    return Status(Code::kInternal, concat("rank ", rank, " opens '", open.name, "' ", what...));
+    return Status(Code::kInternal, concat("rank ", rank, " opens '", open.name, "'",
+                                          group.suffix(), " ", what...));
   };
-  if (contributor_of(open, rank) == kNobody ||
+  if (!group.has(rank)) return wrong("without being a member");
+  if (contributor_of(group, open, rank) == kNobody ||
       (open.participants == wire::Participants::kPair &&
-       (open.pair_a >= open.pair_b || open.pair_b >= cluster_.size))) {
+       (open.pair_a >= open.pair_b || open.pair_b >= group.size()))) {
     return wrong("between ranks ", open.pair_a, " and ", open.pair_b);
   }
-  if (open.workers > cluster_.size) return wrong("for ", open.workers, " workers");
+  if (open.workers > group.size()) return wrong("for ", open.workers, " workers");
   if (open.shard_bytes / segment_bytes_ >= kMostSegments) {
     return wrong("with a shard of ", open.shard_bytes, " bytes");
   }
   return {};
 }
 
-Result<Operation*> Aggregator::add(const Key& key, const wire::Open& open, uint32_t rank) {
+Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> group,
+                                   const wire::Open& open, uint32_t rank) {
   const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
   if (open_[rank] >= most_open_ || segments_ + segments > kMostSegments) {
     return Status(Code::kInternal,
@@ -80,7 +89,8 @@ Result<Operation*> Aggregator::add(const Key& key, const wire::Open& open, uint3
   op->key = key;
   op->open = open;
   op->since = now_();
-  op->expected = expected_by(open);
+  op->expected = expected_by(group->members, open);
+  op->group = std::move(group);
   op->contributors.resize(op->expected);
   op->first_rank = rank;
   op->segments = segments;
@@ -96,24 +106,31 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
            a.shard_bytes != b.shard_bytes || a.prescale != b.prescale ||
            a.postscale != b.postscale || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
   };
-  HERRING_RETURN_IF_ERROR(check(open, rank));
+  const std::shared_ptr<JobGroup> group = groups_.find(key.group);
+  if (!group) {
+    return {Code::kInternal, concat("rank ", rank, " opens '", open.name, "' in group ", key.group,
+                                    ", which it did not define")};
+  }
+  HERRING_RETURN_IF_ERROR(check(group->members, open, rank));
   std::lock_guard lock(mutex_);
+  if (group->broken && key.stream < wire::kPartialStreams) return {};
   const auto found = operations_.find(key);
   Operation* op = found != operations_.end() ? found->second.get() : nullptr;
   if (op == nullptr) {
-    auto added = add(key, open, rank);
+    auto added = add(key, group, open, rank);
     if (!added.ok()) return added.status();
     op = *added;
   } else if (differs(op->open, open)) {
     const wire::Open& first = op->open;
     return {Code::kMismatch,
-            concat("ranks disagree about '", first.name, "': ", cluster_.describe_rank(rank),
+            concat("ranks disagree about '", first.name, "'", group->members.suffix(), ": ",
+                   cluster_.describe_rank(rank),
                    " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
                    herring::name_of(open.op), "), others ", first.shard_bytes, " bytes of ",
                    herring::name_of(first.dtype), " (", herring::name_of(first.op), ")")};
   }
   // The local ranks of a node, and the flows of a rank, each open it once.
-  const uint32_t contributor = contributor_of(open, rank);
+  const uint32_t contributor = contributor_of(group->members, open, rank);
   if (!std::exchange(op->contributors[contributor].opened, true)) {
     op->workers += open.workers;
   }
@@ -147,35 +164,40 @@ void Aggregator::for_each_slot(Operation& op, const Action& action) {
   }
 }
 
-Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
-                         transport::Destinations& out, Slot** slots) {
-  const Key key{header.stream, header.round, header.buffer};
+Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+                               transport::Destinations& out, Slot** slots) {
+  const Key key{header.stream, header.round, header.buffer, header.group};
   std::lock_guard lock(mutex_);
   const auto found = operations_.find(key);
   if (found == operations_.end()) {
-    return {Code::kInternal, concat("rank ", rank, " sent data of an operation it did not open")};
+    const std::shared_ptr<JobGroup> group = groups_.find(header.group);
+    if (group && group->broken && group->members.has(rank)) return false;
+    return Status(Code::kInternal,
+                  concat("rank ", rank, " sent data of an operation it did not open"));
   }
   Operation& op = *found->second;
-  const uint32_t contributor = contributor_of(op.open, rank);
+  const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.contributors[contributor].opened ||
       count > transport::Destinations::kMaxPieces || first + count > op.segments) {
-    return {Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count, " of '",
-                                    op.open.name, "', which has ", op.segments)};
+    return Status(Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count,
+                                          " of '", op.open.name, "', which has ", op.segments));
   }
+  if (op.group->broken && !goes_on_without(op)) return false;
   const uint64_t begin = first * segment_bytes_;
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;
   if (header.payload != (empty ? 0 : end - begin)) {
-    return {Code::kInternal, concat("rank ", rank, " sent ", header.payload, " bytes where '",
-                                    op.open.name, "' needs ", end - begin)};
+    return Status(Code::kInternal, concat("rank ", rank, " sent ", header.payload,
+                                          " bytes where '", op.open.name, "' needs ",
+                                          end - begin));
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
     const Slot* slot = slot_of(op, s);
     if (is_done(op, s) ||
         (slot != nullptr && slot->contributions[contributor].state != Contribution::kNone)) {
-      return {Code::kInternal, concat("rank ", rank, " sent segment ", s, " of '", op.open.name,
-                                      "' twice")};
+      return Status(Code::kInternal, concat("rank ", rank, " sent segment ", s, " of '",
+                                            op.open.name, "' twice"));
     }
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
@@ -183,6 +205,7 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
     if (slot == nullptr) slot = take_slot(op, s);
     Contribution& contribution = slot->contributions[contributor];
     contribution.from = from;
+    contribution.rank = rank;
     contribution.state = Contribution::kReceiving;
     contribution.wants_result = header.flags & wire::kFlagWant;
     if (!empty) {
@@ -192,7 +215,7 @@ Status Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* f
     }
     slots[s - first] = slot;
   }
-  return {};
+  return true;
 }
 
 Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
@@ -204,6 +227,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   free_slots_.pop_back();
   const uint64_t begin = uint64_t{segment} * segment_bytes_;
   slot->op = &op;
+  ++op.slots;
   slot->segment = segment;
   slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
   slot->groups_done = 0;
@@ -229,8 +253,10 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   block->slots[segment % kBlockSegments] = slot;
   if (goes_on_without(op)) {
     for (uint32_t rank : lost_) {
-      slot->contributions[rank].state = Contribution::kLost;
-      Group& group = slot->groups[rank / kTreeGroup];
+      const uint32_t index = op.group->members.index_of(rank);
+      if (index == control::Group::kNobody) continue;
+      slot->contributions[index].state = Contribution::kLost;
+      Subtree& group = slot->groups[index / kTreeGroup];
       if (++group.arrived == group.members && groups > 1) ++slot->groups_done;
     }
   }
@@ -245,29 +271,70 @@ bool Aggregator::goes_on_without(const Operation& op) {
 }
 
 void Aggregator::rank_lost(uint32_t rank) {
-  std::vector<Slot*> waiting;
+  std::vector<Missing> missing;
+  const auto groups = groups_.of_rank(rank);
   {
     std::lock_guard lock(mutex_);
     if (std::find(lost_.begin(), lost_.end(), rank) != lost_.end()) return;
     lost_.push_back(rank);
     for (auto& [key, op] : operations_) {
-      if (!goes_on_without(*op)) continue;
+      const uint32_t index = op->group->members.index_of(rank);
+      if (index == control::Group::kNobody) continue;
+      const bool goes_on = goes_on_without(*op);
       for_each_slot(*op, [&](Slot& slot) {
-        Contribution& contribution = slot.contributions[rank];
-        if (contribution.state == Contribution::kHere) return;
-        if (contribution.lane != nullptr) {
-          lanes_.give(std::exchange(contribution.lane, nullptr));
-          --slot.given;
+        for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
+          Contribution& contribution = slot.contributions[c];
+          // What it was sending never becomes whole; what it has not begun nobody waits for.
+          const bool began = contribution.state == Contribution::kReceiving &&
+                             contribution.rank == rank;
+          const bool never = goes_on && c == index && contribution.state == Contribution::kNone;
+          if (!began && !never) continue;
+          if (contribution.lane != nullptr) {
+            lanes_.give(std::exchange(contribution.lane, nullptr));
+            --slot.given;
+          }
+          missing.push_back({&slot, c});
         }
-        waiting.push_back(&slot);
       });
     }
+    for (const auto& group : groups) call_off(*group, missing);
   }
-  for (Slot* slot : waiting) settle(*slot, rank, Contribution::kLost);
+  settle_missing(missing);
+}
+
+void Aggregator::break_group(JobGroup& group) {
+  std::vector<Missing> missing;
+  {
+    std::lock_guard lock(mutex_);
+    call_off(group, missing);
+  }
+  settle_missing(missing);
+}
+
+// Contributions that have not begun never will; those that have are read to their end, and answered
+// when the slot is complete.
+void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
+  if (group.broken.exchange(true)) return;
+  std::vector<Operation*> idle;
+  for (auto& [key, op] : operations_) {
+    if (op->group.get() != &group || goes_on_without(*op)) continue;
+    if (op->slots == 0) idle.push_back(op.get());
+    for_each_slot(*op, [&](Slot& slot) {
+      for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
+        if (slot.contributions[c].state == Contribution::kNone) missing.push_back({&slot, c});
+      }
+    });
+  }
+  for (Operation* op : idle) erase(*op);
+}
+
+// Each of them once; the last one of a slot may complete and free it.
+void Aggregator::settle_missing(const std::vector<Missing>& missing) {
+  for (const Missing& one : missing) settle(*one.slot, one.contributor, Contribution::kLost);
 }
 
 void Aggregator::arrived(Slot& slot, uint32_t rank) {
-  settle(slot, contributor_of(slot.op->open, rank), Contribution::kHere);
+  settle(slot, contributor_of(slot.op->group->members, slot.op->open, rank), Contribution::kHere);
 }
 
 // Nothing more of this contribution will come.
@@ -279,7 +346,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     slot.contributions[contributor].state = state;
     ++slot.op->contributors[contributor].arrived;
     group_index = contributor / kTreeGroup;
-    Group& group = slot.groups[group_index];
+    Subtree& group = slot.groups[group_index];
     if (++group.arrived < group.members) return;
     if (slot.groups.size() == 1) mark_done(slot);
   }
@@ -297,7 +364,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
 
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   const wire::Open& open = slot.op->open;
-  Group& group = slot.groups[group_index];
+  Subtree& group = slot.groups[group_index];
   const void* sources[kTreeGroup];
   char* lanes[kTreeGroup];
   size_t n = 0;
@@ -346,7 +413,7 @@ void Aggregator::finish(Slot& slot) {
     if (source != nullptr) sources[n++] = source;
   }
   bool wide = false;
-  for (const Group& group : slot.groups) wide |= group.wide;
+  for (const Subtree& group : slot.groups) wide |= group.wide;
   if (n == 0 || wide) {
     std::lock_guard lock(mutex_);
     slot.result = lanes_.take();
@@ -369,7 +436,7 @@ void Aggregator::finish(Slot& slot) {
     }
     contribution.lane = nullptr;
   }
-  for (Group& group : slot.groups) {
+  for (Subtree& group : slot.groups) {
     if (group.partial != nullptr && group.partial != slot.result) {
       (group.wide ? wide_lanes_ : lanes_).give(group.partial);
     }
@@ -387,12 +454,20 @@ void Aggregator::result_sent(Slot& slot) {
   block->slots[slot.segment % kBlockSegments] = nullptr;
   free_slots_.push_back(&slot);
   ++op.released;
+  --op.slots;
   const uint32_t first = slot.segment / kBlockSegments * kBlockSegments;
   if (++block->released == std::min(kBlockSegments, op.segments - first)) {
     free_blocks_.push_back(block);
     block = kAllReleased;
   }
-  if (op.released < op.segments) return;
+  const bool called_off = op.group->broken && !goes_on_without(op);
+  if (op.released == op.segments || (called_off && op.slots == 0)) erase(op);
+}
+
+void Aggregator::erase(Operation& op) {
+  for (Block* block : op.blocks) {
+    if (block != nullptr && block != kAllReleased) free_blocks_.push_back(block);
+  }
   --open_[op.first_rank];
   segments_ -= op.segments;
   operations_.erase(op.key);
@@ -407,8 +482,8 @@ std::string Aggregator::describe_missing(const Operation& op,
     all_opened = all_opened && one.opened;
   }
   std::string missing, behind;
-  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-    const uint32_t contributor = contributor_of(op.open, rank);
+  for (const uint32_t rank : op.group->members.ranks()) {
+    const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
     if (contributor == kNobody) continue;
     const Contributor& one = op.contributors[contributor];
     if (one.opened) present->push_back(rank);
@@ -428,13 +503,15 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
   for (auto& [key, op] : operations_) {
     const Nanos age = now - op->since;
     const Deadline& deadline = op->open.deadline;
+    if (op->group->broken && !goes_on_without(*op)) continue;  // its members know
     const bool fatal = deadline.passed(now, op->since, moved_);
     if (!fatal && (op->warned || !deadline.warns(now, op->since))) continue;
     op->warned = true;
     Overdue item{key, fatal, {}, {}};
     const std::string missing = describe_missing(*op, &item.ranks);
-    item.text = concat("'", op->open.name, "' (round ", key.round, ", buffer ", key.buffer,
-                       ") has waited ", age / kSecond, " s for ", missing);
+    item.text = concat("'", op->open.name, "'", op->group->members.suffix(), " (round ",
+                       key.round, ", buffer ", key.buffer, ") has waited ", age / kSecond,
+                       " s for ", missing);
     if (fatal) op->since = now;  // told once; the job fails, nobody comes back
     list.push_back(std::move(item));
   }

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "control/cluster.h"
 #include "reduce/reduce.h"
+#include "server/group_table.h"
 #include "server/lane_pool.h"
 #include "transport/transport.h"
 #include "wire/key.h"
@@ -37,6 +38,7 @@ struct Contribution {
   enum State : uint8_t { kNone = 0, kReceiving, kHere, kLost };  // kLost: nobody to answer
   char* lane = nullptr;  // null: nothing to add
   Peer* from = nullptr;
+  uint32_t rank = 0;     // whose flow that is
   State state = kNone;
   bool wants_result = false;
 };
@@ -50,7 +52,7 @@ struct Block {
   uint32_t released = 0;                      // segments whose results have all been sent
 };
 
-// One node or rank that takes part in an operation.
+// One node or rank of the group that takes part in an operation.
 struct Contributor {
   bool opened = false;
   uint32_t arrived = 0;  // segments
@@ -59,6 +61,7 @@ struct Contributor {
 // One shard of one buffer in one round.
 struct Operation {
   Key key;
+  std::shared_ptr<JobGroup> group;
   wire::Open open;
   Nanos since = 0;
   bool warned = false;
@@ -69,9 +72,11 @@ struct Operation {
   uint32_t segments = 0;
   std::vector<Block*> blocks;          // null before the first use, kAllReleased after the last
   uint32_t released = 0;               // segments whose results have all been sent
+  uint32_t slots = 0;                  // in use now
 };
 
-struct Group {
+// Adjacent contributors that are combined at once.
+struct Subtree {
   uint16_t members = 0, arrived = 0;
   char* partial = nullptr;  // in the accumulator type
   bool wide = false;        // partial is from the wide pool
@@ -83,7 +88,7 @@ struct Slot {
   uint32_t bytes = 0;
   uint32_t groups_done = 0;
   std::vector<Contribution> contributions;  // by contributor
-  std::vector<Group> groups;                // of reduce::kTreeGroup contributors
+  std::vector<Subtree> groups;              // of reduce::kTreeGroup contributors
   char* result = nullptr;
   uint32_t given = 0;  // contributors that had something to add
   std::atomic<uint32_t> results_pending{0};
@@ -95,19 +100,24 @@ class Aggregator {
   using Deliver = std::function<void(Slot&)>;
 
   // `most_open`: operations that one rank may have begun and that are still in progress.
-  Aggregator(const control::Cluster& cluster, size_t segment_bytes, size_t most_open,
-             Deliver deliver, std::function<Nanos()> now);
+  Aggregator(const control::Cluster& cluster, const GroupTable& groups, size_t segment_bytes,
+             size_t most_open, Deliver deliver, std::function<Nanos()> now);
   ~Aggregator();
 
   // kOpen from `rank`. kMismatch when it contradicts what another contributor said.
   Status open(const Key& key, wire::Open open, uint32_t rank);
   // Reserves lanes for the segments of a kData header from `rank`; fills `out` for its payload and
-  // `slots` (header.segments of them). Everything is checked before anything is changed.
-  Status begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
-               transport::Destinations& out, Slot** slots);
-  // The rank is dead and its flows are closed: operations among ranks go on without it, now and
-  // later. On a proxy's thread.
+  // `slots` (header.segments of them). Everything is checked before anything is changed. False: the
+  // group is broken, and nobody waits for these segments.
+  Result<bool> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+                     transport::Destinations& out, Slot** slots);
+  // The rank is dead and its flows are closed: rounds of partial all-reduces go on without it, now
+  // and later, and the other operations of its groups are called off. On a proxy's thread.
   void rank_lost(uint32_t rank);
+  // Calls off what is in progress in a group, but for rounds of partial all-reduces: what has come
+  // is answered, as the remains of an operation that has failed, and what comes is not begun. On a
+  // proxy's thread.
+  void break_group(JobGroup& group);
   // The contribution of `rank` to this slot is complete.
   void arrived(Slot& slot, uint32_t rank);
   // One contributor's result has left; frees the slot with the last.
@@ -135,16 +145,25 @@ class Aggregator {
   static constexpr uint64_t kMostSegments = uint64_t{1} << 27;
   static Block* const kAllReleased;
 
-  uint32_t expected_by(const wire::Open& open) const;
-  uint32_t contributor_of(const wire::Open& open, uint32_t rank) const;
-  Status check(const wire::Open& open, uint32_t rank) const;
-  Result<Operation*> add(const Key& key, const wire::Open& open, uint32_t rank);
+  static uint32_t expected_by(const control::Group& group, const wire::Open& open);
+  static uint32_t contributor_of(const control::Group& group, const wire::Open& open,
+                                 uint32_t rank);
+  Status check(const control::Group& group, const wire::Open& open, uint32_t rank) const;
+  Result<Operation*> add(const Key& key, std::shared_ptr<JobGroup> group, const wire::Open& open,
+                         uint32_t rank);
+  void erase(Operation& op);
   static Slot* slot_of(const Operation& op, uint32_t segment);
   static bool is_done(const Operation& op, uint32_t segment);
   void mark_done(const Slot& slot);
   template <typename Action>
   void for_each_slot(Operation& op, const Action& action);
   static bool goes_on_without(const Operation& op);
+  struct Missing {
+    Slot* slot;
+    uint32_t contributor;
+  };
+  void call_off(JobGroup& group, std::vector<Missing>& missing);
+  void settle_missing(const std::vector<Missing>& missing);
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state);
   void combine_group(Slot& slot, uint32_t group);
@@ -152,6 +171,7 @@ class Aggregator {
   std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
 
   const control::Cluster& cluster_;
+  const GroupTable& groups_;
   const size_t segment_bytes_, most_open_;
   const Deliver deliver_;
   const std::function<Nanos()> now_;

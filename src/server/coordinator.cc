@@ -11,7 +11,10 @@ namespace {
 
 using wire::Announce;
 using wire::Collective;
-using Announces = std::vector<const Announce*>;  // by rank
+using Announces = std::vector<const Announce*>;  // by index in the group
+
+// Instead of a group's number: of the calls that form one.
+constexpr uint32_t kForming = ~0u;
 
 // What may wait here for one rank: far more than a program needs that waits for its results.
 constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
@@ -69,37 +72,29 @@ std::string describe(const Announce& a) {
   return text;
 }
 
-std::string list_ranks(const std::vector<uint32_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-    if (j > i) text += "-" + std::to_string(ranks[j]);
-    i = j + 1;
-  }
-  return text;
-}
-
 // "" when all calls agree, else who called what.
-std::string describe_mismatch(const Announces& calls) {
+std::string describe_mismatch(const control::Group& group, const Announces& calls) {
   const bool equal = std::all_of(calls.begin(), calls.end(),
                                  [&](const Announce* call) { return agree(*calls[0], *call); });
   if (equal) return {};
   std::map<std::string, std::vector<uint32_t>> who;
-  for (uint32_t rank = 0; rank < calls.size(); ++rank) who[describe(*calls[rank])].push_back(rank);
-  std::string text = concat("ranks disagree about '", calls[0]->name, "':");
-  for (const auto& [what, ranks] : who) text += concat(" ", list_ranks(ranks), ": ", what, ";");
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    who[describe(*calls[index])].push_back(group.ranks()[index]);
+  }
+  std::string text = concat("ranks disagree about '", calls[0]->name, "'", group.suffix(), ":");
+  for (const auto& [what, ranks] : who) {
+    text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
+  }
   text.pop_back();
   return text;
 }
 
 uint64_t bytes_of(const Announce& a) { return a.elements() * size_of(a.dtype); }
 
-// The bytes that `rank` must send along: of a broadcast only the root has any.
-uint64_t payload_bytes(const Announce& a, uint32_t rank) {
-  const bool sends = a.kind != Collective::kBarrier &&
-                     (a.kind != Collective::kBroadcast || a.root == rank);
+// The bytes that the rank must send along: of a broadcast only the root has any.
+uint64_t payload_bytes(const Announce& a, uint32_t index) {
+  const bool sends = a.kind != Collective::kBarrier && a.kind != Collective::kFormGroup &&
+                     (a.kind != Collective::kBroadcast || a.root == index);
   return a.inline_payload && a.refusal.empty() && sends ? bytes_of(a) : 0;
 }
 
@@ -125,15 +120,15 @@ Status check_splits(const Announce& a, uint32_t size) {
 }
 
 // What no rank could see alone.
-Status check(const Announces& calls) {
-  if (const std::string text = describe_mismatch(calls); !text.empty()) {
+Status check(const control::Group& group, const Announces& calls) {
+  if (const std::string text = describe_mismatch(group, calls); !text.empty()) {
     return {Code::kMismatch, text};
   }
   const Announce& first = *calls[0];
   const auto size = static_cast<uint32_t>(calls.size());
   if (first.kind == Collective::kBroadcast && first.root >= size) {
-    return {Code::kInvalidArgument, concat("root ", first.root, " of '", first.name,
-                                           "' is no rank; the job has ", size)};
+    return {Code::kInvalidArgument, concat("root ", first.root, " of '", first.name, "'",
+                                           group.suffix(), " is no rank; there are ", size)};
   }
   if (reduces(first.kind)) {
     HERRING_RETURN_IF_ERROR(
@@ -182,53 +177,98 @@ wire::Go common_head(const Announces& calls) {
   return go;
 }
 
-void complete_head(wire::Go& go, const Announces& calls, uint32_t rank) {
-  go.id = calls[rank]->id;
-  if (calls[rank]->kind != Collective::kAlltoall) return;
+void complete_head(wire::Go& go, const Announces& calls, uint32_t index) {
+  go.id = calls[index]->id;
+  if (calls[index]->kind != Collective::kAlltoall) return;
   go.counts.clear();
-  for (const Announce* call : calls) go.counts.push_back(call->splits[rank] * row_elements(*call));
+  for (const Announce* call : calls) go.counts.push_back(call->splits[index] * row_elements(*call));
+}
+
+wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
+  wire::FrameHeader header;
+  header.type = type;
+  header.group = group.members.id();
+  return header;
 }
 
 }  // namespace
 
-Coordinator::Coordinator(const control::Cluster& cluster, uint32_t stream)
-    : cluster_(cluster), stream_(stream), loads_(cluster.size) {}
+Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream)
+    : cluster_(cluster), groups_(groups), stream_(stream), loads_(cluster.size) {}
 
-// The call that `rank` makes with its next announcement of a name: the first it has not made.
-Coordinator::Calls::iterator Coordinator::next_call(Calls& calls, uint32_t rank, Nanos now) {
-  const auto found = std::find_if(calls.begin(), calls.end(),
-                                  [rank](const Pending& pending) { return !pending.here[rank]; });
+// The group that the call is for; of a call that forms one, what it is going to be.
+Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
+                                                        uint32_t rank) const {
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::kInternal,
+                  concat("rank ", rank, " announced '", message.name, "' ", what));
+  };
+  if (message.kind != Collective::kFormGroup) {
+    auto found = groups_.find(group);
+    if (!found) return wrong(concat("in group ", group, ", which it did not define"));
+    if (!found->members.has(rank)) return wrong(concat("in group ", group, ", not as a member"));
+    return found;
+  }
+  std::vector<uint32_t> ranks;
+  for (const uint64_t one : message.splits) {
+    ranks.push_back(static_cast<uint32_t>(std::min<uint64_t>(one, cluster_.size)));
+  }
+  if (Status fits = control::Group::check(cluster_, ranks); !fits.ok()) {
+    return wrong(concat("with an impossible group: ", fits.message()));
+  }
+  auto formed = std::make_shared<JobGroup>(
+      control::Group(kForming, cluster_, std::move(ranks), message.name), 1);
+  if (!formed->members.has(rank)) return wrong("without being a member");
+  groups_.note_gone(*formed);
+  return formed;
+}
+
+// The call that a rank makes with its next announcement of a name: the first it has not made.
+Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
+                                                    const std::shared_ptr<JobGroup>& group,
+                                                    uint32_t index, Nanos now) {
+  const auto found = std::find_if(calls.begin(), calls.end(), [index](const Pending& pending) {
+    return !pending.here[index];
+  });
   if (found != calls.end()) return found;
   Pending& pending = calls.emplace_back();
+  pending.group = group;
   pending.since = now;
-  pending.here.assign(cluster_.size, false);
-  for (const uint32_t gone : left_) pending.here[gone] = true;
-  pending.arrived = static_cast<uint32_t>(left_.size());
+  pending.here.assign(group->members.size(), false);
+  for (const JobGroup::Gone& one : group->gone) pending.here[one.index] = true;
+  pending.arrived = static_cast<uint32_t>(group->gone.size());
   return calls.end() - 1;
 }
 
-Status Coordinator::announce(uint32_t rank, std::string text, Nanos now,
+Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text, Nanos now,
                              std::vector<Answer>& out) {
   auto decoded = wire::decode_announce(text);
   if (!decoded.ok()) return decoded.status();
-  if (decoded->payload.size() != payload_bytes(*decoded, rank)) {
+  auto group = group_of(group_id, *decoded, rank);
+  if (!group.ok()) return group.status();
+  const control::Group& members = (*group)->members;
+  const uint32_t index = members.index_of(rank);
+  if (decoded->payload.size() != payload_bytes(*decoded, index)) {
     return {Code::kInternal,
             concat("rank ", rank, " announced '", decoded->name, "' with ",
-                   decoded->payload.size(), " bytes, not ", payload_bytes(*decoded, rank))};
+                   decoded->payload.size(), " bytes, not ", payload_bytes(*decoded, index))};
   }
-  const auto name = names_.try_emplace(decoded->name).first;
-  const auto place = next_call(name->second, rank, now);
+  if ((*group)->is_gone(index)) return {};  // nobody waits for what it says
+  Name key{members.id(), decoded->name};
+  if (members.id() == kForming) key.second += '\n' + control::list_ranks(members.ranks());
+  const auto name = names_.try_emplace(std::move(key)).first;
+  const auto place = next_call(name->second, *group, index, now);
   Pending& pending = *place;
-  pending.here[rank] = true;
+  pending.here[index] = true;
   ++pending.arrived;
 
-  Call call{rank, std::move(text), std::move(*decoded)};
+  Call call{index, std::move(text), std::move(*decoded)};
   if (pending.failure) {
     if (call.message.refusal.empty()) {
       out.push_back(error_answer(rank, call.message.id, *pending.failure));
     }
   } else {
-    Status objection = objection_to(call);
+    Status objection = objection_to(*pending.group, call);
     if (call.message.refusal.empty()) {
       pending.timeout_ms = std::min(pending.timeout_ms, call.message.timeout_ms);
       ++waiting_;
@@ -241,7 +281,7 @@ Status Coordinator::announce(uint32_t rank, std::string text, Nanos now,
     }
     if (!objection.ok()) fail(pending, std::move(objection), out);
   }
-  if (pending.arrived == cluster_.size) {
+  if (pending.arrived == members.size()) {
     if (pending.failure) {
       --failed_;
     } else {
@@ -253,24 +293,29 @@ Status Coordinator::announce(uint32_t rank, std::string text, Nanos now,
   return {};
 }
 
+Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
+  const JobGroup::Gone& first = group.gone.front();
+  return {Code::kPeerLost,
+          concat("'", name, "'", group.members.suffix(), " cannot complete: ",
+                 cluster_.describe_rank(group.members.ranks()[first.index]), " ", first.how,
+                 " without calling it")};
+}
+
 // Why a call cannot complete, whatever the other ranks do.
-Status Coordinator::objection_to(const Call& call) const {
+Status Coordinator::objection_to(const JobGroup& group, const Call& call) const {
   const Announce& message = call.message;
+  const uint32_t rank = group.members.ranks()[call.index];
   if (!message.refusal.empty()) {
     return {Code::kInvalidArgument,
-            concat(wire::name_of(message.kind), " '", message.name, "' was refused by ",
-                   cluster_.describe_rank(call.rank), ": ", message.refusal)};
+            concat(wire::name_of(message.kind), " '", message.name, "'", group.members.suffix(),
+                   " was refused by ", cluster_.describe_rank(rank), ": ", message.refusal)};
   }
-  if (!left_.empty()) {
-    return {Code::kPeerLost,
-            concat("'", message.name, "' cannot complete: ", cluster_.describe_rank(left_.front()),
-                   " has left the job without calling it")};
-  }
-  const Load& load = loads_[call.rank];
+  if (!group.gone.empty()) return gone(group, message.name);
+  const Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostBytes) {
     return {Code::kInvalidArgument,
             concat("'", message.name, "' is one too many: ", load.calls, " calls of ",
-                   cluster_.describe_rank(call.rank), " with ", load.bytes,
+                   cluster_.describe_rank(rank), " with ", load.bytes,
                    " bytes wait for others; wait for some before more are made")};
   }
   return {};
@@ -278,8 +323,9 @@ Status Coordinator::objection_to(const Call& call) const {
 
 // Answers those who have made the call; the others are answered when they make it.
 void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
+  const std::vector<uint32_t>& ranks = pending.group->members.ranks();
   for (const Call& call : pending.calls) {
-    out.push_back(error_answer(call.rank, call.message.id, why));
+    out.push_back(error_answer(ranks[call.index], call.message.id, why));
   }
   answered(pending);
   pending.calls.clear();
@@ -298,50 +344,72 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
 void Coordinator::answered(const Pending& pending) {
   waiting_ -= pending.calls.size();
   for (const Call& call : pending.calls) {
-    --loads_[call.rank].calls;
-    loads_[call.rank].bytes -= call.text.size();
+    Load& load = loads_[pending.group->members.ranks()[call.index]];
+    --load.calls;
+    load.bytes -= call.text.size();
   }
 }
 
 void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
-  Announces calls(cluster_.size);
+  JobGroup& group = *pending.group;
+  Announces calls(group.members.size());
   bool small = true;
   for (const Call& call : pending.calls) {
-    calls[call.rank] = &call.message;
+    calls[call.index] = &call.message;
     small &= call.message.inline_payload;
   }
   answered(pending);
-  if (Status wrong = check(calls); !wrong.ok()) {
+  if (Status wrong = check(group.members, calls); !wrong.ok()) {
     for (const Call& call : pending.calls) {
-      out.push_back(error_answer(call.rank, call.message.id, wrong));
+      out.push_back(error_answer(group.members.ranks()[call.index], call.message.id, wrong));
     }
+  } else if (calls[0]->kind == Collective::kFormGroup) {
+    form(group, calls, out);
   } else if (small && largest_reply(calls) <= kLargestReply) {
-    compute(calls, out);
+    compute(group, calls, out);
   } else {
-    launch(calls, out);
+    launch(group, calls, out);
   }
 }
 
-void Coordinator::launch(const Announces& calls, std::vector<Answer>& out) {
+// Every server forms groups, so each has numbers of its own.
+void Coordinator::form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
+  const auto servers = static_cast<uint32_t>(cluster_.servers.size());
+  const uint64_t number = 1 + uint64_t{formed_++} * servers + stream_;
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    const uint32_t rank = group.members.ranks()[index];
+    if (number >= kForming) {
+      out.push_back(error_answer(rank, calls[index]->id,
+                                 {Code::kInvalidArgument, "this job has formed too many groups"}));
+      continue;
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kReply;
+    out.push_back({rank, header, encode(wire::Go{calls[index]->id, {number}, {}})});
+  }
+}
+
+void Coordinator::launch(JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
   wire::Go go = common_head(calls);
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGo;
+  wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
   header.stream = stream_;
-  header.round = next_ticket_++;
-  for (uint32_t rank = 0; rank < calls.size(); ++rank) {
-    complete_head(go, calls, rank);
-    out.push_back({rank, header, encode(go)});
+  header.round = group.next_ticket++;
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    complete_head(go, calls, index);
+    out.push_back({group.members.ranks()[index], header, encode(go)});
   }
 }
 
-void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) const {
+void Coordinator::compute(const JobGroup& group, const Announces& calls,
+                          std::vector<Answer>& out) const {
   const Announce& first = *calls[0];
   const size_t item = size_of(first.dtype);
   const auto size = static_cast<uint32_t>(calls.size());
   std::string common;                         // result that all ranks share
   std::vector<std::string> own(size);         // or one for each
   switch (first.kind) {
-    case Collective::kBarrier: break;
+    case Collective::kBarrier:
+    case Collective::kFormGroup: break;
     case Collective::kBroadcast: common = calls[first.root]->payload; break;
     case Collective::kAllreduce:
     case Collective::kReduceScatter: {
@@ -358,9 +426,8 @@ void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) cons
       }
       const size_t row = row_elements(first) * item;
       const std::vector<plan::Part> parts = plan::split(rows(first), size, first.splits);
-      for (uint32_t rank = 0; rank < size; ++rank) {
-        const plan::Part part = parts[rank];
-        own[rank] = result.substr(part.first * row, part.count * row);
+      for (uint32_t to = 0; to < size; ++to) {
+        own[to] = result.substr(parts[to].first * row, parts[to].count * row);
       }
       break;
     }
@@ -379,18 +446,20 @@ void Coordinator::compute(const Announces& calls, std::vector<Answer>& out) cons
       break;
   }
   wire::Go head = common_head(calls);
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kReply;
-  for (uint32_t rank = 0; rank < size; ++rank) {
-    complete_head(head, calls, rank);
-    out.push_back({rank, header, encode(head) + (own[rank].empty() ? common : own[rank])});
+  const wire::FrameHeader header = header_of(wire::FrameType::kReply, group);
+  for (uint32_t index = 0; index < size; ++index) {
+    complete_head(head, calls, index);
+    out.push_back({group.members.ranks()[index], header,
+                   encode(head) + (own[index].empty() ? common : own[index])});
   }
 }
 
 std::string Coordinator::missing(const Pending& pending) const {
   std::string text;
-  for (uint32_t rank = 0; rank < pending.here.size(); ++rank) {
-    if (!pending.here[rank]) text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+  for (uint32_t index = 0; index < pending.here.size(); ++index) {
+    if (pending.here[index]) continue;
+    text += (text.empty() ? "" : ", ") +
+            cluster_.describe_rank(pending.group->members.ranks()[index]);
   }
   return text;
 }
@@ -401,43 +470,44 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
     for (Pending& pending : calls) {
       if (pending.failure) continue;
       const Announce& first = pending.calls.front().message;
+      const control::Group& members = pending.group->members;
       const Nanos age = now - pending.since;
+      const auto what = [&] {
+        return concat(wire::name_of(first.kind), " '", first.name, "'", members.suffix());
+      };
       if (age > pending.timeout_ms * kMillisecond) {
         fail(pending,
              {Code::kTimeout,
-              concat(wire::name_of(first.kind), " '", name, "' waited ", to_seconds(age),
-                     " s for ", missing(pending),
+              concat(what(), " waited ", to_seconds(age), " s for ", missing(pending),
                      ", which did not call it; check that every rank makes the same calls, or "
                      "raise HERRING_TIMEOUT")},
              out);
       } else if (!pending.warned && age > first.warn_ms * kMillisecond) {
         pending.warned = true;
-        out.push_back(warning_answer(pending.calls.front().rank,
-                                     concat(wire::name_of(first.kind), " '", name, "' has waited ",
-                                            age / kSecond, " s for ", missing(pending))));
+        const uint32_t rank = members.ranks()[pending.calls.front().index];
+        out.push_back(warning_answer(rank, concat(what(), " has waited ", age / kSecond, " s for ",
+                                                  missing(pending))));
       }
     }
   }
 }
 
-void Coordinator::rank_left(uint32_t rank, std::vector<Answer>& out) {
-  if (std::find(left_.begin(), left_.end(), rank) != left_.end()) return;
-  left_.push_back(rank);
+// Of the calls of the groups that are concerned, none waits for this rank any more.
+template <typename Concerns>
+void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
+                               std::vector<Answer>& out) {
   for (auto name = names_.begin(); name != names_.end();) {
     Calls& calls = name->second;
     for (auto pending = calls.begin(); pending != calls.end();) {
-      if (!pending->here[rank]) {
-        pending->here[rank] = true;
+      const uint32_t index = pending->group->members.index_of(rank);
+      if (index != control::Group::kNobody && concerns(*pending->group) && !pending->here[index]) {
+        pending->here[index] = true;
         ++pending->arrived;
         if (!pending->failure) {
-          fail(*pending,
-               {Code::kPeerLost, concat("'", name->first, "' cannot complete: ",
-                                        cluster_.describe_rank(rank),
-                                        " has left the job without calling it")},
-               out);
+          fail(*pending, gone(*pending->group, pending->calls.front().message.name), out);
         }
       }
-      if (pending->arrived == cluster_.size) {
+      if (pending->arrived == pending->here.size()) {
         --failed_;
         pending = calls.erase(pending);
       } else {
@@ -446,6 +516,24 @@ void Coordinator::rank_left(uint32_t rank, std::vector<Answer>& out) {
     }
     name = calls.empty() ? names_.erase(name) : std::next(name);
   }
+}
+
+void Coordinator::rank_gone(uint32_t rank, const char* how, std::vector<Answer>& out) {
+  std::vector<std::shared_ptr<JobGroup>> groups = groups_.of_rank(rank);
+  // Those that are being formed, too.
+  for (const auto& [name, calls] : names_) {
+    if (name.first != kForming) continue;
+    for (const Pending& pending : calls) groups.push_back(pending.group);
+  }
+  for (const auto& group : groups) group->add_gone(rank, how);
+  groups_.rank_gone(rank, how);
+  never_called([](const JobGroup&) { return true; }, rank, out);
+}
+
+void Coordinator::rank_gone(JobGroup& group, uint32_t rank, const char* how,
+                            std::vector<Answer>& out) {
+  group.add_gone(rank, how);
+  never_called([&group](const JobGroup& one) { return &one == &group; }, rank, out);
 }
 
 }  // namespace herring::server

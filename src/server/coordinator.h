@@ -2,9 +2,10 @@
 // payload rode along is computed right here; a larger one gets a ticket, which fixes its place in
 // this server's stream, so that no order of submission can deadlock.
 //
-// Calls of one name are numbered by each rank's order: the n-th of one rank meets the n-th of every
-// other. A call that has failed stays until every rank has made it, so that a late one gets the
-// error of its own call and never meets the others' next.
+// Calls of one name in one group are numbered by each rank's order: the n-th of one rank meets the
+// n-th of every other. A call that has failed stays until every rank has made it, so that a late
+// one gets the error of its own call and never meets the others' next. A group is formed by a call
+// of its members, too, and gets a number that no other group has.
 //
 // Pure bookkeeping: no I/O, and no lock of its own: what it says must leave in the order of its
 // changes, so its caller holds one over both.
@@ -20,63 +21,81 @@
 #include "base/clock.h"
 #include "control/cluster.h"
 #include "server/answer.h"
+#include "server/group_table.h"
 
 namespace herring::server {
 
 class Coordinator {
  public:
-  Coordinator(const control::Cluster& cluster, uint32_t stream);
+  // `stream`: the server's index, and that of the streams in which it gives tickets.
+  Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream);
 
-  // `text`: the payload of a kAnnounce frame. An error is the sender's fault alone (malformed).
-  Status announce(uint32_t rank, std::string text, Nanos now, std::vector<Answer>& out);
+  // `text`: the payload of a kAnnounce frame of that group. An error is the sender's fault alone
+  // (malformed).
+  Status announce(uint32_t rank, uint32_t group, std::string text, Nanos now,
+                  std::vector<Answer>& out);
   // Warnings and errors for operations that wait too long.
   void overdue(Nanos now, std::vector<Answer>& out);
-  // `rank` will not announce anything any more.
-  void rank_left(uint32_t rank, std::vector<Answer>& out);
+  // `rank` will not announce anything any more: in any group, or in this one. `how`: "has left the
+  // job", a literal.
+  void rank_gone(uint32_t rank, const char* how, std::vector<Answer>& out);
+  void rank_gone(JobGroup& group, uint32_t rank, const char* how, std::vector<Answer>& out);
 
   // Nobody waits for an answer.
   bool idle() const { return waiting_ == 0; }
 
  private:
   struct Call {
-    uint32_t rank = 0;
+    uint32_t index = 0;        // of the rank, in the group
     std::string text;          // owns what `message.payload` views
     wire::Announce message;
   };
-  // One call of a name by all ranks.
+  // One call of a name by all ranks of a group.
   struct Pending {
+    std::shared_ptr<JobGroup> group;
     Nanos since = 0;
     uint32_t timeout_ms = ~0u;  // the shortest of those who wait
     bool warned = false;
-    std::vector<bool> here;    // by rank: has made it
+    std::vector<bool> here;    // by index: has made it
     uint32_t arrived = 0;      // ranks that have made it, or never will
     std::vector<Call> calls;   // that wait for an answer, in order of arrival
     std::optional<Status> failure;
   };
   using Calls = std::deque<Pending>;
+  using Name = std::pair<uint32_t, std::string>;  // with the number of its group
 
   // What of one rank waits for an answer: bounded, whatever the rank sends.
   struct Load {
     size_t calls = 0, bytes = 0;
   };
 
-  Calls::iterator next_call(Calls& calls, uint32_t rank, Nanos now);
-  Status objection_to(const Call& call) const;
+  Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
+                                             uint32_t rank) const;
+  Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group, uint32_t index,
+                            Nanos now);
+  Status objection_to(const JobGroup& group, const Call& call) const;
+  Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
   void answered(const Pending& pending);
   void resolve(Pending& pending, std::vector<Answer>& out);
-  void compute(const std::vector<const wire::Announce*>& calls, std::vector<Answer>& out) const;
-  void launch(const std::vector<const wire::Announce*>& calls, std::vector<Answer>& out);
+  void form(const JobGroup& group, const std::vector<const wire::Announce*>& calls,
+            std::vector<Answer>& out);
+  void compute(const JobGroup& group, const std::vector<const wire::Announce*>& calls,
+               std::vector<Answer>& out) const;
+  void launch(JobGroup& group, const std::vector<const wire::Announce*>& calls,
+              std::vector<Answer>& out);
+  template <typename Concerns>
+  void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
   std::string missing(const Pending& pending) const;
 
   const control::Cluster& cluster_;
+  GroupTable& groups_;
   const uint32_t stream_;
-  std::map<std::string, Calls> names_;
+  std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // that some rank has not made yet
-  std::vector<uint32_t> left_;    // in the order of leaving
-  uint32_t next_ticket_ = 0;
+  uint32_t formed_ = 0;           // groups
 };
 
 }  // namespace herring::server

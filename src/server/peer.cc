@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint32_t kMaxOpenPayload = 4096;
 
+uint64_t stream_of(const Key& key) { return uint64_t{key.group} << 32 | key.stream; }
+
 }  // namespace
 
 Peer::Peer(Server& server, Proxy& proxy, uint32_t rank, uint32_t number)
@@ -47,6 +49,8 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kEnlist:
     case wire::FrameType::kJoin:
     case wire::FrameType::kReceived:
+    case wire::FrameType::kGroup:
+    case wire::FrameType::kLeaveGroup:
       if (header.payload > server_.max_announce_payload()) break;
       control_.resize(header.payload);
       out.add(control_.data(), control_.size());
@@ -62,11 +66,11 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
 
 Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations& out) {
   HERRING_RETURN_IF_ERROR(taken(header.taken));
-  const Key key{header.stream, header.round, header.buffer};
+  const Key key{header.stream, header.round, header.buffer, header.group};
   if (opened_ && *opened_ != key) {
     return {Code::kInternal, concat("rank ", rank_, " opened an operation and sent no data of it")};
   }
-  const auto stream = outstanding_of_.try_emplace(header.stream).first;
+  const auto stream = outstanding_of_.try_emplace(stream_of(key)).first;
   if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
       outstanding_of_.size() > kMostStreams) {
     return {Code::kInternal,
@@ -74,22 +78,32 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
                    " segments: ", header.segments, " beyond ", outstanding_, ", ", stream->second,
                    " of them in one of ", outstanding_of_.size(), " streams")};
   }
-  HERRING_RETURN_IF_ERROR(server_.aggregator().begin(header, rank_, this, out, slots_));
+  auto begun = server_.aggregator().begin(header, rank_, this, out, slots_);
+  if (!begun.ok()) return begun.status();
   opened_.reset();
+  called_off_ = !*begun;
+  if (called_off_) {
+    control_.resize(header.payload);
+    out.add(control_.data(), control_.size());
+    return {};
+  }
   segments_complete_ = 0;
   segments_total_ = header.segments;
   outstanding_ += header.segments;
   stream->second += header.segments;
-  if ((header.flags & wire::kFlagSteers) && rank_ == 0) server_.set_credit(header.credit);
+  JobGroup& group = *slots_[0]->op->group;
+  if ((header.flags & wire::kFlagSteers) && rank_ == group.members.ranks().front()) {
+    server_.set_credit(group, header.credit);
+  }
   if (header.signals != last_signals_) {
-    server_.add_signals(static_cast<uint16_t>(header.signals - last_signals_));
+    server_.add_signals(header.signals - last_signals_);
     last_signals_ = header.signals;
   }
   return {};
 }
 
 void Peer::on_payload(transport::Flow&, const wire::FrameHeader& header, size_t received) {
-  if (header.type == wire::FrameType::kData && !expelled_) {
+  if (header.type == wire::FrameType::kData && !expelled_ && !called_off_) {
     const size_t segment = server_.aggregator().segment_bytes();
     complete_segments(received == header.payload ? segments_total_ : received / segment);
   }
@@ -105,18 +119,31 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
   if (expelled_) return {};
   Status status;
   switch (header.type) {
-    case wire::FrameType::kData: complete_segments(segments_total_); break;
+    case wire::FrameType::kData:
+      called_off_ ? answer_called_off(header) : complete_segments(segments_total_);
+      break;
     case wire::FrameType::kTaken: break;
     case wire::FrameType::kOpen: {
       auto open = wire::decode_open(control_);
-      opened_ = {header.stream, header.round, header.buffer};
+      opened_ = {header.stream, header.round, header.buffer, header.group};
       status = open.ok() ? server_.open(*opened_, std::move(*open), rank_) : open.status();
       break;
     }
-    default: status = server_.control(header.type, rank_, std::move(control_));
+    default: status = server_.control(header, rank_, std::move(control_));
   }
   if (!status.ok()) expel(status);
   return {};
+}
+
+// Every segment that was sent is answered once: its credit comes back.
+void Peer::answer_called_off(const wire::FrameHeader& data) {
+  wire::FrameHeader header = data;
+  header.type = wire::FrameType::kResult;
+  header.flags = wire::kFlagEmpty | wire::kFlagBroken;
+  header.payload = 0;
+  header.signals = server_.signals();
+  header.workers = 0;
+  flow_->send(header, nullptr, 0, 0);
 }
 
 // A member that breaks the protocol ends its job: everybody is told why, it as well.
@@ -153,13 +180,16 @@ void Peer::flush_results() {
     wire::FrameHeader header;
     header.type = wire::FrameType::kResult;
     header.flags = first.with_payload ? 0 : wire::kFlagEmpty;
+    const bool partial = op.key.stream >= wire::kPartialStreams;
+    if (op.group->broken && !partial) header.flags |= wire::kFlagBroken;
+    header.group = op.key.group;
     header.stream = op.key.stream;
     header.round = op.key.round;
     header.buffer = op.key.buffer;
     header.first_segment = first.slot->segment;
-    header.credit = server_.credit();
+    header.credit = op.group->credit.load(std::memory_order_relaxed);
     header.workers = workers_in(*first.slot);
-    header.signals = static_cast<uint16_t>(server_.signals());
+    header.signals = server_.signals();
     iovec pieces[transport::Destinations::kMaxPieces];
     Slot* frame[transport::Destinations::kMaxPieces];
     int n = 0;
@@ -179,7 +209,7 @@ void Peer::flush_results() {
       results_.pop();
     }
     const bool lend = header.payload >= transport::Flow::kLeastLent;
-    if (!lend) answered(header.stream, header.segments);
+    if (!lend) answered(op.key, header.segments);
     Ring<Slot*>& kept = lend ? lent_ : in_flight_;
     for (int i = 0; i < header.segments; ++i) kept.push(frame[i]);
     if (lend) {
@@ -193,9 +223,12 @@ void Peer::flush_results() {
 
 void Peer::on_sent(transport::Flow&, uint64_t segments) { release(in_flight_, segments); }
 
-void Peer::answered(uint32_t stream, uint32_t segments) {
+// A plan or a group that is gone leaves nothing here.
+void Peer::answered(const Key& key, uint32_t segments) {
   outstanding_ -= segments;
-  outstanding_of_[stream] -= segments;
+  const auto stream = outstanding_of_.find(stream_of(key));
+  stream->second -= segments;
+  if (stream->second == 0 && key.group != control::Group::kWorld) outstanding_of_.erase(stream);
 }
 
 Status Peer::taken(uint32_t taken) {
@@ -204,7 +237,7 @@ Status Peer::taken(uint32_t taken) {
     return {Code::kInternal, concat("rank ", rank_, " took ", count, " segments where ",
                                     lent_.size(), " were lent")};
   }
-  for (uint32_t i = 0; i < count; ++i) answered(lent_[i]->op->key.stream, 1);
+  for (uint32_t i = 0; i < count; ++i) answered(lent_[i]->op->key, 1);
   release(lent_, count);
   return {};
 }

@@ -16,7 +16,7 @@ namespace herring::server {
 class Server;
 class Proxy;
 
-// Streams that one flow may carry: plans, series and servers have one each.
+// Streams that one flow may carry: plans, series and, in each group, servers have one each.
 inline constexpr size_t kMostStreams = 1 << 16;
 
 class Peer : public transport::FlowHandler {
@@ -53,8 +53,9 @@ class Peer : public transport::FlowHandler {
   Status begin_frame(const wire::FrameHeader& header, transport::Destinations& out);
   Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
+  void answer_called_off(const wire::FrameHeader& data);
   Status taken(uint32_t taken);
-  void answered(uint32_t stream, uint32_t segments);
+  void answered(const Key& key, uint32_t segments);
   void release(Ring<Slot*>& slots, size_t count);
   void release_queued();
   void release_all();
@@ -69,7 +70,8 @@ class Peer : public transport::FlowHandler {
   // The data frame being received.
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
-  std::string control_;  // payload of any other frame
+  bool called_off_ = false;  // of a group that is broken: it is read and answered, no more
+  std::string control_;  // payload of any other frame, or of one that is called off
   bool expelled_ = false;  // it broke the protocol: what it still sends is read and dropped
   std::optional<Key> opened_;  // described by the last frame; the next must bring data of it
 
@@ -81,8 +83,8 @@ class Peer : public transport::FlowHandler {
   bool flush_scheduled_ = false;
   // Segments received and not yet answered (lent results: not yet taken), in all and by stream.
   size_t outstanding_ = 0;
-  std::unordered_map<uint32_t, uint32_t> outstanding_of_;
-  uint16_t last_signals_ = 0;
+  std::unordered_map<uint64_t, uint32_t> outstanding_of_;
+  uint32_t last_signals_ = 0;
   transport::LossCounter losses_;
 };
 

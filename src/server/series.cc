@@ -38,25 +38,33 @@ void add(std::string& sum, std::string_view part, DType dtype) {
 
 }  // namespace
 
-SeriesTable::SeriesTable(const control::Cluster& cluster, uint32_t server)
-    : cluster_(cluster), server_(server), lost_(cluster.size, false) {}
+SeriesTable::SeriesTable(const control::Cluster& cluster, const GroupTable& groups,
+                         uint32_t server)
+    : cluster_(cluster), groups_(groups), server_(server), lost_(cluster.size, false) {}
 
-Status SeriesTable::check(const wire::Enlist& enlist, uint32_t rank) const {
-  HERRING_RETURN_IF_ERROR(check_reducible(enlist.dtype, enlist.op, 1.0, 1.0));
-  Status status =
-      partial::check({cluster_.size, enlist.quorum, enlist.grace, enlist.staleness});
-  if (status.ok()) return status;
-  return {status.code(), concat("rank ", rank, ", '", enlist.name, "': ", status.message())};
+std::string SeriesTable::describe_rank(const Series& series, uint32_t index) const {
+  return cluster_.describe_rank(series.rank(index));
 }
 
-Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
+Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view text, Nanos now,
                            std::vector<Answer>& out) {
   auto enlist = wire::decode_enlist(text);
   if (!enlist.ok()) return enlist.status();
-  HERRING_RETURN_IF_ERROR(check(*enlist, rank));
+  const std::shared_ptr<JobGroup> group = groups_.find(group_id);
+  const uint32_t index = group ? group->members.index_of(rank) : control::Group::kNobody;
+  if (index == control::Group::kNobody) {
+    return {Code::kInternal, concat("rank ", rank, " begins '", enlist->name, "' in group ",
+                                    group_id, ", in which it is not")};
+  }
+  HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, enlist->op, 1.0, 1.0));
+  if (Status status = partial::check(
+          {group->members.size(), enlist->quorum, enlist->grace, enlist->staleness});
+      !status.ok()) {
+    return {status.code(), concat("rank ", rank, ", '", enlist->name, "': ", status.message())};
+  }
   any_.store(true);
-  const uint64_t id = wire::series_id(enlist->name);
-  if (id % cluster_.servers.size() != server_) return {};
+  if (!enlist->owner) return {};
+  const uint64_t id = wire::series_id(enlist->name, group_id);
   if (series_.size() >= kMaxSeries && !series_.contains(id)) {
     fail({Code::kInvalidArgument,
           concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' beside ", kMaxSeries,
@@ -67,9 +75,9 @@ Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
   }
   std::unique_ptr<Series>& series = series_[id];
   if (!series) {
-    series = std::make_unique<Series>(*enlist, cluster_.size, free_stream());
-    for (uint32_t r = 0; r < cluster_.size; ++r) {
-      if (lost_[r]) series->owner.lost(r);
+    series = std::make_unique<Series>(*enlist, group, free_stream());
+    for (uint32_t i = 0; i < series->size(); ++i) {
+      if (lost_[series->rank(i)]) series->owner.lost(i);
     }
   } else if (!agree(series->options, *enlist)) {
     fail({Code::kMismatch, concat("ranks disagree about a partial all-reduce: ",
@@ -78,7 +86,7 @@ Status SeriesTable::enlist(uint32_t rank, std::string_view text, Nanos now,
          out);
     return {};
   }
-  series->enlisted[rank] = true;
+  series->enlisted[index] = true;
   advance(id, *series, now, out);
   return {};
 }
@@ -111,8 +119,13 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
     return {Code::kInternal, concat("rank ", rank, " joins a series that it did not enlist in")};
   }
   Series& series = *found->second;
+  const uint32_t index = series.group->members.index_of(rank);
+  if (index == control::Group::kNobody) {
+    return {Code::kInternal, concat("rank ", rank, " joins '", series.options.name,
+                                    "', of whose group it is no member")};
+  }
   const wire::Enlist& options = series.options;
-  const bool adds = join->upto > series.owner.announced(rank);
+  const bool adds = join->upto > series.owner.announced(index);
   const size_t bytes =
       options.inline_payload && (adds || !join->last) ? options.elements * size_of(options.dtype)
                                                       : 0;
@@ -120,9 +133,9 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
     return {Code::kInternal, concat("rank ", rank, " joins '", options.name, "' with ",
                                     join->payload.size(), " bytes, not ", bytes)};
   }
-  if (!series.owner.member(rank)) return {};  // the dead
+  if (!series.owner.member(index)) return {};  // the dead
   const bool misplaced = options.replays
-                             ? join->contributors == 0 || join->contributors > cluster_.size ||
+                             ? join->contributors == 0 || join->contributors > series.size() ||
                                    join->round < series.owner.round()
                              : join->contributors != 0;
   if (adds && misplaced) {
@@ -131,15 +144,15 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                                     options.replays ? "in round " : "which is no replay, in round ",
                                     series.owner.round())};
   }
-  const partial::Join said{rank,       join->upto,  join->base,
+  const partial::Join said{index,      join->upto,  join->base,
                            join->last, join->round, join->contributors};
   if (Status possible = series.owner.check(said); !possible.ok()) {
     return {possible.code(),
             concat("rank ", rank, " joins '", options.name, "' with ", possible.message())};
   }
   if (!series.owner.join(said, now)) return {};  // a duplicate
-  if (options.inline_payload && adds) add(series.held[rank], join->payload, options.dtype);
-  if (Status same = compare(series, rank, *join); !same.ok()) {
+  if (options.inline_payload && adds) add(series.held[index], join->payload, options.dtype);
+  if (Status same = compare(series, index, *join); !same.ok()) {
     fail(same, out);
     return {};
   }
@@ -147,14 +160,14 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   return {};
 }
 
-Status SeriesTable::compare(Series& series, uint32_t rank, const wire::JoinMessage& join) {
+Status SeriesTable::compare(Series& series, uint32_t index, const wire::JoinMessage& join) {
   if (join.digest_round == 0) return {};
-  const auto [place, first] = series.digests.try_emplace(join.digest_round, join.digest, rank);
+  const auto [place, first] = series.digests.try_emplace(join.digest_round, join.digest, index);
   if (!first && place->second.first != join.digest) {
     return {Code::kMismatch,
             concat("the replicas of '", series.options.name, "' differ after ", join.digest_round,
-                   " rounds: ", cluster_.describe_rank(rank), " has digest ", join.digest, ", ",
-                   cluster_.describe_rank(place->second.second), " has ", place->second.first)};
+                   " rounds: ", describe_rank(series, index), " has digest ", join.digest, ", ",
+                   describe_rank(series, place->second.second), " has ", place->second.first)};
   }
   constexpr size_t kDigestsKept = 16;
   if (series.digests.size() > kDigestsKept) series.digests.erase(series.digests.begin());
@@ -168,11 +181,16 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
   const auto found = series_.find(mark->id);
   if (found == series_.end()) return {};  // its last round: the series has ended
   Series& series = *found->second;
-  if (series.owner.received(rank, mark->round, mark->attempt, mark->whole)) {
+  const uint32_t index = series.group->members.index_of(rank);
+  if (index == control::Group::kNobody) {
+    return {Code::kInternal, concat("rank ", rank, " has received a round of '",
+                                    series.options.name, "', of whose group it is no member")};
+  }
+  if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kCommit;
-    for (uint32_t r = 0; r < cluster_.size; ++r) {
-      if (!lost_[r]) out.push_back({r, header, encode(*mark)});
+    for (const uint32_t one : series.group->members.ranks()) {
+      if (!lost_[one]) out.push_back({one, header, encode(*mark)});
     }
   }
   advance(mark->id, series, now, out);
@@ -207,8 +225,8 @@ std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
 }
 
 void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out) {
-  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-    if (!series.enlisted[rank] && !lost_[rank]) return;
+  for (uint32_t i = 0; i < series.size(); ++i) {
+    if (!series.enlisted[i] && !lost_[series.rank(i)]) return;
   }
   while (auto closed = series.owner.close(now)) {
     wire::RoundMessage message;
@@ -221,22 +239,23 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     if (series.options.op == ReduceOp::kAverage) {
       message.divisor = series.options.by_contributors
                             ? std::max<uint32_t>(closed->contributors.size(), 1)
-                            : cluster_.size;
+                            : series.size();
     }
     std::string payload = encode(message);
     if (series.options.inline_payload) payload += sum(series, *closed, message.divisor);
     wire::FrameHeader header;
     header.type = wire::FrameType::kRound;
+    header.group = series.group->members.id();
     header.stream = series.stream;
     header.round = series.next_ticket++;
     // Those who wait first: the others compute.
-    std::vector<bool> waits(cluster_.size, false);
-    for (const uint32_t rank : closed->waiting) waits[rank] = true;
+    std::vector<bool> waits(series.size(), false);
+    for (const uint32_t index : closed->waiting) waits[index] = true;
     for (const bool waiting : {true, false}) {
-      for (uint32_t rank : closed->members) {
-        if (waits[rank] != waiting) continue;
+      for (uint32_t index : closed->members) {
+        if (waits[index] != waiting) continue;
         // A push needs everybody at once, and a replay does not know who waits.
-        out.push_back({rank, header, payload,
+        out.push_back({series.rank(index), header, payload,
                        !waiting && series.options.inline_payload && !series.options.replays});
       }
     }
@@ -250,13 +269,15 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
   for (auto it = series_.begin(); it != series_.end();) {
     const uint64_t id = it->first;
     Series& series = *(it++)->second;  // advance() may end it
-    if (series.options.replays && series.owner.member(rank)) {
+    const uint32_t index = series.group->members.index_of(rank);
+    if (index == control::Group::kNobody) continue;
+    if (series.options.replays && series.owner.member(index)) {
       fail({Code::kPeerLost, concat("the replay of '", series.options.name, "' cannot go on: ",
                                     cluster_.describe_rank(rank), " is gone")},
            out);
     }
-    series.owner.lost(rank);
-    if (!series.held.empty()) series.held[rank].clear();
+    series.owner.lost(index);
+    if (!series.held.empty()) series.held[index].clear();
     advance(id, series, now, out);
   }
 }
@@ -288,11 +309,12 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     series->warned_for = since;
     std::string missing;
     const auto ranks = series->owner.missing();
-    for (uint32_t rank : ranks) {
-      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+    for (uint32_t index : ranks) {
+      missing += (missing.empty() ? "" : ", ") + describe_rank(*series, index);
     }
     const std::string text =
-        concat("partial all-reduce '", options.name, "', round ", series->owner.round(),
+        concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
+               ", round ", series->owner.round(),
                ", has waited ", to_seconds(now - since), " s for ",
                options.replays ? "recorded contributors among " : "", missing,
                fatal ? ", which did not come; check that every rank goes on with the series "
@@ -305,9 +327,9 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kWarning;
-    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
-      out.push_back({rank, header, text});  // one rank's log is enough
+    for (uint32_t index = 0; index < series->size(); ++index) {
+      if (std::find(ranks.begin(), ranks.end(), index) != ranks.end()) continue;
+      out.push_back({series->rank(index), header, text});  // one rank's log is enough
       break;
     }
   }

@@ -14,16 +14,18 @@
 #include "control/cluster.h"
 #include "partial/round_owner.h"
 #include "server/answer.h"
+#include "server/group_table.h"
 #include "wire/partial.h"
 
 namespace herring::server {
 
 class SeriesTable {
  public:
-  SeriesTable(const control::Cluster& cluster, uint32_t server);
+  SeriesTable(const control::Cluster& cluster, const GroupTable& groups, uint32_t server);
 
   // Payloads of frames from `rank`; an error is the sender's fault. What to answer goes to `out`.
-  Status enlist(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
+  Status enlist(uint32_t rank, uint32_t group, std::string_view text, Nanos now,
+                std::vector<Answer>& out);
   Status join(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   // `rank` is dead or has left.
@@ -40,13 +42,18 @@ class SeriesTable {
 
  private:
   struct Series {
-    Series(const wire::Enlist& options, uint32_t workers, uint32_t stream)
+    Series(const wire::Enlist& options, std::shared_ptr<JobGroup> group, uint32_t stream)
         : options(options),
-          owner({workers, options.quorum, options.grace, options.staleness,
+          group(std::move(group)),
+          owner({size(), options.quorum, options.grace, options.staleness,
                  options.replays},
                 !options.inline_payload),
-          stream(stream), enlisted(workers, false), held(options.inline_payload ? workers : 0) {}
+          stream(stream), enlisted(size(), false), held(options.inline_payload ? size() : 0) {}
+    uint32_t size() const { return group->members.size(); }
+    uint32_t rank(uint32_t index) const { return group->members.ranks()[index]; }
+
     const wire::Enlist options;
+    const std::shared_ptr<JobGroup> group;  // ranks here and below are those inside it
     partial::RoundOwner owner;
     const uint32_t stream;
     uint32_t next_ticket = 0;
@@ -60,16 +67,17 @@ class SeriesTable {
 
   void advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out);
   std::string sum(Series& series, const partial::Closed& closed, uint32_t divisor) const;
-  Status compare(Series& series, uint32_t rank, const wire::JoinMessage& join);
-  Status check(const wire::Enlist& enlist, uint32_t rank) const;
+  Status compare(Series& series, uint32_t index, const wire::JoinMessage& join);
+  std::string describe_rank(const Series& series, uint32_t index) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
   uint32_t free_stream();
 
   const control::Cluster& cluster_;
+  const GroupTable& groups_;
   const uint32_t server_;
   std::atomic<bool> any_{false};
   std::map<uint64_t, std::unique_ptr<Series>> series_;
-  std::vector<bool> lost_;
+  std::vector<bool> lost_;  // by rank of the job
   uint32_t next_stream_ = 0;
 };
 

@@ -42,22 +42,22 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
                     const DataPlaneOptions& options) {
   cluster_ = cluster;
   index_ = index;
-  credit_ = options.credit_segments(options.credit);
+  groups_ = std::make_unique<GroupTable>(cluster_, options.credit_segments(options.credit));
   credit_max_ = options.credit_segments(std::max(options.credit, options.credit_max));
   max_frame_segments_ = static_cast<uint32_t>(
       std::clamp<size_t>(options.frame_max / options.segment_bytes, 1,
                          transport::Destinations::kMaxPieces));
   flows_ = options.flows;
-  // Beside the payload: name, shape and, for alltoall, a split per rank.
+  // Beside the payload: name, shape and, for alltoall and groups, a number per rank.
   max_announce_payload_ = options.small_bytes + 16 * size_t{cluster.size} + 65536;
   recipients_.resize(cluster_.size);
   // An operation stays while anybody has segments of it on the way; every stream may have one more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
-  aggregator_ = std::make_unique<Aggregator>(cluster_, options.segment_bytes, most_open,
+  aggregator_ = std::make_unique<Aggregator>(cluster_, *groups_, options.segment_bytes, most_open,
                                              [this](Slot& slot) { deliver(slot); },
                                              [loop = &proxies_[0]->loop()] { return loop->now(); });
-  coordinator_ = std::make_unique<Coordinator>(cluster_, index);
-  series_ = std::make_unique<SeriesTable>(cluster_, index);
+  coordinator_ = std::make_unique<Coordinator>(cluster_, *groups_, index);
+  series_ = std::make_unique<SeriesTable>(cluster_, *groups_, index);
   const uint32_t proxies = std::clamp<uint32_t>(options.proxies, 1, std::max(1u, cluster_.nodes));
   while (proxies_.size() < proxies) {
     proxies_.push_back(
@@ -158,16 +158,46 @@ void Server::end_job(const Status& why) {
   }));
 }
 
-Status Server::control(wire::FrameType type, uint32_t rank, std::string text) {
+Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::string text) {
   return change([&](Nanos now, std::vector<Answer>& out) {
-    switch (type) {
+    switch (header.type) {
       case wire::FrameType::kAnnounce:
-        return coordinator_->announce(rank, std::move(text), now, out);
-      case wire::FrameType::kEnlist: return series_->enlist(rank, text, now, out);
+        return coordinator_->announce(rank, header.group, std::move(text), now, out);
+      case wire::FrameType::kGroup: return define_group(header.group, rank, text, out);
+      case wire::FrameType::kLeaveGroup: return leave_group(header, rank, out);
+      case wire::FrameType::kEnlist: return series_->enlist(rank, header.group, text, now, out);
       case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
       default: return series_->received(rank, text, now, out);
     }
   }, rank);
+}
+
+Status Server::define_group(uint32_t group, uint32_t rank, std::string_view text,
+                            std::vector<Answer>& out) {
+  auto message = wire::decode_group(text);
+  if (!message.ok()) return message.status();
+  HERRING_RETURN_IF_ERROR(
+      groups_->define(group, std::move(message->name), std::move(message->ranks), rank));
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kReply;
+  header.group = group;
+  out.push_back({rank, header, encode(wire::Go{message->id, {}, {}})});
+  return {};
+}
+
+// Who has found that a member is gone says so, lest others wait for what it will not do.
+Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank,
+                           std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup> group = groups_->find(header.group);
+  const bool broken = header.flags & wire::kFlagBroken;
+  if (!group || !group->members.has(rank) || (group->members.is_world() && !broken)) {
+    return {Code::kInternal, concat("rank ", rank, " leaves group ", header.group,
+                                    ", in which it is not")};
+  }
+  if (broken) aggregator_->break_group(*group);
+  coordinator_->rank_gone(*group, rank, broken ? "has given it up" : "has destroyed it", out);
+  groups_->leave(header.group, rank);
+  return {};
 }
 
 // The one way to answer workers. `from`: who asked for the change.
@@ -245,8 +275,8 @@ void Server::deliver(Slot& slot) {
   }
 }
 
-void Server::set_credit(uint16_t segments) {
-  credit_.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
+void Server::set_credit(JobGroup& group, uint16_t segments) {
+  group.credit.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
 
 // Every proxy reports losses on its flows; the first also looks for what is overdue.
@@ -279,10 +309,10 @@ void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
     static_cast<void>(change([this, rank](Nanos, std::vector<Answer>& out) {
-      coordinator_->rank_left(rank, out);
+      coordinator_->rank_gone(rank, "has left the job", out);
       return Status();
     }));
-    if (outlives_workers()) rank_lost(rank);
+    if (series_->any()) rank_lost(rank);
   });
 }
 
@@ -296,7 +326,7 @@ void Server::rank_lost(uint32_t rank) {
       }
       aggregator_->rank_lost(rank);
       static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
-        coordinator_->rank_left(rank, out);
+        coordinator_->rank_gone(rank, "is gone", out);
         series_->lost(rank, now, out);
         return Status();
       }));

@@ -12,6 +12,7 @@
 #include "control/cluster.h"
 #include "server/aggregator.h"
 #include "server/coordinator.h"
+#include "server/group_table.h"
 #include "server/peer.h"
 #include "server/series.h"
 #include "transport/transport.h"
@@ -84,8 +85,10 @@ class Server {
   void rank_left(uint32_t rank);
   // A worker is dead. Partial all-reduces go on without it; everything else that needs it fails.
   void rank_lost(uint32_t rank);
-  // Whether the job goes on when a worker dies.
-  bool outlives_workers() const { return series_ && series_->any(); }
+  // Whether the job goes on when this worker dies: for partial all-reduces, or groups without it.
+  bool outlives(uint32_t rank) const {
+    return series_ && (series_->any() || groups_->any_without(rank));
+  }
   // Hands out what is queued (bounded), ends the threads.
   void stop();
   // Nothing is being summed, announced or sent. Any thread; bounded.
@@ -96,14 +99,13 @@ class Server {
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
-  // kAnnounce, kEnlist, kJoin, kReceived.
-  Status control(wire::FrameType type, uint32_t rank, std::string text);
+  // kAnnounce, kEnlist, kJoin, kReceived, kGroup, kLeaveGroup.
+  Status control(const wire::FrameHeader& header, uint32_t rank, std::string text);
   // Every worker fails with this.
   void end_job(const Status& why);
   void peer_closed(Peer& peer, const Status& why);
   uint32_t index() const { return index_; }
-  uint16_t credit() const { return credit_.load(std::memory_order_relaxed); }
-  void set_credit(uint16_t segments);
+  void set_credit(JobGroup& group, uint16_t segments);
   uint32_t signals() const { return signals_.load(std::memory_order_relaxed); }
   void add_signals(uint32_t n) { signals_.fetch_add(n, std::memory_order_relaxed); }
   uint32_t max_frame_segments() const { return max_frame_segments_; }
@@ -119,6 +121,9 @@ class Server {
   using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
   static constexpr uint32_t kNobody = ~0u;
   Status change(const Change& change, uint32_t from = kNobody);
+  Status define_group(uint32_t group, uint32_t rank, std::string_view text,
+                      std::vector<Answer>& out);
+  Status leave_group(const wire::FrameHeader& header, uint32_t rank, std::vector<Answer>& out);
   void answer(std::vector<Answer> answers, uint32_t from);
   void send_waiting(uint32_t rank);
   void set_timers();
@@ -142,10 +147,11 @@ class Server {
 
   control::Cluster cluster_;
   uint32_t index_ = 0;
+  std::unique_ptr<GroupTable> groups_;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<SeriesTable> series_;
-  std::atomic<uint16_t> credit_{1}, credit_max_{1};  // segments
+  std::atomic<uint16_t> credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;
   size_t max_announce_payload_ = 0;

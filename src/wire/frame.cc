@@ -8,7 +8,8 @@ const char* name_of(FrameType type) {
                                     "warning", "register",  "cluster", "ready",
                                     "heartbeat", "goodbye", "peer-lost", "abort",
                                     "grant",     "block",   "taken",   "enlist",
-                                    "join",      "round",   "received", "commit"};
+                                    "join",      "round",   "received", "commit",
+                                    "group",     "leave-group"};
   const auto index = static_cast<uint8_t>(type);
   return index <= static_cast<uint8_t>(FrameType::kLast) ? kNames[index] : "unknown";
 }

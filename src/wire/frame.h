@@ -1,4 +1,4 @@
-// The unit on the wire: a 32-byte little-endian header, then `payload` bytes.
+// The unit on the wire: a 40-byte little-endian header, then `payload` bytes.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,10 @@ enum class FrameType : uint8_t {
   kRound,        // owner -> worker: a round has closed; a small result rides along
   kReceived,     // worker -> owner: it has the result of a round
   kCommit,       // owner -> worker: the round counts
-  kLast = kCommit,
+  // Groups.
+  kGroup,        // worker -> server: who is in a group that it belongs to; answered by kReply
+  kLeaveGroup,   // worker -> server: it calls nothing in this group any more
+  kLast = kLeaveGroup,
 };
 
 const char* name_of(FrameType type);
@@ -45,19 +48,21 @@ struct FrameHeader {
   uint8_t flags = 0;
   uint16_t segments = 0;       // kData, kResult: how many consecutive segments
   uint32_t payload = 0;        // bytes that follow
-  uint32_t stream = 0;         // sequence of operations in one agreed order
+  uint32_t group = 0;          // data plane: the ranks that take part; 0: all
+  uint32_t stream = 0;         // of the group: a sequence of operations in one agreed order
   uint32_t round = 0;          // ticket or round within the stream
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
-  uint16_t signals = 0;        // losses that the sender has counted so far, modulo 2^16
+  uint16_t reserved = 0;
+  uint32_t signals = 0;        // losses that the sender has counted so far, modulo 2^32
   union {
     uint32_t workers = 0;      // kResult: workers whose contributions are in it (rounds of a
                                // partial all-reduce: contributors whose bytes are in it)
     uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^32
 };
-static_assert(sizeof(FrameHeader) == 32, "the header travels as it lies in memory");
+static_assert(sizeof(FrameHeader) == 40, "the header travels as it lies in memory");
 
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
@@ -66,10 +71,12 @@ inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 inline constexpr uint8_t kFlagEmpty = 1;
 // kData: send the result's payload back.
 inline constexpr uint8_t kFlagWant = 2;
-// kData: the credit field steers (it comes from the job's credit controller).
+// kData: the credit field steers (it comes from the group's credit controller).
 inline constexpr uint8_t kFlagSteers = 4;
 // kResult: the payload is lent; the server keeps it until the worker has taken it.
 inline constexpr uint8_t kFlagLent = 8;
+// kResult: a member of the group is gone. Its credit comes back, the operation has failed.
+inline constexpr uint8_t kFlagBroken = 16;
 
 // Streams from here on are those of partial all-reduces, numbered by their owners.
 inline constexpr uint32_t kPartialStreams = 1u << 31;

@@ -9,12 +9,13 @@ namespace herring::wire {
 
 struct Key {
   uint32_t stream = 0, round = 0, buffer = 0;
+  uint32_t group = 0;  // whose streams these are; 0: all ranks
   auto operator<=>(const Key&) const = default;
 };
 
 struct KeyHash {
   size_t operator()(const Key& key) const {
-    uint64_t h = key.stream;
+    uint64_t h = uint64_t{key.group} << 32 | key.stream;
     h = h * 0x9e3779b97f4a7c15 + key.round;
     h = h * 0x9e3779b97f4a7c15 + key.buffer;
     return static_cast<size_t>(h ^ (h >> 29));

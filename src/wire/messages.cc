@@ -36,7 +36,8 @@ bool get_enum(ByteReader& in, Enum& value, int count) {
 
 const char* name_of(Collective kind) {
   constexpr const char* kNames[] = {"allreduce",      "broadcast", "allgather",
-                                    "reduce_scatter", "alltoall",  "barrier"};
+                                    "reduce_scatter", "alltoall",  "barrier",
+                                    "form_group"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -149,6 +150,27 @@ Result<Go> decode_go(std::string_view text, std::string_view* rest) {
   }
   *rest = in.rest();
   return go;
+}
+
+std::string encode(const GroupMessage& group) {
+  ByteWriter out;
+  out.put(group.id).text(group.name).put(static_cast<uint32_t>(group.ranks.size()));
+  out.raw(group.ranks.data(), group.ranks.size() * sizeof(uint32_t));
+  return out.take();
+}
+
+Result<GroupMessage> decode_group(std::string_view text) {
+  ByteReader in(text);
+  GroupMessage group;
+  group.id = in.get<uint64_t>();
+  group.name = in.text(kMaxName);
+  const auto n = in.get<uint32_t>();
+  if (!in.ok() || n > kMaxCounts || n * sizeof(uint32_t) > in.remaining()) {
+    return malformed("group");
+  }
+  group.ranks.resize(n);
+  if (!in.raw(group.ranks.data(), n * sizeof(uint32_t)) || !in.done()) return malformed("group");
+  return group;
 }
 
 std::string encode(const OpError& error) {

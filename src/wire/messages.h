@@ -18,7 +18,7 @@ namespace herring::wire {
 enum class Participants : uint8_t {
   kNodes = 0,  // one contribution per node, from whichever local rank owns the segment
   kRanks,      // one per rank
-  kPair,       // ranks pair_a and pair_b only (pair_a < pair_b)
+  kPair,       // ranks pair_a and pair_b inside the group only (pair_a < pair_b)
 };
 
 // kOpen: what one contributor says about a shard of a buffer. All contributors must agree, but for
@@ -43,8 +43,9 @@ enum class Collective : uint8_t {
   kReduceScatter,
   kAlltoall,
   kBarrier,
+  kFormGroup,  // of the ranks in `splits` and by them alone, whatever the frame's group
 };
-inline constexpr int kNumCollectives = 6;
+inline constexpr int kNumCollectives = 7;
 // Bytes of Announce::refusal; longer ones are cut.
 inline constexpr size_t kMaxRefusal = 4096;
 const char* name_of(Collective kind);
@@ -68,13 +69,14 @@ struct Announce {
   ReduceOp op = ReduceOp::kSum;
   Algorithm algorithm = Algorithm::kHerring;  // of an allreduce
   bool inline_payload = false;  // the payload rides along
-  uint32_t root = 0;
+  uint32_t root = 0;             // ranks here and below are those inside the group
   double prescale = 1.0, postscale = 1.0;
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::string name;
   std::string refusal;           // why this rank cannot take part, though it was called; else empty
   std::vector<uint64_t> shape;
-  // Rows for each rank: of alltoall, and of reduce_scatter if they are not even.
+  // Rows for each rank: of alltoall, and of reduce_scatter if they are not even. Of form_group: the
+  // ranks of the job that form it.
   std::vector<uint64_t> splits;
   std::string_view payload;      // into the decoded text
 
@@ -83,10 +85,18 @@ struct Announce {
 
 // kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements
 // of each rank; alltoall: elements that each rank has for the one that is told), else empty.
+// form_group: one count, the number of the new group.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;
   std::vector<uint64_t> dims;  // allgather: first dimension of each rank; alltoall: none
+};
+
+// kGroup: the group of the header's number, as one of its members says. Answered with its id.
+struct GroupMessage {
+  uint64_t id = 0;
+  std::string name;             // for messages
+  std::vector<uint32_t> ranks;  // of the job, ascending
 };
 
 struct OpError {
@@ -98,12 +108,14 @@ struct OpError {
 std::string encode(const Open& open);
 std::string encode(const Announce& announce);  // without payload, which follows it on the wire
 std::string encode(const Go& go);
+std::string encode(const GroupMessage& group);
 std::string encode(const OpError& error);
 
 Result<Open> decode_open(std::string_view in);
 Result<Announce> decode_announce(std::string_view in);
 // What follows the counts is left in `rest` (kReply: the result's bytes).
 Result<Go> decode_go(std::string_view in, std::string_view* rest);
+Result<GroupMessage> decode_group(std::string_view in);
 Result<OpError> decode_op_error(std::string_view in);
 
 }  // namespace herring::wire

@@ -29,13 +29,15 @@ bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
 
 }  // namespace
 
-uint64_t series_id(std::string_view name) { return fnv1a(name); }
+uint64_t series_id(std::string_view name, uint32_t group) {
+  return group == 0 ? fnv1a(name) : fnv1a(concat(name, '\n', group));
+}
 
 std::string encode(const Enlist& e) {
   ByteWriter out;
   out.put(e.dtype).put(e.op).put(static_cast<uint8_t>(e.by_contributors));
   out.put(static_cast<uint8_t>(e.inline_payload)).put(e.elements).put(e.quorum).put(e.grace);
-  out.put(e.staleness).put(static_cast<uint8_t>(e.replays));
+  out.put(e.staleness).put(static_cast<uint8_t>(e.replays)).put(static_cast<uint8_t>(e.owner));
   out.put(e.timeout_ms).put(e.warn_ms).text(e.name);
   return out.take();
 }
@@ -54,7 +56,7 @@ Result<Enlist> decode_enlist(std::string_view text) {
   e.quorum = in.get<uint32_t>();
   e.grace = in.get<Nanos>();
   e.staleness = in.get<uint32_t>();
-  if (!flag(in, e.replays)) return malformed("enlist");
+  if (!flag(in, e.replays) || !flag(in, e.owner)) return malformed("enlist");
   e.timeout_ms = in.get<uint32_t>();
   e.warn_ms = in.get<uint32_t>();
   e.name = in.text(kMaxName);

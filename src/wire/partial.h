@@ -14,10 +14,10 @@
 
 namespace herring::wire {
 
-// The identity of a series: a hash of its name. `id % servers` is its owner.
-uint64_t series_id(std::string_view name);
+// The identity of a series: a hash of its name and its group's number.
+uint64_t series_id(std::string_view name, uint32_t group = 0);
 
-// kEnlist. All ranks must agree in everything.
+// kEnlist. All ranks must agree in everything, but for what each server is told: `owner`.
 struct Enlist {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kAverage;  // kSum or kAverage
@@ -28,6 +28,7 @@ struct Enlist {
   Nanos grace = 0;
   uint32_t staleness = 0;
   bool replays = false;  // joins say which round they are in
+  bool owner = true;     // the server that reads this closes the rounds
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::string name;
 };

@@ -1,9 +1,10 @@
-// The engine: one thread per worker process that turns operations into transfers and messages.
-// Operations may be submitted from any thread, in any order on any rank.
+// The engine: the thread of a worker that moves bytes, and what works on it. It owns the loop, the
+// connections to servers (Links), the node stage, the schedules between workers, and the memory
+// that neighbours share; it knows which rounds of planned and partial operations are in progress.
+// Named operations and who is a member of what have classes of their own.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,6 +19,8 @@
 #include "node/shared_memory.h"
 #include "transport/transport.h"
 #include "worker/links.h"
+#include "worker/membership.h"
+#include "worker/named.h"
 #include "worker/node_stage.h"
 #include "worker/operation.h"
 #include "worker/partial.h"
@@ -46,28 +49,36 @@ class Engine {
          std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows);
   ~Engine();
 
-  // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
-  // the job has failed.
+  // Any thread. kInvalidArgument for a name that is in flight already in that group; kPeerLost and
+  // others when the job or the group has failed.
   // `waits`: the caller waits for it at once.
-  Result<std::shared_ptr<Operation>> submit(Request request, bool waits = false);
+  Result<std::shared_ptr<Operation>> submit(Request request, bool waits = false) {
+    return named_.submit(std::move(request), waits);
+  }
   // This rank was called to take part and cannot, for a reason of its own: every other rank's call
-  // of that number and name fails with it. Any thread.
-  void refuse(wire::Collective kind, const std::string& name, const std::string& why);
+  // of that number and name fails with it. Any thread. `group` null: all ranks.
+  void refuse(std::shared_ptr<Group> group, wire::Collective kind, const std::string& name,
+              const std::string& why) {
+    named_.refuse(group ? group : world(), kind, name, why);
+  }
+  const std::shared_ptr<Group>& world() const { return membership_.world(); }
+  // Leaves a group that was formed (Collective::kFormGroup). kInvalidArgument: something in it is
+  // in flight; it was destroyed already; it is the world. Any thread but the engine's.
+  Status destroy(const std::shared_ptr<Group>& group);
+
   // Fails everything that is in flight and everything that comes later. Any thread.
   void fail(const Status& status);
   // Likewise on every rank: what only this one knows.
   void abort(const Status& status);
-  // A process is gone. Where there is a partial all-reduce, the job goes on without a worker unless
-  // something else that needs it has begun to move bytes; otherwise it fails.
+  // A process is gone. What needs it fails; if nothing can go on, everything does. Any thread.
   void peer_lost(const control::Loss& loss);
-  // A rank has said goodbye: what still needs it fails.
+  // A rank has said goodbye: what still needs it fails. Any thread.
   void rank_left(uint32_t rank);
   Status failure() const;
-  // As failure(), or that a worker is gone or has left, without whom only partial all-reduces can
-  // go on.
-  Status incomplete() const;
-  // Takes part in a series of partial all-reduces; `message` goes to all servers.
-  Status enlist(const std::shared_ptr<Partial>& partial, std::string message);
+  // As failure(), or why nothing new but partial all-reduces can complete in the group.
+  Status incomplete(const Group& group) const;
+  // Takes part in a series of partial all-reduces.
+  Status enlist(const std::shared_ptr<Partial>& partial);
   void delist(uint64_t id);
   // Ends the thread; what is in flight fails with kShutdown.
   void stop();
@@ -75,19 +86,10 @@ class Engine {
   // Queues a task for the engine thread; kShutdown if that has ended. `caller_waits`:
   // at once, for what comes of it (EventLoop::post_before_drive).
   Status run(std::function<void()> task, bool caller_waits = false);
-  // On the engine thread, for planned operations: `waiting` fails when the job does.
-  void track(const std::shared_ptr<Completion>& waiting) { waiting_.insert(waiting); }
-  void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
   const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }
-  NodeStage& node_stage() { return *node_stage_; }
-  Links& links() { return *links_; }
-  // Buffers go through the node stage when any node has several workers, or there is one node.
-  bool uses_node_stage() const { return uses_node_stage_; }
-  uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
 
   const control::Cluster& cluster() const { return cluster_; }
   const EngineOptions& options() const { return options_; }
-  std::vector<double> weights() const;
   SharedHeap& heap() { return heap_; }
   uint32_t timeout_ms(double seconds) const;
   // Of an operation with this time-out (0: the setting) once all ranks have called it. What moves
@@ -103,58 +105,54 @@ class Engine {
   };
   Counters counters();
 
- private:
-  friend class Operation;
 
-  void start(const std::shared_ptr<Operation>& operation);
-  uint32_t owner_of(const std::string& name) const;
-  void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
-  void on_reply(Operation& operation, wire::Go head, std::string_view result);
-  void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);
-  Transfer& add_transfer(Operation& operation, Key key, size_t bytes);
-  void launch_allreduce(Operation& operation, Key key);
-  void launch_exchange(Operation& operation, Key key);
-  void launch_schedule(Operation& operation, Key key);
-  void meet_workers();
-  Status on_series(const wire::FrameHeader& header, std::string_view payload);
-  bool survives(const control::Loss& loss) const;
-  Status departure() const;
-  void on_link_closed(uint32_t server, const Status& why);
-  void fail_what_needs(uint32_t server);
-  void check_departures(Nanos now);
-  void check_deadlines(Nanos now);
-  void part_done(Operation& operation);
-  void finish(Operation& operation, const Status& status);
+  // On the engine thread, for what works there.
+  Links& links() { return *links_; }
+  NodeStage& node_stage() { return *node_stage_; }
+  collective::Executor& executor() { return *executor_; }
+  NamedOperations& named() { return named_; }
+  Membership& membership() { return membership_; }
+  Status called_off(const Group& group) const { return membership_.called_off(group); }
+  // A round of a planned operation: `waiting` fails when the job does, or what moves in its group.
+  void track(const std::shared_ptr<Completion>& waiting, const Group& group) {
+    waiting_.emplace(waiting, group.id());
+  }
+  void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
+  void fail_waiting(const Group& group, const Status& status);
+  void fail_partial(const Group& group, const Status& status);
+  bool any_partial() const { return !partials_.empty(); }
+  // Bytes are moving in the group, or a round of it has begun that is not over.
+  bool moves(const Group& group) const;
+  // Likewise, or something is announced.
+  bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
+  // First nothing touches callers' memory any more, then they are told. `leaves`: what was said to
+  // the servers still goes out.
   void fail_now(const Status& status, bool leaves = false);
-  bool push(Operation& operation, Transfer& transfer);  // false: the job has failed
+
+ private:
+  void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  Status on_series(const wire::FrameHeader& header, std::string_view payload);
+  void check_deadlines(Nanos now);
   void tick();
-  std::shared_ptr<Operation> find(uint64_t id);
 
   const control::Cluster cluster_;
   const EngineOptions options_;
   const control::WorkerInfo me_;
-  bool uses_node_stage_ = false;
   SharedHeap heap_;  // for neighbours on the node to map, if there are any
   // Of everybody who may still wait.
   const std::shared_ptr<transport::EventLoop> loop_;
   std::unique_ptr<LocalBus> bus_;
+  Membership membership_;
+  NamedOperations named_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
-  bool meeting_ = false;                   // the workers' addresses are known, or asked for
 
-  std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // engine thread
-  std::set<std::shared_ptr<Completion>> waiting_;              // engine thread
-  std::map<uint64_t, std::shared_ptr<Partial>> partials_;      // by id; engine thread
-  std::vector<uint32_t> left_;                                 // in that order; engine thread
-  Nanos left_since_ = 0;
-  uint64_t next_id_ = 1;
-  std::atomic<uint32_t> next_stream_;
+  std::map<std::shared_ptr<Completion>, uint32_t> waiting_;  // with their groups; engine thread
+  std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
 
   mutable std::mutex mutex_;
-  std::set<std::string> names_;  // in flight; guarded by mutex_
   Status failure_;               // guarded by mutex_
-  Status incomplete_;            // guarded by mutex_
   bool stopped_ = false;         // guarded by mutex_
 };
 

@@ -370,7 +370,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
       [&](const control::Loss& loss) {
         if (!loss.left) {
           // Rank 0 hosts the rendezvous: without it there is no job.
-          if (loss.is_server || loss.index == 0 || !server.outlives_workers()) {
+          if (loss.is_server || loss.index == 0 || !server.outlives(loss.index)) {
             return end({Code::kPeerLost, loss.text});
           }
           return server.rank_lost(loss.index);

@@ -8,6 +8,7 @@
 #include "reduce/reduce.h"
 #include "worker/engine.h"
 #include "worker/exchange.h"
+#include "worker/named.h"
 
 namespace herring::worker {
 namespace {
@@ -17,11 +18,18 @@ constexpr size_t kMaxAddress = 64;
 
 }  // namespace
 
-void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go) {
+void NamedOperations::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go) {
   operation.launched_ = true;
   operation.counts = std::move(go.counts);
   operation.dims = std::move(go.dims);
-  const Key key{header.stream, header.round, 0};
+  const Group& group = *operation.request.group;
+  if (Status why = engine_.called_off(group); !why.ok()) return finish(operation, why);
+  const Key key{header.stream, header.round, 0, group.id()};
+  if (header.group != group.id()) {
+    return engine_.fail_now({Code::kInternal, concat("'", operation.request.name, "'",
+                                                     group.members().suffix(),
+                                                     " was answered for group ", header.group)});
+  }
   if (operation.request.algorithm != wire::Algorithm::kHerring) {
     launch_schedule(operation, key);
   } else if (operation.request.kind == wire::Collective::kAllreduce) {
@@ -32,12 +40,12 @@ void Engine::launch(Operation& operation, const wire::FrameHeader& header, wire:
 }
 
 // Straight to the servers and back, without the node stage.
-Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
+Transfer& NamedOperations::add_transfer(Operation& operation, Key key, size_t bytes) {
   const Request& request = operation.request;
   Transfer& transfer = operation.transfers_.emplace_back();
   transfer.key = key;
   transfer.open.workers = 1;
-  transfer.open.deadline = deadline(request.timeout);
+  transfer.open.deadline = engine_.deadline(request.timeout);
   transfer.open.name = request.name;
   transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
   if (request.kind == wire::Collective::kAllreduce ||
@@ -47,22 +55,24 @@ Transfer& Engine::add_transfer(Operation& operation, Key key, size_t bytes) {
     transfer.open.prescale = request.prescale;
     transfer.open.postscale = request.postscale;
   }
-  transfer.shards = plan::shard_layout(bytes, weights());
-  transfer.runs = plan::local_slice(transfer.shards, options_.links.segment_bytes, 0, 1);
+  transfer.shards = plan::shard_layout(bytes, request.group->shards().weights);
+  transfer.runs =
+      plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
   transfer.owner = &operation;
   return transfer;
 }
 
-bool Engine::push(Operation& operation, Transfer& transfer) {
-  const Status pushed = links_->push(transfer, operation.shared_from_this());
-  if (!pushed.ok()) fail_now(pushed);
+bool NamedOperations::push(Operation& operation, Transfer& transfer) {
+  const Status pushed = engine_.links().push(transfer, operation.shared_from_this());
+  if (!pushed.ok()) engine_.fail_now(pushed);
   return pushed.ok();
 }
 
-void Engine::launch_allreduce(Operation& operation, Key key) {
+void NamedOperations::launch_allreduce(Operation& operation, Key key) {
   const Request& request = operation.request;
+  const Group& group = *request.group;
   const size_t bytes = request.bytes();
-  if (!uses_node_stage_) {
+  if (!group.uses_node_stage()) {
     operation.parts_left_ = 1;
     Transfer& transfer = add_transfer(operation, key, bytes);
     transfer.send = transfer.receive = request.receive;
@@ -70,24 +80,27 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     return;
   }
   char* data = request.receive;
-  if (bus_->local_size() > 1 && !heap_.locate(data, bytes)) {
-    auto staging = heap_.allocate(bytes);
-    if (!staging.ok()) return fail_now(staging.status());
+  if (group.local_size() > 1 && !engine_.heap().locate(data, bytes)) {
+    auto staging = engine_.heap().allocate(bytes);
+    if (!staging.ok()) return engine_.fail_now(staging.status());
     operation.staging_ = static_cast<char*>(*staging);
     std::memcpy(operation.staging_, data, bytes);
     data = operation.staging_;
   }
   // Several buffers, so that one is pushed while the next is still being reduced in the node.
-  const auto servers = static_cast<uint32_t>(cluster_.servers.size());
+  const uint32_t nodes = group.members().nodes();
+  const auto servers = static_cast<uint32_t>(group.shards().owners.size());
   const size_t buffer_bytes =
-      cluster_.nodes == 1 ? bytes
-                          : plan::choose_buffer_bytes(bytes, cluster_.nodes, servers,
-                                                      options_.links.segment_bytes);
+      nodes == 1 ? bytes
+                 : plan::choose_buffer_bytes(bytes, nodes, servers,
+                                             engine_.options().links.segment_bytes);
   operation.parts_left_ = (bytes + buffer_bytes - 1) / buffer_bytes;
   const size_t parts = operation.parts_left_;
+  const std::shared_ptr<Operation> keeps = operation.shared_from_this();
   for (size_t i = 0; i < parts; ++i) {
     NodeTask task;
-    task.key = {key.stream, key.round, static_cast<uint32_t>(i)};
+    task.group = request.group;
+    task.key = {key.stream, key.round, static_cast<uint32_t>(i), key.group};
     task.name = request.name;
     task.data = data + i * buffer_bytes;
     task.bytes = std::min(buffer_bytes, bytes - i * buffer_bytes);
@@ -95,31 +108,32 @@ void Engine::launch_allreduce(Operation& operation, Key key) {
     task.op = request.op;
     task.prescale = request.prescale;
     task.postscale = request.postscale;
-    task.deadline = deadline(request.timeout);
-    task.shards = cluster_.nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
-                                      : plan::shard_layout(task.bytes, weights());
+    task.deadline = engine_.deadline(request.timeout);
+    task.shards = nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
+                             : plan::shard_layout(task.bytes, group.shards().weights);
     task.on_done = [this, &operation](uint32_t) { part_done(operation); };
-    task.keeps = operation.shared_from_this();
-    node_stage_->post(std::move(task));
-    if (!failure().ok()) return;
+    task.keeps = keeps;
+    engine_.node_stage().post(std::move(task));
+    if (!engine_.failure().ok()) return;
   }
 }
 
 // Everything but all-reduce. In a stream of its own: all-reduces of the same owner go through the
 // node stage first, and the order of a stream must be the same on every worker.
-void Engine::launch_exchange(Operation& operation, Key key) {
-  key.stream += static_cast<uint32_t>(cluster_.servers.size());
+void NamedOperations::launch_exchange(Operation& operation, Key key) {
+  key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
   const Request& request = operation.request;
-  const Status fits = check_counts(request, operation.counts, options_.rank, cluster_.size);
-  if (!fits.ok()) return fail_now(fits);
-  const Exchange exchange =
-      plan_exchange(request, operation.counts, options_.rank, cluster_.size);
+  const uint32_t index = request.group->index(), size = request.group->size();
+  const Status fits = check_counts(request, operation.counts, index, size);
+  if (!fits.ok()) return engine_.fail_now(fits);
+  const Exchange exchange = plan_exchange(request, operation.counts, index, size);
   char* out = request.kind == wire::Collective::kBroadcast
                   ? request.receive
                   : operation.make_result(exchange.result_bytes);
   if (out == nullptr) {
-    return fail_now({Code::kInternal, concat("no memory for the result of '", request.name,
-                                             "', which has ", exchange.result_bytes, " bytes")});
+    return engine_.fail_now({Code::kInternal,
+                             concat("no memory for the result of '", request.name,
+                                    "', which has ", exchange.result_bytes, " bytes")});
   }
   if (exchange.own) {
     std::memcpy(out + *exchange.own->receive, request.send + *exchange.own->send,
@@ -127,7 +141,7 @@ void Engine::launch_exchange(Operation& operation, Key key) {
   }
   for (const Block& block : exchange.blocks) {
     Transfer& transfer =
-        add_transfer(operation, {key.stream, key.round, block.buffer}, block.bytes);
+        add_transfer(operation, {key.stream, key.round, block.buffer, key.group}, block.bytes);
     transfer.open.participants = wire::Participants::kRanks;
     if (block.pair) {
       transfer.open.participants = wire::Participants::kPair;
@@ -144,15 +158,18 @@ void Engine::launch_exchange(Operation& operation, Key key) {
 }
 
 // All ranks have agreed to do this without the servers.
-void Engine::launch_schedule(Operation& operation, Key key) {
+void NamedOperations::launch_schedule(Operation& operation, Key key) {
   const Request& request = operation.request;
   const Status possible = reduce::check_stage({request.dtype, request.dtype, request.op,
                                                request.prescale, 1.0, request.postscale});
   if (!possible.ok()) return finish(operation, possible);
-  if (!std::exchange(meeting_, true)) meet_workers();
+  if (!std::exchange(request.group->meets, true)) meet_workers(request.group);
+  operation.parts_left_ = 1;
   collective::Task task;
+  task.group = key.group;
   task.stream = key.stream;
   task.ticket = key.round;
+  task.ranks = request.group->members().ranks();
   task.name = request.name;
   task.algorithm = request.algorithm;
   task.data = request.receive;
@@ -161,42 +178,51 @@ void Engine::launch_schedule(Operation& operation, Key key) {
   task.op = request.op;
   task.prescale = request.prescale;
   task.postscale = request.postscale;
-  executor_->start(std::move(task), deadline(request.timeout),
-                   [this, &operation] { finish(operation, {}); });
+  engine_.executor().start(std::move(task), engine_.deadline(request.timeout),
+                           [this, &operation] { part_done(operation); });
 }
 
-// Every rank tells every other where it listens, once. A rank that cannot listen says nothing.
-void Engine::meet_workers() {
-  auto place = std::make_shared<std::array<char, kMaxAddress>>();
-  auto own = executor_->listen();
-  if (!own.ok() || own->size() > kMaxAddress) {
-    log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
-  } else {
-    std::copy(own->begin(), own->end(), place->begin());
+// Every rank of the group tells every other where it listens, once. A rank that cannot listen says
+// nothing.
+void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
+  if (own_address_.empty()) {
+    auto own = engine_.executor().listen();
+    if (!own.ok() || own->size() > kMaxAddress) {
+      log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
+    } else {
+      own_address_ = *own;
+    }
   }
-  auto operation = std::make_shared<Operation>(loop_);
-  operation->engine_ = this;
+  auto place = std::make_shared<std::array<char, kMaxAddress>>();
+  std::copy(own_address_.begin(), own_address_.end(), place->begin());
+  auto operation = std::make_shared<Operation>(engine_.loop());
+  operation->owner_ = this;
+  operation->request.group = group;
   operation->request.kind = wire::Collective::kAllgather;
   operation->request.name = "herring.workers' addresses";
   operation->request.shape = {kMaxAddress};
   operation->request.send = place->data();
-  operation->then_ = [this, place, gathered = operation.get()](const Status& status) {
-    if (!status.ok()) return fail_now(status);
-    if (gathered->result_bytes != cluster_.size * kMaxAddress) {
-      return fail_now({Code::kInternal, concat("the workers' addresses have ",
-                                               gathered->result_bytes, " bytes")});
+  operation->then_ = [this, place, group, gathered = operation.get()](const Status& status) {
+    // A group that is called off fails its own operations.
+    if (!status.ok()) {
+      return engine_.called_off(*group).ok() ? engine_.fail_now(status) : void();
+    }
+    if (gathered->result_bytes != group->size() * kMaxAddress) {
+      return engine_.fail_now({Code::kInternal, concat("the workers' addresses have ",
+                                                       gathered->result_bytes, " bytes")});
     }
     std::vector<std::string> addresses;
-    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-      const char* text = gathered->result.get() + rank * kMaxAddress;
+    for (uint32_t index = 0; index < group->size(); ++index) {
+      const char* text = gathered->result.get() + index * kMaxAddress;
       addresses.emplace_back(text, strnlen(text, kMaxAddress));
       if (addresses.back().empty()) {
-        return fail_now({Code::kConfiguration,
-                         concat(cluster_.describe_rank(rank),
-                                " cannot listen for other workers; its log says why")});
+        return engine_.fail_now({Code::kConfiguration,
+                                 concat(engine_.cluster().describe_rank(group->rank(index)),
+                                        " cannot listen for other workers; its log says why")});
       }
     }
-    if (Status met = executor_->meet(addresses); !met.ok()) fail_now(met);
+    const Status met = engine_.executor().meet(group->members().ranks(), addresses);
+    if (!met.ok()) engine_.fail_now(met);
   };
   start(operation);
 }

@@ -1,6 +1,7 @@
 #include "worker/links.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/log.h"
 #include "wire/credit.h"
@@ -14,29 +15,30 @@ namespace {
 constexpr double kFramesAhead = 2;
 // Results from the nearest server between two measurements of how long a result takes.
 constexpr double kLeastAnswered = 8;
-// By so many losses a result may be older than one that came before it, on another flow. One that
-// seems older still has wrapped around.
-constexpr int kMostOvertaken = 1024;
+
+// Rounds of partial all-reduces go on without those who are gone.
+bool goes_on(uint32_t stream) { return stream >= wire::kPartialStreams; }
 
 }  // namespace
 
+Links::Pace::Pace(const LinksOptions& options, uint16_t initial, bool steers)
+    : steers(steers),
+      controller(initial, options.credit_max, options.credit_fixed, options.segment_bytes),
+      told(initial) {}
+
 Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control,
-             OnClosed on_closed)
+             OnClosed on_closed, OnBroken on_broken)
     : loop_(loop),
       options_(options),
       on_control_(std::move(on_control)),
       on_closed_(std::move(on_closed)),
-      controller_(options.credit_initial, options.credit_max, options.credit_fixed,
-                  options.segment_bytes),
-      credit_(options.credit_initial) {}
+      on_broken_(std::move(on_broken)),
+      world_(options, options.credit_initial, options.steers) {}
 
 Links::~Links() = default;
 
 void Links::add_flow(uint32_t server, transport::Connection& connection) {
-  if (server >= links_.size()) {
-    links_.resize(server + 1);
-    server_signals_.resize(server + 1, 0);
-  }
+  if (server >= links_.size()) links_.resize(server + 1);
   auto flow = std::make_unique<LinkFlow>();
   flow->server = server;
   flow->index = static_cast<uint32_t>(links_[server].flows.size());
@@ -49,11 +51,64 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
   balances_ |= links_[server].share > 1;
   size_t flows = 0;
   for (const Link& link : links_) flows += link.flows.size();
-  controller_.set_flows(flows);
+  world_.controller.set_flows(flows);
+  fit(world_);
+}
+
+// Counts for all links and flows.
+void Links::fit(Pace& pace) const {
+  pace.links.resize(links_.size());
+  for (size_t i = 0; i < links_.size(); ++i) {
+    pace.links[i].outstanding.resize(links_[i].flows.size(), 0);
+  }
+}
+
+void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers) {
+  Pace& pace = groups_.try_emplace(group, options_, world_.credit(), steers).first->second;
+  size_t flows = 0;
+  for (const uint32_t server : servers) flows += links_[server].flows.size();
+  pace.controller.set_flows(flows);
+  fit(pace);
+  // What was lost before it came is not its doing.
+  for (size_t i = 0; i < links_.size(); ++i) pace.links[i].signals = world_.links[i].signals;
+}
+
+void Links::remove_group(uint32_t group) { groups_.erase(group); }
+
+Links::Pace& Links::pace_of(uint32_t group) {
+  return group == 0 ? world_ : groups_.find(group)->second;
+}
+
+bool Links::busy(uint32_t group) const {
+  if (group == 0) return world_.transfers > 0;
+  const auto found = groups_.find(group);
+  return found != groups_.end() && found->second.transfers > 0;
+}
+
+Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
+  const auto found = link.streams.lower_bound({id.first, 0});
+  const bool first = found == link.streams.end() || found->first.first != id.first;
+  Stream& stream = link.streams[id];
+  stream.pace = &pace;
+  link.groups += first;
+  return stream;
+}
+
+// Every pump goes through the streams of a link: those that are done are not kept.
+Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator stream) {
+  const uint32_t group = stream->first.first;
+  const auto next = link.streams.erase(stream);
+  const auto found = link.streams.lower_bound({group, 0});
+  link.groups -= found == link.streams.end() || found->first.first != group;
+  return next;
 }
 
 Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   const Key& key = transfer.key;
+  if (key.group != 0 && !groups_.contains(key.group)) {
+    return {Code::kInternal, concat("'", transfer.open.name, "' is pushed in group ", key.group,
+                                    ", which is not here")};
+  }
   if (transfers_.count(key) != 0) {
     return {Code::kInternal, concat("stream ", key.stream, ", round ", key.round, ", buffer ",
                                     key.buffer, " of '", transfer.open.name,
@@ -62,30 +117,35 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT32_MAX;
   transfer.pushed_at = loop_.now();
+  transfer.called_off = false;
   transfer.opened.assign(transfer.runs.size(), 0);
+  transfer.on_the_way.assign(transfer.runs.size(), 0);
   transfer.answered.resize(transfer.runs.size());
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
     const plan::SegmentRun& run = transfer.runs[r];
     transfer.segments_left += run.count;
     transfer.answered[r].assign(run.count, false);
   }
-  if (transfer.segments_left == 0) {
+  Pace& pace = pace_of(key.group);
+  transfer.called_off = pace.called_off && !goes_on(key.stream);
+  if (transfer.segments_left == 0 || transfer.called_off) {
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
-  if (transfers_.empty()) {
-    controller_.on_start(loop_.now());
-    for (Link& link : links_) link.returned = 0;
+  if (pace.transfers++ == 0) {
+    pace.controller.on_start(loop_.now());
+    for (Pace::OnLink& link : pace.links) link.returned = 0;
   }
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
-  const uint64_t number = balances_ ? orders_[key.stream].transfers++ : 0;
+  const StreamId id{key.group, key.stream};
+  const uint64_t number = balances_ ? orders_[id].transfers++ : 0;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
     const plan::SegmentRun& run = transfer.runs[r];
     const uint32_t server = transfer.shards[run.shard].server;
-    Stream& stream = links_[server].streams[key.stream];
+    Stream& stream = stream_of(links_[server], id, pace);
     stream.queue.push({&transfer, r, run.first, number});
-    if (balances_ && stream.queue.size() == 1) note_position(server, key.stream, stream);
+    if (balances_ && stream.queue.size() == 1) note_position(server, id, stream);
     touched.push_back(server);
   }
   // Nodes start at different servers, so that their first frames do not all meet at one.
@@ -97,14 +157,21 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   return {};
 }
 
-size_t Links::window(const Link& link) const {
-  return opening_of(window_of(credit(), link.share, link.length, options_.credit_max),
-                    link.returned);
+// Groups that push here at the same time divide what one flow may ever have outstanding.
+size_t Links::window(uint32_t server, const Pace& pace) const {
+  const Link& link = links_[server];
+  const size_t most = std::max<size_t>(options_.credit_max / std::max(link.groups, 1u), 1);
+  return opening_of(window_of(pace.credit(), link.share, link.length, most),
+                    pace.links[server].returned);
 }
 
 void Links::pump(uint32_t server) {
   pump_link(links_[server]);
-  // What one link sends may release those that are ahead of it.
+  pump_released();
+}
+
+// What one link sends may release those that are ahead of it.
+void Links::pump_released() {
   while (!released_.empty()) {
     const uint32_t next = released_.back();
     released_.pop_back();
@@ -113,8 +180,8 @@ void Links::pump(uint32_t server) {
 }
 
 // Streams take turns in the order of their ids; each may have one segment on its way whatever the
-// others use, so that none can wait for another. (Where servers differ Balance may hold even that
-// one, but never on the link that is behind.)
+// others use, so that none can wait for another, and no group uses another's window. (Where servers
+// differ Balance may hold even that one, but never on the link that is behind.)
 void Links::pump_link(Link& link) {
   for (auto& [id, stream] : link.streams) {
     while (!stream.queue.empty() && send_next(link, id, stream)) {}
@@ -128,8 +195,8 @@ double Links::share(const Item& item, double segments) const {
 }
 
 // Of the first item of the stream on this link, which is another one or has moved.
-void Links::note_position(uint32_t server, uint32_t stream_id, Stream& stream) {
-  const auto order = orders_.find(stream_id);
+void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
+  const auto order = orders_.find(id);
   Balance& balance = order->second.balance;
   if (stream.queue.empty()) {
     balance.remove(server);
@@ -141,31 +208,35 @@ void Links::note_position(uint32_t server, uint32_t stream_id, Stream& stream) {
   if (balance.empty()) orders_.erase(order);
 }
 
-bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
+bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   const size_t chosen = soonest(link.paths);
   LinkFlow& flow = *link.flows[chosen];
   Path& path = link.paths[chosen];
   Item& item = stream.queue.front();
   Transfer& transfer = *item.transfer;
   const plan::SegmentRun& run = transfer.runs[item.run];
-  const size_t window = this->window(link);
+  Pace& pace = *stream.pace;
+  size_t& of_group = pace.links[flow.server].outstanding[flow.index];
+  const size_t window = this->window(flow.server, pace);
   const size_t frame_limit =
       frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
   const size_t left = run.first + run.count - item.next;
   size_t count = std::min(left, frame_limit);
   // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
-  if (!wire::within_credit(path.outstanding, stream.outstanding, count, window)) {
+  if (!wire::within_credit(of_group, stream.outstanding, count, window) ||
+      !wire::within_credit(path.outstanding, stream.outstanding, count, options_.credit_max)) {
     if (stream.outstanding > 0) return false;
     count = 1;
   }
   if (balances_) {
     const double allowed = share(item, kFramesAhead * static_cast<double>(count));
-    if (orders_.find(stream_id)->second.balance.hold(flow.server, allowed)) return false;
+    if (orders_.find(id)->second.balance.hold(flow.server, allowed)) return false;
   }
 
   const plan::Shard& shard = transfer.shards[run.shard];
   wire::FrameHeader header;
-  header.stream = stream_id;
+  header.group = id.first;
+  header.stream = id.second;
   header.round = transfer.key.round;
   header.buffer = transfer.key.buffer;
   if (!(transfer.opened[item.run] >> flow.index & 1)) {
@@ -180,15 +251,17 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   header.type = wire::FrameType::kData;
   header.segments = static_cast<uint16_t>(count);
   header.first_segment = item.next;
-  header.credit = credit();
+  header.credit = pace.credit();
   header.flags = (transfer.receive != nullptr ? wire::kFlagWant : 0) |
                  (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
-                 (options_.steers ? wire::kFlagSteers : 0);
+                 (pace.steers ? wire::kFlagSteers : 0);
   header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
-  account(link, count);
+  account(link, pace, count);
   path.outstanding += count;
+  of_group += count;
   stream.outstanding += count;
+  transfer.on_the_way[item.run] += static_cast<uint32_t>(count);
   if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
   } else {
@@ -199,14 +272,14 @@ bool Links::send_next(Link& link, uint32_t stream_id, Stream& stream) {
   }
   item.next += static_cast<uint32_t>(count);
   if (item.next == run.first + run.count) stream.queue.pop();
-  if (balances_) note_position(flow.server, stream_id, stream);
+  if (balances_) note_position(flow.server, id, stream);
   return true;
 }
 
-void Links::account(Link& link, size_t sent) {
+void Links::account(Link& link, Pace& pace, size_t sent) {
   const Nanos now = loop_.now();
-  if (total_outstanding_ == 0) busy_since_ = now;
-  total_outstanding_ += sent;
+  if (pace.outstanding == 0) pace.busy_since = now;
+  pace.outstanding += sent;
   link.count(now);
   link.outstanding += sent;
 }
@@ -265,7 +338,7 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
 
 Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
                                transport::Destinations& out) {
-  const Key key{header.stream, header.round, header.buffer};
+  const Key key{header.stream, header.round, header.buffer, header.group};
   const auto found = transfers_.find(key);
   const auto nonsense = [&](const char* what) {
     return Status(Code::kInternal, concat("server ", flow.server, " sent a result ", what,
@@ -292,11 +365,18 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   const size_t begin = first * options_.segment_bytes;
   const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
   const bool empty = header.flags & wire::kFlagEmpty;
-  if (empty != (transfer.receive == nullptr) || header.payload != (empty ? 0 : bytes)) {
+  const bool broken = header.flags & wire::kFlagBroken;
+  if ((empty != (transfer.receive == nullptr) && !(empty && broken)) ||
+      header.payload != (empty ? 0 : bytes)) {
     return nonsense("of the wrong length");
   }
-  if (count > path_of(flow).outstanding) return nonsense("beyond what is outstanding");
+  Pace& pace = pace_of(key.group);
+  if (count > transfer.on_the_way[r] || count > path_of(flow).outstanding ||
+      count > pace.links[flow.server].outstanding[flow.index]) {
+    return nonsense("beyond what is outstanding");
+  }
   flow.transfer = &transfer;
+  flow.pace = &pace;
   flow.run = r;
   flow.range = {shard.offset + begin, bytes};
   if (!empty) out.add(transfer.receive + flow.range.offset, bytes);
@@ -315,8 +395,10 @@ Status Links::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
 
 void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   Transfer& transfer = *flow.transfer;
+  Pace& pace = *flow.pace;
   const plan::SegmentRun& run = transfer.runs[flow.run];
   const uint32_t server = flow.server;
+  Link& link = links_[server];
   for (uint32_t i = 0; i < header.segments; ++i) {
     transfer.answered[flow.run][header.first_segment - run.first + i] = true;
   }
@@ -324,51 +406,131 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   path.outstanding -= header.segments;
   path.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  const auto stream = links_[server].streams.find(transfer.key.stream);
+  const auto stream = link.streams.find({transfer.key.group, transfer.key.stream});
   stream->second.outstanding -= header.segments;
-  // Every pump goes through the streams of a link: those that are done are not kept.
-  if (stream->second.outstanding == 0 && stream->second.queue.empty()) {
-    links_[server].streams.erase(stream);
-  }
+  if (stream->second.outstanding == 0 && stream->second.queue.empty()) erase_stream(link, stream);
+  transfer.on_the_way[flow.run] -= header.segments;
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = answered_at_ = loop_.now();
-  links_[server].count(now);
-  links_[server].outstanding -= header.segments;
-  links_[server].answered += header.segments;
-  links_[server].returned += header.segments;
-  const size_t outstanding = total_outstanding_;
-  total_outstanding_ -= header.segments;
-  if (options_.steers) {
-    const uint32_t trials = controller_.trials();
-    controller_.on_progress(header.segments * options_.segment_bytes, now - busy_since_,
-                            outstanding * options_.segment_bytes, now);
-    busy_since_ = now;
-    if (controller_.trials() != trials) {
-      log(LogLevel::kDebug, "credit: a trial gained ", controller_.last_gain(), ", now ",
-          controller_.base(), " segments, queueing ", controller_.queueing() / kMicrosecond, " of ",
-          controller_.response() / kMicrosecond, " us");
-    }
-    // Flows overtake each other: what comes late says less than is known.
-    const auto fresh = static_cast<int16_t>(header.signals - server_signals_[server]);
-    if (fresh > 0 || fresh < -kMostOvertaken) server_signals_[server] = header.signals;
-    if (fresh > 0) lost(static_cast<uint32_t>(fresh), now);
-  } else {
-    credit_ = options_.credit_fixed ? options_.credit_initial
-                                    : std::clamp<uint16_t>(header.credit, 1, options_.credit_max);
-  }
+  link.count(now);
+  link.outstanding -= header.segments;
+  link.answered += header.segments;
+  Pace::OnLink& on_link = pace.links[server];
+  on_link.returned += header.segments;
+  on_link.outstanding[flow.index] -= header.segments;
+  const size_t outstanding = pace.outstanding;
+  pace.outstanding -= header.segments;
+  steer(pace, header, server, outstanding, now);
   transfer.segments_left -= header.segments;
+  if ((header.flags & wire::kFlagBroken) && !std::exchange(pace.broken, true)) {
+    on_broken_(transfer.key.group);
+  }
+  transfer.called_off |= (header.flags & wire::kFlagBroken) != 0;
   const bool done = transfer.segments_left == 0;
-  const auto let_go = done ? transfers_.extract(transfer.key) : decltype(transfers_)::node_type();
-  if (transfer.receive != nullptr) transfer.owner->on_result(transfer, flow.range);
+  const auto let_go = done ? take(transfer) : Transfers::node_type();
+  if (transfer.receive != nullptr && !transfer.called_off) {
+    transfer.owner->on_result(transfer, flow.range);
+  }
   if (done) transfer.owner->on_transfer_done(transfer);  // may push more
   if (server < links_.size()) pump(server);
   give_back(flow);
 }
 
+Links::Transfers::node_type Links::take(const Transfer& transfer) {
+  --pace_of(transfer.key.group).transfers;
+  return transfers_.extract(transfer.key);
+}
+
+// Whatever their owners do, what the transfers lie in stays until all have been told.
+void Links::end(const std::vector<Transfer*>& transfers) {
+  std::vector<Transfers::node_type> let_go;
+  for (const Transfer* transfer : transfers) let_go.push_back(take(*transfer));
+  for (Transfer* transfer : transfers) transfer->owner->on_transfer_done(*transfer);
+}
+
+void Links::steer(Pace& pace, const wire::FrameHeader& result, uint32_t server,
+                  size_t outstanding, Nanos now) {
+  if (!pace.steers) {
+    pace.told = options_.credit_fixed ? options_.credit_initial
+                                      : std::clamp<uint16_t>(result.credit, 1, options_.credit_max);
+    return;
+  }
+  CreditController& controller = pace.controller;
+  const uint32_t trials = controller.trials();
+  controller.on_progress(result.segments * options_.segment_bytes, now - pace.busy_since,
+                         outstanding * options_.segment_bytes, now);
+  pace.busy_since = now;
+  if (controller.trials() != trials) {
+    log(LogLevel::kDebug, "credit: a trial gained ", controller.last_gain(), ", now ",
+        controller.base(), " segments, queueing ", controller.queueing() / kMicrosecond, " of ",
+        controller.response() / kMicrosecond, " us");
+  }
+  // Flows overtake each other: what comes late says less than is known.
+  uint32_t& heard = pace.links[server].signals;
+  const auto fresh = static_cast<int32_t>(result.signals - heard);
+  if (fresh <= 0) return;
+  heard = result.signals;
+  lost(pace, static_cast<uint32_t>(fresh), now);
+}
+
+void Links::call_off(uint32_t group) {
+  Pace& pace = pace_of(group);
+  if (std::exchange(pace.called_off, true)) return;
+  for (uint32_t server = 0; server < links_.size(); ++server) {
+    Streams& streams = links_[server].streams;
+    for (auto one = streams.lower_bound({group, 0});
+         one != streams.end() && one->first.first == group && !goes_on(one->first.second);) {
+      const bool had_more = !one->second.queue.empty();
+      while (!one->second.queue.empty()) one->second.queue.pop();
+      if (balances_ && had_more) note_position(server, one->first, one->second);
+      one = one->second.outstanding == 0 ? erase_stream(links_[server], one) : std::next(one);
+    }
+  }
+  std::vector<Transfer*> ended;
+  for (auto& [key, pushed] : transfers_) {
+    if (key.group != group || goes_on(key.stream)) continue;
+    Transfer& transfer = *pushed.transfer;
+    transfer.called_off = true;
+    transfer.segments_left =
+        std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
+    if (transfer.segments_left == 0) ended.push_back(&transfer);
+  }
+  end(ended);
+  pump_released();
+}
+
+void Links::server_lost(uint32_t server) {
+  Link& link = links_[server];
+  for (auto& flow : link.flows) flow->flow->abandon();
+  for (Path& path : link.paths) path.outstanding = 0;
+  link.count(loop_.now());
+  link.outstanding = 0;
+  link.streams.clear();
+  link.groups = 0;
+  const auto forget = [server](Pace& pace) {
+    for (size_t& outstanding : pace.links[server].outstanding) {
+      pace.outstanding -= std::exchange(outstanding, 0);
+    }
+  };
+  forget(world_);
+  for (auto& [group, pace] : groups_) forget(pace);
+  std::vector<Transfer*> ended;
+  for (auto& [key, pushed] : transfers_) {
+    Transfer& transfer = *pushed.transfer;
+    for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
+      if (transfer.shards[transfer.runs[r].shard].server != server) continue;
+      transfer.segments_left -= std::exchange(transfer.on_the_way[r], 0);
+      if (transfer.segments_left == 0) ended.push_back(&transfer);
+    }
+  }
+  end(ended);
+}
+
 const Transfer* Links::overdue(Nanos now, Nanos margin) const {
   for (const auto& [key, pushed] : transfers_) {
     const Transfer& transfer = *pushed.transfer;
+    if (transfer.called_off) continue;
     if (transfer.open.deadline.passed(now - margin, transfer.pushed_at, answered_at_)) {
       return &transfer;
     }
@@ -376,12 +538,12 @@ const Transfer* Links::overdue(Nanos now, Nanos margin) const {
   return nullptr;
 }
 
-void Links::lost(uint32_t count, Nanos now) {
-  const uint16_t before = controller_.credit();
-  controller_.on_losses(count, now);
-  if (controller_.credit() != before) {
+void Links::lost(Pace& pace, uint32_t count, Nanos now) {
+  const uint16_t before = pace.controller.credit();
+  pace.controller.on_losses(count, now);
+  if (pace.controller.credit() != before) {
     log(LogLevel::kDebug, "credit: ", count, " lost at ", before, " segments, now ",
-        controller_.base());
+        pace.controller.base());
   }
 }
 
@@ -396,7 +558,7 @@ void Links::poll_paths() {
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
       const transport::PathInfo info = flow->flow->path_info();
-      flow->signals += static_cast<uint16_t>(flow->losses.poll(info));
+      flow->signals += static_cast<uint32_t>(flow->losses.poll(info));
       Path& path = path_of(*flow);
       if (path.carried) {
         queueing += info.rtt - info.min_rtt;
@@ -409,7 +571,9 @@ void Links::poll_paths() {
     retry_slow_paths(link.paths, now);
   }
   measure_paths();
-  if (flows > 0) controller_.on_queueing(queueing / flows);
+  if (flows == 0) return;
+  world_.controller.on_queueing(queueing / flows);
+  for (auto& [group, pace] : groups_) pace.controller.on_queueing(queueing / flows);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {
@@ -443,7 +607,10 @@ void Links::finish() {
 
 // Once no flow reads or writes for them any more.
 void Links::forget_transfers() {
-  for (Link& link : links_) link.streams.clear();
+  for (Link& link : links_) {
+    link.streams.clear();
+    link.groups = 0;
+  }
   orders_.clear();
   released_.clear();
   const auto let_go = std::exchange(transfers_, {});

@@ -1,5 +1,5 @@
-// All connections of a worker to servers: K flows to each, one credit window per flow, transfers
-// pushed in the order of their streams. Engine thread only.
+// All connections of a worker to servers: K flows to each, a credit window per flow and group,
+// transfers pushed in the order of their streams. Engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/ring.h"
@@ -26,7 +27,7 @@ struct LinksOptions {
   size_t frame_max = 256 << 10;
   uint16_t credit_initial = 1, credit_max = 128;  // segments
   bool credit_fixed = false;
-  bool steers = false;          // rank 0: its controller steers the job
+  bool steers = false;          // rank 0: its controller steers the credit of the world
   uint32_t first_server = 0;    // where pushing starts; differs from node to node
   std::vector<double> weights;  // of the servers; empty: all equal
 };
@@ -37,12 +38,27 @@ class Links : private transport::FlowHandler {
   using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&,
                                        std::string_view payload)>;
   using OnClosed = std::function<void(uint32_t server, const Status&)>;
+  // A server says that operations of the group are called off. Once per group.
+  using OnBroken = std::function<void(uint32_t group)>;
 
-  Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed);
+  Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed,
+        OnBroken on_broken = [](uint32_t) {});
   ~Links() override;
 
   void add_flow(uint32_t server, transport::Connection& connection);
   size_t servers() const { return links_.size(); }
+
+  // Groups beside the world have credit of their own; it begins with what the world has.
+  // `servers`: that the group uses; `steers`: its controller steers the group.
+  void add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers);
+  // Nothing of it is in flight.
+  void remove_group(uint32_t group);
+  // What was not pushed of the group's transfers never will, and no owner gets another result. A
+  // transfer ends when what is on its way has been answered, one that is pushed later at once.
+  // Partial all-reduces go on.
+  void call_off(uint32_t group);
+  // The server is dead, and all groups that use it were called off.
+  void server_lost(uint32_t server);
 
   // Pushes the transfer's runs behind what its stream has queued. Links owns a share of `keeps`,
   // where the transfer and the memory that it points to live, until on_transfer_done() has returned
@@ -59,18 +75,39 @@ class Links : private transport::FlowHandler {
   // Polls what the paths say about congestion; call it now and then.
   void poll_paths();
   bool busy() const { return !transfers_.empty(); }
+  bool busy(uint32_t group) const;
   // When a server last answered with a result.
   Nanos answered_at() const { return answered_at_; }
   // A transfer that is overdue by `margin`, while no server has answered anything; or null. Servers
   // keep the deadlines: this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
-  size_t credit_bytes() const { return credit() * options_.segment_bytes; }
+  // Of a flow, in the world.
+  size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
   struct ServerCounters {
     uint64_t bytes_sent = 0, bytes_received = 0;
   };
   std::vector<ServerCounters> counters() const;
 
  private:
+  // A group's share of the credit.
+  struct Pace {
+    Pace(const LinksOptions& options, uint16_t initial, bool steers);
+    uint16_t credit() const { return steers ? controller.credit() : told; }
+
+    const bool steers;
+    CreditController controller;         // if it steers
+    uint16_t told;                       // else; as results say
+    size_t transfers = 0;                // in flight
+    size_t outstanding = 0;              // segments, on all links
+    Nanos busy_since = 0;
+    bool called_off = false, broken = false;
+    struct OnLink {
+      size_t returned = 0;               // segments answered since the group was idle
+      std::vector<size_t> outstanding;   // segments, by flow
+      uint32_t signals = 0;              // losses as last heard
+    };
+    std::vector<OnLink> links;           // by server
+  };
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
@@ -78,10 +115,11 @@ class Links : private transport::FlowHandler {
     uint32_t taken = 0, taken_told = 0;
     std::string control;         // payload of a control frame being received
     Transfer* transfer = nullptr;  // of the result frame being received
+    Pace* pace = nullptr;
     uint32_t run = 0;
     plan::Range range;
     transport::LossCounter losses;
-    uint16_t signals = 0;        // losses so far, modulo 2^16
+    uint32_t signals = 0;        // losses so far, modulo 2^32
   };
   struct Pushed {
     Transfer* transfer = nullptr;
@@ -96,14 +134,16 @@ class Links : private transport::FlowHandler {
   struct Stream {
     Ring<Item> queue;
     size_t outstanding = 0;
+    Pace* pace = nullptr;
   };
+  using StreamId = std::pair<uint32_t, uint32_t>;  // group, stream
+  using Streams = std::map<StreamId, Stream>;
   struct Link {
     double share = 1;   // of the credit: a server with more of the bytes has more on its way
     double length = 1;  // of the time to a result, by the nearest server's
     Nanos shortest = 0, round_trip = 0;  // the shortest one, the latest; 0: not known
     size_t frames = kFramesPerWindow;
     size_t outstanding = 0;
-    size_t returned = 0;  // segments answered since all links were idle
     // Since paths were last measured: segments outstanding times for how long, and answered.
     Nanos counted_at = 0;
     double waited = 0, answered = 0;
@@ -113,27 +153,37 @@ class Links : private transport::FlowHandler {
     }
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::vector<Path> paths;  // of the flows
-    std::map<uint32_t, Stream> streams;
+    Streams streams;
+    uint32_t groups = 0;       // that have streams here
   };
 
-  uint16_t credit() const { return options_.steers ? controller_.credit() : credit_; }
   // Of a stream, over all links that differ.
   struct Order {
     uint64_t transfers = 0;  // that were pushed
     Balance balance;
   };
 
-  size_t window(const Link& link) const;
+  Pace& pace_of(uint32_t group);
+  void fit(Pace& pace) const;
+  Stream& stream_of(Link& link, const StreamId& id, Pace& pace);
+  Streams::iterator erase_stream(Link& link, Streams::iterator stream);
+  size_t window(uint32_t server, const Pace& pace) const;
   double share(const Item& item, double segments) const;
-  void note_position(uint32_t server, uint32_t stream_id, Stream& stream);
+  void note_position(uint32_t server, const StreamId& id, Stream& stream);
   void pump(uint32_t server);
+  void pump_released();
   void pump_link(Link& link);
-  bool send_next(Link& link, uint32_t stream_id, Stream& stream);
+  bool send_next(Link& link, const StreamId& id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
-  void account(Link& link, size_t sent);
+  void account(Link& link, Pace& pace, size_t sent);
+  void steer(Pace& pace, const wire::FrameHeader& result, uint32_t server, size_t outstanding,
+             Nanos now);
+  using Transfers = std::unordered_map<Key, Pushed, KeyHash>;
+  Transfers::node_type take(const Transfer& transfer);
+  void end(const std::vector<Transfer*>& transfers);
   void measure_paths();
   void give_back(LinkFlow& flow);
-  void lost(uint32_t count, Nanos now);
+  static void lost(Pace& pace, uint32_t count, Nanos now);
   void forget_transfers();
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -146,16 +196,14 @@ class Links : private transport::FlowHandler {
   const LinksOptions options_;
   const OnControl on_control_;
   const OnClosed on_closed_;
+  const OnBroken on_broken_;
   std::vector<Link> links_;  // by server
-  std::unordered_map<Key, Pushed, KeyHash> transfers_;
-  CreditController controller_;
-  uint16_t credit_;
+  Transfers transfers_;
+  Pace world_;
+  std::map<uint32_t, Pace> groups_;        // the others
   bool balances_ = false;                  // servers differ: none gets far ahead of the others
-  std::map<uint32_t, Order> orders_;       // by stream; only if balances_
+  std::map<StreamId, Order> orders_;       // only if balances_
   std::vector<uint32_t> released_;         // servers whose links waited for others
-  std::vector<uint16_t> server_signals_;   // losses as last heard, by server
-  size_t total_outstanding_ = 0;
-  Nanos busy_since_ = 0;
   Nanos answered_at_ = 0;
 };
 

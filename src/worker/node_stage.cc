@@ -25,7 +25,8 @@ NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap
       links_(links),
       options_(std::move(options)),
       on_failure_(std::move(on_failure)),
-      local_size_(std::max(1u, bus.local_size())) {}
+      local_size_(std::max(1u, bus.local_size())),
+      gone_(local_size_, false) {}
 
 // Before the loop runs, or on its thread.
 void NodeStage::attach() {
@@ -44,6 +45,10 @@ void NodeStage::attach() {
                      log(LogLevel::kDebug, "connection to ", options_.names[local_rank],
                          " ended: ", why.message());
                      loop_.remove(bus_.fd_of(local_rank));
+                     gone_[local_rank] = true;
+                     std::vector<uint32_t> waiting;
+                     for (const auto& [group, one] : called_off_) waiting.push_back(group);
+                     for (const uint32_t group : waiting) settle(group);
                    });
 }
 
@@ -67,8 +72,26 @@ NodeStage::Entry& NodeStage::entry(const Key& key) {
   return *place;
 }
 
+NodeStage::Entry* NodeStage::find(const Key& key) {
+  const auto found = tasks_.find(key);
+  return found == tasks_.end() ? nullptr : found->second.get();
+}
+
+// To the other members of its group on this node.
+void NodeStage::send(const Entry& e, LocalMessage message) {
+  message.group = e.task.key.group;
+  message.stream = e.task.key.stream;
+  message.round = e.task.key.round;
+  message.buffer = e.task.key.buffer;
+  for (const uint32_t local : e.group().locals()) {
+    // One that is gone is the rendezvous' to tell.
+    if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
+  }
+}
+
 void NodeStage::post(NodeTask task) {
   if (cleared_) return;
+  if (called_off_.contains(task.key.group)) return task.on_done(0);
   Entry& e = entry(task.key);
   if (std::exchange(e.mine, true)) {
     return on_failure_({Code::kInternal, concat("'", task.name, "' is in flight already")});
@@ -77,11 +100,8 @@ void NodeStage::post(NodeTask task) {
   LocalMessage message;
   message.kind = kPost;
   message.flags = e.task.active ? 0 : kInactive;
-  message.stream = e.task.key.stream;
-  message.round = e.task.key.round;
-  message.buffer = e.task.key.buffer;
   message.bytes = e.task.bytes;
-  if (local_size_ > 1) {
+  if (e.locals() > 1) {
     const auto location = heap_.locate(e.task.data, e.task.bytes);
     const auto region = location ? heap_.region(location->region) : nullptr;
     if (region == nullptr) {
@@ -89,20 +109,25 @@ void NodeStage::post(NodeTask task) {
     }
     message.region = bus_.export_region(region);
     message.offset = location->offset;
-    bus_.send_to_all(message);
+    send(e, message);
   }
   Posted& mine = e.ranks[options_.local_rank];
   mine.here = true;
   mine.active = e.task.active;
   mine.data = {e.task.keeps, e.task.data};
   mine.bytes = e.task.bytes;
-  if (++e.posted == local_size_) all_posted(e);
+  if (++e.posted == e.locals()) all_posted(e);
 }
 
 void NodeStage::on_message(const LocalMessage& message) {
   if (cleared_) return;
   moved_ = loop_.now();
-  const Key key{message.stream, message.round, message.buffer};
+  if (message.kind == kCalledOff) {
+    let_go_[message.group].insert(message.from);
+    return settle(message.group);
+  }
+  if (called_off_.contains(message.group)) return;  // said before it knew
+  const Key key{message.stream, message.round, message.buffer, message.group};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
                                                 options_.names[message.from])});
@@ -129,11 +154,18 @@ void NodeStage::on_message(const LocalMessage& message) {
   peer.active = !(message.flags & kInactive);
   peer.data = std::move(*memory);
   peer.bytes = message.bytes;
-  if (++e.posted == local_size_) all_posted(e);
+  ++e.posted;
+  // A neighbour may know a group before this rank does.
+  if (e.mine && e.posted == e.locals()) all_posted(e);
 }
 
 void NodeStage::all_posted(Entry& e) {
-  for (uint32_t r = 0; r < local_size_; ++r) {
+  for (const uint32_t r : e.group().locals()) {
+    if (!e.ranks[r].here) {
+      return on_failure_({Code::kInternal, concat("'", e.task.name, "'",
+                                                  e.group().members().suffix(),
+                                                  " was posted by a rank that is no member")});
+    }
     if (e.ranks[r].bytes != e.task.bytes) {
       return on_failure_({Code::kMismatch,
                           concat("ranks disagree about '", e.task.name, "': ", options_.names[r],
@@ -146,8 +178,8 @@ void NodeStage::all_posted(Entry& e) {
   transfer.key = e.task.key;
   transfer.owner = this;
   transfer.shards = e.task.shards;
-  transfer.runs = plan::local_slice(transfer.shards, options_.segment_bytes, options_.local_rank,
-                                    local_size_);
+  transfer.runs = plan::local_slice(transfer.shards, options_.segment_bytes,
+                                    e.group().local_index(), e.locals());
   for (const plan::SegmentRun& run : transfer.runs) {
     const plan::Range range = plan::run_range(transfer.shards, options_.segment_bytes, run);
     if (e.slice.bytes == 0) e.slice.offset = range.offset;
@@ -169,7 +201,7 @@ void NodeStage::work() {
   size_t budget = kWorkBytes;
   while (!ready_.empty() && budget >= plan::kAlignment) {
     const auto found = tasks_.find(ready_.front());
-    if (found == tasks_.end()) {  // cleared
+    if (found == tasks_.end() || called_off_.contains(found->first.group)) {
       ready_.pop();
       continue;
     }
@@ -183,7 +215,7 @@ void NodeStage::work() {
     if (e.reduced == e.slice.bytes) {
       const std::shared_ptr<Entry> reduced = found->second;
       ready_.pop();
-      options_.nodes == 1 ? slice_done(e) : push_slice(reduced);
+      e.last_stage() ? slice_done(e) : push_slice(reduced);
     }
   }
   moved_ = loop_.now();
@@ -193,17 +225,18 @@ void NodeStage::work() {
 // A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a
 // power of two that the server takes back (exact, but for the smallest subnormals).
 double NodeStage::wire_scale(const NodeTask& task) const {
-  if (options_.nodes == 1 || task.wire != DType::kFloat16 ||
+  const control::Group& members = task.group->members();
+  if (members.nodes() == 1 || task.wire != DType::kFloat16 ||
       (task.op != ReduceOp::kSum && task.op != ReduceOp::kAverage)) {
     return 1.0;
   }
-  return 1.0 / static_cast<double>(std::bit_ceil(options_.most_local_ranks));
+  return 1.0 / static_cast<double>(std::bit_ceil(members.most_on_a_node()));
 }
 
 void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
   const NodeTask& task = e.task;
   const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
-  const bool last_stage = options_.nodes == 1;
+  const bool last_stage = e.last_stage();
   const DType out_type = last_stage ? task.dtype : task.wire;
   const double divisor = task.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
   const reduce::Stage stage{task.dtype,
@@ -216,14 +249,15 @@ void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
   const size_t end = element + bytes / wire_item;
   std::vector<const void*> sources;
   // A node of one worker has nothing to add up, often not even to change.
-  if (local_size_ == 1 && task.active && out_type == task.dtype && stage.prescale == 1.0 &&
+  if (e.locals() == 1 && task.active && out_type == task.dtype && stage.prescale == 1.0 &&
       stage.divisor == 1.0 && stage.postscale == 1.0) {
     return;
   }
   while (element < end) {
     const size_t count = std::min(kBlockBytes / item, end - element);
     sources.clear();
-    for (const Posted& rank : e.ranks) {
+    for (const uint32_t local : e.group().locals()) {
+      const Posted& rank = e.ranks[local];
       if (rank.active) sources.push_back(rank.data.get() + element * item);
     }
     char* out = last_stage || !converts(task) ? task.data + element * item
@@ -242,7 +276,7 @@ void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
 void NodeStage::share(Entry& e, size_t element, size_t elements) {
   const size_t item = size_of(e.task.dtype);
   const size_t offset = element * item, bytes = elements * item;
-  for (uint32_t r = 0; r < local_size_; ++r) {
+  for (const uint32_t r : e.group().locals()) {
     if (r == options_.local_rank) continue;
     std::memcpy(e.ranks[r].data.get() + offset, e.task.data + offset, bytes);
   }
@@ -267,11 +301,12 @@ void NodeStage::push_slice(const std::shared_ptr<Entry>& entry) {
   transfer.open = open_of(e);
   transfer.send = e.workers > 0 ? base : nullptr;
   transfer.receive = base;
+  e.pushed = true;
   if (Status pushed = links_.push(transfer, entry); !pushed.ok()) on_failure_(pushed);
 }
 
 void NodeStage::on_result(Transfer& transfer, plan::Range range) {
-  Entry& e = entry(transfer.key);
+  Entry& e = *find(transfer.key);
   const size_t wire_item = size_of(e.task.wire), item = size_of(e.task.dtype);
   const size_t element = range.offset / wire_item, count = range.bytes / wire_item;
   if (converts(e.task)) {
@@ -282,29 +317,84 @@ void NodeStage::on_result(Transfer& transfer, plan::Range range) {
 }
 
 void NodeStage::on_transfer_done(Transfer& transfer) {
-  Entry& e = entry(transfer.key);
-  if (transfer.workers > 0) e.result_workers = transfer.workers;
-  slice_done(e);
+  Entry* const e = find(transfer.key);
+  if (e == nullptr) return;  // cleared
+  e->pushed = false;
+  if (transfer.called_off) return settle(transfer.key.group);
+  if (transfer.workers > 0) e->result_workers = transfer.workers;
+  slice_done(*e);
 }
 
 void NodeStage::slice_done(Entry& e) {
   LocalMessage message;
   message.kind = kDone;
-  message.stream = e.task.key.stream;
-  message.round = e.task.key.round;
-  message.buffer = e.task.key.buffer;
   message.workers = e.result_workers;  // not every local rank has a part of a small buffer
-  if (local_size_ > 1) bus_.send_to_all(message);
+  if (e.locals() > 1) send(e, message);
   e.ranks[options_.local_rank].done = true;
   ++e.done;
   maybe_finish(e);
 }
 
 void NodeStage::maybe_finish(Entry& e) {
-  if (e.done < local_size_) return;
+  if (e.done < e.locals()) return;
   auto node = tasks_.extract(e.task.key);
   const Entry& finished = *node.mapped();
   finished.task.on_done(finished.result_workers > 0 ? finished.result_workers : finished.workers);
+}
+
+bool NodeStage::busy(uint32_t group) const {
+  return std::any_of(tasks_.begin(), tasks_.end(),
+                     [group](const auto& one) { return one.first.group == group; });
+}
+
+void NodeStage::let_go(const Group& group) {
+  LocalMessage message;
+  message.kind = kCalledOff;
+  message.group = group.id();
+  for (const uint32_t local : group.locals()) {
+    if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
+  }
+}
+
+void NodeStage::forget(const Group& group) {
+  if (cleared_) return;
+  if (!called_off_.contains(group.id())) let_go(group);
+  called_off_.erase(group.id());
+  let_go_.erase(group.id());
+}
+
+void NodeStage::call_off(const std::shared_ptr<const Group>& group) {
+  if (cleared_ || !called_off_.try_emplace(group->id(), CalledOff{group}).second) return;
+  settle(group->id());
+}
+
+// From here on nothing of this group touches neighbours' memory: what is on its way from servers
+// lands in memory here and is not copied to them any more.
+void NodeStage::settle(uint32_t group) {
+  const auto found = called_off_.find(group);
+  if (found == called_off_.end()) return;
+  CalledOff& one = found->second;
+  if (!std::exchange(one.told, true)) let_go(*one.group);
+  if (!untouched(one)) return;
+  std::vector<std::shared_ptr<Entry>> ended;
+  for (auto it = tasks_.begin(); it != tasks_.end();) {
+    const bool ends = it->first.group == group && !it->second->pushed;
+    if (ends) ended.push_back(std::move(it->second));
+    it = ends ? tasks_.erase(it) : std::next(it);
+  }
+  for (const auto& entry : ended) {
+    if (entry->mine) entry->task.on_done(0);
+  }
+}
+
+bool NodeStage::untouched(const CalledOff& one) const {
+  const auto said = let_go_.find(one.group->id());
+  for (const uint32_t local : one.group->locals()) {
+    const bool let_go = local == options_.local_rank || gone_[local] ||
+                        (said != let_go_.end() && said->second.contains(local));
+    if (!let_go) return false;
+  }
+  return true;
 }
 
 void NodeStage::release_regions() {
@@ -313,20 +403,21 @@ void NodeStage::release_regions() {
 
 void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
   for (auto& [key, e] : tasks_) {
-    if (!e->mine) continue;
-    const bool submitted = e->posted == local_size_;
+    if (!e->mine || called_off_.contains(key.group)) continue;
+    const bool submitted = e->posted == e->locals();
     // Servers say who is missing on other nodes, and so do neighbours that wait for servers.
-    if (submitted && options_.nodes > 1 && !e->ranks[options_.local_rank].done) continue;
-    const Nanos margin = submitted && options_.nodes > 1 ? servers_margin : 0;
+    if (submitted && !e->last_stage() && !e->ranks[options_.local_rank].done) continue;
+    const Nanos margin = submitted && !e->last_stage() ? servers_margin : 0;
     const Nanos moved = std::max(moved_, submitted ? links_.answered_at() : 0);
     const bool overdue = e->task.deadline.passed(now - margin, e->since, moved);
     if (!overdue && (e->warned || !e->task.deadline.warns(now - margin, e->since))) continue;
     std::string missing;
-    for (uint32_t r = 0; r < local_size_; ++r) {
+    for (const uint32_t r : e->group().locals()) {
       if (submitted ? e->ranks[r].done : e->ranks[r].here) continue;
       missing += (missing.empty() ? "" : ", ") + options_.names[r];
     }
-    const std::string text = concat("'", e->task.name, "' (round ", key.round, ", buffer ",
+    const std::string text = concat("'", e->task.name, "'", e->group().members().suffix(),
+                                    " (round ", key.round, ", buffer ",
                                     key.buffer, ") has waited ", (now - e->since) / kSecond,
                                     " s for ", missing, submitted ? ", which did not finish it"
                                                                   : ", which did not submit it");
@@ -341,6 +432,7 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
 void NodeStage::clear() {
   cleared_ = true;
   tasks_.clear();
+  called_off_.clear();
   ready_.clear();
 }
 

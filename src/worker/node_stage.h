@@ -1,6 +1,6 @@
-// The node stage (paper, III-B, steps 1, 2 and 5, in shared memory): the local ranks of a node post
-// a buffer, each reduces its slice over all of them, pushes it if there are other nodes, and writes
-// the result into everybody's buffer.
+// The node stage (paper, III-B, steps 1, 2 and 5, in shared memory): a group's ranks on a node post
+// a buffer, each reduces its slice over all of them, pushes it if there are other nodes, and
+// writes the result into everybody's buffer.
 //
 // Slice r of every rank's memory is read and written by local rank r alone between the moment that
 // all have posted and the moment that r says done; so two rounds of small messages are all the
@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "base/ring.h"
 #include "node/local_bus.h"
 #include "transport/event_loop.h"
+#include "worker/group.h"
 #include "worker/links.h"
 #include "worker/transfer.h"
 
@@ -25,7 +28,8 @@ namespace herring::worker {
 
 // One buffer of an all-reduce, as every local rank posts it.
 struct NodeTask {
-  Key key;
+  std::shared_ptr<const Group> group;
+  Key key;                             // of that group
   std::string name;                    // for messages
   char* data = nullptr;                // this rank's buffer: in the shared heap if local_size > 1
   size_t bytes = 0;
@@ -37,6 +41,8 @@ struct NodeTask {
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
+  // Once: the result is here, or the group's operations were called off and nobody touches the
+  // buffer any more.
   std::function<void(uint32_t workers)> on_done;
   std::shared_ptr<void> keeps;         // what data and staging lie in; let go of when all is done
 };
@@ -46,9 +52,7 @@ class NodeStage : private TransferOwner {
   using OnFailure = std::function<void(const Status&)>;
 
   struct Options {
-    uint32_t nodes = 1;
     uint32_t local_rank = 0;
-    uint32_t most_local_ranks = 1;   // on any node
     size_t segment_bytes = 8192;
     std::vector<std::string> names;  // of the local ranks, for messages
   };
@@ -65,12 +69,18 @@ class NodeStage : private TransferOwner {
   // Who is missing for how long; fails what is past its deadline. Where servers keep deadlines too,
   // they have `servers_margin` to say so first.
   void check_deadlines(Nanos now, Nanos servers_margin);
-  bool busy() const { return !tasks_.empty(); }
+  bool busy(uint32_t group) const;
+  // Ends all tasks of the group, now and later: on_done() is called for each when no neighbour that
+  // lives touches its memory any more. The group's transfers were called off.
+  void call_off(const std::shared_ptr<const Group>& group);
+  // This rank leaves the group; none of its tasks is in flight.
+  void forget(const Group& group);
   // Forgets all tasks, for good: afterwards nothing here touches anybody's memory.
   void clear();
 
  private:
-  enum Kind : uint8_t { kPost = 1, kDone = 2 };
+  // kCalledOff: the sender touches no memory of this group any more.
+  enum Kind : uint8_t { kPost = 1, kDone = 2, kCalledOff = 3 };
   static constexpr uint8_t kInactive = 1;
   static constexpr size_t kWorkBytes = 512 << 10;  // reduced before the loop looks at its events
 
@@ -91,6 +101,15 @@ class NodeStage : private TransferOwner {
     Transfer transfer;               // of this rank's slice
     plan::Range slice;               // wire bytes
     size_t reduced = 0;              // of slice.bytes
+    bool pushed = false;             // the transfer is the links'
+    const Group& group() const { return *task.group; }
+    uint32_t locals() const { return task.group->local_size(); }
+    bool last_stage() const { return task.group->members().nodes() == 1; }
+  };
+  // A group whose tasks were called off here.
+  struct CalledOff {
+    std::shared_ptr<const Group> group;
+    bool told = false;               // the neighbours: nothing here touches their memory
   };
 
   // One socket of the bus in the loop.
@@ -101,6 +120,8 @@ class NodeStage : private TransferOwner {
   };
 
   Entry& entry(const Key& key);
+  void send(const Entry& entry, LocalMessage message);
+  Entry* find(const Key& key);
   void on_message(const LocalMessage& message);
   void all_posted(Entry& entry);
   void work();
@@ -111,6 +132,9 @@ class NodeStage : private TransferOwner {
   void push_slice(const std::shared_ptr<Entry>& entry);
   void slice_done(Entry& entry);
   void maybe_finish(Entry& entry);
+  void let_go(const Group& group);
+  void settle(uint32_t group);
+  bool untouched(const CalledOff& one) const;
   void on_result(Transfer&, plan::Range range) override;
   void on_transfer_done(Transfer&) override;
   wire::Open open_of(const Entry& entry) const;
@@ -127,6 +151,9 @@ class NodeStage : private TransferOwner {
   std::unordered_map<int, BusSocket> sockets_;
   std::unordered_map<Key, std::shared_ptr<Entry>, KeyHash> tasks_;
   Ring<Key> ready_;                  // all posted, to be reduced in this order
+  std::map<uint32_t, CalledOff> called_off_;             // by group
+  std::map<uint32_t, std::set<uint32_t>> let_go_;        // by group: neighbours that said so
+  std::vector<bool> gone_;           // by local rank: its socket has ended
   bool work_scheduled_ = false;
   bool cleared_ = false;
   Nanos moved_ = 0;                  // when a neighbour last said something, or work was done here

@@ -5,7 +5,7 @@
 #include <new>
 #include <numeric>
 
-#include "worker/engine.h"
+#include "worker/named.h"
 
 namespace herring::worker {
 
@@ -13,7 +13,10 @@ size_t Request::bytes() const {
   return std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<>());
 }
 
-void Operation::on_transfer_done(Transfer&) { engine_->part_done(*this); }
+void Operation::on_transfer_done(Transfer& transfer) {
+  called_off_ |= transfer.called_off;
+  owner_->part_done(*this);
+}
 
 char* Operation::make_result(size_t bytes) {
   result_bytes = bytes;

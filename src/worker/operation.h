@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "worker/completion.h"
+#include "worker/group.h"
 #include "worker/transfer.h"
 
 namespace herring::worker {
 
 struct Request {
+  std::shared_ptr<Group> group;   // null: all ranks. Ranks here and below are those inside it.
   wire::Collective kind = wire::Collective::kBarrier;
   std::string name;
   DType dtype = DType::kUInt8;
@@ -21,13 +23,16 @@ struct Request {
   uint32_t root = 0;
   double prescale = 1.0, postscale = 1.0;
   std::vector<uint64_t> shape;
-  // Rows for each rank: of alltoall, and of reduce_scatter if they are not to be even.
+  // Rows for each rank: of alltoall, and of reduce_scatter if they are not to be even. Of
+  // form_group: the ranks of the job that form it.
   std::vector<uint64_t> splits;
   const char* send = nullptr;
   char* receive = nullptr;        // allreduce, broadcast: in place
   double timeout = 0;             // seconds; 0: the setting
   size_t bytes() const;
 };
+
+class NamedOperations;
 
 class Operation : public TransferOwner, public std::enable_shared_from_this<Operation> {
  public:
@@ -39,19 +44,21 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   std::unique_ptr<char[]> result;
   size_t result_bytes = 0;
   std::vector<uint64_t> counts, dims;  // see wire::Go
+  std::shared_ptr<Group> formed;       // by form_group; valid once complete
 
  private:
-  friend class Engine;
+  friend class NamedOperations;
   void on_transfer_done(Transfer&) override;
   char* make_result(size_t bytes);     // null: no memory
 
-  class Engine* engine_ = nullptr;
+  NamedOperations* owner_ = nullptr;
   uint64_t id_ = 0;
   uint32_t server_ = 0;
   bool launched_ = false;              // bytes of it may be moving
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
+  bool called_off_ = false;            // a part of it was
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
   std::function<void(const Status&)> then_;  // instead of a caller who waits
 };

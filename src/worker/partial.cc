@@ -13,11 +13,12 @@ Partial::Partial(Engine& engine, PartialOptions options)
       options_(std::move(options)),
       bytes_(options_.elements * size_of(options_.dtype)),
       pushes_(bytes_ > engine.options().small_bytes),
-      id_(wire::series_id(options_.name)),
-      server_(static_cast<uint32_t>(id_ % engine.cluster().servers.size())),
-      ledger_(engine.options().rank, options_.dtype, options_.elements, pushes_) {}
+      id_(wire::series_id(options_.name, options_.group->id())),
+      server_(options_.group->shards().owner_of(options_.name)),
+      ledger_(options_.group->index(), options_.dtype, options_.elements, pushes_) {}
 
 Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions options) {
+  if (!options.group) options.group = engine.world();
   HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, options.op, 1.0, 1.0));
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     return Status(Code::kInvalidArgument,
@@ -28,23 +29,34 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions 
   const bool sane = options.grace >= 0 && options.grace <= to_seconds(partial::kMaxGrace);
   const Nanos grace = sane ? from_seconds(options.grace) : -1;
   HERRING_RETURN_IF_ERROR(
-      partial::check({engine.cluster().size, options.quorum, grace, options.staleness}));
+      partial::check({options.group->size(), options.quorum, grace, options.staleness}));
   std::shared_ptr<Partial> partial(new Partial(engine, std::move(options)));
-  wire::Enlist enlist;
-  enlist.dtype = partial->options_.dtype;
-  enlist.op = partial->options_.op;
-  enlist.by_contributors = partial->options_.by_contributors;
-  enlist.inline_payload = !partial->pushes_;
-  enlist.elements = partial->options_.elements;
-  enlist.quorum = partial->options_.quorum;
-  enlist.grace = grace;
-  enlist.staleness = partial->options_.staleness;
-  enlist.replays = partial->options_.replays;
-  enlist.timeout_ms = engine.timeout_ms(0);
-  enlist.warn_ms = engine.warn_ms();
-  enlist.name = partial->options_.name;
-  HERRING_RETURN_IF_ERROR(engine.enlist(partial, encode(enlist)));
+  HERRING_RETURN_IF_ERROR(engine.enlist(partial));
   return partial;
+}
+
+// To all: any of them must know that the job outlives a worker's death.
+void Partial::announce_to_servers() {
+  wire::Enlist enlist;
+  enlist.dtype = options_.dtype;
+  enlist.op = options_.op;
+  enlist.by_contributors = options_.by_contributors;
+  enlist.inline_payload = !pushes_;
+  enlist.elements = options_.elements;
+  enlist.quorum = options_.quorum;
+  enlist.grace = from_seconds(options_.grace);
+  enlist.staleness = options_.staleness;
+  enlist.replays = options_.replays;
+  enlist.timeout_ms = engine_.timeout_ms(0);
+  enlist.warn_ms = engine_.warn_ms();
+  enlist.name = options_.name;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kEnlist;
+  header.group = group().id();
+  for (const uint32_t server : group().servers()) {
+    enlist.owner = server == server_;
+    engine_.links().send_control(server, header, encode(enlist));
+  }
 }
 
 Status Partial::contribute(const char* data, bool waits, bool last,
@@ -108,10 +120,10 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   if (message.contributors.empty() && !message.last) {
     return nonsense("closed without a contribution");
   }
-  const uint32_t rank = engine_.options().rank;
+  const uint32_t rank = group().index();
   uint64_t upto = 0;
   for (const partial::Contributor& one : message.contributors) {
-    if (one.rank >= engine_.cluster().size) return nonsense("names a rank that does not exist");
+    if (one.rank >= group().size()) return nonsense("names a rank that does not exist");
     if (one.rank == rank) upto = one.upto;
   }
   info_.round = message.round;
@@ -141,7 +153,8 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
     complete();
     return {};
   }
-  transfer_.key = {header.stream, header.round, 0};
+  if (header.group != group().id()) return nonsense(concat("closed for group ", header.group));
+  transfer_.key = {header.stream, header.round, 0, header.group};
   return launch(upto, send);
 }
 
@@ -155,7 +168,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
   // Servers divide by the sum of these; the first contributor stands for those that are missing
   // in it.
   transfer_.open.workers = upto == 0 ? 0
-                           : info_.contributors.front().rank == engine_.options().rank
+                           : info_.contributors.front().rank == group().index()
                                ? std::max(info_.divisor, contributors) - contributors + 1
                                : 1;
   transfer_.open.deadline = engine_.deadline(0);
@@ -165,7 +178,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
     std::lock_guard lock(mutex_);
     transfer_.receive = ledger_.result();
   }
-  transfer_.shards = plan::shard_layout(bytes_, engine_.weights());
+  transfer_.shards = plan::shard_layout(bytes_, group().shards().weights);
   transfer_.runs =
       plan::local_slice(transfer_.shards, engine_.options().links.segment_bytes, 0, 1);
   transfer_.owner = this;

@@ -13,6 +13,7 @@
 #include "partial/ledger.h"
 #include "wire/frame.h"
 #include "wire/partial.h"
+#include "worker/group.h"
 #include "worker/transfer.h"
 
 namespace herring::worker {
@@ -21,6 +22,7 @@ class Engine;
 
 struct PartialOptions {
   std::string name;
+  std::shared_ptr<Group> group;      // null: all ranks. Ranks here and below are those inside it.
   DType dtype = DType::kFloat32;
   uint64_t elements = 0;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
@@ -66,10 +68,12 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   const PartialOptions& options() const { return options_; }
   size_t bytes() const { return bytes_; }
   uint64_t id() const { return id_; }
+  const Group& group() const { return *options_.group; }
 
   // For the engine, on its thread. An error fails the job.
   Status on_round(const wire::FrameHeader& header, wire::RoundMessage message);
   Status on_commit(const wire::RoundMark& mark);
+  void announce_to_servers();
   void fail(const Status& status);
   void on_transfer_done(Transfer&) override;
 

@@ -21,6 +21,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void run(const std::shared_ptr<Round>& round, std::function<void()> task);
   void begin(const std::shared_ptr<Round>& round);
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
+  const control::Group& members() const { return options.group->members(); }
 
   Engine& engine;
   const PlannedOptions options;
@@ -52,7 +53,9 @@ class Planned::Work::Direct : public TransferOwner {
   std::shared_ptr<Round> round;
 
   void on_transfer_done(Transfer& done) override {
-    work_.buffer_done(std::exchange(round, nullptr), done.workers);
+    const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
+    // The round fails, or has failed, with what moved in its group.
+    if (!done.called_off) work_.buffer_done(ended, done.workers);
   }
 
  private:
@@ -84,15 +87,16 @@ Status Planned::Work::allocate() {
       list.push_back(static_cast<char*>(*memory));
     }
   }
-  staged_ = engine.uses_node_stage() ||
+  staged_ = options.group->uses_node_stage() ||
             std::any_of(staging_.begin(), staging_.end(),
                         [](const char* memory) { return memory != nullptr; });
   for (const plan::Buffer& buffer : plan.buffers) {
     const bool narrow = staging_[buffer.arena] != nullptr;
     const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
-    wire_shards_.push_back(engine.cluster().nodes == 1
-                               ? std::vector<plan::Shard>{{0, 0, bytes}}
-                               : plan::shard_layout(bytes, engine.weights()));
+    wire_shards_.push_back(
+        members().nodes() == 1
+            ? std::vector<plan::Shard>{{0, 0, bytes}}
+            : plan::shard_layout(bytes, options.group->shards().weights));
     direct_.push_back(std::make_unique<Direct>(*this));
   }
   return {};
@@ -109,8 +113,9 @@ Planned::Work::~Work() {
 Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options) {
+  if (!options.group) options.group = engine.world();
   // Also of a plan that fails here: the next one must have the same on all ranks.
-  if (!options.stream) options.stream = engine.next_stream();
+  if (!options.stream) options.stream = options.group->next_stream();
   for (const plan::Gradient& gradient : gradients) {
     HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, options.op, 1.0, 1.0));
   }
@@ -118,8 +123,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
     return Status(Code::kInvalidArgument, concat("wire_dtype is ", name_of(options.wire),
                                                  "; use float16 or bfloat16"));
   }
-  const control::Cluster& cluster = engine.cluster();
-  plan::Cluster shape{cluster.nodes, engine.weights()};
+  plan::Cluster shape{options.group->members().nodes(), options.group->shards().weights};
   plan::Options plan_options;
   plan_options.buffer_bytes =
       options.buffer_bytes != 0 ? options.buffer_bytes : engine.options().buffer_bytes;
@@ -140,9 +144,9 @@ Planned::~Planned() {
   }
   Engine& engine = work_->engine;
   engine.abort({Code::kShutdown,
-                concat("planned operation '", work_->options.name, "' was closed inside round ",
-                       round_->number, ", before gradients ", missing(),
-                       " were ready; wait() for the round before close()")});
+                concat("planned operation '", work_->options.name, "'", work_->members().suffix(),
+                       " was closed inside round ", round_->number, ", before gradients ",
+                       missing(), " were ready; wait() for the round before close()")});
 }
 
 uint64_t Planned::signature() const {
@@ -157,7 +161,7 @@ uint64_t Planned::signature() const {
 }
 
 Status Planned::begin(bool active) {
-  HERRING_RETURN_IF_ERROR(work_->engine.incomplete());
+  HERRING_RETURN_IF_ERROR(work_->engine.incomplete(*work_->options.group));
   std::unique_lock lock(mutex_);
   if (round_ != nullptr && !round_->completion->done()) {
     return {Code::kInvalidArgument,
@@ -234,8 +238,10 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
   run(round, [self = shared_from_this(), round] {
     if (Status status = self->engine.failure(); !status.ok()) {
       round->completion->set(status);
+    } else if (Status off = self->engine.called_off(*self->options.group); !off.ok()) {
+      round->completion->set(off);
     } else {
-      self->engine.track(round->completion);
+      self->engine.track(round->completion, *self->options.group);
     }
   });
 }
@@ -253,7 +259,8 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   char* staging = staging_[buffer.arena];
   if (staged_) {
     NodeTask task;
-    task.key = {stream, round->number, index};
+    task.group = options.group;
+    task.key = {stream, round->number, index, members().id()};
     task.name = options.name;
     task.data = data;
     task.bytes = buffer.range.bytes;
@@ -264,7 +271,9 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
     task.active = round->active;
     task.deadline = engine.deadline(0);
     task.shards = wire_shards_[index];
-    task.on_done = [this, round](uint32_t workers) { buffer_done(round, workers); };
+    task.on_done = [this, round](uint32_t workers) {
+      if (engine.called_off(*options.group).ok()) buffer_done(round, workers);
+    };
     task.keeps = shared_from_this();
     engine.node_stage().post(std::move(task));
     return;
@@ -272,7 +281,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   Direct& direct = *direct_[index];
   direct.round = round;
   Transfer& transfer = direct.transfer;
-  transfer.key = {stream, round->number, index};
+  transfer.key = {stream, round->number, index, members().id()};
   transfer.open.dtype = dtype;
   transfer.open.op = options.op;
   transfer.open.workers = round->active ? 1 : 0;

@@ -17,17 +17,18 @@ namespace herring::worker {
 
 struct PlannedOptions {
   std::string name;
+  std::shared_ptr<Group> group;         // null: all ranks
   ReduceOp op = ReduceOp::kAverage;
   bool narrow = false;                  // float32 arenas travel as `wire`
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
-  std::optional<uint32_t> stream;       // Engine::next_stream(), if it was taken already
+  std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
 };
 
 class Planned {
  public:
-  // Allocates the arenas. Every rank must make its planned operations in the same order; the caller
-  // compares `signature()` across ranks before the first round.
+  // Allocates the arenas. Every rank must make a group's planned operations in the same order; the
+  // caller compares `signature()` across ranks before the first round.
   static Result<std::unique_ptr<Planned>> create(Engine& engine,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options);

@@ -28,9 +28,11 @@ struct Transfer {
   // Progress, kept by Links.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
+  bool called_off = false;               // its group is broken: what it holds is no result
   uint32_t workers = 0;                  // contributing workers, as the results say
   uint32_t fewest_workers = 0;           // in any of its results
   std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
+  std::vector<uint32_t> on_the_way;      // by run: segments pushed and not answered yet
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
 };
 
@@ -39,7 +41,8 @@ class TransferOwner {
   virtual ~TransferOwner() = default;
   // `range` of the buffer now holds results (only when receive is set).
   virtual void on_result(Transfer&, plan::Range /*range*/) {}
-  // All segments are answered; Links has let go of the transfer, but for its share of the owner.
+  // All segments are answered, or the transfer is called off and nothing of it is on its way any
+  // more; Links has let go of it, but for its share of the owner.
   virtual void on_transfer_done(Transfer&) = 0;
 };
 

@@ -49,11 +49,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (auto one = decode_mark(text); one.ok()) expect(encode(*one) == text);
   const control::Cluster cluster = some_cluster();
-  server::SeriesTable table(cluster, 0);
+  server::GroupTable groups(cluster);
+  server::SeriesTable table(cluster, groups, 0);
   std::vector<server::Answer> answers;
   for (uint32_t rank = 0; rank < 2; ++rank) {
-    expect(table.enlist(rank, encode(some_enlist("s", false)), 1, answers).ok());
-    expect(table.enlist(rank, encode(some_enlist("r", true)), 1, answers).ok());
+    expect(table.enlist(rank, 0, encode(some_enlist("s", false)), 1, answers).ok());
+    expect(table.enlist(rank, 0, encode(some_enlist("r", true)), 1, answers).ok());
   }
   (void)table.enlist(0, text, 2, answers);
   (void)table.join(0, text, 3, answers);

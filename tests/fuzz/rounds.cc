@@ -78,7 +78,9 @@ class TableOfMembers {
     if (program.below(8) != 0) {  // else who has enlisted is a matter of chance, too
       std::vector<server::Answer> none;
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
-        for (const Enlist& one : enlists_) expect(table_.enlist(rank, encode(one), 1, none).ok());
+        for (const Enlist& one : enlists_) {
+          expect(table_.enlist(rank, 0, encode(one), 1, none).ok());
+        }
       }
       expect(none.empty());
     }
@@ -95,7 +97,7 @@ class TableOfMembers {
           if (program.below(16) == 0) enlist.staleness = program.near<uint32_t>(3);
           if (program.below(16) == 0) enlist.quorum = program.near<uint32_t>(2);
           if (program.below(32) == 0) enlist.name += static_cast<char>(program.byte());
-          status = table_.enlist(rank, encode(enlist), now, answers);
+          status = table_.enlist(rank, 0, encode(enlist), now, answers);
           break;
         case 1:
           table_.tick(now, answers);
@@ -166,7 +168,8 @@ class TableOfMembers {
   }
 
   const control::Cluster cluster_ = some_cluster();
-  server::SeriesTable table_{cluster_, 0};
+  server::GroupTable groups_{cluster_};
+  server::SeriesTable table_{cluster_, groups_, 0};
   std::vector<Enlist> enlists_;
   std::map<uint64_t, Known> known_;
 };

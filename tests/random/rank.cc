@@ -494,7 +494,8 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   const auto number = static_cast<int>(program.index);
   doing.now("makes plans", number);
   for (const PlanSpec& spec : program.plans) {
-    worker::PlannedOptions options{spec.name, spec.op, spec.narrow, spec.wire, spec.buffer_bytes};
+    worker::PlannedOptions options{spec.name,   nullptr,   spec.op,
+                                    spec.narrow, spec.wire, spec.buffer_bytes};
     auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
     // Another rank may be at its abort already.
     if (!plan.ok() && program.ending == Ending::kAbort) return;

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.collectives import called, check_same
+from herring.collectives import called, check_same, name_of_next
 from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
 from herring.partial.quorum import Quorum, is_partial, quorum_of
 from herring.partial.replay import Recorded, Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
-from herring.runtime import forget_job, job, next_name
+from herring.runtime import forget_job, job
 
 __all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
 
@@ -33,6 +34,7 @@ class PartialReduction:
       name: identifies the series across ranks.
       statistics: goes on with these, of series before; a `Replay` repeats the series that follows
         in its recording.
+      group: those who take part; None: all ranks. A `Replay` is of all ranks.
 
     Raises:
       InvalidArgumentError: a value out of range, or an op that cannot be summed up.
@@ -48,22 +50,26 @@ class PartialReduction:
         op: str = "average",
         name: str | None = None,
         statistics: RoundStatistics | None = None,
+        group: Group | None = None,
     ) -> None:
-        self.name = name or next_name("partial")
-        running = job()
+        self.name = name or name_of_next("partial", group)
+        running, scope = job(), scope_of(group)
         self.statistics = RoundStatistics() if statistics is None else statistics
         self._replay: Recorded | None = None
-        with called("allgather", f"{self.name}.sync"):
-            if not is_partial(sync, running.size):
+        with called("allgather", f"{self.name}.sync", group):
+            if isinstance(sync, Replay) and group is not None:
+                raise InvalidArgumentError("a Replay is of all ranks; it takes no group")
+            if not is_partial(sync, scope.size):
                 raise InvalidArgumentError(
                     "a PartialReduction is partial: sync='full' is allreduce()"
                 )
             if not isinstance(sync, Replay):
-                quorum = quorum_of(sync, running.size)
+                quorum = quorum_of(sync, scope.size)
         check_same(
             f"the partial all-reduce '{self.name}'",
             f"sync={sync!r}, {elements} elements of {dtype}, op {op}",
             name=f"{self.name}.sync",
+            group=group,
         )
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)
@@ -81,6 +87,7 @@ class PartialReduction:
             float(quorum.grace),
             quorum.staleness,
             self._replay is not None,
+            scope.handle,
         )
         self._recorder = self.statistics.begin(
             {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
@@ -242,13 +249,14 @@ def _recorded_quorum(
     return Quorum(**then)
 
 
-# Series behind allreduce(sync=), by name; None: that name was begun with sync="full".
-_series: dict[str, PartialReduction | None] = {}
-_began_with: dict[str, str] = {}
+_Key = tuple[str, Group | None]
+# Series behind allreduce(sync=), by name and group; None: it was begun with sync="full".
+_series: dict[_Key, PartialReduction | None] = {}
+_began_with: dict[_Key, str] = {}
 # Of all series of a name, those that were flushed included.
-_statistics: dict[str, RoundStatistics] = {}
+_statistics: dict[_Key, RoundStatistics] = {}
 # Results of a flush that has timed out.
-_flushed: dict[str, list[np.ndarray]] = {}
+_flushed: dict[_Key, list[np.ndarray]] = {}
 
 
 def _forget() -> None:
@@ -262,45 +270,61 @@ forget_job.append(_forget)
 
 
 def _series_of(
-    name: str, sync: str | Quorum | Replay, array: Any, op: str
+    name: str, sync: str | Quorum | Replay, array: Any, op: str, group: Group | None
 ) -> PartialReduction | None:
-    running = job()
-    if name in _series:
-        if _began_with[name] != repr(sync):
+    key = (name, group)
+    if key in _series:
+        if _began_with[key] != repr(sync):
             raise InvalidArgumentError(
-                f"the all-reduces of the series '{name}' began with sync={_began_with[name]}, now "
+                f"the all-reduces of the series '{name}' began with sync={_began_with[key]}, now "
                 f"sync is {sync!r}; flush() it first, or give this one another name"
             )
-        return _series[name]
-    with called("allgather", f"{name}.sync"):
-        partial = is_partial(sync, running.size)
+        return _series[key]
+    with called("allgather", f"{name}.sync", group):
+        partial = is_partial(sync, scope_of(group).size)
     if not partial:
-        check_same(f"the partial all-reduce '{name}'", f"sync={sync!r}", name=f"{name}.sync")
+        check_same(
+            f"the partial all-reduce '{name}'",
+            f"sync={sync!r}",
+            name=f"{name}.sync",
+            group=group,
+        )
         series = None
     else:
         dtype = _core.dtype_of(array)
         elements = int(np.prod(array.shape if hasattr(array, "shape") else np.shape(array)))
-        statistics = _statistics.setdefault(name, RoundStatistics())
+        statistics = _statistics.setdefault(key, RoundStatistics())
         series = PartialReduction(
-            elements, dtype, sync=sync, op=op, name=name, statistics=statistics
+            elements, dtype, sync=sync, op=op, name=name, statistics=statistics, group=group
         )
-    _series[name] = series
-    _began_with[name] = repr(sync)
+    _series[key] = series
+    _began_with[key] = repr(sync)
     return series
 
 
 def allreduce_in_rounds(
-    array: Any, op: str, sync: str | Quorum | Replay, name: str | None, timeout: float | None
+    array: Any,
+    op: str,
+    sync: str | Quorum | Replay,
+    name: str | None,
+    timeout: float | None,
+    group: Group | None,
 ) -> bool:
     """`herring.allreduce` with `sync`; False: the mode is "full", which is an ordinary one."""
-    series = _series_of(name or "allreduce", sync, array, op)
+    series = _series_of(name or "allreduce", sync, array, op, group)
     if series is None:
         return False
     series.allreduce(array, timeout)
     return True
 
 
-def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) -> list[np.ndarray]:
+def flush(
+    array: Any,
+    *,
+    name: str = "allreduce",
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> list[np.ndarray]:
     """Ends a series of `allreduce(..., sync=)` (collective), with a round of all that is pending.
 
     Ranks may have made different numbers of calls: who flushes takes the results of the others'
@@ -311,6 +335,7 @@ def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) 
       array: this rank's last contribution; zeros do. Not changed.
       name: of the series.
       timeout: seconds to wait for each result.
+      group: in which it was begun; None: all ranks.
 
     Returns:
       The results that this rank has not got yet, in order.
@@ -320,28 +345,29 @@ def flush(array: Any, *, name: str = "allreduce", timeout: float | None = None) 
       TimeoutError: a rank neither goes on nor flushes. Called again it goes on waiting; `array` is
         not contributed again.
     """
-    series = _series.get(name)
+    key = (name, group)
+    series = _series.get(key)
     if series is None:
         raise InvalidArgumentError(
             f"the partial all-reduce '{name}' was flushed already, or began with sync='full'; "
             "there is nothing to flush"
-            if name in _statistics or name in _series
+            if key in _statistics or key in _series
             else f"no partial all-reduce named '{name}' was begun"
         )
     work = np.array(array, copy=True, order="C")
-    results = _flushed.setdefault(name, [])
+    results = _flushed.setdefault(key, [])
     for _ in series.flush(work, timeout):
         results.append(work.copy())
-    del _series[name], _began_with[name], _flushed[name]
+    del _series[key], _began_with[key], _flushed[key]
     return results
 
 
-def partial_statistics(name: str = "allreduce") -> RoundStatistics:
+def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -> RoundStatistics:
     """What happened in the rounds of `allreduce(..., sync=)` of a name; a flush forgets nothing.
 
     Raises:
       InvalidArgumentError: there was no such series.
     """
-    if name not in _statistics:
+    if (name, group) not in _statistics:
         raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
-    return _statistics[name]
+    return _statistics[name, group]

@@ -38,7 +38,7 @@ class CoordinatorTest : public testing::Test {
  protected:
   std::vector<Answer> say(uint32_t rank, const Call& call, Nanos now = 0) {
     std::vector<Answer> answers;
-    const Status status = coordinator.announce(rank, call.text(), now, answers);
+    const Status status = coordinator.announce(rank, 0, call.text(), now, answers);
     EXPECT_TRUE(status.ok()) << status.to_string();
     return answers;
   }
@@ -49,7 +49,7 @@ class CoordinatorTest : public testing::Test {
   }
   std::vector<Answer> leave(uint32_t rank) {
     std::vector<Answer> answers;
-    coordinator.rank_left(rank, answers);
+    coordinator.rank_gone(rank, "has left the job", answers);
     return answers;
   }
   static wire::OpError error_in(const Answer& answer) {
@@ -59,7 +59,8 @@ class CoordinatorTest : public testing::Test {
   }
 
   control::Cluster cluster = make_cluster(3);
-  Coordinator coordinator{cluster, 5};
+  GroupTable groups{cluster};
+  Coordinator coordinator{cluster, groups, 5};
 };
 
 TEST_F(CoordinatorTest, SumsWhatRodeAlong) {
@@ -254,23 +255,25 @@ TEST_F(CoordinatorTest, SumsThatOverflowAreRefused) {
 
 TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
   std::vector<Answer> out;
-  EXPECT_FALSE(coordinator.announce(0, "rubbish", 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, "rubbish", 0, out).ok());
   Call call = small(0, floats({1, 2}));
   call.message.shape = {3};  // the payload has two elements
-  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
   call.payload.clear();  // it must have one
-  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
   call.message.kind = Collective::kBroadcast;
   call.message.root = 0;
-  EXPECT_FALSE(coordinator.announce(0, call.text(), 0, out).ok());
-  EXPECT_TRUE(coordinator.announce(1, call.text(), 0, out).ok()) << "only the root has a payload";
+  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
+  EXPECT_TRUE(coordinator.announce(1, 0, call.text(), 0, out).ok())
+      << "only the root has a payload";
 }
 
 // Each is told what each has for it, and no more: n counts, of n * n.
 TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
   constexpr uint32_t kRanks = 4096;
   const control::Cluster cluster = make_cluster(kRanks);
-  Coordinator coordinator(cluster, 5);
+  GroupTable groups(cluster);
+  Coordinator coordinator(cluster, groups, 5);
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     Call call = small(rank, "");
@@ -279,7 +282,7 @@ TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
     call.message.splits.assign(kRanks, 1);
     call.message.splits[7] = rank;
     call.message.shape = {kRanks - 1 + rank};
-    ASSERT_TRUE(coordinator.announce(rank, call.text(), 0, answers).ok());
+    ASSERT_TRUE(coordinator.announce(rank, 0, call.text(), 0, answers).ok());
   }
   ASSERT_EQ(answers.size(), kRanks);
   for (uint32_t rank = 0; rank < kRanks; ++rank) {

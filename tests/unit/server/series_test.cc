@@ -29,7 +29,7 @@ class SeriesTest : public testing::Test {
     message.timeout_ms = 100;
     for (uint32_t rank = 0; rank < 3; ++rank) {
       std::vector<Answer> answers;
-      ASSERT_TRUE(table.enlist(rank, encode(message), 0, answers).ok());
+      ASSERT_TRUE(table.enlist(rank, 0, encode(message), 0, answers).ok());
       ASSERT_TRUE(answers.empty());
     }
   }
@@ -54,7 +54,8 @@ class SeriesTest : public testing::Test {
   }
 
   control::Cluster cluster = make_cluster(3);
-  SeriesTable table{cluster, 0};
+  GroupTable groups{cluster};
+  SeriesTable table{cluster, groups, 0};
   const uint64_t id = wire::series_id("s");
 };
 
@@ -101,7 +102,8 @@ TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   };
   constexpr uint32_t kWorkers = 16, kMissing = 7;
   const control::Cluster cluster = make_cluster(kWorkers);
-  SeriesTable table(cluster, 0);
+  GroupTable groups(cluster);
+  SeriesTable table(cluster, groups, 0);
   wire::Enlist enlist;
   enlist.name = "s";
   enlist.op = ReduceOp::kSum;
@@ -111,7 +113,7 @@ TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   enlist.staleness = 3;
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-    ASSERT_TRUE(table.enlist(rank, encode(enlist), 0, answers).ok());
+    ASSERT_TRUE(table.enlist(rank, 0, encode(enlist), 0, answers).ok());
   }
   std::vector<float> all, first, second;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -220,7 +222,7 @@ TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
 
 TEST_F(SeriesTest, WhoHasFlushedFollowsWithoutBytesUntilAllHave) {
   for (const bool inlined : {true, false}) {
-    SeriesTable fresh(cluster, 0);
+    SeriesTable fresh(cluster, groups, 0);
     wire::Enlist enlist;
     enlist.name = "s";
     enlist.inline_payload = inlined;
@@ -229,7 +231,7 @@ TEST_F(SeriesTest, WhoHasFlushedFollowsWithoutBytesUntilAllHave) {
     enlist.staleness = 3;
     std::vector<Answer> answers;
     for (uint32_t rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(fresh.enlist(rank, encode(enlist), 0, answers).ok());
+      ASSERT_TRUE(fresh.enlist(rank, 0, encode(enlist), 0, answers).ok());
     }
     const auto say = [&](uint32_t rank, uint64_t upto, uint32_t base, bool last,
                          const std::string& payload) {
@@ -275,7 +277,7 @@ TEST_F(SeriesTest, ThereIsAMostOfSeriesAtATime) {
   std::vector<Answer> answers;
   for (int i = 0; answers.empty() && i < 1 << 16; ++i) {
     enlist.name = concat("name ", i);
-    ASSERT_TRUE(table.enlist(1, encode(enlist), 0, answers).ok());
+    ASSERT_TRUE(table.enlist(1, 0, encode(enlist), 0, answers).ok());
   }
   ASSERT_EQ(answers.size(), 3u);
   const auto error = wire::decode_op_error(answers[0].payload);
@@ -302,7 +304,7 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   EXPECT_FALSE(table.join(0, encode(message), 0, answers).ok());
   wire::Enlist enlist;
   enlist.quorum = 4;
-  EXPECT_NE(table.enlist(0, encode(enlist), 0, answers).message().find("quorum is 4"),
+  EXPECT_NE(table.enlist(0, 0, encode(enlist), 0, answers).message().find("quorum is 4"),
             std::string::npos);
 }
 

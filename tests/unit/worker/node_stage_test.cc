@@ -57,6 +57,7 @@ class NodeStageTest : public ::testing::Test {
     std::unique_ptr<NodeStage> stage;
     std::vector<uint32_t> workers;  // of what is done
     std::vector<Status> failures;
+    std::shared_ptr<Group> group;
   };
 
   void make(uint32_t size, uint32_t nodes) {
@@ -76,8 +77,15 @@ class NodeStageTest : public ::testing::Test {
       });
     }
     for (std::thread& thread : threads) thread.join();
+    cluster.nodes = nodes;
+    cluster.size = nodes * size;
+    for (uint32_t r = 0; r < cluster.size; ++r) {
+      cluster.workers.push_back({r, r / size, r % size, "10.0.0.1", 100 + r, ""});
+    }
+    cluster.servers.push_back({0, true, ~0u, "10.0.0.2:7000", 1.0});
     for (uint32_t r = 0; r < size; ++r) {
       Rank& rank = ranks[r];
+      rank.group = std::make_shared<Group>(cluster, control::Group(cluster), r);
       LinksOptions options;
       options.segment_bytes = kSegment;
       rank.links = std::make_unique<Links>(
@@ -89,9 +97,7 @@ class NodeStageTest : public ::testing::Test {
         rank.links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
       }
       NodeStage::Options stage;
-      stage.nodes = nodes;
       stage.local_rank = r;
-      stage.most_local_ranks = size;
       stage.segment_bytes = kSegment;
       stage.names.assign(size, "a rank");
       rank.stage = std::make_unique<NodeStage>(
@@ -109,6 +115,7 @@ class NodeStageTest : public ::testing::Test {
 
   void post(uint32_t r, char* data, size_t bytes, uint32_t round = 0, bool active = true) {
     NodeTask task;
+    task.group = ranks[r].group;
     task.key = {3, round, 0};
     task.name = "test";
     task.data = data;
@@ -140,6 +147,7 @@ class NodeStageTest : public ::testing::Test {
   }
 
   transport::EpollLoop loop;
+  control::Cluster cluster;
   std::vector<Rank> ranks;
 };
 
@@ -164,7 +172,7 @@ TEST_F(NodeStageTest, ANeighboursMemoryStaysWhileItIsUsed) {
   // Rank 0 has reduced its half, and waits for the other one.
   EXPECT_TRUE(ranks[0].failures.empty());
   EXPECT_TRUE(ranks[0].workers.empty());
-  EXPECT_TRUE(ranks[0].stage->busy());
+  EXPECT_TRUE(ranks[0].stage->busy(0));
   EXPECT_EQ(reinterpret_cast<float*>(mine)[kBytes / 8 - 1], 5);
   EXPECT_EQ(reinterpret_cast<float*>(mine)[kBytes / 8], 2);
 }

@@ -1,0 +1,100 @@
+#include "server/group_table.h"
+
+#include <algorithm>
+
+namespace herring::server {
+
+bool JobGroup::is_gone(uint32_t index) const {
+  return std::any_of(gone.begin(), gone.end(),
+                     [index](const Gone& one) { return one.index == index; });
+}
+
+void JobGroup::add_gone(uint32_t rank, const char* how) {
+  const uint32_t index = members.index_of(rank);
+  if (index != control::Group::kNobody && !is_gone(index)) gone.push_back({index, how});
+}
+
+GroupTable::GroupTable(const control::Cluster& cluster, uint16_t credit)
+    : cluster_(cluster),
+      world_(std::make_shared<JobGroup>(control::Group(cluster), credit)) {}
+
+std::shared_ptr<JobGroup> GroupTable::find(uint32_t id) const {
+  if (id == control::Group::kWorld) return world_;
+  std::lock_guard lock(mutex_);
+  const auto found = groups_.find(id);
+  return found == groups_.end() ? nullptr : found->second.group;
+}
+
+Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> ranks,
+                          uint32_t rank) {
+  if (Status fits = control::Group::check(cluster_, ranks);
+      !fits.ok() || id == control::Group::kWorld ||
+      !std::binary_search(ranks.begin(), ranks.end(), rank)) {
+    return {Code::kInternal, concat("rank ", rank, " defines group ", id, ", '", name, "': ",
+                                    fits.ok() ? "it is no member" : fits.message())};
+  }
+  std::lock_guard lock(mutex_);
+  if (groups_.size() >= kMost && !groups_.contains(id)) {
+    return {Code::kInternal, concat("rank ", rank, " defines group ", id, " beside ", kMost,
+                                    " others")};
+  }
+  Entry& entry = groups_[id];
+  if (!entry.group) {
+    entry.left.assign(ranks.size(), false);
+    entry.group = std::make_shared<JobGroup>(
+        control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
+    for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
+    entry.group->broken = !entry.group->gone.empty();
+    return {};
+  }
+  if (entry.group->members.ranks() == ranks) return {};
+  return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
+                                  control::list_ranks(ranks), "; others say ",
+                                  control::list_ranks(entry.group->members.ranks()))};
+}
+
+bool GroupTable::nobody_left(const Entry& entry) const {
+  for (uint32_t index = 0; index < entry.left.size(); ++index) {
+    if (!entry.left[index] && !gone_.contains(entry.group->members.ranks()[index])) return false;
+  }
+  return true;
+}
+
+void GroupTable::leave(uint32_t id, uint32_t rank) {
+  std::lock_guard lock(mutex_);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) return;
+  const uint32_t index = found->second.group->members.index_of(rank);
+  if (index == control::Group::kNobody) return;
+  found->second.left[index] = true;
+  if (nobody_left(found->second)) groups_.erase(found);
+}
+
+void GroupTable::rank_gone(uint32_t rank, const char* how) {
+  std::lock_guard lock(mutex_);
+  gone_.emplace(rank, how);
+  std::erase_if(groups_, [this](const auto& one) { return nobody_left(one.second); });
+}
+
+void GroupTable::note_gone(JobGroup& group) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [rank, how] : gone_) group.add_gone(rank, how);
+}
+
+std::vector<std::shared_ptr<JobGroup>> GroupTable::of_rank(uint32_t rank) const {
+  std::vector<std::shared_ptr<JobGroup>> groups{world_};
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, entry] : groups_) {
+    if (entry.group->members.has(rank)) groups.push_back(entry.group);
+  }
+  return groups;
+}
+
+bool GroupTable::any_without(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(groups_.begin(), groups_.end(), [rank](const auto& one) {
+    return !one.second.group->members.has(rank);
+  });
+}
+
+}  // namespace herring::server

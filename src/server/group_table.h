@@ -1,0 +1,78 @@
+// The groups of a job as a server knows them: their members say who is in them before they use
+// them. Any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "control/group.h"
+
+namespace herring::server {
+
+struct JobGroup {
+  JobGroup(control::Group members, uint16_t credit)
+      : members(std::move(members)), credit(credit) {}
+
+  const control::Group members;
+  std::atomic<uint16_t> credit;     // segments; as its first rank steers it
+  // A member is dead or has given up: what moves bytes in it is called off.
+  std::atomic<bool> broken{false};
+
+  // The coordinator's.
+  struct Gone {
+    uint32_t index;
+    const char* how;  // "has left the job", ...
+  };
+  std::vector<Gone> gone;  // who calls nothing in it any more, in that order
+  uint32_t next_ticket = 0;
+
+  bool is_gone(uint32_t index) const;
+  // Unless it is no member, or known to be gone.
+  void add_gone(uint32_t rank, const char* how);
+};
+
+class GroupTable {
+ public:
+  // Groups that may be there at a time.
+  static constexpr size_t kMost = 1 << 16;
+
+  // With the world in it.
+  explicit GroupTable(const control::Cluster& cluster, uint16_t credit = 1);
+
+  // Null: nobody has defined it.
+  std::shared_ptr<JobGroup> find(uint32_t id) const;
+  const std::shared_ptr<JobGroup>& world() const { return world_; }
+  // What `rank` says of group `id`. kMismatch: others say something else; kInternal: nonsense.
+  Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank);
+  // `rank` is not in it any more. It is forgotten when nobody is.
+  void leave(uint32_t id, uint32_t rank);
+  // The rank calls nothing any more: it has left the job, or is dead.
+  void rank_gone(uint32_t rank, const char* how);
+  // Notes in a new group who is gone already.
+  void note_gone(JobGroup& group) const;
+  // All of which `rank` is a member; the world comes first.
+  std::vector<std::shared_ptr<JobGroup>> of_rank(uint32_t rank) const;
+  // Whether there are groups beside the world without this rank.
+  bool any_without(uint32_t rank) const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<JobGroup> group;
+    std::vector<bool> left;  // by index
+  };
+
+  bool nobody_left(const Entry& entry) const;
+
+  const control::Cluster& cluster_;
+  const std::shared_ptr<JobGroup> world_;
+  mutable std::mutex mutex_;  // guards everything below
+  std::map<uint32_t, Entry> groups_;           // without the world
+  std::map<uint32_t, const char*> gone_;       // ranks
+};
+
+}  // namespace herring::server

@@ -1,0 +1,64 @@
+// A group as one of its members uses it: who is in it, who owns what of it, and whether it still can
+// do anything.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "control/group.h"
+
+namespace herring::worker {
+
+class Group {
+ public:
+  // `rank`: this worker's in the job, a member.
+  Group(const control::Cluster& cluster, control::Group members, uint32_t rank);
+
+  const control::Group& members() const { return members_; }
+  uint32_t id() const { return members_.id(); }
+  bool is_world() const { return members_.is_world(); }
+  uint32_t size() const { return members_.size(); }
+  uint32_t index() const { return index_; }  // this worker's place inside it
+  uint32_t rank(uint32_t index) const { return members_.ranks()[index]; }
+
+  const control::ShardMap& shards() const { return shards_; }
+  // Those that must know of it: what it uses, and dedicated ones, which would otherwise end with a
+  // worker's death.
+  const std::vector<uint32_t>& servers() const { return servers_; }
+
+  // Buffers go through the node stage when any node has several members, or there is one node.
+  bool uses_node_stage() const { return members_.nodes() == 1 || members_.most_on_a_node() > 1; }
+  // Local ranks of the members on this worker's node, ascending, and its place among them.
+  const std::vector<uint32_t>& locals() const { return locals_; }
+  uint32_t local_index() const { return local_index_; }
+  uint32_t local_size() const { return static_cast<uint32_t>(locals_.size()); }
+
+  // Its first rank steers the credit of all its members.
+  bool steers() const { return index_ == 0; }
+  uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
+
+  // Why nothing can complete in it any more but partial all-reduces; ok: it can. Any thread.
+  Status failure() const;
+  // The first one stays. False: there was one already.
+  bool fail(const Status& status);
+
+  // Engine thread: connections between its members are there, or asked for.
+  bool meets = false;
+
+ private:
+  const control::Group members_;
+  const control::ShardMap shards_;
+  const uint32_t index_;
+  std::vector<uint32_t> locals_;
+  uint32_t local_index_ = 0;
+  std::vector<uint32_t> servers_;
+  std::atomic<uint32_t> next_stream_;
+
+  mutable std::mutex mutex_;
+  Status failure_;  // guarded by mutex_
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,223 @@
+#include "worker/membership.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "wire/messages.h"
+#include "worker/engine.h"
+
+namespace herring::worker {
+namespace {
+
+// What is in flight when a rank leaves may still be on its way here.
+constexpr Nanos kLeftGrace = 1500 * kMillisecond;
+// A server's other connections may still bring results when one of them has ended.
+constexpr Nanos kClosedGrace = 100 * kMillisecond;
+// Who died, or left, is told by the rendezvous, maybe a little later than connections end.
+constexpr Nanos kNews = kSecond;
+
+}  // namespace
+
+Membership::Membership(Engine& engine, const control::Cluster& cluster, uint32_t rank)
+    : engine_(engine),
+      cluster_(cluster),
+      rank_(rank),
+      world_(std::make_shared<Group>(cluster, control::Group(cluster), rank)) {}
+
+std::vector<std::shared_ptr<Group>> Membership::groups() const {
+  std::vector<std::shared_ptr<Group>> all{world_};
+  for (const auto& [number, group] : groups_) all.push_back(group);
+  return all;
+}
+
+std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& name,
+                                          std::vector<uint32_t> ranks, uint64_t id) {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kGroup;
+  header.group = number;
+  const std::string message = encode(wire::GroupMessage{id, name, ranks});
+  auto group = std::make_shared<Group>(
+      cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
+  groups_[number] = group;
+  engine_.links().add_group(number, group->shards().owners, group->steers());
+  for (const uint32_t server : group->servers()) {
+    engine_.links().send_control(server, header, message);
+  }
+  return group;
+}
+
+// Who has gone meanwhile is gone for this group too.
+void Membership::formed(const std::shared_ptr<Group>& group) {
+  for (const control::Loss& loss : lost_) {
+    if (affects(loss, *group)) call_off(group, {Code::kPeerLost, loss.text});
+  }
+  for (const uint32_t rank : left_) {
+    if (group->members().has(rank)) {
+      group->fail({Code::kPeerLost, concat(cluster_.describe_rank(rank), " has left the job")});
+    }
+  }
+}
+
+Status Membership::destroy(const std::shared_ptr<Group>& group) {
+  if (group->is_world()) return {Code::kInvalidArgument, "the group of all ranks stays"};
+  const auto found = groups_.find(group->id());
+  if (found == groups_.end() || found->second != group) {
+    return {Code::kInvalidArgument, concat("group '", group->members().name(),
+                                           "' was destroyed already")};
+  }
+  if (engine_.in_flight(*group)) {
+    return {Code::kInvalidArgument,
+            concat("something", group->members().suffix(),
+                   " is still in flight; wait for it, and close its plans, before destroy()")};
+  }
+  if (called_off(*group).ok()) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kLeaveGroup;
+    header.group = group->id();
+    for (const uint32_t server : group->servers()) {
+      if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, {});
+    }
+  }
+  group->fail({Code::kShutdown, "the group was destroyed"});
+  engine_.node_stage().forget(*group);
+  engine_.links().remove_group(group->id());
+  called_off_.erase(group->id());
+  groups_.erase(found);
+  return {};
+}
+
+Status Membership::called_off(const Group& group) const {
+  const auto found = called_off_.find(group.id());
+  return found == called_off_.end() ? Status() : found->second;
+}
+
+// Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
+void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
+  const Status status(why.code(), why.message());
+  if (!called_off_.try_emplace(group->id(), status).second) return;
+  group->fail(status);
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kLeaveGroup;
+  header.flags = wire::kFlagBroken;
+  header.group = group->id();
+  for (const uint32_t server : group->servers()) {
+    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, {});
+  }
+  engine_.named().call_off(*group, status);
+  engine_.fail_waiting(*group, status);
+  engine_.links().call_off(group->id());
+  engine_.node_stage().call_off(group);
+  engine_.executor().call_off(group->id());
+}
+
+// Rank 0 hosts the rendezvous; dedicated servers are everybody's.
+bool Membership::affects(const control::Loss& loss, const Group& group) const {
+  return loss.is_server ? group.shards().uses(loss.index) : group.members().has(loss.index);
+}
+
+// Whether anything can go on: a group that does not need it, or partial all-reduces.
+bool Membership::survives(const control::Loss& loss) const {
+  if (loss.is_server ? cluster_.servers[loss.index].dedicated : loss.index == 0) return false;
+  for (const auto& [number, group] : groups_) {
+    if (!affects(loss, *group) && called_off(*group).ok()) return true;
+  }
+  return !loss.is_server && engine_.any_partial();
+}
+
+void Membership::peer_lost(const control::Loss& loss) {
+  const Status status(Code::kPeerLost, loss.text);
+  if (!survives(loss)) return engine_.fail_now(status);
+  log(LogLevel::kWarning, loss.text, "; what does not need it goes on");
+  lost_.push_back(loss);
+  if (loss.is_server) ended_servers_.insert(loss.index);
+  for (const auto& group : groups()) {
+    if (!affects(loss, *group)) continue;
+    call_off(group, status);
+    if (loss.is_server) engine_.fail_partial(*group, status);
+  }
+  if (loss.is_server) {
+    engine_.links().server_lost(loss.index);
+  } else {
+    engine_.executor().rank_lost(loss.index);
+  }
+}
+
+void Membership::broken(uint32_t number) {
+  engine_.loop()->call_after(kNews, [this, number] {
+    const auto found = groups_.find(number);
+    const std::shared_ptr<Group> group =
+        number == control::Group::kWorld ? world_ : found == groups_.end() ? nullptr
+                                                                          : found->second;
+    if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
+    const Status why(Code::kPeerLost, concat("a server has called off what moved",
+                                             group->is_world() ? std::string(" in the job")
+                                                               : group->members().suffix(),
+                                             ": a member is gone, or gave up"));
+    // With the world alone there is nothing that could go on.
+    groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
+  });
+}
+
+void Membership::rank_left(uint32_t rank) {
+  left_.push_back(rank);
+  left_since_ = engine_.loop()->now();
+  for (const auto& group : groups()) {
+    if (!group->members().has(rank)) continue;
+    // What it had called has been announced by now here too: it would not have left otherwise.
+    group->fail({Code::kPeerLost,
+                 concat(cluster_.describe_rank(rank), " has left the job without calling it")});
+  }
+}
+
+// Of those who have left, if any.
+Status Membership::departure() const {
+  if (left_.empty()) return {};
+  return {Code::kPeerLost, concat(cluster_.describe_rank(left_.front()), " has left the job")};
+}
+
+// A server is gone. If its process died, the rendezvous will say who; if it ended because its
+// worker has left, that only concerns what still needs it.
+void Membership::link_closed(uint32_t server, const Status& why) {
+  const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
+  if (why.code() == Code::kInternal) return engine_.fail_now({Code::kInternal, text});
+  engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text] {
+    if (ended_servers_.contains(server)) return;
+    if (left_.empty()) return engine_.fail_now({Code::kPeerLost, text});
+    fail_what_needs(server);
+  });
+}
+
+void Membership::fail_what_needs(uint32_t server) {
+  const Status gone(Code::kPeerLost, concat(departure().message(), ", and ",
+                                            cluster_.describe_server(server), " has ended"));
+  ended_servers_.insert(server);
+  for (const auto& group : groups()) {
+    if (!group->shards().uses(server)) continue;
+    if (engine_.moves(*group)) {
+      if (group->is_world()) return engine_.fail_now(gone);
+      call_off(group, gone);
+    }
+    engine_.named().fail_announced(*group, server, gone);
+  }
+}
+
+// What was in flight when a rank left may complete without it. Announced operations are failed by
+// their owner, which knows; what is pushed without a word is failed here.
+void Membership::check_departures(Nanos now) {
+  if (left_.empty() || engine_.any_partial()) return;
+  if (now - std::max(left_since_, engine_.links().answered_at()) <= kLeftGrace) return;
+  const Status why(Code::kPeerLost,
+                   concat(departure().message(), " while others still wait for it"));
+  for (const auto& group : groups()) {
+    const bool busy =
+        engine_.links().busy(group->id()) || engine_.node_stage().busy(group->id());
+    const bool needs = std::any_of(left_.begin(), left_.end(), [&group](uint32_t rank) {
+      return group->members().has(rank);
+    });
+    if (!busy || !needs || !called_off(*group).ok()) continue;
+    if (group->is_world()) return engine_.fail_now(why);
+    call_off(group, why);
+  }
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,70 @@
+// Which groups this worker is in, which ranks have died or left, and what fails for it: the group
+// that needs them, and no other, where the job can go on at all. Engine thread, but for what says
+// otherwise.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/cluster.h"
+#include "worker/group.h"
+
+namespace herring::worker {
+
+class Engine;
+
+class Membership {
+ public:
+  Membership(Engine& engine, const control::Cluster& cluster, uint32_t rank);
+
+  // All ranks. Any thread.
+  const std::shared_ptr<Group>& world() const { return world_; }
+
+  // A new group, of which its servers are told; each answers the operation `id`.
+  std::shared_ptr<Group> define(uint32_t number, const std::string& name,
+                                std::vector<uint32_t> ranks, uint64_t id);
+  // All of its servers know it.
+  void formed(const std::shared_ptr<Group>& group);
+  // This rank calls nothing in it any more. kInvalidArgument: something is still in flight.
+  Status destroy(const std::shared_ptr<Group>& group);
+
+  // A process is dead.
+  void peer_lost(const control::Loss& loss);
+  // A rank has said goodbye: what still needs it fails.
+  void rank_left(uint32_t rank);
+  // A server's connection has ended.
+  void link_closed(uint32_t server, const Status& why);
+  // A server has called off what moves in the group.
+  void broken(uint32_t group);
+  // Call it now and then.
+  void check_departures(Nanos now);
+
+  // Why a group's operations were called off; ok: they were not.
+  Status called_off(const Group& group) const;
+
+ private:
+  std::vector<std::shared_ptr<Group>> groups() const;  // the world first
+  bool affects(const control::Loss& loss, const Group& group) const;
+  bool survives(const control::Loss& loss) const;
+  void call_off(const std::shared_ptr<Group>& group, const Status& why);
+  void fail_what_needs(uint32_t server);
+  Status departure() const;
+
+  Engine& engine_;
+  const control::Cluster& cluster_;
+  const uint32_t rank_;
+  const std::shared_ptr<Group> world_;
+  std::map<uint32_t, std::shared_ptr<Group>> groups_;  // the others, by number
+  std::map<uint32_t, Status> called_off_;              // by number
+  std::vector<control::Loss> lost_;
+  std::set<uint32_t> ended_servers_;
+  std::vector<uint32_t> left_;                         // ranks, in that order
+  Nanos left_since_ = 0;
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,314 @@
+#include "worker/named.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "reduce/reduce.h"
+#include "worker/engine.h"
+#include "worker/exchange.h"
+
+namespace herring::worker {
+namespace {
+
+// Instead of a group's number: of the calls that form one.
+constexpr uint32_t kForming = ~0u;
+
+}  // namespace
+
+NamedOperations::Name NamedOperations::name_of(const Request& request) {
+  if (request.kind != wire::Collective::kFormGroup) return {request.group->id(), request.name};
+  std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
+  return {kForming, concat(request.name, '\n', control::list_ranks(ranks))};
+}
+
+Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool waits) {
+  if (!request.group) request.group = engine_.world();
+  const Group& group = *request.group;
+  if (Status failed = engine_.failure(); !failed.ok()) return failed;
+  if (Status failed = group.failure();
+      !failed.ok() && request.kind != wire::Collective::kFormGroup) {
+    return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
+                                        " cannot complete: ", failed.message()));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (!names_.insert(name_of(request)).second) {
+      return Status(Code::kInvalidArgument,
+                    concat("an operation named '", request.name, "' is in flight already",
+                           group.members().suffix(),
+                           "; wait for it, or give this one another name"));
+    }
+  }
+  auto operation = std::make_shared<Operation>(engine_.loop());
+  operation->request = std::move(request);
+  operation->owner_ = this;
+  HERRING_RETURN_IF_ERROR(engine_.run([this, operation] { start(operation); }, waits));
+  return operation;
+}
+
+void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective kind,
+                             const std::string& name, const std::string& why) {
+  wire::Announce announce;
+  announce.kind = kind;
+  announce.name = name;
+  announce.refusal = why.empty() ? "no reason given" : why;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kAnnounce;
+  header.group = group->id();
+  // If the engine has ended, nobody is there to be told.
+  static_cast<void>(engine_.run([this, header, server = group->shards().owner_of(name),
+                                 payload = encode(announce)] {
+    if (engine_.failure().ok()) engine_.links().send_control(server, header, payload);
+  }));
+}
+
+void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
+  operation->id_ = next_id_++;
+  operation->started_ = engine_.loop()->now();
+  operations_.emplace(operation->id_, operation);
+  if (Status status = engine_.failure(); !status.ok()) return finish(*operation, status);
+  const Request& request = operation->request;
+  const Group& group = *request.group;
+  const bool forms = request.kind == wire::Collective::kFormGroup;
+  if (Status why = engine_.called_off(group); !why.ok() && !forms) return finish(*operation, why);
+  if (group.size() == 1 && !group.is_world() && !forms) return complete_alone(*operation);
+  operation->server_ = group.shards().owner_of(request.name);
+  if (forms) {
+    // A server that it will use: so it can be formed whatever has become of the others.
+    const std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
+    operation->server_ =
+        control::shard_map(engine_.cluster(), control::Group(0, engine_.cluster(), ranks, ""))
+            .owner_of(request.name);
+  }
+  const size_t bytes = request.bytes();
+
+  wire::Announce announce;
+  announce.id = operation->id_;
+  announce.kind = request.kind;
+  announce.dtype = request.dtype;
+  announce.op = request.op;
+  announce.algorithm = request.algorithm;
+  announce.root = request.root;
+  announce.prescale = request.prescale;
+  announce.postscale = request.postscale;
+  announce.timeout_ms = engine_.timeout_ms(request.timeout);
+  announce.warn_ms = engine_.warn_ms();
+  announce.name = request.name;
+  announce.shape = request.shape;
+  announce.splits = request.splits;
+  // A gathered result must fit a reply. The choice depends on nothing but the call itself: it
+  // decides in which tree a sum is taken.
+  const bool gathers = request.kind == wire::Collective::kAllgather;
+  announce.inline_payload =
+      bytes <= engine_.options().small_bytes && request.algorithm == wire::Algorithm::kHerring &&
+      (!gathers || bytes * group.size() <= wire::kMaxControlPayload / 2);
+  std::string payload = encode(announce);
+  const bool has_payload = request.kind != wire::Collective::kBarrier && !forms &&
+                           (request.kind != wire::Collective::kBroadcast ||
+                            request.root == group.index());
+  if (announce.inline_payload && has_payload) {
+    payload.append(request.send, bytes);
+  }
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kAnnounce;
+  header.group = forms ? 0 : group.id();
+  engine_.links().send_control(operation->server_, header, std::move(payload));
+}
+
+// A group of one: nobody has to be asked.
+void NamedOperations::complete_alone(Operation& operation) {
+  const Request& request = operation.request;
+  const size_t count = request.bytes() / size_of(request.dtype);
+  const auto reduce_to = [&](char* out) -> Status {
+    const reduce::Stage stage{request.dtype,    request.dtype, request.op,
+                              request.prescale, 1.0,           request.postscale};
+    HERRING_RETURN_IF_ERROR(reduce::check_stage(stage));
+    const void* source = request.send;
+    if (count > 0) reduce::combine(&source, 1, out, count, stage);
+    return {};
+  };
+  Status status;
+  switch (request.kind) {
+    case wire::Collective::kBarrier:
+    case wire::Collective::kFormGroup:
+    case wire::Collective::kBroadcast: break;
+    case wire::Collective::kAllreduce: status = reduce_to(request.receive); break;
+    case wire::Collective::kAllgather:
+      operation.dims = {request.shape.empty() ? 1 : request.shape[0]};
+      [[fallthrough]];
+    case wire::Collective::kAlltoall:
+    case wire::Collective::kReduceScatter:
+      operation.counts = {count};
+      if (char* out = operation.make_result(request.bytes()); out == nullptr) {
+        status = {Code::kInternal, concat("no memory for the result of '", request.name,
+                                          "', which has ", request.bytes(), " bytes")};
+      } else if (request.kind == wire::Collective::kReduceScatter) {
+        status = reduce_to(out);
+      } else if (count > 0) {
+        std::memcpy(out, request.send, request.bytes());
+      }
+  }
+  finish(operation, status);
+}
+
+std::shared_ptr<Operation> NamedOperations::find(uint64_t id) const {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : found->second;
+}
+
+void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& header,
+                                 std::string_view payload) {
+  const auto malformed = [&](const Status& why) {
+    engine_.fail_now(
+        {Code::kInternal, concat(engine_.cluster().describe_server(server), ": ", why.message())});
+  };
+  if (header.type == wire::FrameType::kOpError) {
+    auto error = wire::decode_op_error(payload);
+    if (!error.ok()) return malformed(error.status());
+    const Status why(error->code, error->text);
+    if (error->id == 0) return engine_.fail_now(why);
+    auto operation = find(error->id);
+    if (!operation) return;
+    // What moves cannot be called back from one rank alone.
+    return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);
+  }
+  std::string_view rest;
+  auto go = wire::decode_go(payload, &rest);
+  if (!go.ok()) return malformed(go.status());
+  auto operation = find(go->id);
+  if (!operation) return;  // failed meanwhile
+  if (operation->launched_) {
+    return malformed({Code::kInternal, concat("answered '", operation->request.name, "' twice")});
+  }
+  if (header.type == wire::FrameType::kReply) {
+    on_reply(*operation, std::move(*go), rest);
+  } else {
+    launch(*operation, header, std::move(*go));
+  }
+}
+
+void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_view result) {
+  const Request& request = operation.request;
+  operation.counts = std::move(head.counts);
+  operation.dims = std::move(head.dims);
+  switch (request.kind) {
+    case wire::Collective::kBarrier: break;
+    case wire::Collective::kFormGroup: {
+      // The number first, then a word of every server that it knows the group.
+      if (operation.formed) {
+        if (--operation.parts_left_ > 0) return;
+        engine_.membership().formed(operation.formed);
+        break;
+      }
+      if (operation.counts.size() != 1 || operation.counts[0] >= kForming) {
+        return engine_.fail_now({Code::kInternal, concat("a server formed group '", request.name,
+                                                         "' without a number")});
+      }
+      operation.formed = engine_.membership().define(
+          static_cast<uint32_t>(operation.counts[0]), request.name,
+          {request.splits.begin(), request.splits.end()}, operation.id_);
+      operation.parts_left_ = operation.formed->servers().size();
+      return;
+    }
+    case wire::Collective::kAllreduce:
+    case wire::Collective::kBroadcast:
+      if (result.size() != request.bytes()) {
+        return engine_.fail_now({Code::kInternal,
+                                 concat("the result of '", request.name, "' has ", result.size(),
+                                        " bytes, not ", request.bytes())});
+      }
+      if (!result.empty()) std::memcpy(request.receive, result.data(), result.size());
+      break;
+    default:
+      if (operation.make_result(result.size()) == nullptr) {
+        return engine_.fail_now({Code::kInternal,
+                                 concat("no memory for the result of '", request.name,
+                                        "', which has ", result.size(), " bytes")});
+      }
+      std::memcpy(operation.result.get(), result.data(), result.size());
+  }
+  finish(operation, {});
+}
+
+void NamedOperations::part_done(Operation& operation) {
+  if (--operation.parts_left_ > 0) return;
+  const Status why = engine_.called_off(*operation.request.group);
+  // Who is gone is not known yet: it will be.
+  if (operation.called_off_ && why.ok()) return;
+  if (operation.staging_ != nullptr && why.ok()) {
+    std::memcpy(operation.request.receive, operation.staging_, operation.request.bytes());
+  }
+  finish(operation, why);
+}
+
+void NamedOperations::finish(Operation& operation, const Status& status) {
+  const auto found = operations_.find(operation.id_);
+  if (found == operations_.end()) return;
+  const std::shared_ptr<Operation> keep = found->second;
+  operations_.erase(found);
+  if (keep->staging_ != nullptr) {
+    engine_.heap().free(keep->staging_);
+    engine_.node_stage().release_regions();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    names_.erase(name_of(keep->request));
+  }
+  keep->completion.set(status);
+  if (keep->then_) keep->then_(status);
+}
+
+bool NamedOperations::moves(const Group& group) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
+    return one.second->launched_ && one.second->request.group.get() == &group;
+  });
+}
+
+bool NamedOperations::any(const Group& group) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
+    return one.second->request.group.get() == &group;
+  });
+}
+
+void NamedOperations::fail_announced(const Group& group, uint32_t server, const Status& why) {
+  std::vector<std::shared_ptr<Operation>> announced;
+  for (const auto& [id, operation] : operations_) {
+    const bool concerned = operation->request.group.get() == &group && operation->server_ == server;
+    if (concerned && !operation->launched_) announced.push_back(operation);
+  }
+  for (const auto& operation : announced) {
+    finish(*operation, {why.code(), concat("'", operation->request.name, "'",
+                                           group.members().suffix(), " cannot complete: ",
+                                           why.message())});
+  }
+}
+
+void NamedOperations::call_off(const Group& group, const Status& why) {
+  std::vector<std::shared_ptr<Operation>> ended;
+  for (const auto& [id, operation] : operations_) {
+    const Request& request = operation->request;
+    if (request.group.get() != &group || request.kind == wire::Collective::kFormGroup) continue;
+    if (!operation->launched_ || operation->parts_left_ == 0) ended.push_back(operation);
+  }
+  for (const auto& operation : ended) finish(*operation, why);
+}
+
+void NamedOperations::fail_all(const Status& why) {
+  while (!operations_.empty()) finish(*operations_.begin()->second, why);
+}
+
+std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) const {
+  for (const auto& [id, operation] : operations_) {
+    if (operation->launched_) continue;
+    const Nanos age = now - operation->started_;
+    const uint32_t timeout_ms = engine_.timeout_ms(operation->request.timeout);
+    if (age <= timeout_ms * kMillisecond + margin) continue;
+    *waited = age;
+    return concat("'", operation->request.name, "'",
+                  operation->request.group->members().suffix());
+  }
+  return {};
+}
+
+}  // namespace herring::worker
