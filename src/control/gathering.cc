@@ -214,7 +214,7 @@ void Gathering::begin_servers(const std::vector<RegisteredWorker>& all) {
   if (!assembled.ok()) return fail(assembled.status());
   cluster_ = std::move(*assembled);
   // Nothing of an earlier job of the same processes, with the same secret, is taken for this one.
-  cluster_.epoch = std::random_device()() | 1;
+  cluster_.incarnation = std::random_device()() | 1;
   number_servers();
   auto weights = choose_weights(cluster_.settings, cluster_.nodes, options_.dedicated_servers);
   if (!weights.ok()) return fail(weights.status());
@@ -250,6 +250,7 @@ void Gathering::complete() {
         peer->index, peer->server.dedicated, peer->server.dedicated ? ~0u : peer->server.node,
         Address{peer->server.host, peer->server.port}.to_string(), weights_[peer->index]};
   }
+  cluster_.epoch = kFirstEpoch;
   state_ = State::kComplete;
   loop_.cancel(deadline_timer_);
   outcome_.complete();

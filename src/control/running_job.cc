@@ -1,5 +1,7 @@
 #include "control/running_job.h"
 
+#include <utility>
+
 #include "control/messages.h"
 
 namespace herring::control {
@@ -9,10 +11,14 @@ using wire::FrameType;
 RunningJob::RunningJob(transport::EventLoop& loop, const Peers& peers, const Cluster& cluster)
     : peers_(peers),
       cluster_(cluster),
+      epoch_(cluster.epoch),
       workers_(cluster.size),
-      losses_(loop, [this](const std::vector<Loss>& losses) {
-        broadcast(peers_, FrameType::kPeerLost, encode(losses));
-      }) {}
+      losses_(loop, [this](std::vector<Loss> losses) { tell(std::move(losses)); }) {}
+
+void RunningJob::tell(std::vector<Loss> losses) {
+  epoch_ += static_cast<uint32_t>(losses.size());
+  broadcast(peers_, FrameType::kPeerLost, encode(LossNotice{epoch_, std::move(losses)}));
+}
 
 std::string RunningJob::describe(const Peer& peer) const {
   return peer.kind == Peer::Kind::kWorker ? cluster_.describe_rank(peer.index)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "control/cluster.h"
 #include "control/loss_notices.h"
@@ -11,8 +12,8 @@
 namespace herring::control {
 
 // Tells members who is lost, who has left and who wants to give up, and servers when no worker is
-// left. Owns the count of workers that are left, and the notices that members are yet to get. On
-// the thread of the rendezvous, which says what happens to whom.
+// left. Owns the epoch, which each loss that members are told of counts up, and the notices that
+// they are yet to get. On the thread of the rendezvous, which says what happens to whom.
 class RunningJob {
  public:
   // `peers` and `cluster` must outlive it.
@@ -26,10 +27,12 @@ class RunningJob {
 
  private:
   std::string describe(const Peer& peer) const;
+  void tell(std::vector<Loss> losses);
   void note_end(const Peer& gone);
 
   const Peers& peers_;
   const Cluster& cluster_;
+  uint32_t epoch_;      // of which members were told
   uint32_t workers_;    // that are left
   bool ended_ = false;  // servers were told
   LossNotices losses_;
