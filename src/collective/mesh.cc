@@ -27,7 +27,7 @@ Result<std::string> Mesh::listen() {
       loop_, {options_.host, 0}, options_.credentials,
       [this](const wire::Hello& hello) {
         const bool expected = hello.role == wire::Role::kWorker && hello.rank < options_.rank &&
-                              hello.flow == 0 && hello.epoch == options_.epoch &&
+                              hello.flow == 0 && hello.incarnation == options_.incarnation &&
                               flows_.count(hello.rank) == 0;
         return expected ? wire::Verdict::kAccepted : wire::Verdict::kUnexpected;
       },
@@ -51,7 +51,7 @@ Status Mesh::meet(const std::vector<uint32_t>& ranks, const std::vector<std::str
 void Mesh::want(uint32_t rank) {
   // The lower rank connects; it needs the flow for the same schedule.
   if (rank <= options_.rank || flows_.count(rank) != 0 || connecting_.count(rank) != 0) return;
-  const wire::Hello hello{wire::Role::kWorker, options_.rank, 0, options_.epoch};
+  const wire::Hello hello{wire::Role::kWorker, options_.rank, 0, options_.incarnation};
   connecting_[rank] = transport_.connect(
       loop_, addresses_.at(rank), options_.source, hello, options_.credentials, kPatience,
       [this, rank](Result<std::unique_ptr<Connection>> connection) {

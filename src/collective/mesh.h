@@ -14,7 +14,7 @@
 namespace herring::collective {
 
 struct MeshOptions {
-  uint32_t rank = 0, size = 1, epoch = 0;
+  uint32_t rank = 0, size = 1, incarnation = 0;
   std::string host;    // where this worker listens: its own address in this job, no wider
   std::string source;  // the address to connect from; empty: the system's choice
   transport::Credentials credentials;

@@ -1,11 +1,10 @@
 #include "control/assembly.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <numeric>
 #include <string_view>
 
+#include "base/settings.h"
 #include "plan/plan.h"
 
 namespace herring::control {
@@ -248,40 +247,18 @@ std::vector<uint32_t> number_by_address(const std::vector<std::string>& addresse
 Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,
                                            uint32_t dedicated_servers) {
   const auto given = settings.find("server_weights");
-  if (given == settings.end() || given->second.empty()) {
-    return plan::server_weights(nodes, dedicated_servers);
-  }
-  const std::string& text = given->second;
+  const std::string text = given == settings.end() ? std::string() : given->second;
+  auto weights = parse_weights(text);
+  if (weights.ok() && weights->empty()) return plan::server_weights(nodes, dedicated_servers);
   const size_t count = dedicated_servers + colocated_nodes(nodes, dedicated_servers).size();
-  const auto bad = [&](const std::string& why) {
-    return Status(Code::kConfiguration,
-                  concat("server_weights is '", text, "': ", why, "; it needs ", count,
-                         " numbers from 0 up, separated by commas, not all 0: ", dedicated_servers,
-                         " for the dedicated servers, then ", count - dedicated_servers,
-                         " for the colocated ones"));
-  };
-  std::vector<double> weights;
-  double total = 0;
-  for (size_t start = 0; start <= text.size();) {
-    const size_t comma = std::min(text.find(',', start), text.size());
-    std::string_view one = std::string_view(text).substr(start, comma - start);
-    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
-    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
-    double weight = 0;
-    const auto parsed = std::from_chars(one.data(), one.data() + one.size(), weight);
-    if (parsed.ec != std::errc() || parsed.ptr != one.data() + one.size()) {
-      return bad(concat("'", one, "' is not a number"));
-    }
-    if (!std::isfinite(weight) || weight < 0) {
-      return bad(concat("weight ", one, " is negative or not finite"));
-    }
-    weights.push_back(weight);
-    total += weight;
-    start = comma + 1;
-  }
-  if (weights.size() != count) return bad(concat("it has ", weights.size(), " numbers"));
-  if (!(total > 0)) return bad("all weights are 0");
-  return weights;
+  if (weights.ok() && weights->size() == count) return weights;
+  const std::string why = weights.ok() ? concat("it has ", weights->size(), " numbers")
+                                       : weights.status().message();
+  return Status(Code::kConfiguration,
+                concat("server_weights is '", text, "': ", why, "; it needs ", count,
+                       " numbers from 0 up, separated by commas, not all 0: ", dedicated_servers,
+                       " for the dedicated servers, then ", count - dedicated_servers,
+                       " for the colocated ones"));
 }
 
 }  // namespace herring::control

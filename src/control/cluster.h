@@ -27,7 +27,12 @@ struct ServerInfo {
   double weight = 0;
 };
 
+inline constexpr uint32_t kFirstEpoch = 1;
+
 struct Cluster {
+  uint32_t incarnation = 0;  // random: connections of another job of the same name are refused
+  // Generation of the membership: 0 while servers are missing, kFirstEpoch when all are there. Each
+  // loss makes the next one, see Loss and Member::epoch().
   uint32_t epoch = 0;
   uint32_t size = 0;
   uint32_t nodes = 0;
@@ -48,6 +53,7 @@ struct Loss {
   bool left = false;   // it said goodbye: not a failure by itself
   uint32_t index = 0;  // rank or server index
   std::string text;    // a sentence: who, how it was noticed, after what time
+  uint32_t epoch = 0;  // of the membership without it
 };
 
 }  // namespace herring::control

@@ -15,7 +15,7 @@ namespace herring::control {
 // On the loop's thread.
 class LossNotices {
  public:
-  using Tell = std::function<void(const std::vector<Loss>&)>;
+  using Tell = std::function<void(std::vector<Loss>)>;
   LossNotices(transport::EventLoop& loop, Tell tell) : loop_(loop), tell_(std::move(tell)) {}
 
   // `members`: how many are to hear it.

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -102,6 +103,7 @@ class Member::Impl final : public Channel::Owner {
   const Cluster& cluster() const { return cluster_; }
   uint32_t index() const { return index_; }
   const std::string& local_address() const { return local_address_; }
+  uint32_t epoch() const { return epoch_; }
 
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
     if (!here()) return;
@@ -210,9 +212,9 @@ class Member::Impl final : public Channel::Owner {
         log(LogLevel::kWarning, payload);
         return {};
       case FrameType::kPeerLost: {
-        auto losses = decode_losses(payload);
-        if (!losses.ok()) return losses.status();
-        return on_losses(std::move(*losses));
+        auto notice = decode_losses(payload);
+        if (!notice.ok()) return notice.status();
+        return on_losses(std::move(*notice));
       }
       case FrameType::kGoodbye:
         if (flags == 0) {
@@ -238,22 +240,25 @@ class Member::Impl final : public Channel::Owner {
     const bool in_order = type == FrameType::kReady
                               ? phase_ == Phase::kRegistered || phase_ == Phase::kAssembled
                               : phase_ == Phase::kRegistered && !is_server_;
-    if (!in_order || message->index >= limit) {
+    const uint32_t epoch = type == FrameType::kReady ? kFirstEpoch : 0;
+    if (!in_order || message->index >= limit || message->cluster.epoch != epoch) {
       return {Code::kInternal, "an unexpected description of the cluster"};
     }
     index_ = message->index;
     start_server_ = message->start_server;
     cluster_ = std::move(message->cluster);
+    epoch_ = epoch;
     set_phase(type == FrameType::kReady ? Phase::kReady : Phase::kAssembled);
     return {};
   }
 
-  Status on_losses(std::vector<Loss> losses) {
-    for (Loss& loss : losses) {
-      // Nothing is lost of a cluster that this member does not know yet.
+  Status on_losses(LossNotice notice) {
+    HERRING_RETURN_IF_ERROR(check_next(notice, epoch_));
+    for (Loss& loss : notice.losses) {
+      // Nothing is lost of a cluster that this member does not know yet, and nobody twice.
       const size_t limit = loss.is_server ? cluster_.servers.size() : cluster_.workers.size();
-      if (loss.index >= limit || phase() != Phase::kReady) {
-        return {Code::kInternal, "a report of the loss of nobody"};
+      if (loss.index >= limit || phase() != Phase::kReady || is_lost(loss.is_server, loss.index)) {
+        return {Code::kInternal, "a notice of the loss of nobody"};
       }
       if (loss.text.empty()) {
         loss.text = concat(loss.is_server ? cluster_.describe_server(loss.index)
@@ -282,14 +287,23 @@ class Member::Impl final : public Channel::Owner {
            !greeted_);
       return;
     }
-    report_loss({false, left, 0,
-                 concat(cluster_.describe_rank(0), ", which hosts the rendezvous ", rendezvous,
-                        ", ", how)});
+    // Nobody else counts it.
+    if (!is_lost(false, 0)) {
+      report_loss({false, left, 0,
+                   concat(cluster_.describe_rank(0), ", which hosts the rendezvous ", rendezvous,
+                          ", ", how),
+                   epoch_ + 1});
+    }
     if (left && is_server_) report_end();
   }
 
+  bool is_lost(bool is_server, uint32_t index) const {
+    return known_losses_.count({is_server, index}) != 0;
+  }
+
   void report_loss(Loss loss) {
-    if (!known_losses_.emplace(loss.is_server, loss.index).second) return;
+    known_losses_.emplace(loss.is_server, loss.index);
+    epoch_ = loss.epoch;
     report({Event::Kind::kLoss, std::move(loss), {}});
   }
 
@@ -380,6 +394,7 @@ class Member::Impl final : public Channel::Owner {
   bool ended_ = false;
   std::deque<Event> events_;  // not yet delivered
   std::set<std::pair<bool, uint32_t>> known_losses_;
+  std::atomic<uint32_t> epoch_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -494,6 +509,7 @@ void Member::decline(Options options, wire::Role role, uint32_t rank, const Stat
 const Cluster& Member::cluster() const { return impl_->cluster(); }
 uint32_t Member::server_index() const { return impl_->index(); }
 std::string Member::local_address() const { return impl_->local_address(); }
+uint32_t Member::epoch() const { return impl_->epoch(); }
 
 void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
   impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));

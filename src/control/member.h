@@ -62,6 +62,9 @@ class Member {
   const Cluster& cluster() const;
   uint32_t server_index() const;         // of a server
   std::string local_address() const;     // of the connection to the rendezvous
+  // Generation of the membership as far as this member was told of losses: kFirstEpoch, then one
+  // more with each, those included that watch() is yet to deliver. Any thread.
+  uint32_t epoch() const;
 
   // Callbacks run on the member's thread, also for what happened before this call. on_end: all
   // workers have said goodbye, servers end. None may destroy the member. Call once.

@@ -127,7 +127,7 @@ std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster
 
 std::string encode_common(const Cluster& cluster) {
   ByteWriter out;
-  out.put(cluster.epoch).put(cluster.nodes);
+  out.put(cluster.incarnation).put(cluster.epoch).put(cluster.nodes);
   // Workers share hosts: each name travels once.
   std::unordered_map<std::string_view, uint32_t> number;
   std::vector<std::string_view> hosts;
@@ -172,6 +172,7 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
     const auto rank = in.get<uint32_t>();
     bus_of.emplace_back(rank, in.text(kMaxIdentityBytes));
   }
+  cluster.incarnation = in.get<uint32_t>();
   cluster.epoch = in.get<uint32_t>();
   cluster.nodes = in.get<uint32_t>();
   const auto host_count = in.get<uint32_t>();
@@ -264,19 +265,20 @@ Result<Rhythm> decode_rhythm(std::string_view payload) {
   return rhythm;
 }
 
-std::string encode(const std::vector<Loss>& losses) {
+std::string encode(const LossNotice& notice) {
   ByteWriter out;
-  out.put(static_cast<uint32_t>(losses.size()));
-  for (const Loss& loss : losses) {
+  out.put(notice.epoch).put(static_cast<uint32_t>(notice.losses.size()));
+  for (const Loss& loss : notice.losses) {
     out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
     out.put(loss.index).text(std::string_view(loss.text).substr(0, kMaxTextBytes));
   }
   return out.take();
 }
 
-Result<std::vector<Loss>> decode_losses(std::string_view payload) {
+Result<LossNotice> decode_losses(std::string_view payload) {
   ByteReader in(payload);
-  std::vector<Loss> losses;
+  LossNotice notice;
+  notice.epoch = in.get<uint32_t>();
   const auto count = in.get<uint32_t>();
   for (uint32_t i = 0; in.ok() && i < count; ++i) {
     Loss loss;
@@ -284,10 +286,19 @@ Result<std::vector<Loss>> decode_losses(std::string_view payload) {
     loss.left = in.get<uint8_t>() != 0;
     loss.index = in.get<uint32_t>();
     loss.text = printable(in.text(kMaxTextBytes));
-    losses.push_back(std::move(loss));
+    loss.epoch = notice.epoch - count + 1 + i;
+    notice.losses.push_back(std::move(loss));
   }
-  if (!in.done()) return malformed("report of a loss");
-  return losses;
+  if (!in.done() || count == 0 || notice.epoch < count || notice.epoch - count < kFirstEpoch) {
+    return malformed("notice of losses");
+  }
+  return notice;
+}
+
+Status check_next(const LossNotice& notice, uint32_t epoch) {
+  if (notice.epoch == uint64_t{epoch} + notice.losses.size()) return {};
+  return {Code::kInternal, concat("malformed notice of losses: epoch ", notice.epoch, " with ",
+                                  notice.losses.size(), " of them, after epoch ", epoch)};
 }
 
 std::string encode(const Status& why) {

@@ -53,9 +53,17 @@ Status check_rhythm(const Rhythm& rhythm);
 std::string encode(const Rhythm& rhythm);
 Result<Rhythm> decode_rhythm(std::string_view payload);
 
-// kPeerLost, rendezvous -> member. Of those who left, who says nothing else, the text is empty.
-std::string encode(const std::vector<Loss>& losses);
-Result<std::vector<Loss>> decode_losses(std::string_view payload);
+// kPeerLost, rendezvous -> member. Of those who left the text is empty: there is nothing else to
+// say. The losses' own epochs do not travel: they end with that of the notice.
+struct LossNotice {
+  uint32_t epoch = 0;  // of the membership without all of these
+  std::vector<Loss> losses;
+};
+std::string encode(const LossNotice& notice);
+Result<LossNotice> decode_losses(std::string_view payload);
+// Whether it is the next notice for who has heard of everything up to `epoch`: none is missing in
+// between, and none comes again.
+Status check_next(const LossNotice& notice, uint32_t epoch);
 
 // kAbort, both ways: an error for everybody. Cuts the text to kMaxTextBytes. From a process that
 // has not registered: it cannot take part, and says why. With the flag, to a member that registers:

@@ -100,10 +100,10 @@ Proxy& Server::proxy_of(uint32_t rank) {
 void Server::admit_waiting() {
   if (!attached_) return;
   for (Waiting& one : std::exchange(waiting_, {})) {
-    if (one.hello.rank >= cluster_.size || one.hello.epoch != cluster_.epoch ||
+    if (one.hello.rank >= cluster_.size || one.hello.incarnation != cluster_.incarnation ||
         one.hello.flow >= flows_) {
       log(LogLevel::kWarning, "dropped a connection from ", one.from.to_string(), ": flow ",
-          one.hello.flow, " of rank ", one.hello.rank, " of epoch ", one.hello.epoch,
+          one.hello.flow, " of rank ", one.hello.rank, " of incarnation ", one.hello.incarnation,
           " is not part of this job");
       continue;
     }

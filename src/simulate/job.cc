@@ -114,7 +114,7 @@ Status SimulatedJob::set_up() {
       auto address = transport::parse_address(server.address, "a server's address");
       if (!address.ok()) return address.status();
       for (uint32_t k = 0; k < plane.flows; ++k) {
-        const wire::Hello hello{wire::Role::kWorker, rank, k, cluster_.epoch};
+        const wire::Hello hello{wire::Role::kWorker, rank, k, cluster_.incarnation};
         auto connection = transports_[rank]->connect_now(*address, hello, credentials());
         if (!connection.ok()) return connection.status();
         flows.push_back({server.index, std::move(*connection)});

@@ -60,7 +60,7 @@ ClientHello make_client_hello(const Hello& hello, const JobId& job) {
   message.role = static_cast<uint8_t>(hello.role);
   message.rank = hello.rank;
   message.flow = hello.flow;
-  message.epoch = hello.epoch;
+  message.incarnation = hello.incarnation;
   std::memcpy(message.job, job.data(), job.size());
   fill_random(message.nonce, sizeof(message.nonce));
   return message;
@@ -82,7 +82,7 @@ Verdict check_client_hello(const ClientHello& message, const JobId& job) {
 }
 
 Hello hello_of(const ClientHello& message) {
-  return {static_cast<Role>(message.role), message.rank, message.flow, message.epoch};
+  return {static_cast<Role>(message.role), message.rank, message.flow, message.incarnation};
 }
 
 ServerHello make_server_hello(const ClientHello& client, std::string_view secret,

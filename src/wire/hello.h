@@ -1,6 +1,6 @@
 // How two processes of a job recognise each other. Four fixed-size messages:
 //
-//   client -> server  ClientHello  magic, version, job, role, rank, flow, epoch, nonce
+//   client -> server  ClientHello  magic, version, job, role, rank, flow, incarnation, nonce
 //   server -> client  ServerHello  magic, version, verdict, nonce, HMAC(secret, "server" ...)
 //   client -> server  ClientProof  HMAC(secret, "client" ...)
 //   server -> client  Verdict      accepted, or why not
@@ -41,7 +41,7 @@ struct Hello {
   Role role = Role::kWorker;
   uint32_t rank = 0;   // of the worker, or index of the server; ~0 when not yet known
   uint32_t flow = 0;   // which of the K flows of this pair
-  uint32_t epoch = 0;
+  uint32_t incarnation = 0;  // of the job: random; 0 where that is not known yet
 };
 
 struct ClientHello {
@@ -51,7 +51,7 @@ struct ClientHello {
   uint8_t reserved;
   uint32_t rank;
   uint32_t flow;
-  uint32_t epoch;
+  uint32_t incarnation;
   uint8_t job[16];
   uint8_t nonce[32];
 };

@@ -227,7 +227,7 @@ Status Job::connect() {
     auto address = transport::parse_address(server.address, "a server's address");
     if (!address.ok()) return address.status();
     for (uint32_t k = 0; k < flows_per_server; ++k) {
-      wanted.push_back({*address, {wire::Role::kWorker, options_.rank, k, cluster.epoch}});
+      wanted.push_back({*address, {wire::Role::kWorker, options_.rank, k, cluster.incarnation}});
     }
   }
   auto connected = transport::tcp::connect_all(wanted, member->source, member->credentials,

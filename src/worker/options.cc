@@ -53,7 +53,7 @@ EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
       uint64_t{cluster.workers[rank].node} * cluster.servers.size() / cluster.nodes);
   engine.mesh.rank = rank;
   engine.mesh.size = cluster.size;
-  engine.mesh.epoch = cluster.epoch;
+  engine.mesh.incarnation = cluster.incarnation;
   engine.small_bytes = plane.small_bytes;
   engine.buffer_bytes = shared.get_bytes("buffer_bytes");
   return engine;

@@ -55,8 +55,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_registration(payload);
   check_cluster(payload);
   (void)decode_rhythm(payload);
-  if (auto losses = decode_losses(payload); losses.ok()) {
-    expect(decode_losses(encode(*losses)).ok());
+  if (auto notice = decode_losses(payload); notice.ok()) {
+    const uint32_t before = notice->losses.front().epoch - 1;
+    expect(before >= kFirstEpoch && check_next(*notice, before).ok());
+    auto again = decode_losses(encode(*notice));
+    expect(again.ok() && encode(*again) == encode(*notice));
   }
   Status why;
   if (decode_abort(payload, why).ok()) expect(!why.ok() && decode_abort(encode(why), why).ok());
@@ -81,6 +84,6 @@ std::vector<std::string> seeds() {
           encode(Registration{server, 1, kSecond}),
           encode(message),
           encode(Rhythm{kSecond, 3 * kSecond}),
-          encode(std::vector<Loss>{{true, false, 1, "server 1 is lost"}, {false, true, 2, {}}}),
+          encode(LossNotice{3, {{true, false, 1, "server 1 is lost"}, {false, true, 2, {}}}}),
           encode(Status(Code::kTimeout, "too late"))};
 }

@@ -82,8 +82,27 @@ void say(Input& in, std::string& out, uint32_t rank, uint32_t size, uint32_t ser
   }
 }
 
+// What a member got: bytes of which no whole message is made yet, and the epoch.
+struct Answers {
+  std::string have;
+  uint32_t epoch = 0;
+};
+
+void check_notice(std::string_view payload, uint32_t& epoch) {
+  const auto notice = decode_losses(payload);
+  expect(notice.ok() && epoch >= kFirstEpoch && check_next(*notice, epoch).ok());
+  epoch = notice->epoch;
+}
+
+void check_cluster(std::string_view payload, uint32_t& epoch) {
+  const auto message = decode_cluster(payload);
+  expect(message.ok());
+  epoch = message->cluster.epoch;
+}
+
 // What came back until now; every message must be sound.
-void read_answers(int fd, std::string& have) {
+void read_answers(int fd, Answers& answers) {
+  std::string& have = answers.have;
   char bytes[65536];
   for (ssize_t n; (n = ::recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0;) have.append(bytes, n);
   while (have.size() >= sizeof(wire::FrameHeader)) {
@@ -95,8 +114,8 @@ void read_answers(int fd, std::string& have) {
     Status why;
     switch (header.type) {
       case wire::FrameType::kCluster:
-      case wire::FrameType::kReady: expect(decode_cluster(payload).ok()); break;
-      case wire::FrameType::kPeerLost: expect(decode_losses(payload).ok()); break;
+      case wire::FrameType::kReady: check_cluster(payload, answers.epoch); break;
+      case wire::FrameType::kPeerLost: check_notice(payload, answers.epoch); break;
       case wire::FrameType::kAbort: expect(decode_abort(payload, why).ok()); break;
       default: break;
     }
@@ -119,7 +138,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   expect(started.ok());
   const uint32_t members = options.size + 1;
   std::vector<GuardedFd> sockets;
-  std::vector<std::string> answers(members);
+  std::vector<Answers> answers(members);
   for (uint32_t m = 0; m < members; ++m) {
     auto fd = transport::tcp::connect_and_prove((*started)->address(), "", {}, credentials(),
                                                 monotonic_now() + 10 * kSecond);

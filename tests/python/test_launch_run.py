@@ -408,7 +408,8 @@ def test_nohup_is_respected() -> None:
 def run_with_servers(script: str, server: str, **options: object) -> tuple[int, str]:
     """Runs with `server` (shell) in place of `herring server`."""
     code = (
-        "import sys; from herring.launch.local import *\n"
+        "import sys; from herring.launch.job import RunOptions\n"
+        "from herring.launch.local import run\n"
         "sys.exit(run(RunOptions(['bash', '-c', sys.argv[1]], server_command=['bash', '-c',"
         f" sys.argv[2], 'server'], workers=2, servers=2, **{options!r})))"
     )

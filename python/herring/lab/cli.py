@@ -17,7 +17,7 @@ from herring.lab.mpi import MPIS, require
 from herring.lab.options import add_network, network_of
 from herring.lab.runner import Plan, run
 from herring.lab.units import show_rate
-from herring.launch.local import resolve_command
+from herring.launch.job import resolve_command
 
 __all__ = ["add_commands", "handle"]
 

@@ -219,7 +219,8 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from herring.launch.local import RunOptions, run
+    from herring.launch.job import RunOptions
+    from herring.launch.local import run
 
     command = options.command
     if command[:1] == ["--"]:

@@ -10,87 +10,36 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from herring.errors import ConfigurationError
 from herring.launch import guard
+from herring.launch.job import (
+    EXIT_NOT_EXECUTABLE,
+    CommandError,
+    RunOptions,
+    job_environment,
+    resolve_command,
+    server_environment,
+    worker_environments,
+)
 from herring.launch.output import Sink, Source, prefix
 
-__all__ = ["Launcher", "RunOptions", "run"]
+__all__ = ["Launcher", "run"]
 
-MAXIMUM_WORKERS = 1024
 EXIT_TIMEOUT = 124  # as timeout(1)
-EXIT_NOT_EXECUTABLE = 126  # as the shell
-EXIT_NOT_FOUND = 127
 _SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
 _DRAIN_SECONDS = 0.5
 _LEFTOVER_SECONDS = 2.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What `herring run` was asked for.
-
-    Attributes:
-        command: Program and arguments of each worker.
-        workers: Number of workers, 1 to 1024.
-        nodes: Number of nodes to pretend, 1 to `workers`; ranks stand in blocks.
-        servers: Number of dedicated servers.
-        timeout: Seconds after which the job is ended, or None.
-        grace: Seconds between SIGTERM and SIGKILL.
-        prefix: Whether output lines carry the rank.
-        keep_going: Whether the others go on after a worker has failed.
-        server_command: What runs as a server; `herring server` by default.
-    """
-
-    command: Sequence[str]
-    workers: int = 1
-    nodes: int = 1
-    servers: int = 0
-    timeout: float | None = None
-    grace: float = 10.0
-    prefix: bool = True
-    keep_going: bool = False
-    server_command: Sequence[str] = field(
-        default=(sys.executable, "-m", "herring.launch.cli", "server", "--stay")
-    )
-
-    def check(self) -> None:
-        """Refuses what cannot work.
-
-        Raises:
-            ConfigurationError: Names the option, its value and what is allowed.
-        """
-        if not self.command:
-            raise ConfigurationError(
-                "no command to run: put it behind '--', as in 'herring run -n 2 -- python train.py'"
-            )
-        _check_range("-n", self.workers, 1, MAXIMUM_WORKERS)
-        _check_range("--servers", self.servers, 0, MAXIMUM_WORKERS)
-        if not 1 <= self.nodes <= self.workers:
-            raise ConfigurationError(
-                f"--nodes {self.nodes} is not valid: allowed is an integer from 1 to "
-                f"{self.workers}, the number of workers (-n), as every node holds at least one"
-            )
-        for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
-            if value is not None and not 0 <= value < 1e9:
-                raise ConfigurationError(
-                    f"{name} {value:g} is not valid: allowed are seconds, 0 or more"
-                )
 
 
 @dataclass
@@ -118,41 +67,6 @@ def run(options: RunOptions) -> int:
     options.check()
     command = resolve_command(options.command)
     return Launcher(options, command).run()
-
-
-def resolve_command(command: Sequence[str]) -> list[str]:
-    """Finds the program, before anything is started.
-
-    Raises:
-        CommandError: There is no such program; carries the shell's exit status.
-    """
-    program = command[0]
-    found = shutil.which(program)
-    if program in ("python", "python3") and sys.prefix != sys.base_prefix:
-        # Called by path from a virtual environment that is not active: surely its Python is meant.
-        active = os.environ.get("VIRTUAL_ENV")
-        if not active or not Path(active, "bin", program).exists():
-            found = sys.executable
-    if found:
-        return [found, *command[1:]]
-    if Path(program).is_file():
-        hint = ": start it with its interpreter"
-        if program.endswith(".py"):
-            hint = f": put 'python' in front of it ('-- python {program}')"
-        raise CommandError(f"{program} is not executable{hint}", EXIT_NOT_EXECUTABLE)
-    raise CommandError(f"{program}: no such program", EXIT_NOT_FOUND)
-
-
-class CommandError(ConfigurationError):
-    """The command cannot be started.
-
-    Attributes:
-        status: The exit status a shell would give.
-    """
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Launcher:
@@ -228,55 +142,11 @@ class Launcher:
             listener.bind(("127.0.0.1", 0))
             listener.listen(4096)
             port = listener.getsockname()[1]
-            base = self._environment(port)
+            base = job_environment(options, port)
             for index in range(options.servers):
-                host = f"{base['HERRING_JOB']}-server-{index}"
-                self._spawn_server(index, {**base, "HERRING_HOST_ID": host})
-            rank = 0
-            for node in range(options.nodes):
-                # The first nodes hold one more where the numbers do not divide.
-                count = options.workers // options.nodes
-                count += node < options.workers % options.nodes
-                for local_rank in range(count):
-                    environment = {
-                        **base,
-                        "HERRING_RANK": str(rank),
-                        "HERRING_SIZE": str(options.workers),
-                        "HERRING_LOCAL_RANK": str(local_rank),
-                        "HERRING_LOCAL_SIZE": str(count),
-                    }
-                    if options.nodes > 1:
-                        environment["HERRING_HOST_ID"] = f"{base['HERRING_JOB']}-node-{node}"
-                    self._spawn_worker(rank, environment, listener.fileno())
-                    rank += 1
-
-    def _environment(self, port: int) -> dict[str, str]:
-        # Variables of a job around this one must not leak in.
-        ours = {
-            "RANK",
-            "SIZE",
-            "LOCAL_RANK",
-            "LOCAL_SIZE",
-            "SECRET_FILE",
-            "HOST_ID",
-            "JOB",
-            "INTERFACE",
-        }
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not (name.startswith("HERRING_") and name[8:] in ours)
-        }
-        environment.pop("HERRING_RENDEZVOUS_FD", None)
-        environment["HERRING_RENDEZVOUS"] = f"127.0.0.1:{port}"
-        environment["HERRING_SERVERS"] = str(self._options.servers)
-        environment["HERRING_SECRET"] = secrets.token_hex(32)
-        environment["HERRING_JOB"] = f"run-{os.getpid()}-{secrets.token_hex(4)}"
-        environment.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
-        if self._options.workers > 1:
-            share = max(1, len(os.sched_getaffinity(0)) // self._options.workers)
-            environment.setdefault("OMP_NUM_THREADS", str(share))
-        return environment
+                self._spawn_server(index, server_environment(base, index))
+            for rank, environment in enumerate(worker_environments(options, base)):
+                self._spawn_worker(rank, environment, listener.fileno())
 
     def _spawn_server(self, index: int, environment: dict[str, str]) -> None:
         command = [*self._options.server_command, "--rendezvous", environment["HERRING_RENDEZVOUS"]]
@@ -594,10 +464,3 @@ def _how(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name} (signal {-code})"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigurationError(
-            f"{name} {value} is not valid: allowed is an integer from {least} to {most}"
-        )

@@ -121,7 +121,9 @@ TEST(Assembly, ColocatedServersRunWhereTheyMust) {
 
 TEST(Assembly, WeightsComeFromThePlanOrTheSetting) {
   EXPECT_EQ(*choose_weights({}, 1, 0), (std::vector<double>{1}));
-  EXPECT_EQ(*choose_weights({{"server_weights", ""}}, 2, 2), (std::vector<double>{0.5, 0.5}));
+  for (const char* none : {"", " "}) {
+    EXPECT_EQ(*choose_weights({{"server_weights", none}}, 2, 2), (std::vector<double>{0.5, 0.5}));
+  }
   EXPECT_EQ(*choose_weights({{"server_weights", "1, 0.5 ,0"}}, 2, 1),
             (std::vector<double>{1, 0.5, 0}));
   for (const char* bad : {"1,2", "1,2,3,4", "1,,2", "1,2,", "a,b,c", "-1,1,1", "nan,1,1", "inf,1,1",

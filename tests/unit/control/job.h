@@ -25,6 +25,10 @@ inline transport::Credentials credentials(const std::string& secret = "a test's 
   return {secret, wire::job_id("test")};
 }
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 // One frame over a raw socket.
 inline void send_frame(int fd, wire::FrameType type, const std::string& payload,
                        uint32_t claimed = ~0u) {
@@ -102,6 +106,31 @@ class Job {
   std::unique_ptr<Rendezvous> rendezvous_;
   std::mutex mutex_;
   std::vector<std::future<Joined>> servers_;
+};
+
+// `size` workers on one host with one dedicated server, all joined.
+struct Running {
+  explicit Running(uint32_t size, Nanos interval = 250 * kMillisecond,
+                   Nanos timeout = 10 * kSecond)
+      : job(size, 1, kPatience, interval, timeout) {
+    std::vector<std::future<Job::Joined>> joining;
+    for (uint32_t rank = 0; rank < size; ++rank) joining.push_back(job.join(job.worker(rank)));
+    ServerRegistration registration;
+    registration.port = 7000;
+    auto serving = job.join(registration);
+    for (auto& one : joining) {
+      auto joined = one.get();
+      EXPECT_TRUE(joined.ok()) << joined.status().to_string();
+      workers.push_back(std::move(*joined));
+    }
+    auto joined = serving.get();
+    EXPECT_TRUE(joined.ok()) << joined.status().to_string();
+    server = std::move(*joined);
+  }
+
+  Job job;
+  std::vector<std::unique_ptr<Member>> workers;
+  std::unique_ptr<Member> server;
 };
 
 // Records what a member is told, and waits for it. May end before the member does.

@@ -94,7 +94,10 @@ class Members : public Channel::Owner {
         ++notices;
         const auto told = decode_losses(payload);
         EXPECT_TRUE(told.ok());
-        if (told.ok()) losses += told->size();
+        if (!told.ok()) break;
+        EXPECT_TRUE(check_next(*told, epochs_[i]).ok());
+        epochs_[i] = told->epoch;
+        losses += told->losses.size();
         break;
       }
       case FrameType::kGoodbye:
@@ -139,6 +142,7 @@ class Members : public Channel::Owner {
 
   transport::EpollLoop loop_;
   std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<uint32_t> epochs_ = std::vector<uint32_t>(kRanks + kServers, kFirstEpoch);
 };
 
 TEST(LargeJob, FourThousandRanksMeetAndLeave) {

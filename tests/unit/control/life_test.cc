@@ -14,38 +14,11 @@
 namespace herring::control {
 namespace {
 
+using testing::contains;
 using testing::Job;
 using testing::kPatience;
+using testing::Running;
 using testing::Witness;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// `size` workers on one host with one dedicated server, all joined.
-struct Running {
-  explicit Running(uint32_t size, Nanos interval = 250 * kMillisecond,
-                   Nanos timeout = 10 * kSecond)
-      : job(size, 1, kPatience, interval, timeout) {
-    std::vector<std::future<Job::Joined>> joining;
-    for (uint32_t rank = 0; rank < size; ++rank) joining.push_back(job.join(job.worker(rank)));
-    ServerRegistration registration;
-    registration.port = 7000;
-    auto serving = job.join(registration);
-    for (auto& one : joining) {
-      auto joined = one.get();
-      EXPECT_TRUE(joined.ok()) << joined.status().to_string();
-      workers.push_back(std::move(*joined));
-    }
-    auto joined = serving.get();
-    EXPECT_TRUE(joined.ok()) << joined.status().to_string();
-    server = std::move(*joined);
-  }
-
-  Job job;
-  std::vector<std::unique_ptr<Member>> workers;
-  std::unique_ptr<Member> server;
-};
 
 TEST(Life, AClosedConnectionIsALossToldToEverybody) {
   Running running(3);

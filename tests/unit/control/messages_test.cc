@@ -34,6 +34,7 @@ ClusterMessage cluster_message() {
   ClusterMessage message;
   message.start_server = true;
   message.index = 1;
+  message.cluster.incarnation = 77;
   message.cluster.epoch = 1;
   message.cluster.size = 3;
   message.cluster.nodes = 2;
@@ -70,6 +71,8 @@ TEST(Messages, TheClusterSurvivesTheWay) {
   ASSERT_TRUE(decoded.ok());
   EXPECT_TRUE(decoded->start_server);
   EXPECT_EQ(decoded->index, 1u);
+  EXPECT_EQ(decoded->cluster.incarnation, 77u);
+  EXPECT_EQ(decoded->cluster.epoch, 1u);
   EXPECT_EQ(decoded->cluster.ranks_of(1), (std::vector<uint32_t>{2, 1}));
   EXPECT_EQ(decoded->cluster.describe_rank(2), "rank 2 (10.0.0.2, pid 12)");
   EXPECT_EQ(decoded->cluster.describe_server(0), "server 0 (10.0.0.3:1)");
@@ -144,15 +147,20 @@ TEST(Messages, RhythmsAreChecked) {
 }
 
 TEST(Messages, LossesAndAbortsSurviveTheWay) {
-  auto losses = decode_losses(encode({{true, false, 5, "server 5 is gone"}, {false, true, 7, {}}}));
-  ASSERT_TRUE(losses.ok());
-  ASSERT_EQ(losses->size(), 2u);
-  EXPECT_TRUE((*losses)[0].is_server && !(*losses)[0].left);
-  EXPECT_EQ((*losses)[0].index, 5u);
-  EXPECT_EQ((*losses)[0].text, "server 5 is gone");
-  EXPECT_TRUE(!(*losses)[1].is_server && (*losses)[1].left);
-  EXPECT_EQ((*losses)[1].index, 7u);
-  EXPECT_EQ((*losses)[1].text, "");
+  const auto notice = decode_losses(
+      encode(LossNotice{9, {{true, false, 5, "server 5 is gone"}, {false, true, 7, {}}}}));
+  ASSERT_TRUE(notice.ok());
+  EXPECT_EQ(notice->epoch, 9u);
+  const std::vector<Loss>& losses = notice->losses;
+  ASSERT_EQ(losses.size(), 2u);
+  EXPECT_TRUE(losses[0].is_server && !losses[0].left);
+  EXPECT_EQ(losses[0].index, 5u);
+  EXPECT_EQ(losses[0].text, "server 5 is gone");
+  EXPECT_EQ(losses[0].epoch, 8u);
+  EXPECT_TRUE(!losses[1].is_server && losses[1].left);
+  EXPECT_EQ(losses[1].index, 7u);
+  EXPECT_EQ(losses[1].text, "");
+  EXPECT_EQ(losses[1].epoch, 9u);
   Status why;
   ASSERT_TRUE(decode_abort(encode(Status(Code::kTimeout, "too late")), why).ok());
   EXPECT_EQ(why.code(), Code::kTimeout);
@@ -167,7 +175,21 @@ TEST(Messages, LossesAndAbortsSurviveTheWay) {
   EXPECT_FALSE(why.ok());
 }
 
-const std::vector<Loss> kLosses = {{false, false, 1, "text"}, {true, true, 0, {}}};
+TEST(Messages, NoticesFollowTheMembersEpoch) {
+  const LossNotice two{5, {{false, false, 1, {}}, {false, false, 2, {}}}};
+  EXPECT_TRUE(check_next(two, 3).ok());
+  for (const uint32_t epoch : {0u, 2u, 4u, 5u, 6u, ~0u}) {
+    EXPECT_EQ(check_next(two, epoch).code(), Code::kInternal) << epoch;
+  }
+  EXPECT_FALSE(check_next({1, {{}, {}}}, ~0u).ok()) << "no epoch comes twice";
+  EXPECT_TRUE(decode_losses(encode(two)).ok());
+  EXPECT_TRUE(decode_losses(encode(LossNotice{3, two.losses})).ok());
+  EXPECT_FALSE(decode_losses(encode(LossNotice{2, two.losses})).ok()) << "before the first";
+  EXPECT_FALSE(decode_losses(encode(LossNotice{0, two.losses})).ok());
+  EXPECT_FALSE(decode_losses(encode(LossNotice{5, {}})).ok()) << "of nobody";
+}
+
+const LossNotice kLosses = {3, {{false, false, 1, "text"}, {true, true, 0, {}}}};
 
 // Runs every decoder; they may refuse or accept, but touch nothing else (the sanitizers look).
 void decode_all(std::string_view payload) {

@@ -16,11 +16,8 @@
 namespace herring::control {
 namespace {
 
+using testing::contains;
 using testing::Witness;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 constexpr int kDeadlineMs = 30000;
 constexpr int kMaxDescriptor = 256;

@@ -9,12 +9,9 @@
 namespace herring::control {
 namespace {
 
+using testing::contains;
 using testing::Job;
 using testing::kPatience;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Registration, OneWorkerStartsAServerForCoordination) {
   Job job(1);

@@ -64,7 +64,7 @@ TEST_F(ConnectorTest, ProvesWhoItIs) {
   EXPECT_TRUE((*fd).valid());
   ASSERT_TRUE(accepted_.has_value());
   EXPECT_EQ(accepted_->rank, 3u);
-  EXPECT_EQ(accepted_->epoch, 7u);
+  EXPECT_EQ(accepted_->incarnation, 7u);
 }
 
 TEST_F(ConnectorTest, DoesNotTrustWhoDoesNotKnowTheSecret) {

@@ -126,7 +126,7 @@ TEST(Handshake, AMemberGetsInAndIsKnown) {
   EXPECT_EQ(seen.role, hello.role);
   EXPECT_EQ(seen.rank, hello.rank);
   EXPECT_EQ(seen.flow, hello.flow);
-  EXPECT_EQ(seen.epoch, hello.epoch);
+  EXPECT_EQ(seen.incarnation, hello.incarnation);
   EXPECT_TRUE(door.refused().empty());
 }
 

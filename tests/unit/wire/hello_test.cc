@@ -21,7 +21,7 @@ TEST(Hello, SurvivesTheWay) {
   EXPECT_EQ(seen.role, hello.role);
   EXPECT_EQ(seen.rank, hello.rank);
   EXPECT_EQ(seen.flow, hello.flow);
-  EXPECT_EQ(seen.epoch, hello.epoch);
+  EXPECT_EQ(seen.incarnation, hello.incarnation);
   EXPECT_EQ(message.reserved, 0);
 }
 

@@ -1,0 +1,99 @@
+// Registration: from the first process that comes until the job is complete, or cannot be.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "control/assembly.h"
+#include "control/cluster.h"
+#include "control/peer.h"
+#include "control/rendezvous.h"
+#include "transport/address.h"
+
+namespace herring::control {
+
+// Takes registrations, has colocated servers started and describes the complete cluster to all, or
+// tells all why there is none; answers also who comes too late. Owns the deadline, the cluster, and
+// who knows of a failure. On the thread of the rendezvous, but start(), which comes before that.
+class Gathering {
+ public:
+  struct Outcome {
+    std::function<void()> complete;  // members are about to get the whole cluster
+    std::function<void()> told_all;  // of the failure, also those who came after it
+  };
+  // `peers` and `options` must outlive it.
+  Gathering(transport::EventLoop& loop, const Peers& peers, const RendezvousOptions& options,
+            const transport::Address& address, Outcome outcome);
+
+  void start();
+  const Cluster& cluster() const { return cluster_; }
+
+  // An error drops the peer.
+  Status on_register(Peer& peer, std::string_view payload);
+  // A process of the job that found out by itself that it cannot take part.
+  void on_declined(Peer& peer, const Status& why);
+  // A connection that did not prove itself.
+  void on_refused(const std::string& host, const std::string& why) { refusals_.add(host, why); }
+  // What those who registered do before all are there; a job that lacks one of them cannot begin.
+  void lose(const Peer& peer, const std::string& how);
+  void leave(const Peer& peer);
+  void abort(Peer& author, const Status& why);
+  // The rendezvous ends. Who comes now comes for the next job.
+  void stop();
+
+ private:
+  enum class State { kGathering, kStartingServers, kComplete, kFailed };
+
+  bool is_waiting() const {
+    return state_ == State::kGathering || state_ == State::kStartingServers;
+  }
+  void refuse(Peer& peer, const Status& why, bool again = false);
+  Status find_place(const ServerRegistration& server) const;
+  bool is_here(uint32_t rank) const;
+  uint32_t dedicated_here() const;
+  std::vector<RegisteredWorker> workers() const;
+  std::string describe(const Peer& peer) const;
+  std::string describe_missing() const;
+  void shorten_deadline(Nanos patience);
+  void arm_deadline();
+  void on_deadline();
+  void warn();
+  void advance();
+  void wait_for_others(const Status& contradiction);
+  void begin_servers(const std::vector<RegisteredWorker>& all);
+  void number_servers();
+  void complete();
+  template <typename Gets>
+  void send_cluster(wire::FrameType type, Gets gets);
+  void fail(const Status& why);
+  void check_told();
+
+  transport::EventLoop& loop_;
+  const Peers& peers_;
+  const RendezvousOptions& options_;
+  const transport::Address address_;
+  const Outcome outcome_;
+  const Nanos started_;
+  Nanos deadline_;
+  transport::EventLoop::TimerId deadline_timer_ = 0;
+
+  State state_ = State::kGathering;
+  uint32_t registered_ = 0;  // workers
+  uint32_t dedicated_ = 0;   // registered dedicated servers
+  Roster roster_;
+  Refusals refusals_;
+  Status contradiction_;  // seen, but not yet told
+  Cluster cluster_;
+  std::vector<double> weights_;
+  std::set<uint32_t> missing_nodes_;  // whose colocated servers are awaited
+  Status failure_;
+  std::set<uint32_t> told_;    // ranks that know failure_
+  uint32_t told_servers_ = 0;  // dedicated ones that do
+  bool stopping_ = false;
+};
+
+}  // namespace herring::control

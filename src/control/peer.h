@@ -1,0 +1,45 @@
+// Who is connected to the rendezvous, and as what.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/channel.h"
+#include "control/member.h"
+
+namespace herring::control {
+
+struct Peer {
+  enum class Kind { kUnknown, kWorker, kServer };
+
+  std::unique_ptr<Channel> channel;
+  std::string host;   // its address without port
+  Nanos accepted = 0;
+  Kind kind = Kind::kUnknown;  // of what registered and was accepted
+  bool gone = false;           // left, lost or refused: nothing counts any more
+  int64_t pid = 0;
+  WorkerRegistration worker;
+  ServerRegistration server;
+  uint32_t index = ~0u;  // rank, or the server's index once that is known
+
+  bool is_member() const { return kind != Kind::kUnknown && !gone; }
+};
+
+using Peers = std::vector<std::unique_ptr<Peer>>;
+
+// Sends it to all members but one.
+inline void broadcast(const Peers& peers, wire::FrameType type, const std::string& payload,
+                      const Peer* except = nullptr) {
+  for (const auto& peer : peers) {
+    if (peer.get() != except && peer->is_member()) peer->channel->send(type, payload);
+  }
+}
+
+// What drops a peer that sent `what`.
+inline Status nonsense(const std::string& what) {
+  return {Code::kInternal, concat("it sent ", what)};
+}
+
+}  // namespace herring::control
