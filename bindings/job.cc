@@ -126,19 +126,21 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   request.splits = std::move(splits);
   request.timeout = timeout;
   const uint32_t size = request.group ? request.group->size() : job.cluster().size;
-  if (root < 0 || static_cast<uint32_t>(root) >= size) {
+  const bool any = root < 0 && request.kind == wire::Collective::kReceive;
+  if (!any && (root < 0 || static_cast<uint32_t>(root) >= size)) {
     raise({Code::kInvalidArgument,
            concat("root is ", root, "; ranks ", request.group ? "inside the group" : "of the job",
                   " are 0 to ", size - 1)});
   }
-  request.root = static_cast<uint32_t>(root);
+  request.root = any ? wire::kAnyRank : static_cast<uint32_t>(root);
   auto handle = std::make_unique<Handle>();
   handle->what = concat(kind, " '", name, "'");
   if (request.kind == wire::Collective::kBarrier) {
     request.shape = {0};
   } else {
     const bool in_place = request.kind == wire::Collective::kAllreduce ||
-                          request.kind == wire::Collective::kBroadcast;
+                          request.kind == wire::Collective::kBroadcast ||
+                          request.kind == wire::Collective::kReceive;
     handle->array = std::make_shared<ArrayView>(array, in_place);
     request.dtype = handle->array->dtype();
     request.shape = handle->array->shape();

@@ -43,6 +43,13 @@ if TYPE_CHECKING:
         new_group,
         ranks_of_node,
     )
+    from herring.messages import (
+        Receiving,
+        receive,
+        receive_async,
+        send,
+        send_async,
+    )
     from herring.partial import (
         PartialReduction,
         Quorum,
@@ -84,6 +91,7 @@ _HOMES = (
     "herring.collectives",
     "herring.reduction",
     "herring.rooted",
+    "herring.messages",
     "herring.partial",
     "herring.planned",
 )
@@ -101,6 +109,7 @@ __all__ = [
     "PeerLostError",
     "PlannedReduction",
     "Quorum",
+    "Receiving",
     "Replay",
     "RoundInfo",
     "RoundStatistics",
@@ -129,9 +138,13 @@ __all__ = [
     "partial_statistics",
     "rank",
     "ranks_of_node",
+    "receive",
+    "receive_async",
     "reduce",
     "reduce_scatter",
     "scatter",
+    "send",
+    "send_async",
     "shutdown",
     "size",
     "stats",

@@ -72,7 +72,7 @@ class Handle:
           TimeoutError: not complete in time; names who is missing if the deadline has passed.
           HerringError: the operation failed; the array's content is undefined.
         """
-        self._operation.wait(_seconds(timeout))
+        self._operation.wait(seconds_of(timeout))
         note_write(self._array)
         return self._array
 
@@ -104,7 +104,7 @@ def name_of_next(kind: str, group: Group | None) -> str:
     return next_name(kind) if group is None else next_name(f"{group.name}.{kind}", group.ranks)
 
 
-def _seconds(timeout: float | None) -> float:
+def seconds_of(timeout: float | None) -> float:
     if timeout is None:
         return 0.0
     if not timeout > 0:
@@ -141,7 +141,7 @@ def submit(
             kind,
             array,
             full_name,
-            timeout=_seconds(timeout),
+            timeout=seconds_of(timeout),
             waits=waits,
             group=scope_of(group).handle,
             **options,
@@ -235,7 +235,7 @@ def _collect(
             kind,
             array,
             full_name,
-            timeout=_seconds(timeout),
+            timeout=seconds_of(timeout),
             waits=True,
             group=scope_of(group).handle,
             **options,

@@ -57,6 +57,10 @@ class Executor::Active : public Run::Wire {
 
   std::string describe() const {
     const Task& task = run.task();
+    if (!task.steps.empty()) {
+      return concat("'", task.name, "' (rank ", task.ranks[0], " to rank ", task.ranks[1], ", ",
+                    task.count, " ", name_of(task.dtype), ")");
+    }
     return concat("allreduce '", task.name, "' (", wire::name_of(task.algorithm), ", ", task.count,
                   " ", name_of(task.dtype), ")");
   }

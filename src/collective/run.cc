@@ -36,7 +36,9 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
     : task_(std::move(task)),
       size_(size),
       wire_(wire),
-      schedule_(make_schedule(task_.algorithm, rank, size, task_.count, size_of(task_.dtype))),
+      schedule_(!task_.steps.empty() ? task_.steps
+                                     : make_schedule(task_.algorithm, rank, size, task_.count,
+                                                     size_of(task_.dtype))),
       progress_(schedule_.size()) {
   for (uint32_t i = 0; i < schedule_.size(); ++i) {
     if (const uint32_t to = schedule_[i].to; to != kNobody) {

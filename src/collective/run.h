@@ -40,6 +40,7 @@ struct Task {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0;
+  Schedule steps;                   // of this rank; none: the algorithm's
 };
 
 class Run {

@@ -94,6 +94,7 @@ uint64_t bytes_of(const Announce& a) { return a.elements() * size_of(a.dtype); }
 // The bytes that the rank must send along: of a broadcast only the root has any.
 uint64_t payload_bytes(const Announce& a, uint32_t index) {
   const bool sends = a.kind != Collective::kBarrier && a.kind != Collective::kFormGroup &&
+                     a.kind != Collective::kReceive &&
                      (a.kind != Collective::kBroadcast || a.root == index);
   return a.inline_payload && a.refusal.empty() && sends ? bytes_of(a) : 0;
 }
@@ -194,7 +195,11 @@ wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
 }  // namespace
 
 Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream)
-    : cluster_(cluster), groups_(groups), stream_(stream), loads_(cluster.size) {}
+    : cluster_(cluster),
+      groups_(groups),
+      stream_(stream),
+      mailbox_(cluster, stream),
+      loads_(cluster.size) {}
 
 // The group that the call is for; of a call that forms one, what it is going to be.
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
@@ -254,6 +259,10 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
                    decoded->payload.size(), " bytes, not ", payload_bytes(*decoded, index))};
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for what it says
+  if (decoded->kind == Collective::kSend || decoded->kind == Collective::kReceive) {
+    mailbox_.post(*group, rank, std::move(text), std::move(*decoded), now, out);
+    return {};
+  }
   Name key{members.id(), decoded->name};
   if (members.id() == kForming) key.second += '\n' + control::list_ranks(members.ranks());
   const auto name = names_.try_emplace(std::move(key)).first;
@@ -297,8 +306,7 @@ Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
   const JobGroup::Gone& first = group.gone.front();
   return {Code::kPeerLost,
           concat("'", name, "'", group.members.suffix(), " cannot complete: ",
-                 cluster_.describe_rank(group.members.ranks()[first.index]), " ", first.how,
-                 " without calling it")};
+                 cluster_.describe_rank(group.members.ranks()[first.index]), " ", first.how)};
 }
 
 // Why a call cannot complete, whatever the other ranks do.
@@ -409,7 +417,9 @@ void Coordinator::compute(const JobGroup& group, const Announces& calls,
   std::vector<std::string> own(size);         // or one for each
   switch (first.kind) {
     case Collective::kBarrier:
-    case Collective::kFormGroup: break;
+    case Collective::kFormGroup:
+    case Collective::kSend:
+    case Collective::kReceive: break;
     case Collective::kBroadcast: common = calls[first.root]->payload; break;
     case Collective::kAllreduce:
     case Collective::kReduceScatter: {
@@ -465,6 +475,7 @@ std::string Coordinator::missing(const Pending& pending) const {
 }
 
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
+  mailbox_.overdue(now, out);
   if (waiting_ == 0) return;
   for (auto& [name, calls] : names_) {
     for (Pending& pending : calls) {
@@ -518,7 +529,7 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
   }
 }
 
-void Coordinator::rank_gone(uint32_t rank, const char* how, std::vector<Answer>& out) {
+void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out) {
   std::vector<std::shared_ptr<JobGroup>> groups = groups_.of_rank(rank);
   // Those that are being formed, too.
   for (const auto& [name, calls] : names_) {
@@ -528,12 +539,14 @@ void Coordinator::rank_gone(uint32_t rank, const char* how, std::vector<Answer>&
   for (const auto& group : groups) group->add_gone(rank, how);
   groups_.rank_gone(rank, how);
   never_called([](const JobGroup&) { return true; }, rank, out);
+  mailbox_.fail_gone(out);
 }
 
-void Coordinator::rank_gone(JobGroup& group, uint32_t rank, const char* how,
+void Coordinator::rank_gone(JobGroup& group, uint32_t rank, const std::string& how,
                             std::vector<Answer>& out) {
   group.add_gone(rank, how);
   never_called([&group](const JobGroup& one) { return &one == &group; }, rank, out);
+  mailbox_.fail_gone(out);
 }
 
 }  // namespace herring::server

@@ -22,6 +22,7 @@
 #include "control/cluster.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/mailbox.h"
 
 namespace herring::server {
 
@@ -37,12 +38,12 @@ class Coordinator {
   // Warnings and errors for operations that wait too long.
   void overdue(Nanos now, std::vector<Answer>& out);
   // `rank` will not announce anything any more: in any group, or in this one. `how`: "has left the
-  // job", a literal.
-  void rank_gone(uint32_t rank, const char* how, std::vector<Answer>& out);
-  void rank_gone(JobGroup& group, uint32_t rank, const char* how, std::vector<Answer>& out);
+  // job ...".
+  void rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out);
+  void rank_gone(JobGroup& group, uint32_t rank, const std::string& how, std::vector<Answer>& out);
 
   // Nobody waits for an answer.
-  bool idle() const { return waiting_ == 0; }
+  bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
 
  private:
   struct Call {
@@ -91,6 +92,7 @@ class Coordinator {
   const control::Cluster& cluster_;
   GroupTable& groups_;
   const uint32_t stream_;
+  Mailbox mailbox_;
   std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
   size_t waiting_ = 0;            // calls that wait for an answer

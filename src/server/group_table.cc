@@ -9,7 +9,7 @@ bool JobGroup::is_gone(uint32_t index) const {
                      [index](const Gone& one) { return one.index == index; });
 }
 
-void JobGroup::add_gone(uint32_t rank, const char* how) {
+void JobGroup::add_gone(uint32_t rank, const std::string& how) {
   const uint32_t index = members.index_of(rank);
   if (index != control::Group::kNobody && !is_gone(index)) gone.push_back({index, how});
 }
@@ -70,7 +70,7 @@ void GroupTable::leave(uint32_t id, uint32_t rank) {
   if (nobody_left(found->second)) groups_.erase(found);
 }
 
-void GroupTable::rank_gone(uint32_t rank, const char* how) {
+void GroupTable::rank_gone(uint32_t rank, const std::string& how) {
   std::lock_guard lock(mutex_);
   gone_.emplace(rank, how);
   std::erase_if(groups_, [this](const auto& one) { return nobody_left(one.second); });

@@ -26,14 +26,14 @@ struct JobGroup {
   // The coordinator's.
   struct Gone {
     uint32_t index;
-    const char* how;  // "has left the job", ...
+    std::string how;  // "has left the job ..."
   };
   std::vector<Gone> gone;  // who calls nothing in it any more, in that order
   uint32_t next_ticket = 0;
 
   bool is_gone(uint32_t index) const;
   // Unless it is no member, or known to be gone.
-  void add_gone(uint32_t rank, const char* how);
+  void add_gone(uint32_t rank, const std::string& how);
 };
 
 class GroupTable {
@@ -52,7 +52,7 @@ class GroupTable {
   // `rank` is not in it any more. It is forgotten when nobody is.
   void leave(uint32_t id, uint32_t rank);
   // The rank calls nothing any more: it has left the job, or is dead.
-  void rank_gone(uint32_t rank, const char* how);
+  void rank_gone(uint32_t rank, const std::string& how);
   // Notes in a new group who is gone already.
   void note_gone(JobGroup& group) const;
   // All of which `rank` is a member; the world comes first.
@@ -72,7 +72,7 @@ class GroupTable {
   const std::shared_ptr<JobGroup> world_;
   mutable std::mutex mutex_;  // guards everything below
   std::map<uint32_t, Entry> groups_;           // without the world
-  std::map<uint32_t, const char*> gone_;       // ranks
+  std::map<uint32_t, std::string> gone_;       // ranks, with how
 };
 
 }  // namespace herring::server

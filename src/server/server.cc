@@ -164,7 +164,7 @@ Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::stri
       case wire::FrameType::kAnnounce:
         return coordinator_->announce(rank, header.group, std::move(text), now, out);
       case wire::FrameType::kGroup: return define_group(header.group, rank, text, out);
-      case wire::FrameType::kLeaveGroup: return leave_group(header, rank, out);
+      case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
       case wire::FrameType::kEnlist: return series_->enlist(rank, header.group, text, now, out);
       case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
       default: return series_->received(rank, text, now, out);
@@ -186,7 +186,7 @@ Status Server::define_group(uint32_t group, uint32_t rank, std::string_view text
 }
 
 // Who has found that a member is gone says so, lest others wait for what it will not do.
-Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank,
+Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                            std::vector<Answer>& out) {
   const std::shared_ptr<JobGroup> group = groups_->find(header.group);
   const bool broken = header.flags & wire::kFlagBroken;
@@ -195,7 +195,10 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank,
                                     ", in which it is not")};
   }
   if (broken) aggregator_->break_group(*group);
-  coordinator_->rank_gone(*group, rank, broken ? "has given it up" : "has destroyed it", out);
+  coordinator_->rank_gone(*group, rank,
+                          broken ? concat("has given it up: ", why.substr(0, wire::kMaxRefusal))
+                                 : std::string("has destroyed the group"),
+                          out);
   groups_->leave(header.group, rank);
   return {};
 }
@@ -309,7 +312,7 @@ void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
     static_cast<void>(change([this, rank](Nanos, std::vector<Answer>& out) {
-      coordinator_->rank_gone(rank, "has left the job", out);
+      coordinator_->rank_gone(rank, "has left the job without calling it", out);
       return Status();
     }));
     if (series_->any()) rank_lost(rank);

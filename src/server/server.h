@@ -123,7 +123,8 @@ class Server {
   Status change(const Change& change, uint32_t from = kNobody);
   Status define_group(uint32_t group, uint32_t rank, std::string_view text,
                       std::vector<Answer>& out);
-  Status leave_group(const wire::FrameHeader& header, uint32_t rank, std::vector<Answer>& out);
+  Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
+                     std::vector<Answer>& out);
   void answer(std::vector<Answer> answers, uint32_t from);
   void send_waiting(uint32_t rank);
   void set_timers();

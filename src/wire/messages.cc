@@ -37,7 +37,7 @@ bool get_enum(ByteReader& in, Enum& value, int count) {
 const char* name_of(Collective kind) {
   constexpr const char* kNames[] = {"allreduce",      "broadcast", "allgather",
                                     "reduce_scatter", "alltoall",  "barrier",
-                                    "form_group"};
+                                    "form_group",     "send",      "receive"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -94,6 +94,7 @@ std::string encode(const Announce& a) {
   out.text(a.name).text(std::string_view(a.refusal).substr(0, kMaxRefusal));
   put_list(out, a.shape);
   put_list(out, a.splits);
+  out.text(a.address);
   return out.take();
 }
 
@@ -123,6 +124,7 @@ Result<Announce> decode_announce(std::string_view text) {
   if (!get_list(in, a.shape, kMaxDims) || !get_list(in, a.splits, kMaxCounts)) {
     return malformed("announce");
   }
+  a.address = in.text(kMaxAddress);
   a.payload = in.rest();
   const uint64_t elements = a.elements();
   if (!in.ok() || elements > (uint64_t{1} << 48)) return malformed("announce");

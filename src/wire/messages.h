@@ -44,8 +44,13 @@ enum class Collective : uint8_t {
   kAlltoall,
   kBarrier,
   kFormGroup,  // of the ranks in `splits` and by them alone, whatever the frame's group
+  kSend,       // to rank `root`, with the tag in `splits`
+  kReceive,    // from rank `root` or kAnyRank, with the tag in `splits` or, without one, any
 };
-inline constexpr int kNumCollectives = 7;
+inline constexpr int kNumCollectives = 9;
+inline constexpr uint32_t kAnyRank = ~0u;
+// "[an IPv6 address]:port" has less.
+inline constexpr size_t kMaxAddress = 64;
 // Bytes of Announce::refusal; longer ones are cut.
 inline constexpr size_t kMaxRefusal = 4096;
 const char* name_of(Collective kind);
@@ -78,6 +83,7 @@ struct Announce {
   // Rows for each rank: of alltoall, and of reduce_scatter if they are not even. Of form_group: the
   // ranks of the job that form it.
   std::vector<uint64_t> splits;
+  std::string address;           // send, receive of what does not ride along: where it listens
   std::string_view payload;      // into the decoded text
 
   uint64_t elements() const;
@@ -85,7 +91,8 @@ struct Announce {
 
 // kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements
 // of each rank; alltoall: elements that each rank has for the one that is told), else empty.
-// form_group: one count, the number of the new group.
+// form_group: one count, the number of the new group. send, receive: the other rank and the tag; in
+// kGo the other's address follows.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;

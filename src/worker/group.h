@@ -1,5 +1,5 @@
-// A group as one of its members uses it: who is in it, who owns what of it, and whether it still can
-// do anything.
+// A group as one of its members uses it: who is in it, who owns what of it, and whether it still
+// can do anything.
 #pragma once
 
 #include <atomic>

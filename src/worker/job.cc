@@ -369,11 +369,16 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   membership.watch(
       [&](const control::Loss& loss) {
         if (!loss.left) {
-          // Rank 0 hosts the rendezvous: without it there is no job.
-          if (loss.is_server || loss.index == 0 || !server.outlives(loss.index)) {
+          // A colocated server dies with its worker; a dedicated one is everybody's. Rank 0 hosts
+          // the rendezvous: without it there is no job.
+          const bool colocated = loss.is_server && !cluster.servers[loss.index].dedicated;
+          const uint32_t rank =
+              colocated ? cluster.ranks_of(cluster.servers[loss.index].node).front() : loss.index;
+          if ((loss.is_server && !colocated) || rank == 0 || !server.outlives(rank)) {
             return end({Code::kPeerLost, loss.text});
           }
-          return server.rank_lost(loss.index);
+          if (!loss.is_server) server.rank_lost(loss.index);
+          return;
         }
         if (!loss.is_server) server.rank_left(loss.index);
       },

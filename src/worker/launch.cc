@@ -13,12 +13,12 @@
 namespace herring::worker {
 namespace {
 
-// "[an IPv6 address]:port" has less.
-constexpr size_t kMaxAddress = 64;
+using wire::kMaxAddress;
 
 }  // namespace
 
-void NamedOperations::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go) {
+void NamedOperations::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
+                             std::string_view rest) {
   operation.launched_ = true;
   operation.counts = std::move(go.counts);
   operation.dims = std::move(go.dims);
@@ -30,7 +30,10 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
                                                      group.members().suffix(),
                                                      " was answered for group ", header.group)});
   }
-  if (operation.request.algorithm != wire::Algorithm::kHerring) {
+  const wire::Collective kind = operation.request.kind;
+  if (kind == wire::Collective::kSend || kind == wire::Collective::kReceive) {
+    launch_message(operation, key, std::string(rest));
+  } else if (operation.request.algorithm != wire::Algorithm::kHerring) {
     launch_schedule(operation, key);
   } else if (operation.request.kind == wire::Collective::kAllreduce) {
     launch_allreduce(operation, key);
@@ -182,16 +185,59 @@ void NamedOperations::launch_schedule(Operation& operation, Key key) {
                            [this, &operation] { part_done(operation); });
 }
 
+// From worker to worker, as a schedule of one step.
+void NamedOperations::launch_message(Operation& operation, Key key, const std::string& address) {
+  const Request& request = operation.request;
+  const Group& group = *request.group;
+  const auto nonsense = [&](const std::string& what) {
+    engine_.fail_now({Code::kInternal, concat("a server answered '", request.name, "'",
+                                              group.members().suffix(), " with ", what)});
+  };
+  if (operation.counts.size() != 2 || operation.counts[0] >= group.size() ||
+      operation.counts[0] == group.index()) {
+    return nonsense("a rank that does not exist");
+  }
+  const uint32_t peer = group.rank(static_cast<uint32_t>(operation.counts[0]));
+  const bool sends = request.kind == wire::Collective::kSend;
+  if (Status met = engine_.executor().meet({peer}, {address}); !met.ok()) {
+    return nonsense(met.message());
+  }
+  operation.parts_left_ = 1;
+  collective::Task task;
+  task.group = key.group;
+  task.stream = key.stream;
+  task.ticket = key.round;
+  const uint32_t own = group.rank(group.index());
+  task.ranks = sends ? std::vector<uint32_t>{own, peer} : std::vector<uint32_t>{peer, own};
+  task.name = request.name;
+  task.data = sends ? const_cast<char*>(request.send) : request.receive;
+  task.count = request.bytes() / size_of(request.dtype);
+  task.dtype = request.dtype;
+  collective::Step step;
+  (sends ? step.to : step.from) = sends ? 1 : 0;
+  (sends ? step.send : step.receive) = {0, request.bytes()};
+  task.steps = {step};
+  engine_.executor().start(std::move(task), engine_.deadline(request.timeout),
+                           [this, &operation] { part_done(operation); });
+}
+
+Result<std::string> NamedOperations::own_address() {
+  if (own_address_.empty()) {
+    auto own = engine_.executor().listen();
+    if (!own.ok()) return own.status();
+    if (own->size() > kMaxAddress) {
+      return Status(Code::kInternal, concat("the address '", *own, "' is too long"));
+    }
+    own_address_ = *own;
+  }
+  return own_address_;
+}
+
 // Every rank of the group tells every other where it listens, once. A rank that cannot listen says
 // nothing.
 void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
-  if (own_address_.empty()) {
-    auto own = engine_.executor().listen();
-    if (!own.ok() || own->size() > kMaxAddress) {
-      log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
-    } else {
-      own_address_ = *own;
-    }
+  if (auto own = own_address(); !own.ok()) {
+    log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
   }
   auto place = std::make_shared<std::array<char, kMaxAddress>>();
   std::copy(own_address_.begin(), own_address_.end(), place->begin());

@@ -101,7 +101,8 @@ void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why
   header.flags = wire::kFlagBroken;
   header.group = group->id();
   for (const uint32_t server : group->servers()) {
-    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, {});
+    if (ended_servers_.contains(server)) continue;
+    engine_.links().send_control(server, header, status.message());
   }
   engine_.named().call_off(*group, status);
   engine_.fail_waiting(*group, status);

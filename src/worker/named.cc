@@ -14,6 +14,17 @@ namespace {
 // Instead of a group's number: of the calls that form one.
 constexpr uint32_t kForming = ~0u;
 
+// Its calls are paired by ranks and tags.
+bool is_message(wire::Collective kind) {
+  return kind == wire::Collective::kSend || kind == wire::Collective::kReceive;
+}
+
+// What the owner of the messages to a rank is chosen by.
+std::string box_of(const Group& group, const Request& request) {
+  const bool sends = request.kind == wire::Collective::kSend;
+  return concat("messages to ", sends ? request.root : group.index());
+}
+
 }  // namespace
 
 NamedOperations::Name NamedOperations::name_of(const Request& request) {
@@ -31,7 +42,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
     return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
-  {
+  if (!is_message(request.kind)) {
     std::lock_guard lock(mutex_);
     if (!names_.insert(name_of(request)).second) {
       return Status(Code::kInvalidArgument,
@@ -81,6 +92,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
         control::shard_map(engine_.cluster(), control::Group(0, engine_.cluster(), ranks, ""))
             .owner_of(request.name);
   }
+  const bool message = is_message(request.kind);
+  if (message) operation->server_ = group.shards().owner_of(box_of(group, request));
   const size_t bytes = request.bytes();
 
   wire::Announce announce;
@@ -103,8 +116,14 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   announce.inline_payload =
       bytes <= engine_.options().small_bytes && request.algorithm == wire::Algorithm::kHerring &&
       (!gathers || bytes * group.size() <= wire::kMaxControlPayload / 2);
+  if (message && !announce.inline_payload) {
+    auto own = own_address();
+    if (!own.ok()) return finish(*operation, own.status());
+    announce.address = *own;
+  }
   std::string payload = encode(announce);
   const bool has_payload = request.kind != wire::Collective::kBarrier && !forms &&
+                           request.kind != wire::Collective::kReceive &&
                            (request.kind != wire::Collective::kBroadcast ||
                             request.root == group.index());
   if (announce.inline_payload && has_payload) {
@@ -133,6 +152,10 @@ void NamedOperations::complete_alone(Operation& operation) {
     case wire::Collective::kBarrier:
     case wire::Collective::kFormGroup:
     case wire::Collective::kBroadcast: break;
+    case wire::Collective::kSend:
+    case wire::Collective::kReceive:
+      status = {Code::kInvalidArgument, "nobody else is in this group"};
+      break;
     case wire::Collective::kAllreduce: status = reduce_to(request.receive); break;
     case wire::Collective::kAllgather:
       operation.dims = {request.shape.empty() ? 1 : request.shape[0]};
@@ -184,7 +207,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
   if (header.type == wire::FrameType::kReply) {
     on_reply(*operation, std::move(*go), rest);
   } else {
-    launch(*operation, header, std::move(*go));
+    launch(*operation, header, std::move(*go), rest);
   }
 }
 
@@ -193,7 +216,8 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
   operation.counts = std::move(head.counts);
   operation.dims = std::move(head.dims);
   switch (request.kind) {
-    case wire::Collective::kBarrier: break;
+    case wire::Collective::kBarrier:
+    case wire::Collective::kSend: break;
     case wire::Collective::kFormGroup: {
       // The number first, then a word of every server that it knows the group.
       if (operation.formed) {
@@ -213,6 +237,7 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
     }
     case wire::Collective::kAllreduce:
     case wire::Collective::kBroadcast:
+    case wire::Collective::kReceive:
       if (result.size() != request.bytes()) {
         return engine_.fail_now({Code::kInternal,
                                  concat("the result of '", request.name, "' has ", result.size(),
@@ -251,7 +276,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.heap().free(keep->staging_);
     engine_.node_stage().release_regions();
   }
-  {
+  if (!is_message(keep->request.kind)) {
     std::lock_guard lock(mutex_);
     names_.erase(name_of(keep->request));
   }

@@ -1,6 +1,6 @@
 // The named operations of a worker, from the call to the result: announced to the server that owns
-// the name, then pushed, exchanged or done by messages between workers as the answer says. Submitted
-// from any thread, in any order on any rank; everything else on the engine thread.
+// the name, then pushed, exchanged or done by messages between workers as the answer says. They are
+// submitted from any thread, in any order on any rank; the rest is the engine thread's.
 #pragma once
 
 #include <functional>
@@ -53,11 +53,14 @@ class NamedOperations {
   void start(const std::shared_ptr<Operation>& operation);
   void complete_alone(Operation& operation);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
-  void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go);
+  void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
+              std::string_view rest);
   Transfer& add_transfer(Operation& operation, Key key, size_t bytes);
   void launch_allreduce(Operation& operation, Key key);
   void launch_exchange(Operation& operation, Key key);
   void launch_schedule(Operation& operation, Key key);
+  void launch_message(Operation& operation, Key key, const std::string& address);
+  Result<std::string> own_address();
   void meet_workers(const std::shared_ptr<Group>& group);
   void finish(Operation& operation, const Status& status);
   bool push(Operation& operation, Transfer& transfer);  // false: the job has failed

@@ -24,7 +24,8 @@ struct Request {
   double prescale = 1.0, postscale = 1.0;
   std::vector<uint64_t> shape;
   // Rows for each rank: of alltoall, and of reduce_scatter if they are not to be even. Of
-  // form_group: the ranks of the job that form it.
+  // form_group: the ranks of the job that form it. Of send: the tag; of receive: the tag, or none
+  // for any. `root` is then the other rank, or wire::kAnyRank.
   std::vector<uint64_t> splits;
   const char* send = nullptr;
   char* receive = nullptr;        // allreduce, broadcast: in place
@@ -43,7 +44,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   // What allgather, reduce_scatter and alltoall return; valid once complete.
   std::unique_ptr<char[]> result;
   size_t result_bytes = 0;
-  std::vector<uint64_t> counts, dims;  // see wire::Go
+  std::vector<uint64_t> counts, dims;  // see wire::Go: of a receive, from whom and with which tag
   std::shared_ptr<Group> formed;       // by form_group; valid once complete
 
  private:

@@ -23,7 +23,10 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
         aggregator(cluster, groups, kSegment, 100, [this](Slot& slot) {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
-          for (uint32_t i = 0; i < nodes; ++i) aggregator.result_sent(slot);
+          const auto answered = std::count_if(
+              slot.contributions.begin(), slot.contributions.end(),
+              [](const Contribution& one) { return one.state != Contribution::kLost; });
+          for (int i = 0; i < answered; ++i) aggregator.result_sent(slot);
         }, monotonic_now) {}
 
   wire::Open open_message(size_t bytes) {
@@ -163,6 +166,65 @@ TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
   EXPECT_TRUE(late[0].fatal);
   EXPECT_NE(late[0].text.find("segments of rank 1 ("), std::string::npos) << late[0].text;
   EXPECT_NE(late[0].text.find("from where 1 of 2 have come"), std::string::npos) << late[0].text;
+}
+
+// Every segment that was sent is answered once, the rest is not waited for, and nothing stays.
+TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
+  if (nodes == 1) return;
+  const std::vector<char> data(3 * kSegment);
+  result.assign(3 * kSegment, 0);
+  ASSERT_TRUE(aggregator.open({}, open_message(3 * kSegment), 0).ok());
+  ASSERT_TRUE(aggregator.open({0, 1}, open_message(kSegment), 0).ok());  // of which nothing comes
+  ASSERT_TRUE(push(0, 0, 2, data.data(), 2 * kSegment).ok());
+  // One segment is just being received.
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kData;
+  header.first_segment = 2;
+  header.segments = 1;
+  header.payload = kSegment;
+  transport::Destinations out;
+  Slot* slot = nullptr;
+  ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slot));
+  aggregator.break_group(*groups.world());
+  EXPECT_EQ(delivered, 2u);
+  EXPECT_FALSE(aggregator.idle());
+  aggregator.arrived(*slot, 0);
+  EXPECT_EQ(delivered, 3u);
+  EXPECT_TRUE(aggregator.idle());
+  // What comes later is read and answered, no more.
+  EXPECT_TRUE(aggregator.open({0, 2}, open_message(kSegment), 1).ok());
+  EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
+  EXPECT_TRUE(aggregator.idle());
+  aggregator.break_group(*groups.world());
+}
+
+TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
+  if (nodes < 3) return;
+  ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());
+  ASSERT_TRUE(groups.define(5, "h", {0, 2}, 0).ok());
+  const std::vector<char> data(kSegment);
+  result.assign(kSegment, 0);
+  const Key with{0, 0, 0, 4}, without{0, 0, 0, 5};
+  ASSERT_TRUE(aggregator.open(with, open_message(kSegment), 0).ok());
+  ASSERT_TRUE(aggregator.open(without, open_message(kSegment), 0).ok());
+  EXPECT_FALSE(aggregator.open(with, open_message(kSegment), 2).ok()) << "no member";
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kData;
+  header.segments = 1;
+  header.payload = kSegment;
+  transport::Destinations out;
+  Slot *dead = nullptr, *living = nullptr;
+  header.group = 4;
+  ASSERT_TRUE(aggregator.open(with, open_message(kSegment), 1).ok());
+  ASSERT_TRUE(*aggregator.begin(header, 1, nullptr, out, &dead));
+  header.group = 5;
+  ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &living));
+  // The dead was sending: its lane comes back.
+  aggregator.rank_lost(1);
+  EXPECT_TRUE(groups.find(4)->broken);
+  EXPECT_FALSE(groups.find(5)->broken);
+  aggregator.arrived(*living, 0);
+  EXPECT_EQ(living->contributions[1].state, Contribution::kNone);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, AggregatorTest, testing::Values(1, 2, 3, 8, 9, 17));

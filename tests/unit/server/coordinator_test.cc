@@ -49,7 +49,7 @@ class CoordinatorTest : public testing::Test {
   }
   std::vector<Answer> leave(uint32_t rank) {
     std::vector<Answer> answers;
-    coordinator.rank_gone(rank, "has left the job", answers);
+    coordinator.rank_gone(rank, "has left the job without calling it", answers);
     return answers;
   }
   static wire::OpError error_in(const Answer& answer) {
@@ -325,6 +325,110 @@ TEST_F(CoordinatorTest, GivenPartsOfAReduceScatterMustAgree) {
   EXPECT_NE(error_in(answers[0]).text.find("splits [3, 0, 0]"), std::string::npos);
   for (uint32_t rank = 0; rank < 3; ++rank) answers = say(rank, call(rank, {1, 1, 2}));
   EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument) << "not the sum of the rows";
+}
+
+class CoordinatorOfGroupsTest : public CoordinatorTest {
+ protected:
+  Call form(std::vector<uint64_t> ranks) {
+    Call call;
+    call.message.kind = Collective::kFormGroup;
+    call.message.name = "g";
+    call.message.shape = {0};
+    call.message.splits = std::move(ranks);
+    call.message.timeout_ms = 1000;
+    call.message.warn_ms = 500;
+    return call;
+  }
+  std::vector<Answer> say_in(uint32_t group, uint32_t rank, const Call& call) {
+    std::vector<Answer> answers;
+    const Status status = coordinator.announce(rank, group, call.text(), 0, answers);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return answers;
+  }
+  static uint64_t number_in(const Answer& answer) {
+    std::string_view rest;
+    const auto go = wire::decode_go(answer.payload, &rest);
+    EXPECT_TRUE(go.ok() && go->counts.size() == 1);
+    return go->counts[0];
+  }
+};
+
+TEST_F(CoordinatorOfGroupsTest, MembersFormAGroupAndGetANumberOfItsOwn) {
+  EXPECT_TRUE(say(2, form({0, 2})).empty());
+  EXPECT_TRUE(say(1, form({0, 1})).empty()) << "another group of that name";
+  const auto first = say(0, form({0, 2}));
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(first[0].rank, 0u);
+  EXPECT_EQ(first[1].rank, 2u);
+  EXPECT_EQ(number_in(first[0]), number_in(first[1]));
+  const auto second = say(0, form({0, 1}));
+  ASSERT_EQ(second.size(), 2u);
+  EXPECT_NE(number_in(first[0]), number_in(second[0]));
+  EXPECT_NE(number_in(first[0]), 0u);
+  EXPECT_TRUE(coordinator.idle());
+  std::vector<Answer> out;
+  EXPECT_FALSE(coordinator.announce(1, 0, form({0, 2}).text(), 0, out).ok()) << "no member";
+  EXPECT_FALSE(coordinator.announce(1, 0, form({1, 7}).text(), 0, out).ok()) << "no rank";
+  EXPECT_FALSE(coordinator.announce(1, 0, form({1, 1ull << 40}).text(), 0, out).ok());
+}
+
+TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
+  ASSERT_TRUE(groups.define(9, "g", {0, 2}, 0).ok());
+  EXPECT_TRUE(say_in(9, 2, small(1, floats({1}))).empty());
+  EXPECT_TRUE(say(2, small(2, floats({100}))).empty());
+  EXPECT_TRUE(say(0, small(3, floats({100}))).empty());
+  const auto answers = say_in(9, 0, small(4, floats({10})));
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[1].rank, 2u);
+  EXPECT_EQ(answers[1].header.group, 9u);
+  std::string_view result;
+  ASSERT_TRUE(wire::decode_go(answers[1].payload, &result).ok());
+  EXPECT_EQ(result, floats({11}));
+  EXPECT_EQ(say(1, small(5, floats({1}))).size(), 3u);
+  std::vector<Answer> out;
+  EXPECT_FALSE(coordinator.announce(1, 9, small(6, floats({1})).text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(1, 8, small(6, floats({1})).text(), 0, out).ok());
+  Call large = small(7, {});
+  large.message.inline_payload = false;
+  large.message.shape = {1 << 20};
+  for (const uint32_t group : {9u, 9u}) {
+    EXPECT_TRUE(say_in(group, 0, large).empty());
+    ASSERT_EQ(say_in(group, 2, large).size(), 2u);
+  }
+  EXPECT_TRUE(say(0, large).empty());
+  EXPECT_TRUE(say(1, large).empty());
+  EXPECT_EQ(say(2, large).at(0).header.round, 0u) << "tickets count in each group";
+}
+
+TEST_F(CoordinatorOfGroupsTest, WhoHasDestroyedAGroupIsMissedThereAlone) {
+  ASSERT_TRUE(groups.define(9, "g", {0, 2}, 0).ok());
+  EXPECT_TRUE(say_in(9, 0, small(1, floats({1}))).empty());
+  EXPECT_TRUE(say(0, small(2, floats({1}))).empty());
+  std::vector<Answer> answers;
+  coordinator.rank_gone(*groups.find(9), 2, "has destroyed it", answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  const wire::OpError error = error_in(answers[0]);
+  EXPECT_EQ(error.id, 1u);
+  EXPECT_NE(error.text.find("of group 'g' (ranks 0, 2)"), std::string::npos) << error.text;
+  EXPECT_NE(error.text.find("has destroyed it"), std::string::npos) << error.text;
+  EXPECT_EQ(say_in(9, 0, small(3, floats({1}))).size(), 1u) << "fails at once";
+  EXPECT_TRUE(say_in(9, 2, small(4, floats({1}))).empty()) << "nobody waits for it";
+  EXPECT_TRUE(say(1, small(5, floats({1}))).empty());
+  EXPECT_EQ(say(2, small(6, floats({1}))).size(), 3u) << "the others go on";
+}
+
+TEST_F(CoordinatorOfGroupsTest, WhoLeavesIsMissedInAllOfItsGroupsAndInThoseThatAreBeingFormed) {
+  ASSERT_TRUE(groups.define(9, "g", {0, 2}, 0).ok());
+  ASSERT_TRUE(groups.define(10, "h", {0, 1}, 0).ok());
+  EXPECT_TRUE(say_in(9, 0, small(1, floats({1}))).empty());
+  EXPECT_TRUE(say_in(10, 0, small(2, floats({1}))).empty());
+  EXPECT_TRUE(say(0, form({0, 2})).empty());
+  EXPECT_EQ(leave(2).size(), 2u);
+  EXPECT_EQ(say(0, form({0, 2})).size(), 1u);
+  EXPECT_EQ(say_in(10, 1, small(3, floats({1}))).size(), 2u);
+  EXPECT_TRUE(coordinator.idle());
 }
 
 }  // namespace

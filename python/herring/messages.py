@@ -1,0 +1,149 @@
+"""Messages between two ranks: send and receive, with tags.
+
+A message goes straight from worker to worker, but for a small one, which waits at a server until
+it is asked for. Those of one sender with one tag arrive in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from herring.collectives import Handle, note_write, seconds_of
+from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
+from herring.runtime import job
+
+__all__ = ["Receiving", "receive", "receive_async", "send", "send_async"]
+
+_MOST_TAG = 2**63 - 1
+
+
+class Receiving(Handle):
+    """A receive under way."""
+
+    @property
+    def source(self) -> int:
+        """The rank that sent it, inside the group if there is one; once it is complete."""
+        return self._operation.counts[0]
+
+    @property
+    def tag(self) -> int:
+        """Its tag; once it is complete."""
+        return self._operation.counts[1]
+
+
+def send(
+    array: Any,
+    to: int,
+    tag: int = 0,
+    *,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> None:
+    """Sends `array` to one rank; returns when that rank receives it, and `array` may be changed.
+
+    Args:
+      array: any shape and dtype of `allreduce`; contiguous. Not changed.
+      to: a rank, inside the group if there is one; not this one.
+      tag: 0 to 2**63 - 1; what receives it asks for this tag, or any.
+      timeout: seconds until it fails because nobody receives it; None: ``HERRING_TIMEOUT``.
+      group: of which both ranks are members; None: all ranks.
+
+    Raises:
+      InvalidArgumentError: a value that is impossible.
+      MismatchError: what receives it has another dtype or number of elements; it fails too.
+      PeerLostError, TimeoutError: as `allreduce`.
+    """
+    send_async(array, to, tag, timeout=timeout, group=group).wait()
+
+
+def send_async(
+    array: Any,
+    to: int,
+    tag: int = 0,
+    *,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Handle:
+    """Starts a `send`. Leave the array alone until `Handle.wait` has returned."""
+    return Handle(_submit("send", array, to, _tag(tag), timeout, group), array)
+
+
+def receive(
+    array: Any,
+    source: int | None = None,
+    tag: int | None = 0,
+    *,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> int:
+    """Receives a message into `array`.
+
+    Args:
+      array: dtype and number of elements of what is sent; contiguous, writable.
+      source: the rank that sends it, inside the group if there is one; None: any.
+      tag: as it is sent with; None: any.
+      timeout: seconds until it fails because nothing that fits is sent; None:
+        ``HERRING_TIMEOUT``.
+      group: of which both ranks are members; None: all ranks.
+
+    Returns:
+      The rank that sent it.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `send`.
+    """
+    receiving = receive_async(array, source, tag, timeout=timeout, group=group)
+    receiving.wait()
+    return receiving.source
+
+
+def receive_async(
+    array: Any,
+    source: int | None = None,
+    tag: int | None = 0,
+    *,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Receiving:
+    """Starts a `receive`. Leave the array alone until `Handle.wait` has returned."""
+    wanted = [] if tag is None else _tag(tag)
+    operation = _submit("receive", array, source, wanted, timeout, group)
+    note_write(array)
+    return Receiving(operation, array)
+
+
+def _tag(tag: int) -> list[int]:
+    value = operator.index(tag)
+    if not 0 <= value <= _MOST_TAG:
+        raise InvalidArgumentError(f"tag is {value}; it must be 0 to {_MOST_TAG}")
+    return [value]
+
+
+def _submit(
+    kind: str,
+    array: Any,
+    other: int | None,
+    tag: list[int],
+    timeout: float | None,
+    group: Group | None,
+) -> Any:
+    scope = scope_of(group)
+    peer = -1 if other is None else operator.index(other)
+    if other is not None and (not 0 <= peer < scope.size or peer == scope.rank):
+        of = "the job's ranks" if group is None else f"ranks inside group '{group.name}'"
+        raise InvalidArgumentError(
+            f"{kind}: the other rank is {peer}; {of} are 0 to {scope.size - 1}, and this one is "
+            f"{scope.rank}"
+        )
+    return job().submit(
+        kind,
+        array,
+        f"{kind} {'any' if other is None else peer}",
+        root=peer,
+        splits=tag,
+        timeout=seconds_of(timeout),
+        waits=False,
+        group=scope.handle,
+    )

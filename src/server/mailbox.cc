@@ -1,0 +1,191 @@
+#include "server/mailbox.h"
+
+#include <algorithm>
+
+namespace herring::server {
+namespace {
+
+// What may wait here of one rank: far more than a program needs that waits for its results.
+constexpr size_t kMostPosts = 1 << 16, kMostBytes = size_t{1} << 30;
+
+std::string name_of_array(const wire::Announce& a) {
+  return concat(a.elements(), " elements of ", name_of(a.dtype));
+}
+
+}  // namespace
+
+Mailbox::Mailbox(const control::Cluster& cluster, uint32_t stream)
+    : cluster_(cluster), stream_(stream), loads_(cluster.size) {}
+
+// One of them sends, the other receives, in the same box.
+bool Mailbox::Post::fits(const Post& other) const {
+  const Post& send = sends() ? *this : other;
+  const Post& receive = sends() ? other : *this;
+  const bool source = receive.message.root == wire::kAnyRank || receive.message.root == send.index;
+  const bool tag = receive.message.splits.empty() ||
+                   receive.message.splits.front() == send.message.splits.front();
+  return source && tag;
+}
+
+std::string Mailbox::describe(const JobGroup& group, const Post& post) const {
+  const auto rank = [&](uint32_t index) {
+    return index == wire::kAnyRank ? std::string("any rank")
+                                   : concat("rank ", group.members.ranks()[index]);
+  };
+  const std::string tag =
+      post.message.splits.empty() ? "any tag" : concat("tag ", post.message.splits.front());
+  return concat(post.sends() ? "send to " : "receive from ", rank(post.message.root), " (", tag,
+                ")", group.members.suffix());
+}
+
+void Mailbox::count(const JobGroup& group, const Post& post, bool waits) {
+  Load& load = loads_[group.members.ranks()[post.index]];
+  load.posts += waits ? 1 : -1;
+  load.bytes += waits ? post.text.size() : -post.text.size();
+}
+
+Status Mailbox::gone(const JobGroup& group, const Post& post) const {
+  const auto is_gone = [&](uint32_t index) { return index == post.index || group.is_gone(index); };
+  uint32_t missing = post.message.root;
+  if (missing == wire::kAnyRank) {
+    for (uint32_t index = 0; index < group.members.size(); ++index) {
+      if (!is_gone(index)) return {};
+    }
+    if (group.gone.empty()) return {};
+    missing = group.gone.front().index;
+  } else if (!group.is_gone(missing)) {
+    return {};
+  }
+  const auto how = std::find_if(group.gone.begin(), group.gone.end(),
+                                [missing](const auto& one) { return one.index == missing; });
+  return {Code::kPeerLost,
+          concat(describe(group, post), " cannot complete: ",
+                 cluster_.describe_rank(group.members.ranks()[missing]), " ", how->how)};
+}
+
+void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
+                   wire::Announce message, Nanos now, std::vector<Answer>& out) {
+  Post post;
+  post.index = group->members.index_of(rank);
+  // Moving the text may have moved its bytes; the payload is its tail.
+  const size_t payload = message.payload.size();
+  post.text = std::move(text);
+  post.message = std::move(message);
+  post.message.payload = std::string_view(post.text).substr(post.text.size() - payload);
+  post.since = now;
+  const uint32_t peer = post.message.root;
+  const auto refuse = [&](Status why) {
+    out.push_back(error_answer(rank, post.message.id, why));
+  };
+  const bool any = peer == wire::kAnyRank && !post.sends();
+  if ((!any && peer >= group->members.size()) || peer == post.index ||
+      (post.sends() && post.message.splits.size() != 1) || post.message.splits.size() > 1) {
+    return refuse({Code::kInvalidArgument,
+                   concat("rank ", rank, " cannot send to, or receive from, rank ", peer,
+                          group->members.suffix())});
+  }
+  if (Status why = gone(*group, post); !why.ok()) return refuse(why);
+  const Load& load = loads_[rank];
+  if (load.posts >= kMostPosts || load.bytes + post.text.size() > kMostBytes) {
+    return refuse({Code::kInvalidArgument,
+                   concat(describe(*group, post), " is one too many: ", load.posts, " of ",
+                          cluster_.describe_rank(rank), " with ", load.bytes, " bytes wait")});
+  }
+  const auto place =
+      boxes_.try_emplace({group->members.id(), post.sends() ? peer : post.index}).first;
+  Box& box = place->second;
+  box.group = group;
+  std::deque<Post>& others = post.sends() ? box.receives : box.sends;
+  const auto fits = std::find_if(others.begin(), others.end(),
+                                 [&post](const Post& other) { return post.fits(other); });
+  if (fits == others.end()) {
+    count(*group, post, true);
+    const size_t size = post.message.payload.size();
+    Post& kept = (post.sends() ? box.sends : box.receives).emplace_back(std::move(post));
+    kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - size);
+    return;
+  }
+  post.sends() ? pair(*group, post, *fits, out) : pair(*group, *fits, post, out);
+  count(*group, *fits, false);
+  others.erase(fits);
+  if (box.sends.empty() && box.receives.empty()) boxes_.erase(place);
+}
+
+void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
+                   std::vector<Answer>& out) {
+  const uint32_t from = group.members.ranks()[send.index];
+  const uint32_t to = group.members.ranks()[receive.index];
+  if (send.message.dtype != receive.message.dtype ||
+      send.message.elements() != receive.message.elements()) {
+    const Status why(Code::kMismatch,
+                     concat("ranks disagree", group.members.suffix(), ": ",
+                            cluster_.describe_rank(from), " sends ", name_of_array(send.message),
+                            " (tag ", send.message.splits.front(), "), ",
+                            cluster_.describe_rank(to), " receives ",
+                            name_of_array(receive.message)));
+    out.push_back(error_answer(from, send.message.id, why));
+    out.push_back(error_answer(to, receive.message.id, why));
+    return;
+  }
+  const bool rode_along = send.message.inline_payload;
+  wire::FrameHeader header;
+  header.type = rode_along ? wire::FrameType::kReply : wire::FrameType::kGo;
+  header.group = group.members.id();
+  header.stream = stream_;
+  if (!rode_along) header.round = group.next_ticket++;
+  const uint64_t tag = send.message.splits.front();
+  out.push_back({from, header,
+                 encode(wire::Go{send.message.id, {receive.index, tag}, {}}) +
+                     (rode_along ? std::string() : receive.message.address)});
+  out.push_back({to, header,
+                 encode(wire::Go{receive.message.id, {send.index, tag}, {}}) +
+                     (rode_along ? std::string(send.message.payload) : send.message.address)});
+}
+
+void Mailbox::fail_where(const std::function<Status(const Box&, Post&)>& why,
+                         std::vector<Answer>& out) {
+  for (auto box = boxes_.begin(); box != boxes_.end();) {
+    const JobGroup& group = *box->second.group;
+    for (std::deque<Post>* posts : {&box->second.sends, &box->second.receives}) {
+      for (auto post = posts->begin(); post != posts->end();) {
+        const Status status = why(box->second, *post);
+        if (status.ok()) {
+          ++post;
+          continue;
+        }
+        count(group, *post, false);
+        out.push_back(
+            error_answer(group.members.ranks()[post->index], post->message.id, status));
+        post = posts->erase(post);
+      }
+    }
+    const bool empty = box->second.sends.empty() && box->second.receives.empty();
+    box = empty ? boxes_.erase(box) : std::next(box);
+  }
+}
+
+void Mailbox::overdue(Nanos now, std::vector<Answer>& out) {
+  fail_where([&](const Box& box, Post& post) -> Status {
+    const JobGroup& group = *box.group;
+    const Nanos age = now - post.since;
+    if (age > post.message.timeout_ms * kMillisecond) {
+      return {Code::kTimeout,
+              concat(describe(group, post), " waited ", to_seconds(age), " s; nothing that fits ",
+                     post.sends() ? "was received there" : "was sent",
+                     ": check tags and ranks, or raise HERRING_TIMEOUT")};
+    }
+    if (!post.warned && age > post.message.warn_ms * kMillisecond) {
+      post.warned = true;
+      out.push_back(warning_answer(group.members.ranks()[post.index],
+                                   concat(describe(group, post), " has waited ", age / kSecond,
+                                          " s")));
+    }
+    return {};
+  }, out);
+}
+
+void Mailbox::fail_gone(std::vector<Answer>& out) {
+  fail_where([this](const Box& box, Post& post) { return gone(*box.group, post); }, out);
+}
+
+}  // namespace herring::server

@@ -1,0 +1,68 @@
+#include "server/group_table.h"
+
+#include <gtest/gtest.h>
+
+#include "fixture.h"
+
+namespace herring::server {
+namespace {
+
+class GroupTableTest : public testing::Test {
+ protected:
+  control::Cluster cluster = make_cluster(4);
+  GroupTable table{cluster, 5};
+};
+
+TEST_F(GroupTableTest, AMemberDefinesAGroupAndAllHaveToLeaveIt) {
+  EXPECT_EQ(table.find(0), table.world());
+  EXPECT_EQ(table.find(3), nullptr);
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 1).ok());
+  const auto group = table.find(3);
+  ASSERT_NE(group, nullptr);
+  EXPECT_EQ(group->credit, 5);
+  EXPECT_FALSE(group->broken);
+  // It leaves before the other has come.
+  table.leave(3, 1);
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 2).ok());
+  EXPECT_EQ(table.find(3), group);
+  table.leave(3, 0);  // no member
+  table.leave(3, 1);
+  EXPECT_EQ(table.find(3), group);
+  table.leave(3, 2);
+  EXPECT_EQ(table.find(3), nullptr);
+}
+
+TEST_F(GroupTableTest, NonsenseIsRefused) {
+  EXPECT_EQ(table.define(3, "g", {1, 2}, 0).code(), Code::kInternal);
+  EXPECT_EQ(table.define(3, "g", {2, 1}, 1).code(), Code::kInternal);
+  EXPECT_EQ(table.define(3, "g", {1, 4}, 1).code(), Code::kInternal);
+  EXPECT_EQ(table.define(0, "g", {0, 1, 2, 3}, 1).code(), Code::kInternal);
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 1).ok());
+  EXPECT_EQ(table.define(3, "g", {1, 2, 3}, 2).code(), Code::kMismatch);
+  EXPECT_EQ(table.find(3)->members.ranks(), (std::vector<uint32_t>{1, 2}));
+}
+
+TEST_F(GroupTableTest, TheGoneAreMissedInGroupsOfBeforeAndAfter) {
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 1).ok());
+  EXPECT_FALSE(table.any_without(1));
+  EXPECT_TRUE(table.any_without(3));
+  table.leave(3, 1);
+  table.rank_gone(2, "is gone");
+  EXPECT_EQ(table.find(3), nullptr);
+  ASSERT_TRUE(table.define(4, "h", {0, 2}, 0).ok());
+  EXPECT_TRUE(table.find(4)->broken);
+  EXPECT_TRUE(table.find(4)->is_gone(1));
+  EXPECT_EQ(table.of_rank(2).size(), 2u);
+  EXPECT_EQ(table.of_rank(1).size(), 1u);
+}
+
+TEST_F(GroupTableTest, ThereIsALimit) {
+  for (uint32_t id = 1; id <= GroupTable::kMost; ++id) {
+    ASSERT_TRUE(table.define(id, "g", {0}, 0).ok());
+  }
+  EXPECT_EQ(table.define(GroupTable::kMost + 1, "g", {0}, 0).code(), Code::kInternal);
+  EXPECT_TRUE(table.define(7, "g", {0}, 0).ok());
+}
+
+}  // namespace
+}  // namespace herring::server
