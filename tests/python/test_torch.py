@@ -24,15 +24,17 @@ LAYOUTS = {
 }
 
 
-def run(layout: str, cases: Sequence[str]) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """Runs cases in one job; which of them have passed, and how the job ended."""
+def run(
+    options: Sequence[str], cases: Sequence[str]
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """Runs cases in one job with these options; which have passed, and how the job ended."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "passed")
         report.touch()
         job = subprocess.run(
             [
-                *(sys.executable, "-m", "herring.launch.cli", "run", *LAYOUTS[layout]),
+                *(sys.executable, "-m", "herring.launch.cli", "run", *options),
                 *("--timeout", "200", "--grace", "1"),
                 *("--", sys.executable, "-m", "torch_cases", "--report", str(report), *cases),
             ],
@@ -50,7 +52,7 @@ def run(layout: str, cases: Sequence[str]) -> tuple[list[str], subprocess.Comple
 @functools.cache
 def run_all(layout: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     """All cases in one job, which saves most of the time; it stops at the first that fails."""
-    return run(layout, list(CASES))
+    return run(LAYOUTS[layout], list(CASES))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -62,7 +64,7 @@ def test_case(layout: str, case: str) -> None:
         return
     first = case == list(CASES)[len(passed)]
     if not first:
-        passed, job = run(layout, [case])
+        passed, job = run(LAYOUTS[layout], [case])
         if case in passed and job.returncode == 0:
             return
     pytest.fail(f"exit status {job.returncode}\n{job.stdout[-6000:]}", pytrace=False)

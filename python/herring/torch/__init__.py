@@ -17,9 +17,11 @@ from herring import (
     is_initialized,
     local_rank,
     local_size,
+    new_group,
     node_rank,
     num_nodes,
     rank,
+    ranks_of_node,
     shutdown,
     size,
     stats,
@@ -34,6 +36,7 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
+from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import functional
 from herring.torch.ddp import DistributedDataParallel
@@ -48,6 +51,7 @@ from herring.torch.functions import (
     gather,
     reduce,
     reduce_scatter,
+    scatter,
 )
 from herring.torch.join import Join
 from herring.torch.optimizer import DistributedOptimizer
@@ -60,6 +64,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "GradientReducer",
+    "Group",
     "Handle",
     "HerringError",
     "InvalidArgumentError",
@@ -89,11 +94,14 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "new_group",
     "node_rank",
     "num_nodes",
     "rank",
+    "ranks_of_node",
     "reduce",
     "reduce_scatter",
+    "scatter",
     "shutdown",
     "size",
     "stats",

@@ -9,6 +9,7 @@ import torch
 
 import herring
 from herring.errors import MismatchError
+from herring.groups import Group
 from herring.torch.tensors import dense_strides, dtype_name
 
 
@@ -31,7 +32,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-def require_agreement(lines: Iterable[str], *, what: str, name: str) -> None:
+def job_ranks(places: Iterable[int], group: Group | None) -> list[int]:
+    """The ranks in the job, which messages name, of ranks inside a group."""
+    return [place if group is None else group.ranks[place] for place in places]
+
+
+def require_agreement(
+    lines: Iterable[str], *, what: str, name: str, group: Group | None = None
+) -> None:
     """Compares a list of lines across all ranks (collective).
 
     Only a digest travels unless there is a difference.
@@ -40,19 +48,20 @@ def require_agreement(lines: Iterable[str], *, what: str, name: str) -> None:
       lines: this rank's description, in a fixed order.
       what: what a line describes, for the message ("parameter").
       name: prefix of the names of the operations used.
+      group: those who take part; None: all ranks.
 
     Raises:
       MismatchError: on every rank, with the first line that differs and who had what.
     """
     mine = list(lines)
     digest = hashlib.sha256("\n".join(mine).encode()).hexdigest()
-    digests = herring.allgather_object(digest, name=f"{name}.digest")
+    digests = herring.allgather_object(digest, name=f"{name}.digest", group=group)
     if len(set(digests)) == 1:
         return
-    everyone = herring.allgather_object(mine, name=f"{name}.lists")
+    everyone = herring.allgather_object(mine, name=f"{name}.lists", group=group)
     for index in range(max(map(len, everyone))):
         holders: dict[str, list[int]] = {}
-        for rank, theirs in enumerate(everyone):
+        for rank, theirs in zip(job_ranks(range(len(everyone)), group), everyone):
             line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
             holders.setdefault(line, []).append(rank)
         if len(holders) > 1:

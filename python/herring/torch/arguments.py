@@ -9,12 +9,13 @@ import torch
 
 import herring
 from herring.errors import InvalidArgumentError
+from herring.groups import Group
 
 _REFUSED = {
     "delay_all_reduce_named_params": "every gradient is averaged in the backward pass",
     "param_to_hook_all_reduce": "every gradient is averaged in the backward pass",
     "mixed_precision": "use torch.autocast, and wire_dtype='bfloat16' for what is sent",
-    "device_mesh": "gradients are averaged over all workers of the job",
+    "device_mesh": "give the workers to average over as group=herring.new_group(ranks)",
     "bucket_cap_mb_list": "fusion buffers are equal slices; give one size as bucket_cap_mb",
 }
 # No meaning here, and nothing is lost by leaving them out.
@@ -45,19 +46,26 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
             )
 
 
-def check_process_group(group: Any) -> None:
+def check_process_group(process_group: Any, group: Group | None) -> None:
     """Accepts None, and torch groups of all workers.
 
+    Args:
+      process_group: torch's.
+      group: ours, which says the same.
+
     Raises:
-      InvalidArgumentError: a group of some of the workers.
+      InvalidArgumentError: a torch group of some of the workers, or both are given.
     """
-    if group is None:
+    if process_group is None:
         return
-    if group is getattr(torch.distributed.group, "WORLD", None) and group.size() == herring.size():
+    if group is not None:
+        raise InvalidArgumentError("give process_group or group, not both")
+    world = getattr(torch.distributed.group, "WORLD", None)
+    if process_group is world and process_group.size() == herring.size():
         return
     raise InvalidArgumentError(
-        "process_group must be None, or torch's default group where it has the workers of this "
-        "job: gradients are averaged over all workers"
+        "process_group must be None, or torch's default group where it has all workers of this "
+        "job; to average over some of them give group=herring.new_group(ranks)"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,9 @@ from typing import Any
 
 import torch
 
+from herring.collectives import name_of_next
 from herring.errors import InvalidArgumentError
+from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.arguments import (
@@ -23,17 +24,19 @@ from herring.torch.arguments import (
     moved,
 )
 from herring.torch.join import Join
+from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer, accumulates, in_backward
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import FlatBytes
 from herring.torch.watch import registrations
 
-_counter = itertools.count()
-
 
 class DistributedDataParallel(InRounds, torch.nn.Module):
     """Wraps a module so that `backward()` returns with gradients averaged over all ranks.
+
+    With a `group` all ranks are those of the group, here and everywhere below. A model may consist
+    of parts that are wrapped one by one, each with a group of its own.
 
     At construction parameters and buffers become those of rank 0. Each gradient is put in its
     place as autograd produces it, and sent while the backward pass goes on. Parameters that this
@@ -74,6 +77,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         sync: str | Quorum | Replay = "full",
         digest_every: int = 100,
         name: str | None = None,
+        group: Group | None = None,
         **others: Any,
     ) -> None:
         """Compares the module across ranks, broadcasts it from rank 0, and plans (collective).
@@ -89,7 +93,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             forward pass in training mode with gradients enabled; by default True.
           init_sync: False: do not compare and broadcast at construction; parameters and buffers
             are equal on all ranks already.
-          process_group: None, or torch's default group: all workers.
+          process_group: None, or torch's default group: all workers. For some of them: `group`.
           bucket_cap_mb: `buffer_bytes` in MiB.
           find_unused_parameters: no need: they are always found, without a search.
           check_reduction: no meaning, as in torch.
@@ -108,22 +112,26 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             broadcast by `flush` alone.
           digest_every: in those modes, rounds after which a digest of the parameters is compared
             across ranks; 0: never.
-          name: the same on every rank; None numbers the wrappers in order of construction.
+          name: the same on every rank; None numbers the wrappers of a group in order of
+            construction.
+          group: from `herring.new_group`: the workers that train this module; None: all.
           **others: what else torch takes (`mixed_precision`, `device_mesh` ...): None, or refused.
 
         Raises:
-          InvalidArgumentError: a parameter that cannot be averaged, an unknown option, or an
-            argument of torch's whose meaning cannot be kept; the message gives the reason.
+          InvalidArgumentError: a parameter that cannot be averaged, an unknown option, an argument
+            of torch's whose meaning cannot be kept, or this rank is not in the group; the message
+            gives the reason.
           MismatchError: names, shapes, dtypes or options differ between ranks.
         """
         super().__init__()
         check_torch_arguments(others)
-        check_process_group(process_group)
+        check_process_group(process_group, group)
         del dim, find_unused_parameters, check_reduction, static_graph
         buffer_bytes = buffer_bytes_of(bucket_cap_mb, buffer_bytes)
         if forward_sync_buffers is None:
             forward_sync_buffers = broadcast_buffers is None or broadcast_buffers
-        self.name = name or f"ddp{next(_counter)}"
+        self._membership = Membership(group)
+        self.name = name or name_of_next("ddp", group)
         self.module = module
         self._device = input_device(module, device_ids, output_device)
         self._broadcast_buffers = bool(forward_sync_buffers)
@@ -134,7 +142,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             "views": gradient_as_bucket_view,
         }
         self._rest()
-        partial = wants_rounds(sync, wire_dtype, buffer_bytes)
+        partial = wants_rounds(sync, wire_dtype, buffer_bytes, group)
         named = list(module.named_parameters())
         if sparse == "error":
             self._refuse_sparse()
@@ -147,11 +155,12 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 ],
                 what="entry",
                 name=f"{self.name}.module",
+                group=group,
             )
-            broadcast_tensors(self._state(), 0, name=f"{self.name}.state")
+            broadcast_tensors(self._state(), 0, name=f"{self.name}.state", group=group)
         if partial:
             self._partial = PartialReducer(
-                named, name=self.name, sync=sync, digest_every=digest_every
+                named, name=self.name, sync=sync, digest_every=digest_every, group=group
             )
         else:
             self._make_reducer()
@@ -179,6 +188,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             name=self.name,
             sparse_parameters=[child.weight for _, child in _sparse_modules(module)],
             relist=registrations.watch(module),
+            group=self._group(),
             **self._options,
         )
 
@@ -317,6 +327,9 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
 
     # -- for join and for itself ------------------------------------------------------------------
 
+    def _group(self) -> Group | None:
+        return self._membership.group()
+
     def _state(self) -> list[torch.Tensor]:
         tensors = [parameter.detach() for parameter in self.module.parameters()]
         return tensors + self._buffer_tensors()
@@ -337,7 +350,13 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         # As in torch, autograd does not learn of it: BatchNorm saves its statistics without using
         # them, so a second forward pass before backward() must not make it complain.
         unseen = [buffer.data for buffer in buffers]
-        broadcast_tensors(unseen, root, name=f"{self.name}.buffers", flat=self._flat_buffers)
+        broadcast_tensors(
+            unseen,
+            root,
+            name=f"{self.name}.buffers",
+            flat=self._flat_buffers,
+            group=self._group(),
+        )
 
     def _shadow(self, root: int) -> None:
         """One step of the others, on a rank that has left `join`."""

@@ -2,6 +2,7 @@
 
 Gradients are those of the sum of all ranks' losses. Each function is collective in the backward
 pass too: all ranks must let gradients flow through it, or none. They can be differentiated twice.
+With ``group=`` "all ranks" are those of the group, forward and backward.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from typing import Any
 
 import torch
 
-import herring
-from herring.collectives import called
+from herring.collectives import called, name_of_next
 from herring.errors import InvalidArgumentError
-from herring.runtime import next_name
+from herring.groups import Group, scope_of
 from herring.torch import functions
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reduce_scatter"]
 
 
 def allreduce(
-    tensor: torch.Tensor, op: str = "average", *, name: str | None = None
+    tensor: torch.Tensor,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks.
 
@@ -29,6 +33,7 @@ def allreduce(
       tensor: any shape, alike on all ranks; float16, bfloat16, float32 or float64.
       op: "average" or "sum".
       name: identifies the operation across ranks; None numbers the calls.
+      group: those who take part, from `herring.new_group`; None: all ranks.
 
     Returns:
       A new tensor. Its gradient is reduced in the same way.
@@ -36,39 +41,49 @@ def allreduce(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.allreduce`.
     """
-    name = _require_linear(op, "allreduce", name)
-    return _AllReduce.apply(tensor, op, name)
+    name = _require_linear(op, "allreduce", name, group)
+    return _AllReduce.apply(tensor, op, name, group)
 
 
-def broadcast(tensor: torch.Tensor, root: int = 0, *, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor, root: int = 0, *, name: str | None = None, group: Group | None = None
+) -> torch.Tensor:
     """Gives all ranks the tensor of rank `root`.
 
     Args:
       tensor: alike on all ranks; on other ranks than `root` only shape and dtype count.
-      root: a rank.
+      root: a rank, inside the group if there is one.
       name: identifies the operation across ranks; None numbers the calls.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor. The root gets the sum of all gradients, the others zeros.
     """
-    return _Broadcast.apply(tensor, root, name or next_name("broadcast"))
+    return _Broadcast.apply(tensor, root, name or name_of_next("broadcast", group), group)
 
 
-def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
+def allgather(
+    tensor: torch.Tensor, *, name: str | None = None, group: Group | None = None
+) -> torch.Tensor:
     """Concatenates the tensors of all ranks along dimension 0, in rank order.
 
     Args:
       tensor: [n, ...]; n may differ between ranks.
       name: identifies the operation across ranks; None numbers the calls.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor [sum of n, ...]. Each rank gets the sum of all gradients of its rows.
     """
-    return _AllGather.apply(tensor, name or next_name("allgather"))
+    return _AllGather.apply(tensor, name or name_of_next("allgather", group), group)
 
 
 def reduce_scatter(
-    tensor: torch.Tensor, op: str = "average", *, name: str | None = None
+    tensor: torch.Tensor,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Reduces over all ranks and gives each rank its block along dimension 0.
 
@@ -76,6 +91,7 @@ def reduce_scatter(
       tensor: [n, ...], alike on all ranks.
       op: "average" or "sum".
       name: identifies the operation across ranks; None numbers the calls.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor: this rank's block. Gradients are gathered.
@@ -83,12 +99,16 @@ def reduce_scatter(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.reduce_scatter`.
     """
-    name = _require_linear(op, "reduce_scatter", name)
-    return _ReduceScatter.apply(tensor, op, name)
+    name = _require_linear(op, "reduce_scatter", name, group)
+    return _ReduceScatter.apply(tensor, op, name, group)
 
 
 def alltoall(
-    tensor: torch.Tensor, splits: Sequence[int] | None = None, *, name: str | None = None
+    tensor: torch.Tensor,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Sends the r-th block of this rank's tensor to rank r, and concatenates what comes in.
 
@@ -96,6 +116,7 @@ def alltoall(
       tensor: [n, ...].
       splits: rows for each rank; None cuts n into equal parts.
       name: identifies the operation across ranks; None numbers the calls.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor: the blocks for this rank, in rank order. Gradients go the way back.
@@ -103,11 +124,11 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    return _AllToAll.apply(tensor, splits, name or next_name("alltoall"))
+    return _AllToAll.apply(tensor, splits, name or name_of_next("alltoall", group), group)
 
 
-def _require_linear(op: str, kind: str, name: str | None) -> str:
-    with called(kind, name) as full_name:
+def _require_linear(op: str, kind: str, name: str | None, group: Group | None) -> str:
+    with called(kind, name, group) as full_name:
         if op not in ("average", "sum"):
             raise InvalidArgumentError(
                 f"{kind}: op is {op!r}; with a gradient there are 'average' and 'sum'"
@@ -122,76 +143,90 @@ def _gradient_name(name: str) -> str:
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str) -> torch.Tensor:
-        ctx.options = op, _gradient_name(name)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: str, name: str, group: Group | None
+    ) -> torch.Tensor:
+        ctx.options = op, _gradient_name(name), group
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return functions.allreduce(copy, op, name=name)
+        return functions.allreduce(copy, op, name=name, group=group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        op, name = ctx.options
-        return allreduce(gradient, op, name=name), None, None
+        op, name, group = ctx.options
+        return allreduce(gradient, op, name=name, group=group), None, None, None
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
-        ctx.options = root, _gradient_name(name)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root: int, name: str, group: Group | None
+    ) -> torch.Tensor:
+        ctx.options = root, _gradient_name(name), group
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return functions.broadcast(copy, root, name=name)
+        return functions.broadcast(copy, root, name=name, group=group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        root, name = ctx.options
-        total = allreduce(gradient, "sum", name=name)
-        return total if herring.rank() == root else torch.zeros_like(total), None, None
+        root, name, group = ctx.options
+        total = allreduce(gradient, "sum", name=name, group=group)
+        mine = total if scope_of(group).rank == root else torch.zeros_like(total)
+        return mine, None, None, None
 
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str, group: Group | None) -> torch.Tensor:
         ctx.shape = tensor.shape
-        ctx.name = _gradient_name(name)
+        ctx.options = _gradient_name(name), group
         own = tensor.detach().contiguous()
         lengths = torch.tensor([len(own) if own.dim() else 1])
-        every = functions.allgather(lengths, name=f"{name}.lengths")
+        every = functions.allgather(lengths, name=f"{name}.lengths", group=group)
         ctx.lengths = every.tolist()
-        return functions.allgather(own, name=name)
+        return functions.allgather(own, name=name, group=group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        pieces = alltoall(gradient, ctx.lengths, name=ctx.name)
-        return pieces.reshape(herring.size(), *ctx.shape).sum(0), None
+        name, group = ctx.options
+        pieces = alltoall(gradient, ctx.lengths, name=name, group=group)
+        return pieces.reshape(scope_of(group).size, *ctx.shape).sum(0), None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, name: str) -> torch.Tensor:
-        ctx.options = op, tensor.shape, _gradient_name(name)
-        return functions.reduce_scatter(tensor.detach().contiguous(), op, name=name)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: str, name: str, group: Group | None
+    ) -> torch.Tensor:
+        ctx.options = op, tensor.shape, _gradient_name(name), group
+        return functions.reduce_scatter(tensor.detach().contiguous(), op, name=name, group=group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        op, shape, name = ctx.options
-        total = allgather(gradient, name=name).reshape(shape)
-        return total / herring.size() if op == "average" else total, None, None
+        op, shape, name, group = ctx.options
+        total = allgather(gradient, name=name, group=group).reshape(shape)
+        return total / scope_of(group).size if op == "average" else total, None, None, None
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, name: str
+        ctx: Any,
+        tensor: torch.Tensor,
+        splits: Sequence[int] | None,
+        name: str,
+        group: Group | None,
     ) -> torch.Tensor:
         own = tensor.detach().contiguous()
-        ctx.name = _gradient_name(name)
-        result = functions.alltoall(own, splits, name=name)
+        ctx.options = _gradient_name(name), group
+        result = functions.alltoall(own, splits, name=name, group=group)
         ctx.splits = None
         if splits is not None:
             rows = torch.tensor([int(n) for n in splits])
-            received = functions.alltoall(rows, [1] * herring.size(), name=f"{name}.splits")
+            every = [1] * scope_of(group).size
+            received = functions.alltoall(rows, every, name=f"{name}.splits", group=group)
             ctx.splits = received.tolist()
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return alltoall(gradient, ctx.splits, name=ctx.name), None, None
+        name, group = ctx.options
+        return alltoall(gradient, ctx.splits, name=name, group=group), None, None, None

@@ -17,10 +17,16 @@ import numpy as np
 import torch
 
 import herring
-from herring.collectives import called
+from herring.collectives import (
+    broadcast_object,
+    called,
+    checked_splits,
+    exchange,
+    name_of_next,
+)
 from herring.errors import InvalidArgumentError
-from herring.runtime import next_name
-from herring.torch.tensors import on_host, require_dense, warn_once
+from herring.groups import Group, scope_of
+from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
 
 
 class Handle:
@@ -61,6 +67,7 @@ def allreduce(
     postscale: float = 1.0,
     timeout: float | None = None,
     algorithm: str = "herring",
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks, in place.
 
@@ -73,12 +80,14 @@ def allreduce(
       postscale: factor applied to the result.
       timeout: seconds; None is the default deadline of the job.
       algorithm: "herring", "server", "tree", "ring" or "butterfly"; see `herring.allreduce`.
+      group: those who take part, from `herring.new_group`; None: all ranks.
 
     Returns:
       `tensor`.
 
     Raises:
-      InvalidArgumentError: not contiguous, sparse, or a dtype or op that is not supported.
+      InvalidArgumentError: not contiguous, sparse, or a dtype or op that is not supported; this
+        rank is not in the group.
       MismatchError: shape, dtype or op differ between ranks.
       PeerLostError, TimeoutError: a rank is gone, or has not called in time.
     """
@@ -90,6 +99,7 @@ def allreduce(
         postscale=postscale,
         timeout=timeout,
         algorithm=algorithm,
+        group=group,
     ).wait()
 
 
@@ -102,12 +112,13 @@ def allreduce_async(
     postscale: float = 1.0,
     timeout: float | None = None,
     algorithm: str = "herring",
+    group: Group | None = None,
 ) -> Handle:
     """Starts an all-reduce in place. Leave the tensor alone until `Handle.wait` has returned.
 
     Args and errors as in `allreduce`.
     """
-    with called("allreduce", name) as name:
+    with called("allreduce", name, group) as name:
         dense = _target(tensor, "allreduce")
         host = on_host(dense, "allreduce")
     inner = herring.allreduce_async(
@@ -118,20 +129,27 @@ def allreduce_async(
         postscale=postscale,
         timeout=timeout,
         algorithm=algorithm,
+        group=group,
     )
     return Handle(inner, tensor, None if host is dense else host)
 
 
 def broadcast(
-    tensor: torch.Tensor, root: int = 0, *, name: str | None = None, timeout: float | None = None
+    tensor: torch.Tensor,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Gives all ranks the tensor of rank `root`, in place (like `broadcast_`, a second name).
 
     Args:
       tensor: same shape and dtype on every rank.
-      root: the rank whose values all get.
+      root: the rank whose values all get, inside the group if there is one.
       name: identifies the operation across ranks; None numbers the calls.
       timeout: seconds; None is the default deadline of the job.
+      group: as in `allreduce`.
 
     Returns:
       `tensor`.
@@ -139,10 +157,10 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
     """
-    with called("broadcast", name) as name:
+    with called("broadcast", name, group) as name:
         dense = _target(tensor, "broadcast")
         host = on_host(dense, "broadcast")
-    herring.broadcast(host, root, name=name, timeout=timeout)
+    herring.broadcast(host, root, name=name, timeout=timeout, group=group)
     if host is not dense:
         dense.copy_(host)
     return tensor
@@ -151,63 +169,123 @@ def broadcast(
 broadcast_ = broadcast
 
 
-def allgather(tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
+def allgather(
+    tensor: torch.Tensor, *, name: str | None = None, group: Group | None = None
+) -> torch.Tensor:
     """Concatenates the tensors of all ranks along dimension 0, in rank order.
 
     Args:
       tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
       name: as in `allreduce`.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor [sum of n, ...] on the device of `tensor`.
     """
-    with called("allgather", name) as name:
+    with called("allgather", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "allgather"))
         words, dtype = _words(on_host(dense, "allgather"))
-    return _tensor(herring.allgather(words, name=name), dtype, tensor.device)
+    return _tensor(herring.allgather(words, name=name, group=group), dtype, tensor.device)
 
 
 def reduce(
-    tensor: torch.Tensor, op: str = "average", root: int = 0, *, name: str | None = None
+    tensor: torch.Tensor,
+    op: str = "average",
+    root: int = 0,
+    *,
+    name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor | None:
     """Reduces over all ranks and leaves the result with one of them.
 
     Args:
       tensor: [n, ...], alike on every rank. Not changed.
       op: as in `allreduce`.
-      root: the rank that gets the result.
+      root: the rank that gets the result, inside the group if there is one.
       name: as in `allreduce`.
+      group: as in `allreduce`.
 
     Returns:
       On `root` a new tensor on the device of `tensor`, on the others None.
     """
-    name = name or next_name("reduce")
-    with called("reduce_scatter", name):
+    name = name or name_of_next("reduce", group)
+    with called("reduce_scatter", name, group):
         dense = require_dense(tensor, "reduce")
         host = on_host(_at_least_1d(dense), "reduce")
-    found = herring.reduce(host, op, root, name=name)
+    found = herring.reduce(host, op, root, name=name, group=group)
     if found is None:
         return None
     return _tensor(found, dense.dtype, tensor.device).view(tensor.shape)
 
 
-def gather(tensor: torch.Tensor, root: int = 0, *, name: str | None = None) -> torch.Tensor | None:
+def gather(
+    tensor: torch.Tensor, root: int = 0, *, name: str | None = None, group: Group | None = None
+) -> torch.Tensor | None:
     """Concatenates the tensors of all ranks along dimension 0 on one of them.
 
     Args:
       tensor: [n, ...]; n may differ between ranks.
-      root: the rank that gets them.
+      root: the rank that gets them, inside the group if there is one.
       name: as in `allreduce`.
+      group: as in `allreduce`.
 
     Returns:
       On `root` a new tensor on the device of `tensor`, in rank order; on the others None.
     """
-    name = name or next_name("gather")
-    with called("alltoall", name):
+    name = name or name_of_next("gather", group)
+    with called("alltoall", name, group):
         dense = _at_least_1d(require_dense(tensor, "gather"))
         words, dtype = _words(on_host(dense, "gather"))
-    found = herring.gather(words, root, name=name)
+    found = herring.gather(words, root, name=name, group=group)
     return None if found is None else _tensor(found, dtype, tensor.device)
+
+
+def scatter(
+    tensor: torch.Tensor | None = None,
+    root: int = 0,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    group: Group | None = None,
+) -> torch.Tensor:
+    """Hands each rank one part of the root's tensor, cut along dimension 0.
+
+    Args:
+      tensor: [n, ...]; read on `root` only, where it is not changed. Others may give any, for its
+        device, or none.
+      root: the rank whose tensor it is, inside the group if there is one; equal on all ranks.
+      splits: rows for each rank, in rank order, read on `root` only; None cuts n into equal parts.
+      name: as in `allreduce`.
+      group: as in `allreduce`.
+
+    Returns:
+      A new tensor with this rank's rows, on the device of `tensor`; without one on the CPU.
+
+    Raises:
+      InvalidArgumentError: the root's tensor or `splits` do not fit; otherwise as in `allreduce`.
+    """
+    name = name or name_of_next("scatter", group)
+    scope = scope_of(group)
+    sends = scope.rank == root
+    about, words, rows = None, torch.empty(0), [0] * scope.size
+    # What the others are to expect, for they give nothing from which it could be seen.
+    with called("broadcast", f"{name}.shape.length", group):
+        if not 0 <= root < scope.size:
+            raise InvalidArgumentError(f"scatter: root is {root}; it must be 0 to {scope.size - 1}")
+        if sends:
+            dense = require_dense(tensor, "scatter")
+            if dense.dim() == 0:
+                raise InvalidArgumentError("scatter needs a tensor with at least one dimension")
+            rows = checked_splits("scatter", len(dense), splits, group)
+            words, dtype = _words(on_host(dense, "scatter"))
+            about = dtype_name(dtype), tuple(dense.shape[1:])
+    kind, tail = broadcast_object(about, root, name=f"{name}.shape", group=group)
+    dtype = getattr(torch, kind)
+    if not sends:
+        words, _ = _words(torch.empty((0, *tail), dtype=dtype))
+    found = exchange(words, rows, name, None, group, root)
+    device = tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+    return _tensor(found, dtype, device)
 
 
 def reduce_scatter(
@@ -216,34 +294,41 @@ def reduce_scatter(
     splits: Sequence[int] | None = None,
     *,
     name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Reduces over all ranks and gives each rank its block along dimension 0.
 
     Args:
-      tensor: [n, ...], alike on every rank; rank r gets the r-th of `size()` blocks.
+      tensor: [n, ...], alike on every rank; rank r gets the r-th block.
       op: as in `allreduce`.
-      splits: rows for each rank, `size()` numbers that add up to n; None: nearly equal blocks.
+      splits: rows for each rank, numbers that add up to n; None: nearly equal blocks.
       name: as in `allreduce`.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor on the device of `tensor`.
     """
-    with called("reduce_scatter", name) as name:
+    with called("reduce_scatter", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
         host = on_host(dense, "reduce_scatter")
-    result = herring.reduce_scatter(host, op, splits, name=name)
+    result = herring.reduce_scatter(host, op, splits, name=name, group=group)
     return _tensor(result, dense.dtype, tensor.device)
 
 
 def alltoall(
-    tensor: torch.Tensor, splits: Sequence[int] | None = None, *, name: str | None = None
+    tensor: torch.Tensor,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    group: Group | None = None,
 ) -> torch.Tensor:
     """Sends the r-th block of this rank's tensor to rank r, and concatenates what comes in.
 
     Args:
       tensor: [n, ...].
-      splits: rows for each rank, `size()` numbers that add up to n; None cuts n into equal parts.
+      splits: rows for each rank, numbers that add up to n; None cuts n into equal parts.
       name: as in `allreduce`.
+      group: as in `allreduce`.
 
     Returns:
       A new tensor on the device of `tensor`: the blocks for this rank, in rank order.
@@ -251,10 +336,11 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    with called("alltoall", name) as name:
+    with called("alltoall", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "alltoall"))
         words, dtype = _words(on_host(dense, "alltoall"))
-    return _tensor(herring.alltoall(words, splits, name=name), dtype, tensor.device)
+    received = herring.alltoall(words, splits, name=name, group=group)
+    return _tensor(received, dtype, tensor.device)
 
 
 def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 import herring
 from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
 from herring.torch.state import broadcast_tensors
 
 
@@ -18,6 +19,9 @@ class JoinableModel(Protocol):
 
     name: str
     _join: Join | None
+
+    def _group(self) -> Group | None:
+        """Who trains it; None: all ranks."""
 
     def _recover(self) -> None:
         """Ends what an interrupted backward pass has left."""
@@ -37,11 +41,11 @@ class Join:
     and takes part in the others' rounds without contributing, until all have left. Averages are
     over the ranks that contributed. At the end parameters and buffers of the lowest rank with the
     most steps go to all; optimizer state does not, `broadcast_optimizer_state(optimizer,
-    join.last)` does that.
+    join.last)` does that. Of a model with a group all this is inside the group.
 
     Attributes:
       steps: averaged steps of this rank.
-      last: after the block, the rank whose parameters all ranks hold.
+      last: after the block, the rank (inside the group if there is one) whose parameters all hold.
     """
 
     def __init__(self, ddp: JoinableModel) -> None:
@@ -57,9 +61,11 @@ class Join:
 
     def active_ranks(self, *, active: bool) -> list[int]:
         """Exchanges who still has data (collective, once per averaged step)."""
-        flags = np.zeros(herring.size(), np.int32)
-        flags[herring.rank()] = active
-        herring.allreduce(flags, "sum", name=f"{self._ddp.name}.join")
+        group = self._ddp._group()
+        scope = scope_of(group)
+        flags = np.zeros(scope.size, np.int32)
+        flags[scope.rank] = active
+        herring.allreduce(flags, "sum", name=f"{self._ddp.name}.join", group=group)
         self.steps += active
         return np.flatnonzero(flags).tolist()
 
@@ -76,6 +82,7 @@ class Join:
         ddp._recover()
         while active := self.active_ranks(active=False):
             ddp._shadow(active[0])
-        steps = herring.allgather_object(self.steps, name=f"{ddp.name}.join.steps")
+        name, group = f"{ddp.name}.join", ddp._group()
+        steps = herring.allgather_object(self.steps, name=f"{name}.steps", group=group)
         self.last = steps.index(max(steps))
-        broadcast_tensors(ddp._state(), self.last, name=f"{ddp.name}.join.state")
+        broadcast_tensors(ddp._state(), self.last, name=f"{name}.state", group=group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -11,13 +10,13 @@ from typing import Any
 
 import torch
 
+from herring.collectives import name_of_next
 from herring.errors import HerringError, InvalidArgumentError
+from herring.groups import Group, scope_of
 from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
-
-_counter = itertools.count()
 
 # Attributes of the wrapper itself; all others are the wrapped optimizer's.
 _OWN = frozenset(
@@ -46,6 +45,8 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
     With reentrant checkpoints (`use_reentrant=True`) each nested pass is a round of its own:
     correct, but with more bytes. `DistributedDataParallel` does not have that cost.
 
+    With a `group` all ranks are those of the group.
+
     Attributes:
       inner: the wrapped optimizer.
     """
@@ -64,6 +65,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         each_round: Callable[[RoundInfo], None] | None = None,
         digest_every: int = 100,
         name: str | None = None,
+        group: Group | None = None,
     ) -> None:
         """Compares the parameters across ranks, broadcasts rank 0's, and plans (collective).
 
@@ -81,28 +83,31 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
           each_round: in those modes called before each of these steps, when `.grad` holds the
             result: for clipping, and for schedulers that count rounds.
           digest_every: as for `DistributedDataParallel`.
-          name: the same on every rank; None numbers the optimizers in order of construction.
+          name: the same on every rank; None numbers the optimizers of a group in order of
+            construction.
+          group: from `herring.new_group`: the workers that train these parameters; None: all.
 
         Raises:
           InvalidArgumentError: parameters are missing from `named_parameters`, have a name twice,
-            or cannot be averaged.
+            or cannot be averaged; this rank is not in the group.
           MismatchError: the parameters differ between ranks.
         """
         # Not super().__init__: groups, state and defaults are those of the wrapped optimizer.
         if isinstance(optimizer, DistributedOptimizer):
             raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
+        scope_of(group)
         self.inner = optimizer
-        self.name = name or f"optimizer{next(_counter)}"
+        self.name = name or name_of_next("optimizer", group)
         self._known = None if named_parameters is None else list(named_parameters)
         self._rounds_at_step = 0
         named = self._name_parameters()
         if broadcast_parameters:
-            _broadcast_parameters(named, 0, name=f"{self.name}.state")
+            _broadcast_parameters(named, 0, name=f"{self.name}.state", group=group)
         self._each_round = each_round
         self._partial: PartialReducer | None = None
-        if wants_rounds(sync, wire_dtype, buffer_bytes):
+        if wants_rounds(sync, wire_dtype, buffer_bytes, group):
             self._partial = PartialReducer(
-                named, name=self.name, sync=sync, digest_every=digest_every
+                named, name=self.name, sync=sync, digest_every=digest_every, group=group
             )
             return
         myself = weakref.ref(self)
@@ -117,6 +122,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
                 [p for _, p in named] if isinstance(optimizer, torch.optim.SparseAdam) else []
             ),
             relist=lambda: None if (wrapper := myself()) is None else wrapper._relist(),
+            group=group,
         )
 
     def _relist(self) -> list[tuple[str, torch.nn.Parameter]] | None:

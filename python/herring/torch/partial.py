@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-import herring
 from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
 from herring.partial import PartialReduction, Quorum, Replay, RoundInfo, RoundStatistics, is_partial
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
@@ -41,6 +41,7 @@ class PartialReducer(Pausable):
         name: str,
         sync: str | Quorum | Replay,
         digest_every: int = 100,
+        group: Group | None = None,
     ) -> None:
         """Compares the parameters across ranks (collective).
 
@@ -50,6 +51,7 @@ class PartialReducer(Pausable):
           sync: "solo", "majority", a `Quorum` or a `Replay`.
           digest_every: rounds after which a digest of the parameters goes with the contribution,
             and is compared; 0: never.
+          group: whose workers take part; None: all.
 
         Raises:
           InvalidArgumentError: a parameter that cannot be averaged, or a value out of range.
@@ -62,6 +64,7 @@ class PartialReducer(Pausable):
         self.contributors = 0
         self.statistics = RoundStatistics()
         self._sync = sync
+        self._group = group
         self._digest_every = digest_every
         self._names, self._parameters = collect(named_parameters, self)
         require_agreement(
@@ -71,6 +74,7 @@ class PartialReducer(Pausable):
             ],
             what="entry",
             name=f"{name}.parameters",
+            group=group,
         )
         double = any(p.dtype == torch.float64 for p in self._parameters)
         self._dtype = torch.float64 if double else torch.float32
@@ -104,6 +108,7 @@ class PartialReducer(Pausable):
                 sync=self._sync,
                 name=f"{self.name}.rounds{self._generation}",
                 statistics=self.statistics,
+                group=self._group,
             )
             self._generation += 1
         return self._series
@@ -200,15 +205,23 @@ class PartialReducer(Pausable):
 
 
 def wants_rounds(
-    sync: str | Quorum | Replay, wire_dtype: str | torch.dtype | None, buffer_bytes: int
+    sync: str | Quorum | Replay,
+    wire_dtype: str | torch.dtype | None,
+    buffer_bytes: int,
+    group: Group | None,
 ) -> bool:
     """Whether gradients are exchanged in rounds that do not wait for all.
 
     Raises:
       InvalidArgumentError: an unknown `sync`, or options that have no meaning in rounds.
     """
-    if not is_partial(sync, herring.size()):
+    if not is_partial(sync, scope_of(group).size):
         return False
+    if isinstance(sync, Replay) and group is not None:
+        raise InvalidArgumentError(
+            f"sync={sync!r} takes no group: a recording is of all ranks; with group= there are "
+            "'full', 'solo', 'majority' and herring.Quorum"
+        )
     if wire_dtype is not None or buffer_bytes:
         raise InvalidArgumentError(
             f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "

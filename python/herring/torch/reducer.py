@@ -12,8 +12,10 @@ import torch
 
 import herring
 from herring.errors import HerringError, InvalidArgumentError
-from herring.torch.agreement import describe, ranks_text, require_agreement
+from herring.groups import Group, scope_of
+from herring.torch.agreement import describe, job_ranks, ranks_text, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release, runs_last
+from herring.torch.passes import EndsWithPass
 from herring.torch.slots import GradientSlots
 from herring.torch.sparse import average_sparse
 from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
@@ -71,7 +73,7 @@ def _plain(gradient: torch.Tensor | None) -> bool:
     return gradient is not None and gradient.layout == torch.strided and not gradient.requires_grad
 
 
-class GradientReducer(Pausable):
+class GradientReducer(Pausable, EndsWithPass):
     """Averages the gradients of a list of parameters over all ranks, round by round.
 
     A hook on each parameter notes that its gradient is there; batches of them are copied to their
@@ -108,6 +110,7 @@ class GradientReducer(Pausable):
         sparse_parameters: Collection[torch.nn.Parameter] = (),
         relist: Callable[[], list[tuple[str, torch.nn.Parameter]] | None] | None = None,
         planned: Callable[..., Any] | None = None,
+        group: Group | None = None,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
 
@@ -126,6 +129,7 @@ class GradientReducer(Pausable):
           relist: called at the end of each backward pass: the present list of named parameters if
             it may have changed since the last call, else None.
           planned: stands in for `herring.planned.PlannedReduction` in tests.
+          group: whose workers' gradients are averaged; None: of all. "Ranks" and "all" are its.
 
         Raises:
           InvalidArgumentError: a dtype that cannot be averaged, an unknown option, or a parameter
@@ -138,12 +142,15 @@ class GradientReducer(Pausable):
             )
         if buffer_bytes < 0:
             raise InvalidArgumentError(f"buffer_bytes must not be negative, got {buffer_bytes}")
+        super().__init__(name, group)
         self.name = name
+        self._group = group
         self.rounds = 0
         self.contributors = 0
         self._sparse = sparse
         self._views = views
-        self._wire_dtype = wire_dtype_name(wire_dtype)
+        wire_dtype = wire_dtype_name(wire_dtype)
+        self._wire_dtype = None if wire_dtype == "float32" else wire_dtype  # as they are
         self._buffer_bytes = buffer_bytes
         self._relist = relist
         if planned is None:
@@ -180,6 +187,7 @@ class GradientReducer(Pausable):
             ],
             what="entry",
             name=f"{name}.parameters",
+            group=self._group,
         )
         if strange:
             raise InvalidArgumentError(
@@ -218,6 +226,7 @@ class GradientReducer(Pausable):
             name=name,
             wire_dtype=self._wire_dtype,
             buffer_bytes=self._buffer_bytes,
+            group=self._group,
         )
 
     def _register_hooks(self) -> list[Any]:
@@ -245,6 +254,7 @@ class GradientReducer(Pausable):
                 return
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             self._begin(active=True)
+            self._enter_pass()
 
     def arm_from_output(self) -> None:
         """As `arm`, from a hook on the model's output: not in passes that leave parameters alone.
@@ -360,9 +370,12 @@ class GradientReducer(Pausable):
     # -- at its end -----------------------------------------------------------------------------
 
     def _after_backward(self) -> None:
-        with self._lock:
-            if self._open:
-                self._finish()
+        if not self._open:
+            return
+        for reducer in self._together():
+            with reducer._lock:
+                if reducer._open:
+                    reducer._finish()
 
     def finish_step(self) -> None:
         """Ends the round for a rank on which no hook has run since the last one (collective).
@@ -382,8 +395,15 @@ class GradientReducer(Pausable):
         """Ends a round whose backward pass raised, so that the ranks stay in step (collective).
 
         The others, who wait for this round at the end of their backward pass, raise `HerringError`
-        there. Gradients are cleared on all ranks.
+        there. Gradients are cleared on all ranks. So it is with the rounds of other reducers that
+        the same pass has begun.
         """
+        if not self._open:
+            return
+        for reducer in self._together():
+            reducer._give_up()
+
+    def _give_up(self) -> None:
         if not self._open:
             return
         self._failing = True
@@ -414,6 +434,7 @@ class GradientReducer(Pausable):
             self._slots.plan.wait()
         finally:
             self._open = False
+            self._leave_pass()
         self.rounds += 1
         self.contributors = self._slots.plan.contributors
         unused, flags = self._slots.outcome()
@@ -473,7 +494,9 @@ class GradientReducer(Pausable):
         if not indices:
             return {}
         parameters = [self._parameters[index] for index in indices]
-        averages = average_sparse(parameters, active=self._active, name=f"{self.name}.sparse")
+        averages = average_sparse(
+            parameters, active=self._active, name=f"{self.name}.sparse", group=self._group
+        )
         return dict(zip(indices, averages))
 
     def _show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
@@ -507,12 +530,14 @@ class GradientReducer(Pausable):
                 torch._foreach_copy_(targets, sources)
 
     def _raise_failure(self) -> None:
-        failing = herring.allgather_object(self._failing, name=f"{self.name}.failed")
+        failing = herring.allgather_object(
+            self._failing, name=f"{self.name}.failed", group=self._group
+        )
         for parameter in self._parameters:
             parameter.grad = None
         if self._failing or not self._active:
             return
-        culprits = [rank for rank, flag in enumerate(failing) if flag]
+        culprits = job_ranks((rank for rank, flag in enumerate(failing) if flag), self._group)
         raise HerringError(
             f"{self.name} round {self.rounds}: {ranks_text(culprits)} did not finish the backward "
             "pass (it raised there); this step has no gradients, and they were cleared on all "
@@ -521,8 +546,9 @@ class GradientReducer(Pausable):
 
     def _finalize(self, produced: list[int]) -> None:
         """Hands rank 0's order of production to all and makes the final plan of it."""
-        mine = (produced if herring.rank() == 0 else [], sorted(self._seen_sparse))
-        everyone = herring.allgather_object(mine, name=f"{self.name}.order")
+        first = scope_of(self._group).rank == 0
+        mine = (produced if first else [], sorted(self._seen_sparse))
+        everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=self._group)
         produced = everyone[0][0]
         if not produced:
             return  # rank 0 has run out of data, or used nothing: try again in the next round
@@ -567,3 +593,4 @@ class GradientReducer(Pausable):
         self.abandon()
         self._let_go()
         self._open = False
+        self._leave_pass()

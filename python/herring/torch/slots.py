@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from herring.groups import Group
 from herring.torch.tensors import dense_strides, dtype_name
 
 # Behind the usage of each parameter, the pseudo-gradient carries flags of the round.
@@ -40,6 +41,7 @@ class GradientSlots:
         name: str,
         wire_dtype: str | None,
         buffer_bytes: int,
+        group: Group | None = None,
     ) -> None:
         """Plans (collective; same arguments on every rank).
 
@@ -50,6 +52,7 @@ class GradientSlots:
           name: name of the operation.
           wire_dtype: passed on.
           buffer_bytes: passed on.
+          group: passed on.
         """
         usage_size = len(parameters) + len(FLAGS)
         gradients = [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order]
@@ -61,6 +64,7 @@ class GradientSlots:
             op="average",
             wire_dtype=wire_dtype,
             buffer_bytes=buffer_bytes,
+            group=group,
         )
         # The arrays own the memory for as long as any view of it lives.
         arenas = [torch.from_numpy(self.plan.arena(i)) for i in range(len(self.plan.arenas))]

@@ -8,13 +8,18 @@ import numpy as np
 import torch
 
 import herring
+from herring.groups import Group
 from herring.torch.functions import allgather
 
 _ABSENT, _NONE, _SPARSE, _DENSE = range(4)
 
 
 def average_sparse(
-    parameters: Sequence[torch.nn.Parameter], *, active: bool, name: str
+    parameters: Sequence[torch.nn.Parameter],
+    *,
+    active: bool,
+    name: str,
+    group: Group | None = None,
 ) -> list[torch.Tensor | None]:
     """The averages of the gradients of `parameters` over all ranks (collective).
 
@@ -22,6 +27,7 @@ def average_sparse(
       parameters: [rows, ...] each; their `.grad` may be sparse, dense or None.
       active: False: this rank is out of data; the averages are over the others.
       name: prefix of the operations' names.
+      group: those who take part; None: all ranks.
 
     Returns:
       Per parameter a coalesced sparse tensor with one sparse dimension and the rows that any rank
@@ -29,7 +35,7 @@ def average_sparse(
     """
     gradients = [parameter.grad if active else None for parameter in parameters]
     kinds = [_kind(gradient) if active else _ABSENT for gradient in gradients]
-    everyone = herring.allgather(np.array([kinds], np.int32), name=f"{name}.kinds")
+    everyone = herring.allgather(np.array([kinds], np.int32), name=f"{name}.kinds", group=group)
     contributors = int((everyone[:, 0] != _ABSENT).sum())
     averages: list[torch.Tensor | None] = []
     for index, (parameter, gradient) in enumerate(zip(parameters, gradients)):
@@ -37,8 +43,8 @@ def average_sparse(
             averages.append(None)
             continue
         rows, values = _rows(parameter, gradient)
-        rows = allgather(rows, name=f"{name}.{index}.rows")
-        values = allgather(values, name=f"{name}.{index}.values")
+        rows = allgather(rows, name=f"{name}.{index}.rows", group=group)
+        values = allgather(values, name=f"{name}.{index}.values", group=group)
         # Duplicates are added in rank order: the same bits everywhere.
         total = torch.sparse_coo_tensor(
             rows.view(1, -1), values, parameter.shape, check_invariants=False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import herring
+from herring.groups import Group, scope_of
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.tensors import FlatBytes
 
@@ -21,24 +22,31 @@ class _TensorPlace:
 
 
 def broadcast_tensors(
-    tensors: Sequence[torch.Tensor], root: int, *, name: str, flat: FlatBytes | None = None
+    tensors: Sequence[torch.Tensor],
+    root: int,
+    *,
+    name: str,
+    flat: FlatBytes | None = None,
+    group: Group | None = None,
 ) -> None:
     """Overwrites tensors with those of rank `root`, few operations for many tensors (collective).
 
     Args:
       tensors: alike on all ranks (dtypes, shapes, order); any strides and devices.
-      root: the rank whose values all get.
+      root: the rank whose values all get, inside the group if there is one.
       name: prefix of the operations' names.
       flat: a packing made for these tensors before, to save allocating one.
+      group: those who take part; None: all ranks.
     """
-    if not tensors or herring.size() == 1:
+    scope = scope_of(group)
+    if not tensors or scope.size == 1:
         return
     flat = flat or FlatBytes(tensors)
-    is_root = herring.rank() == root
+    is_root = scope.rank == root
     if is_root:
         flat.pack(tensors)
     for index, block in enumerate(flat.blocks):
-        herring.broadcast(block, root, name=f"{name}.{index}")
+        herring.broadcast(block, root, name=f"{name}.{index}", group=group)
     if not is_root:
         flat.unpack(tensors)
 
@@ -48,14 +56,16 @@ def broadcast_parameters(
     root: int = 0,
     *,
     name: str = "parameters",
+    group: Group | None = None,
 ) -> None:
     """Overwrites parameters (and buffers) with those of rank `root`, in place (collective).
 
     Args:
       parameters: `model.state_dict()` or `model.named_parameters()`. Entries of a state_dict that
         are no tensors are left alone.
-      root: the rank whose values all get.
+      root: the rank whose values all get, inside the group if there is one.
       name: prefix of the operations' names; calls on different threads need different ones.
+      group: those who take part, from `herring.new_group`; None: all ranks.
 
     Raises:
       MismatchError: names, shapes or dtypes differ between ranks.
@@ -63,13 +73,20 @@ def broadcast_parameters(
     items = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = [(key, value) for key, value in items if isinstance(value, torch.Tensor)]
     require_agreement(
-        (describe(key, tensor.detach()) for key, tensor in named), what="tensor", name=name
+        (describe(key, tensor.detach()) for key, tensor in named),
+        what="tensor",
+        name=name,
+        group=group,
     )
-    broadcast_tensors([tensor.detach() for _, tensor in named], root, name=name)
+    broadcast_tensors([tensor.detach() for _, tensor in named], root, name=name, group=group)
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root: int = 0, *, name: str = "optimizer_state"
+    optimizer: torch.optim.Optimizer,
+    root: int = 0,
+    *,
+    name: str = "optimizer_state",
+    group: Group | None = None,
 ) -> None:
     """Gives all ranks the optimizer state and options of rank `root` (collective).
 
@@ -80,8 +97,9 @@ def broadcast_optimizer_state(
     Args:
       optimizer: a torch optimizer, or a `DistributedOptimizer`, over the same parameters on every
         rank.
-      root: the rank whose state all get.
+      root: the rank whose state all get, inside the group if there is one.
       name: prefix of the operations' names.
+      group: those who take part, from `herring.new_group`; None: all ranks.
 
     Raises:
       MismatchError: the optimizers differ in type, groups or parameters.
@@ -98,16 +116,18 @@ def broadcast_optimizer_state(
         ],
         what="entry",
         name=name,
+        group=group,
     )
-    if herring.size() == 1:
+    scope = scope_of(group)
+    if scope.size == 1:
         return
     tensors: list[torch.Tensor] = []
-    is_root = herring.rank() == root
+    is_root = scope.rank == root
     structure = _lift(inner.state_dict(), tensors) if is_root else None
-    structure = herring.broadcast_object(structure, root, name=f"{name}.structure")
+    structure = herring.broadcast_object(structure, root, name=f"{name}.structure", group=group)
     if not is_root:
         structure = _lower(structure, tensors)
-    broadcast_tensors(tensors, root, name=name)
+    broadcast_tensors(tensors, root, name=name, group=group)
     if not is_root:
         inner.load_state_dict(structure)
 

@@ -9,18 +9,19 @@ import torch
 
 import herring.torch as herring
 
-from . import CASES
+from . import CASES, GROUP_CASES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="+", choices=list(CASES))
+    cases = CASES | GROUP_CASES
+    parser.add_argument("cases", nargs="+", choices=list(cases))
     parser.add_argument("--report", type=Path, default=Path("/dev/null"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     herring.init()
     for name in arguments.cases:
-        CASES[name]()
+        cases[name]()
         herring.barrier()
         if herring.rank() == 0:
             with arguments.report.open("a") as report:

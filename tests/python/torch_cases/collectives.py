@@ -42,6 +42,15 @@ def collectives():
             assert found is None
         found = herring.gather(torch.full((rank + 1, 2), float(rank), dtype=dtype))
         assert torch.equal(found, gathered) if rank == 0 else found is None
+        root = size - 1
+        handed = torch.arange(6 * size, dtype=dtype).reshape(2 * size, 3)
+        part = herring.scatter(handed if rank == root else None, root)
+        assert part.dtype == dtype
+        assert torch.equal(part, handed[2 * rank : 2 * rank + 2])
+        shares = [2 * size - (size - 1), *[1] * (size - 1)]  # rank 0 gets what is left
+        start = sum(shares[:rank])
+        part = herring.scatter(handed if rank == root else None, root, shares)
+        assert torch.equal(part, handed[start : start + shares[rank]])
         rows = torch.arange(size, dtype=dtype).reshape(size, 1) + 10 * rank
         swapped = herring.alltoall(rows)
         expected = torch.tensor([[10.0 * r + rank] for r in range(size)], dtype=dtype)
@@ -86,4 +95,10 @@ def bad_tensors():
         herring.allreduce(torch.zeros(4, dtype=torch.complex64))
     with raises(herring.InvalidArgumentError):
         herring.allreduce(torch.zeros(4, dtype=torch.int32), "average")
+    with raises(herring.HerringError, "not contiguous"):
+        herring.scatter(torch.zeros(4, 5).t() if herring.rank() == 0 else None)
+    with raises(herring.HerringError, "splits is [1]"):
+        herring.scatter(torch.zeros(4), splits=[1])
+    with raises(herring.InvalidArgumentError, "scatter: root is 99"):
+        herring.scatter(torch.zeros(4), 99)
     assert herring.allreduce(torch.ones(2), "sum").tolist() == [herring.size()] * 2

@@ -333,7 +333,7 @@ def torch_arguments():
         "on the CPU it must be None": {"device_ids": [0]},
         "one device": {"device_ids": [0, 1]},
         "without device_ids": {"output_device": 0},
-        "all workers": {"process_group": object()},
+        "group=herring.new_group": {"process_group": object()},
         "autocast": {"mixed_precision": object()},
         "device_mesh": {"device_mesh": object()},
         "not both": {"bucket_cap_mb": 1, "buffer_bytes": 8192},

@@ -13,10 +13,16 @@ from torch.nn import functional as F  # noqa: N812
 import herring.torch as herring
 
 CASES: dict[str, Any] = {}
+GROUP_CASES: dict[str, Any] = {}  # for four workers
 
 
 def case(function):
     CASES[function.__name__] = function
+    return function
+
+
+def group_case(function):
+    GROUP_CASES[function.__name__] = function
     return function
 
 
@@ -46,11 +52,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Non
     assert error <= tolerance, f"relative error {error:.3g} > {tolerance:.3g}"
 
 
-def same_everywhere(tensors) -> None:
+def same_everywhere(tensors, group: herring.Group | None = None) -> None:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    digests = herring.allgather_object(digest.hexdigest())
+    digests = herring.allgather_object(digest.hexdigest(), group=group)
     assert len(set(digests)) == 1, f"ranks differ: {digests}"
 
 
