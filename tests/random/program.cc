@@ -12,11 +12,16 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, 
 class Maker {
  public:
   Maker(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features)
-      : random_({seed, 2, index}), layout_(layout), features_(features) {
+      : random_({seed, 2, index}), group_random_({seed, 3, index}), layout_(layout),
+        features_(features) {
     program_.index = index;
+    std::vector<uint32_t> all;
+    for (uint32_t rank = 0; rank < layout.size; ++rank) all.push_back(rank);
+    program_.groups.push_back({"", std::move(all), false});
   }
 
   Program make(bool may_end) {
+    if (has(kGroups)) make_groups(may_end);
     if (has(kPlans)) make_plans();
     program_.lanes.resize(layout_.lanes);
     for (uint32_t lane = 0; lane < layout_.lanes; ++lane) make_lane(lane);
@@ -46,8 +51,91 @@ class Maker {
     return random_.from_to(1, 4'000'000) / item;
   }
 
+  // Any ranks; those of a node; one of each node; all; one; those that are not in the last group.
+  std::vector<uint32_t> some_ranks() {
+    Random& random = group_random_;
+    const uint32_t size = layout_.size;
+    const auto in_last = [&](uint32_t rank) {
+      const auto& last = program_.groups.back().ranks;
+      return std::binary_search(last.begin(), last.end(), rank);
+    };
+    const uint64_t kind = random.below(10);
+    const uint32_t node = layout_.node_of[random.below(size)];
+    const double share = random.pick({0.3, 0.5, 0.8});
+    std::vector<bool> node_has(layout_.nodes, false);
+    std::vector<uint32_t> ranks;
+    for (const uint32_t rank : random.order(size)) {
+      const uint32_t own = layout_.node_of[rank];
+      const bool chosen = kind < 4    ? random.chance(share)
+                          : kind == 4 ? own == node
+                          : kind == 5 ? !node_has[own]
+                          : kind == 6 ? true
+                          : kind == 7 ? ranks.empty()
+                                      : !in_last(rank);
+      if (!chosen) continue;
+      node_has[own] = true;
+      ranks.push_back(rank);
+    }
+    if (ranks.empty()) ranks.push_back(static_cast<uint32_t>(random.below(size)));
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  }
+
+  // Names may be the same: a group is what its name and its ranks are.
+  uint32_t add_group(std::string name, std::vector<uint32_t> ranks, bool formed_by_lane) {
+    program_.groups.push_back({std::move(name), std::move(ranks), formed_by_lane});
+    return static_cast<uint32_t>(program_.groups.size() - 1);
+  }
+
+  void make_groups(bool may_end) {
+    if (group_random_.chance(0.1)) return;
+    for (uint64_t n = group_random_.from_to(1, 4); n > 0; --n) {
+      std::vector<uint32_t> ranks = some_ranks();
+      const auto& groups = program_.groups;
+      const bool twice = std::any_of(groups.begin() + 1, groups.end(), [&](const GroupSpec& one) {
+        return one.ranks == ranks;
+      });
+      const std::string number = twice ? std::to_string(groups.size()) : "";
+      add_group(concat("p", program_.index, ".group", number), std::move(ranks), false);
+    }
+    first_group_ = may_end && has(kEndings) && group_random_.chance(0.4) ? 1 : 0;
+    usable_.assign(program_.groups.size(), Usable{});
+    program_.all_take_part = first_group_ == 0;
+  }
+
+  // For a step in batch `b` of a lane.
+  uint32_t some_group(uint32_t lane, uint32_t b) {
+    if (program_.groups.size() == 1) return 0;
+    if (first_group_ == 0 && group_random_.chance(0.4)) return 0;
+    std::vector<uint32_t> groups;
+    for (uint32_t g = 1; g < usable_.size(); ++g) {
+      const Usable& usable = usable_[g];
+      if (usable.lane == kAnyLane || (usable.lane == lane && usable.from <= b)) groups.push_back(g);
+    }
+    return groups[group_random_.below(groups.size())];
+  }
+
+  // A new group, or one of the first ones anew, in one lane only: calls of a name have an order.
+  uint32_t form_step(uint32_t lane, uint32_t b) {
+    std::string name = concat("p", program_.index, ".l", lane, ".group", program_.groups.size());
+    std::vector<uint32_t> ranks = some_ranks();
+    const auto again = static_cast<uint32_t>(group_random_.below(usable_.size()));
+    if (again % layout_.lanes == lane && usable_[again].lane == kAnyLane && again > 0 &&
+        !std::exchange(usable_[again].formed_again, true)) {
+      name = program_.groups[again].name;
+      ranks = program_.groups[again].ranks;
+    }
+    const uint32_t group = add_group(std::move(name), std::move(ranks), true);
+    usable_.push_back({lane, b + kDeferral + 1, false});
+    Step step = blank(Kind::kFormGroup, group);
+    for (Part& part : step.parts) part.drops = false;
+    step.name = program_.groups[group].name;
+    return add(std::move(step));
+  }
+
   PlanSpec some_plan(uint32_t number) {
     PlanSpec plan;
+    plan.group = some_group(kAnyLane, 0);
     plan.name = concat("p", program_.index, ".plan", number);
     const bool average = random_.chance(0.6);
     plan.op = average ? ReduceOp::kAverage
@@ -76,23 +164,24 @@ class Maker {
     std::vector<uint32_t> plans;  // of this lane: one thread at a time begins its rounds
     for (uint32_t p = lane; p < program_.plans.size(); p += layout_.lanes) plans.push_back(p);
     std::vector<uint32_t> used_plans(plans.size(), 0);
-    std::vector<uint32_t> used_names(6, 0);
+    std::vector<std::map<uint32_t, uint32_t>> used_names(6);  // by group: the last batch
     auto& batches = program_.lanes[lane];
     const uint64_t count = random_.from_to(2, 10);
     for (uint32_t b = kDeferral + 1; batches.size() < count; ++b) {
       std::vector<uint32_t> batch;
       if (has(kLateness) && random_.chance(0.12)) {
-        batch.push_back(add(late_step(lane)));
+        batch.push_back(add(late_step(lane, some_group(lane, b))));
       } else if (has(kPartials) && random_.chance(0.05)) {
-        batch.push_back(add(partial_step(lane)));
+        batch.push_back(add(partial_step(lane, some_group(lane, b))));
       } else {
         const uint64_t most = random_.chance(0.4) ? 1 : random_.from_to(2, 8);
         while (batch.size() < most) {
-          Step step = some_step();
+          const uint32_t group = some_group(lane, b);
+          Step step = some_step(group);
           // A name or a plan is used again only when no rank can still wait for its last use.
           const size_t name = random_.below(2 * used_names.size());
-          if (name < used_names.size() && used_names[name] + kDeferral < b) {
-            used_names[name] = b;
+          if (name < used_names.size() && used_names[name][group] + kDeferral < b) {
+            used_names[name][group] = b;
             step.name = concat("p", program_.index, ".l", lane, ".again", name);
             for (Part& part : step.parts) part.drops = false;
           }
@@ -102,6 +191,9 @@ class Maker {
           if (used_plans[p] + kDeferral >= b || !random_.chance(0.5)) continue;
           used_plans[p] = b;
           batch.push_back(add(planned_step(plans[p])));
+        }
+        if (program_.groups.size() > 1 && group_random_.chance(0.12)) {
+          batch.push_back(form_step(lane, b));
         }
       }
       batches.push_back(std::move(batch));
@@ -116,11 +208,13 @@ class Maker {
     return program_.steps.back().id;
   }
 
-  Step blank(Kind kind) {
+  Step blank(Kind kind, uint32_t group) {
     Step step;
     step.kind = kind;
-    step.parts.resize(layout_.size);
-    step.rows.assign(layout_.size, 1);
+    step.group = group;
+    step.ranks = program_.groups[group].ranks;
+    step.parts.resize(step.size());
+    step.rows.assign(step.size(), 1);
     const bool heap = random_.chance(0.5);
     for (Part& part : step.parts) {
       part.shared = heap && random_.chance(0.8);
@@ -143,13 +237,13 @@ class Maker {
     }
   }
 
-  Step some_step() {
+  Step some_step(uint32_t group) {
     const Kind kind = random_.pick({Kind::kAllreduce, Kind::kAllreduce, Kind::kAllreduce,
                                     Kind::kAllreduce, Kind::kBroadcast, Kind::kAllgather,
                                     Kind::kReduceScatter, Kind::kAlltoall, Kind::kBarrier});
-    Step step = blank(kind);
+    Step step = blank(kind, group);
     step.dtype = kDTypes[random_.below(10)];
-    const uint32_t size = layout_.size;
+    const uint32_t size = step.size();
     const uint64_t elements = some_elements(step.dtype, has(kLarge));
     switch (kind) {
       case Kind::kAllreduce:
@@ -187,7 +281,7 @@ class Maker {
 
   // Skewed: some ranks get nothing, one may get nearly everything.
   void make_splits(Step& step, uint64_t elements) {
-    const uint32_t size = layout_.size;
+    const uint32_t size = step.size();
     step.row = random_.from_to(1, 3);
     const uint64_t each = elements / (step.row * size) + 1;
     step.splits.assign(size, std::vector<uint64_t>(size));
@@ -206,12 +300,12 @@ class Maker {
 
   // A name that every rank calls again and again, with a short time-out: some come too late. Call
   // n of one rank must never meet call n + 1 of another.
-  Step late_step(uint32_t lane) {
-    Step step = blank(Kind::kAllreduce);
+  Step late_step(uint32_t lane, uint32_t group) {
+    Step step = blank(Kind::kAllreduce, group);
     for (Part& part : step.parts) part.drops = false;
     step.name = concat("p", program_.index, ".l", lane, ".late");
     step.dtype = DType::kInt64;  // always alike: a wrong sum is worse than a mismatch
-    step.rows.assign(layout_.size, 16 + lane);
+    step.rows.assign(step.size(), 16 + lane);
     step.timeout = static_cast<double>(random_.from_to(10, 60)) / 1000;
     for (Part& part : step.parts) {
       if (random_.chance(0.15)) part.late_ms = static_cast<uint32_t>(random_.from_to(1, 200));
@@ -219,18 +313,18 @@ class Maker {
     return step;
   }
 
-  Step partial_step(uint32_t lane) {
-    Step step = blank(Kind::kPartial);
+  Step partial_step(uint32_t lane, uint32_t group) {
+    Step step = blank(Kind::kPartial, group);
     step.name = concat("p", program_.index, ".l", lane, ".series", program_.steps.size());
     step.dtype = random_.pick({DType::kInt64, DType::kFloat32, DType::kFloat64});
-    step.rows.assign(layout_.size, std::max<uint64_t>(1, some_elements(step.dtype, has(kLarge))));
-    step.quorum = static_cast<uint32_t>(random_.from_to(1, layout_.size));
+    step.rows.assign(step.size(), std::max<uint64_t>(1, some_elements(step.dtype, has(kLarge))));
+    step.quorum = static_cast<uint32_t>(random_.from_to(1, step.size()));
     step.rounds = static_cast<uint32_t>(random_.from_to(1, 5));
     return step;
   }
 
   Step planned_step(uint32_t plan) {
-    Step step = blank(Kind::kPlanned);
+    Step step = blank(Kind::kPlanned, program_.plans[plan].group);
     step.plan = plan;
     step.op = program_.plans[plan].op;
     for (Part& part : step.parts) part.drops = false;
@@ -258,6 +352,8 @@ class Maker {
     program_.ending = endings[random_.below(endings.size())];
     program_.ending_rank = static_cast<uint32_t>(random_.below(layout_.size));
     program_.ending_ms = static_cast<uint32_t>(random_.below(30));
+    program_.goes_on = program_.ending == Ending::kLeave && program_.groups.size() > 1 &&
+                       group_random_.chance(0.7);
     if (program_.ending != Ending::kClosePlan) return;
     std::vector<uint32_t> rounds;
     for (const Step& step : program_.steps) {
@@ -267,10 +363,23 @@ class Maker {
       program_.ending = Ending::kAbort;
     } else {
       program_.ending_step = rounds[random_.below(rounds.size())];
+      const Step& torn = program_.steps[program_.ending_step];
+      if (torn.place_of(program_.ending_rank) == Step::kNobody) {
+        program_.ending_rank = torn.ranks[random_.below(torn.size())];
+      }
     }
   }
 
+  static constexpr uint32_t kAnyLane = ~0u;
+  struct Usable {
+    uint32_t lane = kAnyLane, from = 0;  // in this lane, from this batch on
+    bool formed_again = false;
+  };
+
   Random random_;
+  Random group_random_;  // of its own: without groups, seeds make the programs that they made
+  uint32_t first_group_ = 0;     // that steps are of
+  std::vector<Usable> usable_;   // by group
   const Layout& layout_;
   const uint32_t features_;
   Program program_;
@@ -288,6 +397,7 @@ const char* name_of(Kind kind) {
     case Kind::kBarrier: return "barrier";
     case Kind::kPlanned: return "round";
     case Kind::kPartial: return "series";
+    case Kind::kFormGroup: return "form_group";
   }
   return "unknown";
 }
@@ -296,20 +406,32 @@ bool Step::mismatched() const {
   return std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.contradicts; });
 }
 
+uint32_t Step::place_of(uint32_t rank) const {
+  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  return found == ranks.end() || *found != rank ? kNobody
+                                                : static_cast<uint32_t>(found - ranks.begin());
+}
+
 std::string Step::describe() const {
   std::string text = concat("step ", id, ": ", name_of(kind), " '", name, "'");
+  if (group > 0) {
+    text += concat(" of group ", group, " (");
+    for (const uint32_t rank : ranks) text += concat(rank == ranks[0] ? "" : " ", rank);
+    text += ")";
+  }
   if (kind == Kind::kPlanned) return concat(text, " of plan ", plan);
-  if (kind == Kind::kBarrier) return text;
+  if (kind == Kind::kBarrier || kind == Kind::kFormGroup) return text;
   text += concat(" of ", herring::name_of(dtype), ", ", herring::name_of(op), ", ",
                  wire::name_of(algorithm), ", rows of ", row, " elements:");
   for (const uint64_t count : rows) text += concat(" ", count);
   if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
   if (timeout > 0) text += concat(", time-out ", timeout, " s");
   if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);
-  for (uint32_t rank = 0; rank < parts.size(); ++rank) {
-    if (parts[rank].late_ms > 0) text += concat(", rank ", rank, " late ", parts[rank].late_ms);
-    if (parts[rank].contradicts) text += concat(", rank ", rank, " contradicts");
-    if (parts[rank].drops) text += concat(", rank ", rank, " drops");
+  for (uint32_t place = 0; place < parts.size(); ++place) {
+    const Part& part = parts[place];
+    if (part.late_ms > 0) text += concat(", rank ", ranks[place], " late ", part.late_ms);
+    if (part.contradicts) text += concat(", rank ", ranks[place], " contradicts");
+    if (part.drops) text += concat(", rank ", ranks[place], " drops");
   }
   return text;
 }

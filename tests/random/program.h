@@ -6,6 +6,11 @@
 // the steps in an order of its own. A rank waits for a batch at once or up to kDeferral batches
 // later, again in an order of its own. Whatever it waits for, the others submit before they wait
 // for anything that comes later, so a program that hangs is a fault of the core.
+//
+// Steps are of all ranks or of a group, whose members alone run them. Groups overlap in any way,
+// and lanes use different ones at the same time. Some are formed at the program's start, where each
+// rank asks for all of its own before it waits for any, others by a step of a lane, which then uses
+// them.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +42,7 @@ enum Feature : uint32_t {
   kWeights = 1 << 12,    // server_weights
   kCounts = 1 << 13,     // the number of contributors to planned rounds is looked at
   kTorn = 1 << 14,       // plans closed inside a round
+  kGroups = 1 << 15,     // steps of some ranks only
 };
 inline constexpr struct {
   const char* name;
@@ -46,7 +52,7 @@ inline constexpr struct {
                  {"mismatches", kMismatches}, {"lateness", kLateness}, {"drops", kDrops},
                  {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
                  {"weights", kWeights},       {"counts", kCounts},
-                 {"torn", kTorn}};
+                 {"torn", kTorn},             {"groups", kGroups}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 
@@ -67,9 +73,17 @@ enum class Kind : uint8_t {
   kAlltoall,
   kBarrier,
   kPlanned,  // one round
-  kPartial,  // a whole series
+  kPartial,    // a whole series
+  kFormGroup,  // its own group
 };
 const char* name_of(Kind kind);
+
+// Ranks that do steps together. The first group of a program is all ranks, which nobody forms.
+struct GroupSpec {
+  std::string name;
+  std::vector<uint32_t> ranks;  // ascending
+  bool formed_by_lane = false;  // else at the program's start
+};
 
 // How one rank takes part in a step.
 struct Part {
@@ -81,9 +95,13 @@ struct Part {
   bool contradicts = false;  // it calls the operation with one element more
 };
 
-// One operation, as all ranks call it.
+// One operation, as all ranks of its group call it. Ranks are numbered by their place in it.
 struct Step {
+  static constexpr uint32_t kNobody = ~0u;
+
   uint32_t id = 0;
+  uint32_t group = 0;           // of the program; of kFormGroup: what it forms
+  std::vector<uint32_t> ranks;  // of the job: the group's
   Kind kind = Kind::kBarrier;
   std::string name;
   uint64_t salt = 0;
@@ -102,12 +120,15 @@ struct Step {
   std::vector<Part> parts;                     // by rank
 
   bool mismatched() const;
-  uint64_t elements(uint32_t rank) const { return rows[rank] * row; }
+  uint32_t size() const { return static_cast<uint32_t>(ranks.size()); }
+  uint32_t place_of(uint32_t rank) const;  // kNobody: no member
+  uint64_t elements(uint32_t place) const { return rows[place] * row; }
   std::string describe() const;
 };
 
 struct PlanSpec {
   std::string name;
+  uint32_t group = 0;
   ReduceOp op = ReduceOp::kAverage;
   bool narrow = false;
   DType wire = DType::kFloat32;
@@ -126,11 +147,16 @@ enum class Ending : uint8_t {
 
 struct Program {
   uint32_t index = 0;
+  std::vector<GroupSpec> groups;
   std::vector<PlanSpec> plans;
   std::vector<Step> steps;
   std::vector<std::vector<std::vector<uint32_t>>> lanes;  // lanes, batches, steps
   Ending ending = Ending::kNone;
   uint32_t ending_rank = 0, ending_ms = 0, ending_step = 0;
+  // kLeave: the others go on with what does not need the rank that leaves, and none of them leaves
+  // before all are done.
+  bool goes_on = false;
+  bool all_take_part = true;  // some step or plan is of all ranks
 };
 
 Layout make_layout(uint64_t seed, uint32_t features);

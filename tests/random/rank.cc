@@ -6,94 +6,16 @@
 #include <thread>
 
 #include "plan/split.h"
+#include "tests/random/lane.h"
 
 namespace herring::random_test {
 namespace {
 
 constexpr const char* kAbortReason = "the program wants it";
 
-
-wire::Collective collective_of(Kind kind) {
-  switch (kind) {
-    case Kind::kAllreduce: return wire::Collective::kAllreduce;
-    case Kind::kBroadcast: return wire::Collective::kBroadcast;
-    case Kind::kAllgather: return wire::Collective::kAllgather;
-    case Kind::kReduceScatter: return wire::Collective::kReduceScatter;
-    case Kind::kAlltoall: return wire::Collective::kAlltoall;
-    default: return wire::Collective::kBarrier;
-  }
-}
-
 void sleep_ms(uint32_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// Contribution `number` of a rank to a series.
-Values contribution(Values values, uint32_t number) {
-  values.salt = mix(values.salt + number);
-  return values;
-}
-
-uint64_t hash_of(const std::vector<char>& bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
 }  // namespace
-
-std::vector<uint32_t> RunningProgram::contributors(const Step& step) const {
-  std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < size_; ++rank) {
-    if (step.parts[rank].active) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-Values RunningProgram::values_of(const Step& step, size_t index) const {
-  Values values{step.salt, step.dtype, step.op, step.prescale, step.postscale, 0};
-  bool narrow = false;
-  if (step.kind == Kind::kPlanned) {
-    const PlanSpec& plan = program_.plans[step.plan];
-    values.salt = mix(step.salt + index);
-    values.dtype = plan.gradients[index].dtype;
-    narrow = plan.narrow;
-  }
-  const bool coarse = values.dtype == DType::kFloat16 || values.dtype == DType::kBFloat16;
-  // 16-bit results are rounded more than once where there are several stages.
-  if (step.op == ReduceOp::kAverage && (coarse || narrow)) {
-    values.divisor = static_cast<uint32_t>(contributors(step).size());
-  }
-  return values;
-}
-
-const std::vector<char>& RunningProgram::reduction(const Step& step, size_t index) {
-  Expected& expected = expected_[step.id];
-  std::lock_guard lock(expected.mutex);
-  if (expected.arrays.empty()) {
-    const std::vector<uint32_t> ranks = contributors(step);
-    const size_t arrays =
-        step.kind == Kind::kPlanned ? program_.plans[step.plan].gradients.size() : 1;
-    for (size_t i = 0; i < arrays; ++i) {
-      const Values values = values_of(step, i);
-      const uint64_t count = step.kind == Kind::kPlanned
-                                 ? program_.plans[step.plan].gradients[i].elements
-                                 : step.elements(0);
-      expected.arrays.emplace_back(count * size_of(values.dtype));
-      reduce(values, ranks, 0, count, expected.arrays.back().data());
-    }
-  }
-  return expected.arrays[index];
-}
-
-std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
-                                            const std::vector<char>& result) {
-  Expected& expected = expected_[step.id];
-  const uint64_t hash = hash_of(result);
-  std::lock_guard lock(expected.mutex);
-  if (expected.hashes.size() == round) expected.hashes.push_back(hash);
-  if (round > expected.hashes.size()) return concat("round ", round, " was skipped");
-  return expected.hashes[round] == hash ? std::string()
-                                        : concat("round ", round, " differs between ranks");
-}
 
 Rank::Array Rank::allocate(size_t bytes, bool shared) {
   if (!shared) return {new char[bytes], false};
@@ -117,12 +39,19 @@ void Rank::wrong(const Program& program, const Step& step, const std::string& wh
                      what));
 }
 
+// Of the program's ending, on the rank that does it.
+bool Rank::ends(const Program& program) const {
+  return program.ending != Ending::kNone && program.ending_rank == rank_;
+}
+
 // What may go wrong, and why; everything else is a fault:
 //   kMismatch    on every rank, where one of them called something else
 //   kTimeout     where the step has a short time-out
-//   kPeerLost    where the program ends the job: a rank aborts it, leaves, or closes a plan
+//   kPeerLost    where the program ends the job: a rank aborts it, leaves, or closes a plan. Where
+//                the others go on: what needs the rank that leaves
 //   kShutdown    likewise, on the rank that ends it
-void Rank::check_outcome(const Program& program, const Step& step, const Status& status) {
+void Rank::check_outcome(RunningProgram& running, const Step& step, const Status& status) {
+  const Program& program = *running;
   if (status.ok()) {
     if (step.mismatched()) wrong(program, step, "no error where ranks call different things");
     return;
@@ -132,20 +61,48 @@ void Rank::check_outcome(const Program& program, const Step& step, const Status&
   switch (status.code()) {
     case Code::kMismatch: explained = step.mismatched(); break;
     case Code::kTimeout: explained = step.timeout > 0; break;
-    case Code::kPeerLost: explained = program.ending != Ending::kNone; break;
-    case Code::kShutdown:
-      explained = program.ending != Ending::kNone && program.ending_rank == rank_;
-      break;
+    case Code::kPeerLost: explained = explains_loss(running, step); break;
+    case Code::kShutdown: explained = ends(program); break;
     default: break;
   }
   if (!explained) wrong(program, step, status.to_string());
-  if (status.code() == Code::kPeerLost || status.code() == Code::kShutdown) over_ = true;
+  if (status.code() != Code::kPeerLost && status.code() != Code::kShutdown) return;
+  // Without a group that it was to use a rank cannot go on.
+  const bool goes_on = program.goes_on && !ends(program) && step.kind != Kind::kFormGroup &&
+                       job_->engine().failure().ok();
+  if (goes_on) return;
+  over_ = true;
+  if (!ends(program)) running.give_up();
+}
+
+// A rank leaves. All may fail for a rank that still waited for something of all ranks, and what
+// then waits for that one. Otherwise it is the groups that need who left.
+bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
+  const Program& program = *running;
+  if (program.ending == Ending::kNone) return false;
+  if (!program.goes_on || ends(program) || running.given_up()) return true;
+  if (!job_->engine().failure().ok()) return program.all_take_part;
+  return needs_leaver(program, step);
+}
+
+// It is a member, or hosts a server of the group.
+bool Rank::needs_leaver(const Program& program, const Step& step) const {
+  if (step.place_of(program.ending_rank) != Step::kNobody) return true;
+  const control::Cluster& cluster = job_->cluster();
+  const control::WorkerInfo& leaver = cluster.workers[program.ending_rank];
+  if (leaver.local_rank != 0) return false;
+  const control::ShardMap shards =
+      control::shard_map(cluster, control::Group(1, cluster, step.ranks, step.name));
+  return std::any_of(cluster.servers.begin(), cluster.servers.end(), [&](const auto& server) {
+    return !server.dedicated && server.node == leaver.node && shards.uses(server.index);
+  });
 }
 
 void Rank::check(const Call& call) {
   const Step& step = *call.step;
   RunningProgram& program = *call.program;
   const worker::Operation& operation = *call.operation;
+  const uint32_t place = step.place_of(rank_);
   const size_t item = size_of(step.dtype);
   Values values = program.values_of(step);
   const auto compare = [&](const char* got, const char* expected, uint64_t count) {
@@ -160,14 +117,14 @@ void Rank::check(const Call& call) {
   std::vector<char> expected;
   switch (step.kind) {
     case Kind::kAllreduce:
-      return compare(call.array.data, program.reduction(step).data(), step.elements(rank_));
+      return compare(call.array.data, program.reduction(step).data(), step.elements(place));
     case Kind::kBroadcast: {
-      expected.resize(step.elements(rank_) * item);
-      fill(values, step.root, 0, step.elements(rank_), expected.data());
-      return compare(call.array.data, expected.data(), step.elements(rank_));
+      expected.resize(step.elements(place) * item);
+      fill(values, step.ranks[step.root], 0, step.elements(place), expected.data());
+      return compare(call.array.data, expected.data(), step.elements(place));
     }
     case Kind::kReduceScatter: {
-      const plan::Part part = plan::even_split(step.rows[0], layout_.size, rank_);
+      const plan::Part part = plan::even_split(step.rows[0], step.size(), place);
       result_has(part.count * step.row);
       const auto& all = program.reduction(step);
       return compare(operation.result.get(), all.data() + part.first * step.row * item,
@@ -175,10 +132,10 @@ void Rank::check(const Call& call) {
     }
     case Kind::kAllgather: {
       uint64_t at = 0;
-      for (uint32_t rank = 0; rank < layout_.size; ++rank) {
-        const uint64_t count = step.elements(rank);
+      for (uint32_t from = 0; from < step.size(); ++from) {
+        const uint64_t count = step.elements(from);
         expected.resize((at + count) * item);
-        fill(values, rank, 0, count, expected.data() + at * item);
+        fill(values, step.ranks[from], 0, count, expected.data() + at * item);
         at += count;
       }
       result_has(at);
@@ -187,13 +144,13 @@ void Rank::check(const Call& call) {
     }
     case Kind::kAlltoall: {
       uint64_t at = 0;
-      for (uint32_t from = 0; from < layout_.size; ++from) {
+      for (uint32_t from = 0; from < step.size(); ++from) {
         const auto& splits = step.splits[from];
         uint64_t before = 0;
-        for (uint32_t to = 0; to < rank_; ++to) before += splits[to];
-        const uint64_t count = splits[rank_] * step.row;
+        for (uint32_t to = 0; to < place; ++to) before += splits[to];
+        const uint64_t count = splits[place] * step.row;
         expected.resize((at + count) * item);
-        fill(values, from, before * step.row, count, expected.data() + at * item);
+        fill(values, step.ranks[from], before * step.row, count, expected.data() + at * item);
         at += count;
       }
       result_has(at);
@@ -223,304 +180,159 @@ void Rank::check_round(const Call& call, worker::Planned& plan) {
   }
 }
 
-// A thread of a rank that runs one lane of a program.
-class Rank::Lane {
- public:
-  Lane(Rank& rank, RunningProgram& program, uint32_t lane)
-      : rank_(rank), program_(program), lane_(lane),
-        random_({program->plans.size() + program->steps.front().salt, rank.rank_, lane}),
-        doing_(rank.seed_, concat("rank ", rank.rank_, " lane ", lane)) {}
+Result<std::shared_ptr<worker::Operation>> Rank::submit_forming(const Program& program,
+                                                                uint32_t group, bool waits) {
+  const GroupSpec& spec = program.groups[group];
+  worker::Request request;
+  request.kind = wire::Collective::kFormGroup;
+  request.name = spec.name;
+  request.splits.assign(spec.ranks.begin(), spec.ranks.end());
+  return job_->engine().submit(std::move(request), waits);
+}
 
-  void run() {
-    const auto& batches = program_->lanes[lane_];
-    for (uint32_t b = 0; b < batches.size() && !rank_.over_; ++b) {
-      submit(batches[b]);
-      const bool late = is_late(batches[b]);
-      pending_.back().due = b + (random_.chance(0.3) ? random_.below(kDeferral + 1) : 0);
-      while (!pending_.empty() && (late || pending_.front().due <= b)) finish_first();
-    }
-    while (!pending_.empty()) finish_first();
+void Rank::keep_formed(const Program& program, uint32_t group,
+                       const worker::Operation& operation) {
+  const GroupSpec& spec = program.groups[group];
+  const auto& formed = operation.formed;
+  if (formed == nullptr || formed->is_world() || formed->members().ranks() != spec.ranks ||
+      spec.ranks[formed->index()] != rank_ || formed->members().name() != spec.name) {
+    fail(seed_, concat("rank ", rank_, ", program ", program.index, ": group '", spec.name,
+                       "' is not what was asked for"));
   }
+  groups_[group] = formed;
+}
 
- private:
-  struct Batch {
-    std::vector<Call> calls;
-    uint64_t due = 0;
-  };
-
-  const Program& program() const { return *program_; }
-  // The next call of its name may follow at once.
-  bool is_late(const std::vector<uint32_t>& batch) const {
-    return program().steps[batch.front()].timeout > 0;
-  }
-
-  void now(const char* what, const Step& step) {
-    doing_.now(what, static_cast<int>(program().index), static_cast<int>(step.id), step.name);
-  }
-
-  // All steps of a batch in an order of this rank's own; gradients of planned rounds in between.
-  void submit(const std::vector<uint32_t>& steps) {
-    pending_.emplace_back();
-    std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are gradients
-    for (const uint32_t id : steps) {
-      const Step& step = program().steps[id];
-      const size_t times =
-          step.kind == Kind::kPlanned ? program().plans[step.plan].gradients.size() : 1;
-      actions.insert(actions.end(), std::max<size_t>(times, 1), id);
-    }
-    random_.shuffle(actions);
-    std::map<uint32_t, std::vector<uint32_t>> rounds;  // begun: gradients that are not ready
-    for (const uint32_t id : actions) {
-      if (rank_.over_) return;
-      const Step& step = program().steps[id];
-      const Part& part = step.parts[rank_.rank_];
-      if (part.late_ms > 0) {
-        now("is late for", step);
-        sleep_ms(part.late_ms);
-      }
-      now("calls", step);
-      if (step.kind == Kind::kPlanned) {
-        if (!rounds.contains(id)) rounds[id] = begin_round(step);
-        if (!continue_round(step, rounds[id])) return;
-      } else if (step.kind == Kind::kPartial) {
-        run_series(step);
-      } else {
-        call(step);
-      }
-    }
-  }
-
-  void call(const Step& step) {
-    const Part& part = step.parts[rank_.rank_];
-    const uint64_t more = part.contradicts ? 1 : 0;
-    const uint64_t rows = step.rows[rank_.rank_] + more;
-    const uint64_t elements = rows * step.row;
-    Call call{&step, &program_, nullptr, nullptr, {}};
-    worker::Request request;
-    request.kind = collective_of(step.kind);
-    request.name = step.name;
-    request.timeout = step.timeout;
-    if (step.kind == Kind::kBarrier) {
-      request.shape = {0};
-    } else {
-      call.array = rank_.allocate(elements * size_of(step.dtype), part.shared);
-      const bool silent = step.kind == Kind::kBroadcast && step.root != rank_.rank_;
-      if (silent) {
-        std::memset(call.array.data, 0xa5, elements * size_of(step.dtype));
-      } else {
-        fill(program_.values_of(step), rank_.rank_, 0, elements, call.array.data);
-      }
-      request.dtype = step.dtype;
-      request.op = step.op;
-      request.algorithm = step.algorithm;
-      request.root = step.root;
-      request.prescale = step.prescale;
-      request.postscale = step.postscale;
-      request.shape = {rows, step.row};
-      if (step.kind == Kind::kAlltoall) request.splits = step.splits[rank_.rank_];
-      request.send = request.receive = call.array.data;
-    }
-    rank_.calls_.fetch_add(1);
-    auto submitted = rank_.job_->engine().submit(std::move(request), random_.chance(0.5));
+bool Rank::form_groups(RunningProgram& running, Doing& doing) {
+  const Program& program = *running;
+  groups_.assign(program.groups.size(), nullptr);
+  Random random({program.steps.front().salt, rank_, 1});
+  std::vector<std::pair<Step, std::shared_ptr<worker::Operation>>> forming;
+  for (const uint32_t group : random.order(program.groups.size())) {
+    Step step;
+    step.kind = Kind::kFormGroup;
+    step.group = group;
+    step.ranks = program.groups[group].ranks;
+    step.name = program.groups[group].name;
+    if (group == 0 || program.groups[group].formed_by_lane) continue;
+    if (step.place_of(rank_) == Step::kNobody) continue;
+    calls_.fetch_add(1);
+    auto submitted = submit_forming(program, group, random.chance(0.5));
     if (!submitted.ok()) {
-      rank_.release(call.array);
-      return rank_.check_outcome(program(), step, submitted.status());
-    }
-    call.operation = std::move(*submitted);
-    if (part.drops) {
-      if (part.forgets) call.operation.reset();
-      std::lock_guard lock(rank_.mutex_);
-      rank_.dropped_.push_back(std::move(call));
-      return;
-    }
-    pending_.back().calls.push_back(std::move(call));
-  }
-
-  worker::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
-
-  // The gradients that have to be made ready, in an order of this rank's own.
-  std::vector<uint32_t> begin_round(const Step& step) {
-    rank_.calls_.fetch_add(1);
-    const bool active = step.parts[rank_.rank_].active;
-    worker::Planned& plan = plan_of(step);
-    if (Status status = plan.begin(active); !status.ok()) {
-      rank_.check_outcome(program(), step, status);
-      return {};
-    }
-    return active ? random_.order(plan.plan().gradients.size()) : std::vector<uint32_t>{};
-  }
-
-  // Makes one gradient ready; with the last of them (or none) the round only has to be waited for.
-  // False: this rank has closed the plan, and takes part no more.
-  bool continue_round(const Step& step, std::vector<uint32_t>& left) {
-    worker::Planned& plan = plan_of(step);
-    const bool closes = program().ending == Ending::kClosePlan &&
-                        program().ending_rank == rank_.rank_ && program().ending_step == step.id;
-    if (!left.empty()) {
-      const uint32_t index = left.back();
-      left.pop_back();
-      const uint64_t elements = plan.plan().gradients[index].elements;
-      if (elements > 0) {
-        const plan::Placement& place = plan.plan().placements[index];
-        fill(program_.values_of(step, index), rank_.rank_, 0, elements,
-             plan.arena(place.arena).get() + place.range.offset);
-      }
-      if (Status status = plan.ready(index); !status.ok()) {
-        rank_.check_outcome(program(), step, status);
-        left.clear();
-      }
-    }
-    if (closes && left.size() <= plan.plan().gradients.size() / 2) {
-      now("closes the plan of", step);
-      rank_.plans_[step.plan].reset();
-      rank_.over_ = true;
+      check_outcome(running, step, submitted.status());
       return false;
     }
-    const auto same = [&](const Call& call) { return call.step == &step; };
-    auto& calls = pending_.back().calls;
-    if (left.empty() && !rank_.over_ && std::none_of(calls.begin(), calls.end(), same)) {
-      auto round = plan.waiting();
-      if (!round.ok()) {
-        rank_.check_outcome(program(), step, round.status());
-      } else {
-        calls.push_back({&step, &program_, nullptr, *round, {}});
-      }
+    forming.emplace_back(std::move(step), std::move(*submitted));
+  }
+  random.shuffle(forming);
+  for (const auto& [step, operation] : forming) {
+    doing.now("forms a group", static_cast<int>(program.index), -1, step.name);
+    while (!operation->completion.wait_for(kSecond)) {
     }
-    return true;
+    check_outcome(running, step, operation->completion.status());
+    if (operation->completion.status().ok()) keep_formed(program, step.group, *operation);
   }
+  return !over_;
+}
 
-  // A whole series: some rounds as they come, and a last one for everybody. Every contribution is
-  // in exactly one result, and all ranks get the same results.
-  void run_series(const Step& step) {
-    rank_.calls_.fetch_add(1);
-    worker::PartialOptions options;
-    options.name = step.name;
-    options.dtype = step.dtype;
-    options.elements = step.elements(0);
-    options.op = ReduceOp::kSum;
-    options.quorum = step.quorum;
-    auto made = worker::Partial::create(rank_.job_->engine(), options);
-    if (!made.ok()) return rank_.check_outcome(program(), step, made.status());
-    worker::Partial& series = **made;
-    std::vector<char> array(series.bytes()), sum(series.bytes(), 0);
-    const Values values = program_.values_of(step);
-    bool ended = false, all_stay = true;
-    for (uint32_t n = 0; !ended; ++n) {
-      if (n <= step.rounds) {
-        now("contributes to", step);
-        fill(contribution(values, n), rank_.rank_, 0, options.elements, array.data());
-        const Status status = series.contribute(array.data(), true, n == step.rounds);
-        if (!status.ok()) return rank_.check_outcome(program(), step, status);
-      }
-      now("waits for a result of", step);
-      while (!series.wait_for(kSecond)) {
-      }
-      auto info = series.take(array.data());
-      if (!info.ok()) return rank_.check_outcome(program(), step, info.status());
-      if (std::string text = program_.same_everywhere(step, info->round, array); !text.empty()) {
-        rank_.wrong(program(), step, text);
-      }
-      add(step.dtype, array, sum);
-      all_stay &= info->lost.empty();
-      ended = n >= step.rounds && info->last && series.produced() == series.counted() &&
-              series.ready() == 0;
-    }
-    // Who leaves takes along what no round has counted yet.
-    if (all_stay) check_series(step, values, sum);
+// Only what this rank has dropped may keep it from that.
+void Rank::destroy(const Program& program, uint32_t group) {
+  const auto formed = std::exchange(groups_[group], nullptr);
+  if (formed == nullptr) return;
+  worker::Engine& engine = job_->engine();
+  const Status status = engine.destroy(formed);
+  bool may_fail = over_ || ends(program);
+  {
+    std::lock_guard lock(mutex_);
+    may_fail |= std::any_of(dropped_.begin(), dropped_.end(), [&](const Call& call) {
+      return &**call.program == &program && call.step->group == group;
+    });
   }
-
-  static void add(DType dtype, const std::vector<char>& array, std::vector<char>& sum) {
-    const auto add_as = [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      const T* from = reinterpret_cast<const T*>(array.data());
-      T* to = reinterpret_cast<T*>(sum.data());
-      for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] += from[i];
-    };
-    if (dtype == DType::kInt64) return add_as(static_cast<int64_t*>(nullptr));
-    if (dtype == DType::kFloat64) return add_as(static_cast<double*>(nullptr));
-    add_as(static_cast<float*>(nullptr));
+  const auto wrong = [&](const std::string& what) {
+    fail(seed_, concat("rank ", rank_, ", program ", program.index, ": group '",
+                       program.groups[group].name, "' ", what));
+  };
+  if (!status.ok()) {
+    if (!may_fail) wrong(concat("cannot be destroyed: ", status.to_string()));
+    return;
   }
+  worker::Request request;
+  request.group = formed;
+  request.name = "after its end";
+  request.shape = {0};
+  if (engine.submit(std::move(request)).ok()) wrong("takes calls after it was destroyed");
+}
 
-  void check_series(const Step& step, const Values& values, const std::vector<char>& sum) {
-    std::vector<char> one(sum.size()), all(sum.size(), 0);
-    for (uint32_t n = 0; n <= step.rounds; ++n) {
-      reduce(contribution(values, n), program_.contributors(step), 0, step.elements(0),
-             one.data());
-      add(step.dtype, one, all);
-    }
-    const std::string text = difference(step.dtype, sum.data(), all.data(), step.elements(0));
-    if (!text.empty()) rank_.wrong(program(), step, "the sum over all rounds: " + text);
+bool Rank::make_plans(RunningProgram& running) {
+  const Program& program = *running;
+  for (const PlanSpec& spec : program.plans) {
+    plans_.push_back(nullptr);
+    const auto& ranks = program.groups[spec.group].ranks;
+    if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) continue;
+    worker::PlannedOptions options;
+    options.name = spec.name;
+    options.group = groups_[spec.group];
+    options.op = spec.op;
+    options.narrow = spec.narrow;
+    options.wire = spec.wire;
+    options.buffer_bytes = spec.buffer_bytes;
+    auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
+    // Another rank may be at its abort already.
+    if (!plan.ok() && program.ending == Ending::kAbort) return false;
+    if (!plan.ok()) fail(seed_, concat("plan '", spec.name, "': ", plan.status().to_string()));
+    plans_.back() = std::move(*plan);
   }
+  return true;
+}
 
-  void finish_first() {
-    Batch batch = std::move(pending_.front());
-    pending_.pop_front();
-    random_.shuffle(batch.calls);
-    for (Call& call : batch.calls) finish(call);
+// Its lanes are at work meanwhile.
+void Rank::end_job(RunningProgram& running, Doing& doing) {
+  const auto number = static_cast<int>(running->index);
+  doing.now("is about to end the job", number);
+  sleep_ms(running->ending_ms);
+  if (running->ending == Ending::kAbort) job_->abort(kAbortReason);
+  if (running->ending == Ending::kLeave) {
+    doing.now("shuts down", number);
+    if (running->goes_on) running.rank_done();
+    job_->shutdown();
   }
-
-  void finish(Call& call) {
-    const Step& step = *call.step;
-    now("waits for", step);
-    const bool planned = step.kind == Kind::kPlanned;
-    // A plan that was closed has taken its round with it.
-    worker::Completion& completion = planned ? *call.round : call.operation->completion;
-    while (!completion.wait_for(kSecond)) {
-    }
-    now("looks at", step);
-    rank_.check_outcome(program(), step, completion.status());
-    if (completion.status().ok()) {
-      if (!planned) {
-        rank_.check(call);
-      } else if (rank_.plans_[step.plan] != nullptr) {
-        rank_.check_round(call, plan_of(step));
-      }
-    }
-    if (planned && step.closes) rank_.plans_[step.plan].reset();
-    rank_.release(call.array);
-  }
-
-  Rank& rank_;
-  RunningProgram& program_;
-  const uint32_t lane_;
-  Random random_;
-  Doing doing_;
-  std::deque<Batch> pending_;
-};
+}
 
 void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   programs_.push_back(running);
   const Program& program = **running;
   const auto number = static_cast<int>(program.index);
+  doing.now("forms groups", number);
+  bool begins = form_groups(*running, doing);
   doing.now("makes plans", number);
-  for (const PlanSpec& spec : program.plans) {
-    worker::PlannedOptions options{spec.name,   nullptr,   spec.op,
-                                    spec.narrow, spec.wire, spec.buffer_bytes};
-    auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
-    // Another rank may be at its abort already.
-    if (!plan.ok() && program.ending == Ending::kAbort) return;
-    if (!plan.ok()) fail(seed_, concat("plan '", spec.name, "': ", plan.status().to_string()));
-    plans_.push_back(std::move(*plan));
-  }
+  begins = begins && make_plans(*running);
   std::vector<std::thread> threads;
-  for (uint32_t lane = 0; lane < program.lanes.size(); ++lane) {
+  for (uint32_t lane = 0; begins && lane < program.lanes.size(); ++lane) {
     threads.emplace_back([this, running, lane] { Lane(*this, *running, lane).run(); });
   }
-  if (program.ending_rank == rank_ && program.ending != Ending::kNone) {
-    doing.now("is about to end the job", number);
-    sleep_ms(program.ending_ms);
-    if (program.ending == Ending::kAbort) job_->abort(kAbortReason);
-    if (program.ending == Ending::kLeave) {
-      doing.now("shuts down", number);
-      job_->shutdown();
-    }
-  }
+  if (begins && ends(program)) end_job(*running, doing);
   doing.rests("waits for its lanes", number);
   for (std::thread& thread : threads) thread.join();
   plans_.clear();
+  Random random({program.steps.front().salt, rank_, 2});
+  const bool early = program.ending != Ending::kNone || random.chance(0.5);
+  const auto destroy_all = [&] {
+    doing.now("destroys its groups", number);
+    for (const uint32_t group : random.order(groups_.size())) destroy(program, group);
+  };
+  if (early) destroy_all();
+  if (program.goes_on && (!begins || !ends(program))) {
+    running->rank_done();
+    doing.rests("waits for the others", number);
+    if (!over_) running->wait_for_all();
+  }
   if (program.ending != Ending::kNone) return;
   // Nobody leaves while others still need it.
   doing.now("ends the program", number);
+  pass_barrier(program);
+  if (!early) destroy_all();
+}
+
+void Rank::pass_barrier(const Program& program) {
   worker::Request request;
   request.name = concat("p", program.index, ".end");
   request.shape = {0};

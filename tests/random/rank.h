@@ -2,45 +2,16 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "tests/random/program.h"
-#include "tests/random/values.h"
+#include "tests/random/running.h"
 #include "tests/random/watchdog.h"
 #include "worker/job.h"
 
 namespace herring::random_test {
-
-// A program while it runs, and what its results must be: computed once, for all ranks.
-class RunningProgram {
- public:
-  RunningProgram(Program program, uint32_t size) : program_(std::move(program)), size_(size) {
-    for (size_t i = 0; i < program_.steps.size(); ++i) expected_.emplace_back();
-  }
-  const Program& operator*() const { return program_; }
-  const Program* operator->() const { return &program_; }
-
-  // The reduction of a step; of gradient `index` for planned rounds.
-  const std::vector<char>& reduction(const Step& step, size_t index = 0);
-  Values values_of(const Step& step, size_t index = 0) const;
-  std::vector<uint32_t> contributors(const Step& step) const;
-  // "" if this round of a series gave the same bytes on the ranks that had it before.
-  std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result);
-
- private:
-  struct Expected {
-    std::mutex mutex;
-    std::vector<std::vector<char>> arrays;
-    std::vector<uint64_t> hashes;  // of a series' rounds
-  };
-  const Program program_;
-  const uint32_t size_;
-  std::deque<Expected> expected_;  // by step
-};
 
 class Rank {
  public:
@@ -78,8 +49,21 @@ class Rank {
     Array array;
   };
 
+  // Those that are formed at the start. False: the job has ended for this rank.
+  bool form_groups(RunningProgram& program, Doing& doing);
+  Result<std::shared_ptr<worker::Operation>> submit_forming(const Program& program, uint32_t group,
+                                                            bool waits);
+  void keep_formed(const Program& program, uint32_t group, const worker::Operation& operation);
+  void destroy(const Program& program, uint32_t group);
+  bool make_plans(RunningProgram& program);
+  void end_job(RunningProgram& program, Doing& doing);
+  void pass_barrier(const Program& program);
+
   // Ends the test unless `status` is one that the program explains.
-  void check_outcome(const Program& program, const Step& step, const Status& status);
+  void check_outcome(RunningProgram& program, const Step& step, const Status& status);
+  bool ends(const Program& program) const;
+  bool explains_loss(RunningProgram& program, const Step& step) const;
+  bool needs_leaver(const Program& program, const Step& step) const;
   void check(const Call& call);
   void check_round(const Call& call, worker::Planned& plan);
   [[noreturn]] void wrong(const Program& program, const Step& step, const std::string& what);
@@ -89,7 +73,10 @@ class Rank {
   const uint32_t features_;
   const uint32_t rank_;
   const std::unique_ptr<worker::Job> job_;
-  std::vector<std::unique_ptr<worker::Planned>> plans_;  // of the running program
+  // Of the running program; null where this rank is no member, and the group of all ranks. A group
+  // that a lane forms is that lane's.
+  std::vector<std::shared_ptr<worker::Group>> groups_;
+  std::vector<std::unique_ptr<worker::Planned>> plans_;
   std::atomic<bool> over_{false};  // the job has ended for this rank
   std::atomic<uint64_t> calls_{0}, errors_{0};
 

@@ -1,0 +1,303 @@
+#include "tests/random/lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace herring::random_test {
+namespace {
+
+wire::Collective collective_of(Kind kind) {
+  switch (kind) {
+    case Kind::kAllreduce: return wire::Collective::kAllreduce;
+    case Kind::kBroadcast: return wire::Collective::kBroadcast;
+    case Kind::kAllgather: return wire::Collective::kAllgather;
+    case Kind::kReduceScatter: return wire::Collective::kReduceScatter;
+    case Kind::kAlltoall: return wire::Collective::kAlltoall;
+    default: return wire::Collective::kBarrier;
+  }
+}
+
+// Contribution `number` of a rank to a series.
+Values contribution(Values values, uint32_t number) {
+  values.salt = mix(values.salt + number);
+  return values;
+}
+
+void add(DType dtype, const std::vector<char>& array, std::vector<char>& sum) {
+  const auto add_as = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T* from = reinterpret_cast<const T*>(array.data());
+    T* to = reinterpret_cast<T*>(sum.data());
+    for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] += from[i];
+  };
+  if (dtype == DType::kInt64) return add_as(static_cast<int64_t*>(nullptr));
+  if (dtype == DType::kFloat64) return add_as(static_cast<double*>(nullptr));
+  add_as(static_cast<float*>(nullptr));
+}
+
+}  // namespace
+
+Rank::Lane::Lane(Rank& rank, RunningProgram& program, uint32_t lane)
+    : rank_(rank), program_(program), lane_(lane),
+      random_({program->plans.size() + program->steps.front().salt, rank.rank_, lane}),
+      doing_(rank.seed_, concat("rank ", rank.rank_, " lane ", lane)) {}
+
+void Rank::Lane::run() {
+  const auto& batches = program_->lanes[lane_];
+  for (uint32_t b = 0; b < batches.size() && !rank_.over_; ++b) {
+    submit(batches[b]);
+    const bool late = is_late(batches[b]);
+    pending_.back().due = b + (random_.chance(0.3) ? random_.below(kDeferral + 1) : 0);
+    while (!pending_.empty() && (late || pending_.front().due <= b)) finish_first();
+  }
+  while (!pending_.empty()) finish_first();
+  end_groups();
+}
+
+// The next call of its name may follow at once.
+bool Rank::Lane::is_late(const std::vector<uint32_t>& batch) const {
+  return program().steps[batch.front()].timeout > 0;
+}
+
+void Rank::Lane::now(const char* what, const Step& step) {
+  doing_.now(what, static_cast<int>(program().index), static_cast<int>(step.id), step.name);
+}
+
+// All steps of a batch in an order of this rank's own; gradients of planned rounds in between.
+void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
+  pending_.emplace_back();
+  std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are gradients
+  for (const uint32_t id : steps) {
+    const Step& step = program().steps[id];
+    if (step.place_of(rank_.rank_) == Step::kNobody) continue;
+    const size_t times =
+        step.kind == Kind::kPlanned ? program().plans[step.plan].gradients.size() : 1;
+    actions.insert(actions.end(), std::max<size_t>(times, 1), id);
+  }
+  random_.shuffle(actions);
+  std::map<uint32_t, Round> rounds;
+  for (const uint32_t id : actions) {
+    if (rank_.over_) return;
+    const Step& step = program().steps[id];
+    if (const uint32_t late_ms = part_of(step).late_ms; late_ms > 0) {
+      now("is late for", step);
+      std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
+    }
+    now("calls", step);
+    if (step.kind == Kind::kPlanned) {
+      if (!rounds.contains(id)) rounds[id] = begin_round(step);
+      if (!continue_round(step, rounds[id])) return;
+    } else if (step.kind == Kind::kPartial) {
+      run_series(step);
+    } else if (step.kind == Kind::kFormGroup) {
+      form(step);
+    } else {
+      call(step);
+    }
+  }
+}
+
+void Rank::Lane::call(const Step& step) {
+  const uint32_t place = step.place_of(rank_.rank_);
+  const Part& part = step.parts[place];
+  const uint64_t more = part.contradicts ? 1 : 0;
+  const uint64_t rows = step.rows[place] + more;
+  const uint64_t elements = rows * step.row;
+  Call call{&step, &program_, nullptr, nullptr, {}};
+  worker::Request request;
+  request.group = rank_.groups_[step.group];
+  request.kind = collective_of(step.kind);
+  request.name = step.name;
+  request.timeout = step.timeout;
+  if (step.kind == Kind::kBarrier) {
+    request.shape = {0};
+  } else {
+    call.array = rank_.allocate(elements * size_of(step.dtype), part.shared);
+    const bool silent = step.kind == Kind::kBroadcast && step.root != place;
+    if (silent) {
+      std::memset(call.array.data, 0xa5, elements * size_of(step.dtype));
+    } else {
+      fill(program_.values_of(step), rank_.rank_, 0, elements, call.array.data);
+    }
+    request.dtype = step.dtype;
+    request.op = step.op;
+    request.algorithm = step.algorithm;
+    request.root = step.root;
+    request.prescale = step.prescale;
+    request.postscale = step.postscale;
+    request.shape = {rows, step.row};
+    if (step.kind == Kind::kAlltoall) request.splits = step.splits[place];
+    request.send = request.receive = call.array.data;
+  }
+  rank_.calls_.fetch_add(1);
+  auto submitted = rank_.job_->engine().submit(std::move(request), random_.chance(0.5));
+  if (!submitted.ok()) {
+    rank_.release(call.array);
+    return rank_.check_outcome(program_, step, submitted.status());
+  }
+  call.operation = std::move(*submitted);
+  if (part.drops) {
+    if (part.forgets) call.operation.reset();
+    std::lock_guard lock(rank_.mutex_);
+    rank_.dropped_.push_back(std::move(call));
+    return;
+  }
+  pending_.back().calls.push_back(std::move(call));
+}
+
+void Rank::Lane::form(const Step& step) {
+  rank_.calls_.fetch_add(1);
+  auto submitted = rank_.submit_forming(program(), step.group, random_.chance(0.5));
+  if (!submitted.ok()) return rank_.check_outcome(program_, step, submitted.status());
+  pending_.back().calls.push_back({&step, &program_, std::move(*submitted), nullptr, {}});
+}
+
+// With the gradients that have to be made ready, in an order of this rank's own.
+Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
+  rank_.calls_.fetch_add(1);
+  const bool active = part_of(step).active;
+  worker::Planned& plan = plan_of(step);
+  if (Status status = plan.begin(active); !status.ok()) {
+    rank_.check_outcome(program_, step, status);
+    return {{}, true};
+  }
+  return {active ? random_.order(plan.plan().gradients.size()) : std::vector<uint32_t>{}, false};
+}
+
+// Makes one gradient ready; with the last of them (or none) the round only has to be waited for.
+// False: this rank has closed the plan, and takes part no more.
+bool Rank::Lane::continue_round(const Step& step, Round& round) {
+  if (round.failed) return true;
+  worker::Planned& plan = plan_of(step);
+  std::vector<uint32_t>& left = round.left;
+  const bool closes = program().ending == Ending::kClosePlan &&
+                      program().ending_rank == rank_.rank_ && program().ending_step == step.id;
+  if (!left.empty()) {
+    const uint32_t index = left.back();
+    left.pop_back();
+    const uint64_t elements = plan.plan().gradients[index].elements;
+    if (elements > 0) {
+      const plan::Placement& place = plan.plan().placements[index];
+      fill(program_.values_of(step, index), rank_.rank_, 0, elements,
+           plan.arena(place.arena).get() + place.range.offset);
+    }
+    if (Status status = plan.ready(index); !status.ok()) {
+      rank_.check_outcome(program_, step, status);
+      left.clear();
+    }
+  }
+  if (closes && left.size() <= plan.plan().gradients.size() / 2) {
+    now("closes the plan of", step);
+    rank_.plans_[step.plan].reset();
+    rank_.over_ = true;
+    return false;
+  }
+  const auto same = [&](const Call& call) { return call.step == &step; };
+  auto& calls = pending_.back().calls;
+  if (left.empty() && !rank_.over_ && std::none_of(calls.begin(), calls.end(), same)) {
+    auto waiting = plan.waiting();
+    if (!waiting.ok()) {
+      rank_.check_outcome(program_, step, waiting.status());
+    } else {
+      calls.push_back({&step, &program_, nullptr, *waiting, {}});
+    }
+  }
+  return true;
+}
+
+// A whole series: some rounds as they come, and a last one for everybody. Every contribution is in
+// exactly one result, and all ranks get the same results.
+void Rank::Lane::run_series(const Step& step) {
+  rank_.calls_.fetch_add(1);
+  worker::PartialOptions options;
+  options.name = step.name;
+  options.group = rank_.groups_[step.group];
+  options.dtype = step.dtype;
+  options.elements = step.elements(0);
+  options.op = ReduceOp::kSum;
+  options.quorum = step.quorum;
+  auto made = worker::Partial::create(rank_.job_->engine(), options);
+  if (!made.ok()) return rank_.check_outcome(program_, step, made.status());
+  worker::Partial& series = **made;
+  std::vector<char> array(series.bytes()), sum(series.bytes(), 0);
+  const Values values = program_.values_of(step);
+  bool ended = false, all_stay = true;
+  for (uint32_t n = 0; !ended; ++n) {
+    if (n <= step.rounds) {
+      now("contributes to", step);
+      fill(contribution(values, n), rank_.rank_, 0, options.elements, array.data());
+      const Status status = series.contribute(array.data(), true, n == step.rounds);
+      if (!status.ok()) return rank_.check_outcome(program_, step, status);
+    }
+    now("waits for a result of", step);
+    while (!series.wait_for(kSecond)) {
+    }
+    auto info = series.take(array.data());
+    if (!info.ok()) return rank_.check_outcome(program_, step, info.status());
+    if (std::string text = program_.same_everywhere(step, info->round, array); !text.empty()) {
+      rank_.wrong(program(), step, text);
+    }
+    add(step.dtype, array, sum);
+    all_stay &= info->lost.empty();
+    ended = n >= step.rounds && info->last && series.produced() == series.counted() &&
+            series.ready() == 0;
+  }
+  // Who leaves takes along what no round has counted yet.
+  if (all_stay) check_series(step, values, sum);
+}
+
+void Rank::Lane::check_series(const Step& step, const Values& values,
+                              const std::vector<char>& sum) {
+  std::vector<char> one(sum.size()), all(sum.size(), 0);
+  for (uint32_t n = 0; n <= step.rounds; ++n) {
+    reduce(contribution(values, n), program_.contributors(step), 0, step.elements(0), one.data());
+    add(step.dtype, one, all);
+  }
+  const std::string text = difference(step.dtype, sum.data(), all.data(), step.elements(0));
+  if (!text.empty()) rank_.wrong(program(), step, "the sum over all rounds: " + text);
+}
+
+void Rank::Lane::finish_first() {
+  Batch batch = std::move(pending_.front());
+  pending_.pop_front();
+  random_.shuffle(batch.calls);
+  for (Call& call : batch.calls) finish(call);
+}
+
+void Rank::Lane::finish(Call& call) {
+  const Step& step = *call.step;
+  now("waits for", step);
+  const bool planned = step.kind == Kind::kPlanned;
+  // A plan that was closed has taken its round with it.
+  worker::Completion& completion = planned ? *call.round : call.operation->completion;
+  while (!completion.wait_for(kSecond)) {
+  }
+  now("looks at", step);
+  rank_.check_outcome(program_, step, completion.status());
+  if (completion.status().ok()) {
+    if (step.kind == Kind::kFormGroup) {
+      rank_.keep_formed(program(), step.group, *call.operation);
+      formed_.push_back(step.group);
+    } else if (!planned) {
+      rank_.check(call);
+    } else if (rank_.plans_[step.plan] != nullptr) {
+      rank_.check_round(call, plan_of(step));
+    }
+  }
+  if (planned && step.closes) rank_.plans_[step.plan].reset();
+  rank_.release(call.array);
+}
+
+// Some stay until the program ends.
+void Rank::Lane::end_groups() {
+  for (const uint32_t group : formed_) {
+    if (random_.chance(0.3)) continue;
+    doing_.now("destroys a group", static_cast<int>(program().index), -1,
+               program().groups[group].name);
+    rank_.destroy(program(), group);
+  }
+}
+
+}  // namespace herring::random_test

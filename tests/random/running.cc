@@ -1,0 +1,81 @@
+#include "tests/random/running.h"
+
+#include "tests/random/random.h"
+
+namespace herring::random_test {
+namespace {
+
+uint64_t hash_of(const std::vector<char>& bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace
+
+std::vector<uint32_t> RunningProgram::contributors(const Step& step) const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t place = 0; place < step.size(); ++place) {
+    if (step.parts[place].active) ranks.push_back(step.ranks[place]);
+  }
+  return ranks;
+}
+
+Values RunningProgram::values_of(const Step& step, size_t index) const {
+  Values values{step.salt, step.dtype, step.op, step.prescale, step.postscale, 0};
+  bool narrow = false;
+  if (step.kind == Kind::kPlanned) {
+    const PlanSpec& plan = program_.plans[step.plan];
+    values.salt = mix(step.salt + index);
+    values.dtype = plan.gradients[index].dtype;
+    narrow = plan.narrow;
+  }
+  const bool coarse = values.dtype == DType::kFloat16 || values.dtype == DType::kBFloat16;
+  // 16-bit results are rounded more than once where there are several stages.
+  if (step.op == ReduceOp::kAverage && (coarse || narrow)) {
+    values.divisor = static_cast<uint32_t>(contributors(step).size());
+  }
+  return values;
+}
+
+const std::vector<char>& RunningProgram::reduction(const Step& step, size_t index) {
+  Expected& expected = expected_[step.id];
+  std::lock_guard lock(expected.mutex);
+  if (expected.arrays.empty()) {
+    const std::vector<uint32_t> ranks = contributors(step);
+    const size_t arrays =
+        step.kind == Kind::kPlanned ? program_.plans[step.plan].gradients.size() : 1;
+    for (size_t i = 0; i < arrays; ++i) {
+      const Values values = values_of(step, i);
+      const uint64_t count = step.kind == Kind::kPlanned
+                                 ? program_.plans[step.plan].gradients[i].elements
+                                 : step.elements(0);
+      expected.arrays.emplace_back(count * size_of(values.dtype));
+      reduce(values, ranks, 0, count, expected.arrays.back().data());
+    }
+  }
+  return expected.arrays[index];
+}
+
+std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
+                                            const std::vector<char>& result) {
+  Expected& expected = expected_[step.id];
+  const uint64_t hash = hash_of(result);
+  std::lock_guard lock(expected.mutex);
+  if (expected.hashes.size() == round) expected.hashes.push_back(hash);
+  if (round > expected.hashes.size()) return concat("round ", round, " was skipped");
+  return expected.hashes[round] == hash ? std::string()
+                                        : concat("round ", round, " differs between ranks");
+}
+
+void RunningProgram::rank_done() {
+  std::lock_guard lock(mutex_);
+  if (--at_work_ == 0) changed_.notify_all();
+}
+
+void RunningProgram::wait_for_all() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return at_work_ == 0; });
+}
+
+}  // namespace herring::random_test
