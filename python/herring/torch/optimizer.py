@@ -231,7 +231,8 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
                 stacklevel=2,
             )
             self._reducer.abandon()
-            self._rounds_at_step = self._reducer.rounds
+        if self._partial is None and self._reducer.given_up:
+            self._rounds_at_step = self._reducer.rounds  # there is no step of it
         self.inner.zero_grad(set_to_none=set_to_none)
 
     @contextlib.contextmanager

@@ -95,6 +95,7 @@ class GradientReducer(Pausable, EndsWithPass):
 
     Attributes:
       rounds: rounds finished.
+      given_up: the last one was given up, as a backward pass raised.
       contributors: workers in the last round's average.
     """
 
@@ -146,6 +147,7 @@ class GradientReducer(Pausable, EndsWithPass):
         self.name = name
         self._group = group
         self.rounds = 0
+        self.given_up = False
         self.contributors = 0
         self._sparse = sparse
         self._views = views
@@ -438,7 +440,8 @@ class GradientReducer(Pausable, EndsWithPass):
         self.rounds += 1
         self.contributors = self._slots.plan.contributors
         unused, flags = self._slots.outcome()
-        if "failed" in flags:
+        self.given_up = "failed" in flags
+        if self.given_up:
             self._raise_failure()
             return
         if not self._final:

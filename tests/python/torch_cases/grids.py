@@ -165,3 +165,38 @@ def pass_through_two_groups_raises():
                 loss.backward()
     same_everywhere(parts[0].parameters(), across)
     same_everywhere(parts[1].parameters(), down)
+
+
+@group_case
+def two_optimizers_after_a_pass_that_raises():
+    """A step that was given up is over, so the next ends also where a part is not used."""
+    rank = herring.rank()
+    row, column, across, down = grid()
+    parts = first(row), second(column)
+    parts[0].insert(0, Planted())
+    optimizers = [
+        herring.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), group=group)
+        for part, group in zip(parts, (across, down))
+    ]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        inputs, labels = mine(step)
+        inputs.requires_grad_()
+        parts[0][0].armed = rank == 0 and step in (0, 2)
+        hidden = parts[0](inputs)
+        if step in (0, 2):
+            with raises(ArithmeticError if rank == 0 else herring.HerringError):
+                F.cross_entropy(parts[1](hidden), labels).backward()
+            continue
+        parts[0][0].armed = False
+        if rank in (0, 3):  # their passes do not touch the second part
+            hidden.square().mean().backward()
+        else:
+            F.cross_entropy(parts[1](hidden), labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        same_everywhere(parts[0].parameters(), across)
+        same_everywhere(parts[1].parameters(), down)
+    for optimizer in optimizers:
+        optimizer.close()
