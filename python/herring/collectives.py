@@ -13,15 +13,22 @@ from __future__ import annotations
 import operator
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from herring import _core
-from herring.errors import InvalidArgumentError, MismatchError, PeerLostError, ShutdownError
+from herring.errors import (
+    HerringError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    ShutdownError,
+)
 from herring.groups import Group, scope_of
+from herring.handles import DoneCallbacks, call_later
 from herring.runtime import job, next_name
 
 __all__ = [
@@ -57,6 +64,7 @@ class Handle:
     def __init__(self, operation: _core.Operation, array: Any) -> None:
         self._operation = operation
         self._array = array
+        self._callbacks: DoneCallbacks | None = None
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -75,6 +83,50 @@ class Handle:
         self._operation.wait(seconds_of(timeout))
         note_write(self._array)
         return self._array
+
+    def exception(self, timeout: float | None = None) -> HerringError | None:
+        """Waits, and returns why the operation has failed; None: it has not.
+
+        Args:
+          timeout: seconds to wait here, as of `wait`.
+
+        Raises:
+          TimeoutError: not complete in time.
+        """
+        try:
+            self.wait(timeout)
+        except HerringError:
+            if not self.done():
+                raise
+        try:
+            self.wait()
+        except HerringError as error:
+            return error
+        return None
+
+    def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
+        """Has `fn` called with this handle, once, when the operation is complete or has failed.
+
+        If that is so already, and no earlier callback of this handle is still to be called, it is
+        called at once, in this thread; else by a thread of its own that the job has for callbacks,
+        in the order in which they were added. A callback may start other operations and wait for
+        them; those of other handles are called after it has returned. It is called whether the
+        handle is kept, dropped or waited for, and also when `herring.shutdown` ends the operation,
+        which waits up to 10 s for callbacks. What it raises is logged.
+
+        Args:
+          fn: called with this handle: ``handle.wait()`` in it returns or raises at once.
+
+        Raises:
+          ShutdownError: the operation was started by the parent of this forked process.
+        """
+        if self._callbacks is None:
+            self._callbacks = DoneCallbacks()
+        self._callbacks.add(fn, self, self._when_done)
+
+    def _when_done(self, run: Callable[[], None]) -> bool:
+        """Has `run` called when it is complete; False: it is already."""
+        return call_later(self._operation, run)
 
 
 @contextmanager

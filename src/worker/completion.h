@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -23,7 +24,7 @@ class Completion {
   bool done() const { return done_.load(std::memory_order_acquire); }
 
   void set(Status status) {
-    std::function<void()> then;
+    std::vector<std::function<void()>> then;
     {
       std::lock_guard lock(mutex_);
       if (done()) return;
@@ -32,19 +33,20 @@ class Completion {
       then = std::move(then_);
     }
     changed_.notify_all();
-    if (then) then();
+    for (const auto& callback : then) callback();
   }
 
   // Calls `callback` once it is done: on the engine's thread, or at once. It must not block.
   void then(std::function<void()> callback) {
-    {
-      std::lock_guard lock(mutex_);
-      if (!done()) {
-        then_ = std::move(callback);
-        return;
-      }
-    }
-    callback();
+    if (!then_unless_done(callback)) callback();
+  }
+
+  // Likewise, but false, and nothing is called, if it is done already.
+  bool then_unless_done(std::function<void()> callback) {
+    std::lock_guard lock(mutex_);
+    if (done()) return false;
+    then_.push_back(std::move(callback));
+    return true;
   }
 
   // False: not done within `wait`, or a signal came.
@@ -55,6 +57,9 @@ class Completion {
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }
 
+  // The loop of the engine that completes it.
+  const transport::EventLoop& loop() const { return *loop_; }
+
   // Once done() only.
   const Status& status() const { return status_; }
 
@@ -64,7 +69,7 @@ class Completion {
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
   Status status_;
-  std::function<void()> then_;  // guarded by mutex_
+  std::vector<std::function<void()>> then_;  // guarded by mutex_
 };
 
 }  // namespace herring::worker
