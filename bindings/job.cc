@@ -5,15 +5,18 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <iterator>
 #include <mutex>
+#include <tuple>
 
 #include "base/log.h"
 #include "bindings.h"
@@ -213,7 +216,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
                                const std::string& name, const std::string& op, int root,
                                double prescale, double postscale, std::vector<uint64_t> splits,
                                double timeout, const std::string& algorithm, bool waits,
-                               nb::handle group) {
+                               nb::handle group, uint32_t list) {
   worker::Request request;
   request.group = group_of(group);
   request.kind = parse_kind(kind);
@@ -254,9 +257,46 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
       check(check_reducible(request.dtype, request.op, prescale, postscale));
     }
   }
+  if (list != 0) request.root = list;  // of an operation without a root: ranks must agree on it
   release_abandoned();
   handle->operation = take(job.engine().submit(std::move(request), waits));
   return handle;
+}
+
+// Bytes of an array, and their place among those of others: staging, its first byte there, array,
+// its first byte there, bytes.
+using Part = std::tuple<nb::object, size_t, nb::object, size_t, size_t>;
+
+// Copies all parts from their arrays to their staging, or (`back`) all or none of them from there.
+void copy_parts(const std::vector<Part>& parts, bool back) {
+  struct Copy {
+    char* to;
+    const char* from;
+    size_t bytes;
+  };
+  const auto at = [](const ArrayView& array, size_t first, size_t bytes) {
+    size_t size = size_of(array.dtype());
+    for (const uint64_t dimension : array.shape()) size *= dimension;
+    if (first <= size && bytes <= size - first) return array.data() + first;
+    raise({Code::kInvalidArgument, "the size of an array has changed while it was in use"});
+  };
+  std::deque<ArrayView> views;
+  std::vector<Copy> copies;
+  for (const auto& [staging, place, array, first, bytes] : parts) {
+    char* const here = at(views.emplace_back(staging, !back), place, bytes);
+    char* const there = at(views.emplace_back(array, back), first, bytes);
+    if (bytes > 0) copies.push_back({back ? there : here, back ? here : there, bytes});
+  }
+  nb::gil_scoped_release release;
+  for (const Copy& one : copies) std::memcpy(one.to, one.from, one.bytes);
+}
+
+// Its dtype and shape; what operations in place refuse is refused.
+nb::tuple describe_array(nb::object array, bool writable) {
+  const ArrayView view(array, writable);
+  nb::list shape;
+  for (const uint64_t dimension : view.shape()) shape.append(dimension);
+  return nb::make_tuple(name_of(view.dtype()), nb::tuple(shape));
 }
 
 // Waits for it, once: it is formed by all of its ranks.
@@ -385,7 +425,7 @@ void register_job(nb::module_& module) {
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
            "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false,
-           "group"_a = nb::none())
+           "group"_a = nb::none(), "list"_a = 0)
       .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
       .def("destroy_group",
            [](Job& job, nb::handle group) {
@@ -429,6 +469,8 @@ void register_job(nb::module_& module) {
       }, "node"_a)
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);
+  module.def("copy_parts", &copy_parts, "parts"_a, "back"_a = false);
+  module.def("describe_array", &describe_array, "array"_a, "writable"_a);
 }
 
 }  // namespace herring::bindings

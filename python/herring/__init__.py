@@ -38,6 +38,13 @@ if TYPE_CHECKING:
         empty,
         reduce_scatter,
     )
+    from herring.grouped import (
+        grouped_allgather,
+        grouped_allreduce,
+        grouped_allreduce_async,
+        grouped_broadcast,
+        grouped_reduce_scatter,
+    )
     from herring.groups import (
         Group,
         new_group,
@@ -92,6 +99,7 @@ _HOMES = (
     "herring.reduction",
     "herring.rooted",
     "herring.messages",
+    "herring.grouped",
     "herring.partial",
     "herring.planned",
 )
@@ -128,6 +136,11 @@ __all__ = [
     "empty",
     "flush",
     "gather",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_async",
+    "grouped_broadcast",
+    "grouped_reduce_scatter",
     "init",
     "is_initialized",
     "local_rank",
