@@ -414,8 +414,7 @@ void register_job(nb::module_& module) {
         check(h.operation->completion.status());
         return h.operation->formed;
       })
-      .def_prop_ro("counts", [](const Handle& h) { return h.operation->counts; })
-      .def_prop_ro("dims", [](const Handle& h) { return h.operation->dims; });
+      .def_prop_ro("counts", [](const Handle& h) { return h.operation->counts; });
 
   using namespace nb::literals;
   nb::class_<Job>(module, "Job")

@@ -72,6 +72,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
             "server_weights",
             "credit",
             "credit_max",
+            "server_memory",
         ),
     ),
 )

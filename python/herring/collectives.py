@@ -327,7 +327,7 @@ def allgather(
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
     operation, flat = _collect("allgather", array, name, timeout, group)
-    return flat.reshape(sum(operation.dims), *_tail(array))
+    return flat.reshape(sum(operation.counts), *_tail(array))
 
 
 def reduce_scatter(
@@ -525,7 +525,7 @@ def allgather_object(
         data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
     operation, flat = _collect("allgather", data, name, timeout, group)
     objects, start = [], 0
-    for length in operation.dims:
+    for length in operation.counts:
         objects.append(pickle.loads(flat[start : start + length].tobytes()))
         start += length
     return objects
@@ -555,5 +555,6 @@ def check_same(what: str, value: Any, *, name: str, group: Group | None = None) 
     """Raises MismatchError on every rank unless `value` is equal on all of them."""
     values = allgather_object(value, name=name, group=group)
     if any(one != values[0] for one in values):
-        listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))
+        ranks = range(len(values)) if group is None else group.ranks
+        listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(ranks, values))
         raise MismatchError(f"ranks disagree about {what}: {listed}")

@@ -171,10 +171,7 @@ uint64_t largest_reply(const Announces& calls) {
 wire::Go common_head(const Announces& calls) {
   wire::Go go;
   if (calls[0]->kind != Collective::kAllgather) return go;
-  for (const Announce* call : calls) {
-    go.counts.push_back(call->elements());
-    go.dims.push_back(rows(*call));
-  }
+  for (const Announce* call : calls) go.counts.push_back(rows(*call));
   return go;
 }
 
@@ -393,7 +390,7 @@ void Coordinator::form(const JobGroup& group, const Announces& calls, std::vecto
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kReply;
-    out.push_back({rank, header, encode(wire::Go{calls[index]->id, {number}, {}})});
+    out.push_back({rank, header, encode(wire::Go{calls[index]->id, {number}})});
   }
 }
 
@@ -511,9 +508,12 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
     Calls& calls = name->second;
     for (auto pending = calls.begin(); pending != calls.end();) {
       const uint32_t index = pending->group->members.index_of(rank);
-      if (index != control::Group::kNobody && concerns(*pending->group) && !pending->here[index]) {
-        pending->here[index] = true;
-        ++pending->arrived;
+      if (index != control::Group::kNobody && concerns(*pending->group)) {
+        if (!pending->here[index]) {
+          pending->here[index] = true;
+          ++pending->arrived;
+        }
+        // Also what it has called itself: who hears of it first calls nothing any more.
         if (!pending->failure) {
           fail(*pending, gone(*pending->group, pending->calls.front().message.name), out);
         }

@@ -76,6 +76,11 @@ void GroupTable::rank_gone(uint32_t rank, const std::string& how) {
   std::erase_if(groups_, [this](const auto& one) { return nobody_left(one.second); });
 }
 
+bool GroupTable::is_gone(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  return gone_.contains(rank);
+}
+
 void GroupTable::note_gone(JobGroup& group) const {
   std::lock_guard lock(mutex_);
   for (const auto& [rank, how] : gone_) group.add_gone(rank, how);

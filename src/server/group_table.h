@@ -53,6 +53,7 @@ class GroupTable {
   void leave(uint32_t id, uint32_t rank);
   // The rank calls nothing any more: it has left the job, or is dead.
   void rank_gone(uint32_t rank, const std::string& how);
+  bool is_gone(uint32_t rank) const;
   // Notes in a new group who is gone already.
   void note_gone(JobGroup& group) const;
   // All of which `rank` is a member; the world comes first.

@@ -135,10 +135,10 @@ void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
   if (!rode_along) header.round = group.next_ticket++;
   const uint64_t tag = send.message.splits.front();
   out.push_back({from, header,
-                 encode(wire::Go{send.message.id, {receive.index, tag}, {}}) +
+                 encode(wire::Go{send.message.id, {receive.index, tag}}) +
                      (rode_along ? std::string() : receive.message.address)});
   out.push_back({to, header,
-                 encode(wire::Go{receive.message.id, {send.index, tag}, {}}) +
+                 encode(wire::Go{receive.message.id, {send.index, tag}}) +
                      (rode_along ? std::string(send.message.payload) : send.message.address)});
 }
 

@@ -1,7 +1,7 @@
-// Sends and receives between two ranks of a group: the server that answers for a receiver pairs what
-// is sent to it with what it asks for, in the order in which both come. A small payload rides along
-// and waits here; for a larger one both are told where the other listens, and it goes from worker to
-// worker. Pure bookkeeping, as Coordinator, whose lock its caller holds.
+// Sends and receives between two ranks of a group: the server that answers for a receiver pairs
+// what is sent to it with what it asks for, in the order in which both come. A small payload rides
+// along and waits here; for a larger one both are told where the other listens, and it goes from
+// worker to worker. Pure bookkeeping, as Coordinator, whose lock its caller holds.
 #pragma once
 
 #include <cstdint>

@@ -181,7 +181,7 @@ Status Server::define_group(uint32_t group, uint32_t rank, std::string_view text
   wire::FrameHeader header;
   header.type = wire::FrameType::kReply;
   header.group = group;
-  out.push_back({rank, header, encode(wire::Go{message->id, {}, {}})});
+  out.push_back({rank, header, encode(wire::Go{message->id, {}})});
   return {};
 }
 
@@ -190,6 +190,7 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
                            std::vector<Answer>& out) {
   const std::shared_ptr<JobGroup> group = groups_->find(header.group);
   const bool broken = header.flags & wire::kFlagBroken;
+  if (!group && groups_->is_gone(rank)) return {};  // the news that it left came first
   if (!group || !group->members.has(rank) || (group->members.is_world() && !broken)) {
     return {Code::kInternal, concat("rank ", rank, " leaves group ", header.group,
                                     ", in which it is not")};

@@ -32,6 +32,7 @@ struct DataPlaneOptions {
   size_t frame_max = 256 << 10;
   size_t credit = 0;  // bytes per flow; 0: self-controlled
   size_t credit_max = 1 << 20;
+  size_t credit_ladder = 0;  // where credit begins to be bounded by memory alone; 0: credit_max
   size_t small_bytes = 65536;
   uint32_t flows = 1;  // of a worker to a server
 

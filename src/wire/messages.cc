@@ -139,7 +139,6 @@ std::string encode(const Go& go) {
   ByteWriter out;
   out.put(go.id);
   put_list(out, go.counts);
-  put_list(out, go.dims);
   return out.take();
 }
 
@@ -147,9 +146,7 @@ Result<Go> decode_go(std::string_view text, std::string_view* rest) {
   ByteReader in(text);
   Go go;
   go.id = in.get<uint64_t>();
-  if (!get_list(in, go.counts, kMaxCounts) || !get_list(in, go.dims, kMaxCounts)) {
-    return malformed("go");
-  }
+  if (!get_list(in, go.counts, kMaxCounts)) return malformed("go");
   *rest = in.rest();
   return go;
 }

@@ -89,14 +89,13 @@ struct Announce {
   uint64_t elements() const;
 };
 
-// kGo and the head of kReply: per-rank element counts where ranks may differ (allgather: elements
-// of each rank; alltoall: elements that each rank has for the one that is told), else empty.
+// kGo and the head of kReply: per-rank counts where ranks may differ (allgather: rows of each rank;
+// alltoall: elements that each rank has for the one that is told), else empty.
 // form_group: one count, the number of the new group. send, receive: the other rank and the tag; in
 // kGo the other's address follows.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;
-  std::vector<uint64_t> dims;  // allgather: first dimension of each rank; alltoall: none
 };
 
 // kGroup: the group of the header's number, as one of its members says. Answered with its id.

@@ -36,16 +36,24 @@ constexpr uint32_t kLossesThatCount = 3;
 }  // namespace
 
 CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixed,
-                                   size_t segment_bytes)
+                                   size_t segment_bytes, uint16_t ladder)
     : base_(std::max<uint16_t>(initial, 1)),
       maximum_(std::max(base_, maximum)),
+      ladder_(std::clamp(ladder, base_, maximum_)),
+      allowed_(ladder_),
       fixed_(fixed),
       segment_bytes_(segment_bytes),
-      climbing_(!fixed && base_ < maximum_),
+      climbing_(!fixed && base_ < ladder_),
       other_(base_),
       shrink_pause_(kCongestionPause),
       pause_(kFirstPause) {
   begin_interval();
+}
+
+void CreditController::allow(size_t path_bytes) {
+  allowed_ = static_cast<uint16_t>(
+      std::clamp<size_t>(path_bytes / segment_bytes_, ladder_, maximum_));
+  if (!fixed_ && !climbing_ && other_ == base_) other_ = twice(base_);
 }
 
 void CreditController::on_queueing(Nanos delay) {
@@ -169,7 +177,7 @@ void CreditController::finish_interval(Nanos now) {
 
 void CreditController::climb(Nanos now) {
   rungs_.push_back(pace());
-  if (other_ == maximum_) return leave_ladder(now);
+  if (other_ == ladder_) return leave_ladder(now);
   other_ = twice(other_);
   begin_interval();
 }
@@ -256,7 +264,7 @@ void CreditController::end_growing(Nanos now, bool keep) {
   } else {
     hold(now, std::min(kCostOfTrials * cost_, kLongestPause));
   }
-  other_ = twice(keep || other_ == maximum_ ? base_ : other_);
+  other_ = twice(keep || other_ >= largest() ? base_ : other_);
 }
 
 void CreditController::end_shrinking(Nanos now, bool keep) {

@@ -38,11 +38,16 @@ namespace herring::worker {
 
 class CreditController {
  public:
-  // Credits are in segments; fixed: no control.
-  CreditController(uint16_t initial, uint16_t maximum, bool fixed, size_t segment_bytes);
+  // Credits are in segments; fixed: no control. `ladder`: its last rung; beyond that, up to
+  // `maximum`, windows are tried from there on only, as far as allow() says.
+  CreditController(uint16_t initial, uint16_t maximum, bool fixed, size_t segment_bytes,
+                   uint16_t ladder = UINT16_MAX);
 
   // How many flows the window counts for: those on which rank 0 receives results.
   void set_flows(size_t flows) { flows_ = std::max<size_t>(flows, 1); }
+
+  // No window beyond the ladder that holds more bytes than a path can have on its way helps.
+  void allow(size_t path_bytes);
 
   uint16_t credit() const { return climbing_ || trying_ ? other_ : base_; }
   uint16_t base() const { return base_; }
@@ -65,8 +70,9 @@ class CreditController {
 
  private:
   uint16_t twice(uint16_t window) const {
-    return static_cast<uint16_t>(std::min<uint32_t>(2u * window, maximum_));
+    return static_cast<uint16_t>(std::min<uint32_t>(2u * window, largest()));
   }
+  uint16_t largest() const { return !climbing_ && base_ >= ladder_ ? allowed_ : ladder_; }
   uint16_t larger() const { return std::max(base_, other_); }
   bool shrinking() const { return other_ < base_; }
   // Bytes of a window on all flows that carry anything: a rank that shares its node with others
@@ -98,6 +104,8 @@ class CreditController {
 
   uint16_t base_;
   const uint16_t maximum_;
+  const uint16_t ladder_;
+  uint16_t allowed_;             // from the ladder's end up to the maximum
   const bool fixed_;
   const size_t segment_bytes_;
   size_t flows_ = 1;

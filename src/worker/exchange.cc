@@ -16,13 +16,21 @@ Exchange broadcast(const Request& request, uint32_t rank) {
   return exchange;
 }
 
-// counts: items of each rank.
+// Items of a row of the array.
+uint64_t row_items(const Request& request) {
+  uint64_t items = 1;
+  for (size_t i = 1; i < request.shape.size(); ++i) items *= request.shape[i];
+  return items;
+}
+
+// counts: rows of each rank.
 Exchange allgather(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank) {
   Exchange exchange;
+  const size_t row = row_items(request) * size_of(request.dtype);
   for (uint32_t r = 0; r < counts.size(); ++r) {
     Block block;
     block.buffer = r;
-    block.bytes = counts[r] * size_of(request.dtype);
+    block.bytes = counts[r] * row;
     const size_t place = exchange.result_bytes;
     exchange.result_bytes += block.bytes;
     if (r == rank) {
@@ -55,12 +63,6 @@ Exchange reduce_scatter(const Request& request, uint32_t rank, uint32_t size) {
     exchange.blocks.push_back(block);
   }
   return exchange;
-}
-
-// Items of a row of the array.
-uint64_t row_items(const Request& request) {
-  const uint64_t rows = request.shape.empty() ? 1 : request.shape[0];
-  return request.bytes() / size_of(request.dtype) / std::max<uint64_t>(rows, 1);
 }
 
 // counts: items that each rank has for this one.
@@ -128,18 +130,22 @@ Status check_counts(const Request& request, const std::vector<uint64_t>& counts,
   };
   if (counts.size() != size) return wrong(concat("are ", counts.size(), ", not ", size));
   constexpr uint64_t kMost = uint64_t{1} << 48;  // as for an announcement
+  const uint64_t each = gathers ? row_items(request) : 1;
   uint64_t received = 0;
   for (const uint64_t count : counts) {
-    if (count > kMost) return wrong("are beyond all reason");
-    received += count;
+    uint64_t items = 0;
+    if (__builtin_mul_overflow(count, each, &items) || items > kMost || count > kMost) {
+      return wrong("are beyond all reason");
+    }
+    received += items;
   }
   if (received > kMost) return wrong("are beyond all reason");
   // To itself a rank sends what it receives from there.
-  const uint64_t own = gathers ? request.bytes() / size_of(request.dtype)
+  const uint64_t own = gathers ? (request.shape.empty() ? 1 : request.shape[0])
                                : request.splits[rank] * row_items(request);
   if (counts[rank] != own) {
-    return wrong(concat("say that this rank has ", counts[rank], " elements for itself; it has ",
-                        own));
+    return wrong(concat("say that this rank has ", counts[rank], gathers ? " rows" : " elements",
+                        " for itself; it has ", own));
   }
   return {};
 }

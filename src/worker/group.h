@@ -45,8 +45,8 @@ class Group {
   // The first one stays. False: there was one already.
   bool fail(const Status& status);
 
-  // Engine thread: connections between its members are there, or asked for.
-  bool meets = false;
+  // Engine thread: its members tell each other where they are, and have done so.
+  bool meets = false, met = false;
 
  private:
   const control::Group members_;

@@ -202,7 +202,7 @@ Status Job::connect() {
   const control::Cluster& cluster = member_->cluster();
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster, cores());
   if (server_) {
     const size_t connections = (size_t{cluster.size} + cluster.servers.size()) * plane.flows;
     HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(connections));
@@ -345,7 +345,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
   const control::Cluster& cluster = membership.cluster();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster.nodes, cores());
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster, cores());
   if (Status enough = transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows);
       !enough.ok()) {
     membership.abort(enough);  // the others would only see this process leave

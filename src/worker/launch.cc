@@ -21,7 +21,6 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
                              std::string_view rest) {
   operation.launched_ = true;
   operation.counts = std::move(go.counts);
-  operation.dims = std::move(go.dims);
   const Group& group = *operation.request.group;
   if (Status why = engine_.called_off(group); !why.ok()) return finish(operation, why);
   const Key key{header.stream, header.round, 0, group.id()};
@@ -168,6 +167,25 @@ void NamedOperations::launch_schedule(Operation& operation, Key key) {
   if (!possible.ok()) return finish(operation, possible);
   if (!std::exchange(request.group->meets, true)) meet_workers(request.group);
   operation.parts_left_ = 1;
+  if (request.group->met) return start_schedule(operation, key);
+  unmet_.emplace(request.group->id(), std::pair(operation.id_, key));
+}
+
+// Schedules wait for their group to meet, also where others have told the addresses: no call of
+// the group's own is in flight when what needed it is over.
+void NamedOperations::met(const std::shared_ptr<Group>& group) {
+  group->met = true;
+  std::vector<std::pair<uint64_t, Key>> waiting;
+  const auto [from, to] = unmet_.equal_range(group->id());
+  for (auto one = from; one != to; ++one) waiting.push_back(one->second);
+  unmet_.erase(from, to);
+  for (const auto& [id, key] : waiting) {
+    if (const auto operation = find(id)) start_schedule(*operation, key);
+  }
+}
+
+void NamedOperations::start_schedule(Operation& operation, Key key) {
+  const Request& request = operation.request;
   collective::Task task;
   task.group = key.group;
   task.stream = key.stream;
@@ -251,7 +269,9 @@ void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
   operation->then_ = [this, place, group, gathered = operation.get()](const Status& status) {
     // A group that is called off fails its own operations.
     if (!status.ok()) {
-      return engine_.called_off(*group).ok() ? engine_.fail_now(status) : void();
+      if (!engine_.failure().ok()) return;
+      if (engine_.called_off(*group).ok()) engine_.membership().call_off(group, status);
+      return met(group);
     }
     if (gathered->result_bytes != group->size() * kMaxAddress) {
       return engine_.fail_now({Code::kInternal, concat("the workers' addresses have ",
@@ -267,8 +287,9 @@ void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
                                         " cannot listen for other workers; its log says why")});
       }
     }
-    const Status met = engine_.executor().meet(group->members().ranks(), addresses);
-    if (!met.ok()) engine_.fail_now(met);
+    const Status could = engine_.executor().meet(group->members().ranks(), addresses);
+    if (!could.ok()) return engine_.fail_now(could);
+    met(group);
   };
   start(operation);
 }

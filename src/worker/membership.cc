@@ -91,7 +91,6 @@ Status Membership::called_off(const Group& group) const {
   return found == called_off_.end() ? Status() : found->second;
 }
 
-// Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
 void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
   const Status status(why.code(), why.message());
   if (!called_off_.try_emplace(group->id(), status).second) return;
@@ -194,12 +193,13 @@ void Membership::fail_what_needs(uint32_t server) {
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
     if (!group->shards().uses(server)) continue;
-    if (engine_.moves(*group)) {
-      if (group->is_world()) return engine_.fail_now(gone);
-      call_off(group, gone);
-    }
+    if (group->is_world() && engine_.moves(*group)) return engine_.fail_now(gone);
+    // Nothing that is called later would be answered.
+    group->is_world() ? static_cast<void>(group->fail(gone)) : call_off(group, gone);
+    engine_.fail_partial(*group, gone);
     engine_.named().fail_announced(*group, server, gone);
   }
+  engine_.links().server_lost(server);
 }
 
 // What was in flight when a rank left may complete without it. Announced operations are failed by

@@ -46,12 +46,14 @@ class Membership {
 
   // Why a group's operations were called off; ok: they were not.
   Status called_off(const Group& group) const;
+  // Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
+  void call_off(const std::shared_ptr<Group>& group, const Status& why);
+  bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
 
  private:
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
-  void call_off(const std::shared_ptr<Group>& group, const Status& why);
   void fail_what_needs(uint32_t server);
   Status departure() const;
 

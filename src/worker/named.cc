@@ -94,6 +94,11 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   }
   const bool message = is_message(request.kind);
   if (message) operation->server_ = group.shards().owner_of(box_of(group, request));
+  if (engine_.membership().has_ended(operation->server_)) {
+    return finish(*operation, {Code::kPeerLost,
+                               concat(engine_.cluster().describe_server(operation->server_),
+                                      " has ended")});
+  }
   const size_t bytes = request.bytes();
 
   wire::Announce announce;
@@ -158,11 +163,10 @@ void NamedOperations::complete_alone(Operation& operation) {
       break;
     case wire::Collective::kAllreduce: status = reduce_to(request.receive); break;
     case wire::Collective::kAllgather:
-      operation.dims = {request.shape.empty() ? 1 : request.shape[0]};
+      operation.counts = {request.shape.empty() ? 1 : request.shape[0]};
       [[fallthrough]];
     case wire::Collective::kAlltoall:
     case wire::Collective::kReduceScatter:
-      operation.counts = {count};
       if (char* out = operation.make_result(request.bytes()); out == nullptr) {
         status = {Code::kInternal, concat("no memory for the result of '", request.name,
                                           "', which has ", request.bytes(), " bytes")};
@@ -214,7 +218,6 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
 void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_view result) {
   const Request& request = operation.request;
   operation.counts = std::move(head.counts);
-  operation.dims = std::move(head.dims);
   switch (request.kind) {
     case wire::Collective::kBarrier:
     case wire::Collective::kSend: break;

@@ -59,6 +59,8 @@ class NamedOperations {
   void launch_allreduce(Operation& operation, Key key);
   void launch_exchange(Operation& operation, Key key);
   void launch_schedule(Operation& operation, Key key);
+  void start_schedule(Operation& operation, Key key);
+  void met(const std::shared_ptr<Group>& group);
   void launch_message(Operation& operation, Key key, const std::string& address);
   Result<std::string> own_address();
   void meet_workers(const std::shared_ptr<Group>& group);
@@ -69,6 +71,7 @@ class NamedOperations {
   Engine& engine_;
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;
   uint64_t next_id_ = 1;
+  std::multimap<uint32_t, std::pair<uint64_t, Key>> unmet_;  // schedules, by group
   std::string own_address_;  // where other workers reach this one, once it listens
 
   using Name = std::pair<uint32_t, std::string>;  // with the number of its group

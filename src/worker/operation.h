@@ -44,7 +44,8 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   // What allgather, reduce_scatter and alltoall return; valid once complete.
   std::unique_ptr<char[]> result;
   size_t result_bytes = 0;
-  std::vector<uint64_t> counts, dims;  // see wire::Go: of a receive, from whom and with which tag
+  // See wire::Go. Of allgather, the rows of each rank; of a receive, from whom and with which tag.
+  std::vector<uint64_t> counts;
   std::shared_ptr<Group> formed;       // by form_group; valid once complete
 
  private:

@@ -8,7 +8,12 @@ namespace {
 // What all ranks and servers must have alike: rank 0's values travel with the cluster.
 constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
                                    "credit_max",    "small_bytes",  "server_weights",
-                                   "proxies",       "flows",        "buffer_bytes"};
+                                   "proxies",       "flows",        "buffer_bytes",
+                                   "server_memory"};
+// The window of a flow that no path of today's short networks needs to exceed.
+constexpr size_t kLadder = 1 << 20;
+// Slots for a segment of credit: one fills, one drains.
+constexpr size_t kSlotsPerSegment = 2;
 
 }  // namespace
 
@@ -23,16 +28,26 @@ Result<Settings> adopt(const control::Settings& shared) {
   return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
 }
 
-server::DataPlaneOptions data_plane(const Settings& settings, uint32_t nodes, uint32_t cores) {
+server::DataPlaneOptions data_plane(const Settings& settings, const control::Cluster& cluster,
+                                    uint32_t cores) {
   server::DataPlaneOptions options;
   const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
-  options.proxies = asked != 0 ? asked : std::clamp(std::min((nodes + 7) / 8, cores / 2), 1u, 16u);
+  const uint32_t chosen = std::clamp(std::min((cluster.nodes + 7) / 8, cores / 2), 1u, 16u);
+  options.proxies = asked != 0 ? asked : chosen;
   options.segment_bytes = settings.get_bytes("segment_bytes");
   options.frame_max = settings.get_bytes("frame_max");
   options.credit = settings.get_bytes("credit");
   options.credit_max = settings.get_bytes("credit_max");
   options.small_bytes = settings.get_bytes("small_bytes");
   options.flows = static_cast<uint32_t>(settings.get_int("flows"));
+  if (options.credit_max == 0) {
+    const size_t flows = size_t{std::max(cluster.size, 1u)} * options.flows;
+    options.credit_max =
+        std::max(static_cast<size_t>(settings.get_bytes("server_memory")) /
+                     (kSlotsPerSegment * flows),
+                 kLadder);
+    options.credit_ladder = kLadder;
+  }
   return options;
 }
 
@@ -45,6 +60,9 @@ EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
   engine.links.credit_initial = plane.credit_segments(plane.credit);
   engine.links.credit_max = plane.credit_segments(std::max(plane.credit, plane.credit_max));
   engine.links.credit_fixed = plane.credit != 0;
+  if (plane.credit_ladder != 0) {
+    engine.links.credit_ladder = plane.credit_segments(plane.credit_ladder);
+  }
   engine.links.steers = rank == 0;
   for (const control::ServerInfo& server : cluster.servers) {
     engine.links.weights.push_back(server.weight);

@@ -16,7 +16,8 @@ control::Settings shared_settings(const Settings& settings);
 Result<Settings> adopt(const control::Settings& shared);
 
 // `cores`: of the machine that serves.
-server::DataPlaneOptions data_plane(const Settings& shared, uint32_t nodes, uint32_t cores);
+server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,
+                                    uint32_t cores);
 
 // Without what belongs to the process: addresses, credentials, time-outs, how to abort.
 EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,

@@ -209,19 +209,18 @@ Status Partial::on_commit(const wire::RoundMark& mark) {
 void Partial::complete() {
   std::optional<partial::Join> join;
   std::string payload;
-  bool ended = false;
+  // Before anybody can see it: who has the last result may use the name, or end the group, at once.
+  if (info_.last) engine_.delist(id_);
   {
     std::lock_guard lock(mutex_);
     join = ledger_.completed();
     if (join && !pushes_) payload.assign(ledger_.announced(), bytes_);
     info_.completed_at = engine_.loop()->now();
-    ended = info_.last;
     infos_.push_back(std::move(info_));
     info_ = {};
     info_.round = infos_.back().round + 1;
   }
   transferred_ = committed_ = false;
-  if (ended) engine_.delist(id_);
   changed_.notify_all();
   if (join) announce(*join, std::move(payload));
 }

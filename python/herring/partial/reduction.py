@@ -90,7 +90,8 @@ class PartialReduction:
             scope.handle,
         )
         self._recorder = self.statistics.begin(
-            {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
+            {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)},
+            in_group=group is not None,
         )
         self._flushes = False
         self.ended = False

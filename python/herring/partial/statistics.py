@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.errors import ConfigurationError
+from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.partial.replay import Recorder
 from herring.partial.replay import save as save_recording
 
@@ -42,15 +42,17 @@ class RoundStatistics:
         self._lost: list[tuple[int, int, int]] = []
         self._recorders: list[Recorder] = []
         self._fresh: list[RoundInfo] = []
+        self._in_group = False
 
     @property
     def series(self) -> int:
         """Series that these are of, one after the other: each `flush` ends one."""
         return len(self._recorders)
 
-    def begin(self, options: dict[str, Any]) -> Recorder:
-        """What follows is of another series."""
+    def begin(self, options: dict[str, Any], in_group: bool = False) -> Recorder:
+        """What follows is of another series; `in_group`: of some of the job's ranks."""
         self._digest()
+        self._in_group |= in_group
         self._recorders.append(Recorder(options))
         return self._recorders[-1]
 
@@ -60,9 +62,13 @@ class RoundStatistics:
         Every rank calls it after its last `flush`, with statistics of the same series.
 
         Raises:
-          InvalidArgumentError: a series is not flushed, a worker is gone, ranks have different
-            numbers of series, or the file cannot be written; on every rank.
+          InvalidArgumentError: a series is not flushed, or was a group's, a worker is gone, ranks
+            have different numbers of series, or the file cannot be written; on every rank.
         """
+        if self._in_group:
+            raise InvalidArgumentError(
+                f"a recording is of all ranks: a series of a group cannot be saved to '{path}'"
+            )
         self._digest()
         save_recording(path, self._recorders, self._lost)
 

@@ -50,7 +50,7 @@ TEST(SettingSpecs, TableIsWellFormed) {
     EXPECT_STREQ(defaults.origin(spec.name), "default");
     EXPECT_EQ(defaults.text(spec.name), spec.default_text);
   }
-  EXPECT_EQ(names.size(), 28u);
+  EXPECT_EQ(names.size(), 29u);
 }
 
 TEST(Settings, Defaults) {
@@ -71,7 +71,8 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.get_bytes("segment_bytes"), 8192);
   EXPECT_EQ(settings.get_bytes("buffer_bytes"), 0);
   EXPECT_EQ(settings.get_bytes("credit"), 0);
-  EXPECT_EQ(settings.get_bytes("credit_max"), 1 << 20);
+  EXPECT_EQ(settings.get_bytes("credit_max"), 0);
+  EXPECT_EQ(settings.get_bytes("server_memory"), 1 << 30);
   EXPECT_EQ(settings.get_bytes("frame_max"), 256 << 10);
   EXPECT_EQ(settings.get_bytes("small_bytes"), 65536);
   EXPECT_EQ(settings.get_string("simd"), "auto");

@@ -14,8 +14,8 @@ constexpr size_t kSegment = 8192, kFlows = 8;
 // Feeds the controller as a path would whose goodput depends on the window; bytes per second.
 class Path {
  public:
-  explicit Path(uint16_t maximum = 128, bool fixed = false)
-      : controller(1, maximum, fixed, kSegment) {
+  explicit Path(uint16_t maximum = 128, bool fixed = false, uint16_t ladder = UINT16_MAX)
+      : controller(1, maximum, fixed, kSegment, ladder) {
     controller.set_flows(kFlows);
   }
 
@@ -90,6 +90,18 @@ TEST(CreditController, GrowsWhileMoreMovesMore) {
   Path path;
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
   EXPECT_EQ(path.controller.base(), 32);
+}
+
+// Memory bounds the window of a long path; on a short one nothing beyond the ladder is tried.
+TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
+  for (const size_t allowed : {0, 64, 512, 1 << 20}) {
+    Path path(2048, false, 128);
+    path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
+    EXPECT_EQ(path.controller.base(), 32);
+    path.controller.allow(allowed * kSegment);
+    path.run(600 * kSecond, [](uint16_t credit) { return 2e6 * credit; });
+    EXPECT_EQ(path.controller.base(), std::clamp<size_t>(allowed, 128, 2048));
+  }
 }
 
 // Where processors are the limit, each doubling saves a little, and other work makes noise.
