@@ -176,6 +176,8 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
                   concat("rank ", rank, " sent data of an operation it did not open"));
   }
   Operation& op = *found->second;
+  // Whether or not it was opened before the group broke.
+  if (op.group->broken && !goes_on_without(op) && op.group->members.has(rank)) return false;
   const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.contributors[contributor].opened ||
@@ -183,7 +185,6 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
     return Status(Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count,
                                           " of '", op.open.name, "', which has ", op.segments));
   }
-  if (op.group->broken && !goes_on_without(op)) return false;
   const uint64_t begin = first * segment_bytes_;
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;

@@ -34,6 +34,16 @@ def test_a_far_server_has_a_window_of_its_own():
     assert run(scenario).median() < 1.25 * scenario.size * 8 / scenario.rate
 
 
+def test_memory_bounds_the_window_of_a_long_path():
+    # A megabyte on a flow is a small part of what 100 ms hold.
+    scenario = JobScenario(nodes=2, servers=2, size=50_000_000, rate=1e9, path=PathModel(5e-2))
+    bounded = run(dataclasses.replace(scenario, settings={"credit_max": "1MiB"}), rounds=20)
+    free = run(scenario, rounds=20)
+    assert max(one.credit for one in bounded.rounds) == 1 << 20
+    assert max(one.credit for one in free.rounds) > 1 << 20
+    assert free.median(12) < 0.8 * bounded.median(12)
+
+
 def test_two_sites_share_a_thin_link():
     # Half of what each of four workers sends crosses it, and half of what they get.
     thin = 100e6

@@ -186,6 +186,9 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   Slot* slot = nullptr;
   ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slot));
   aggregator.break_group(*groups.world());
+  // Another contributor opens what is still being received.
+  EXPECT_TRUE(aggregator.open({}, open_message(3 * kSegment), 1).ok());
+  EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
   EXPECT_EQ(delivered, 2u);
   EXPECT_FALSE(aggregator.idle());
   aggregator.arrived(*slot, 0);
