@@ -87,8 +87,34 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
     return {};
   }
   series->enlisted[index] = true;
+  for (uint32_t i = 0; i < series->size(); ++i) {
+    // Whoever knows it begins nothing any more.
+    if (lost_[series->rank(i)]) call_off(id, *series, i, out);
+  }
   advance(id, *series, now, out);
   return {};
+}
+
+bool SeriesTable::all_enlisted(const Series& series) const {
+  for (uint32_t i = 0; i < series.size(); ++i) {
+    if (!series.enlisted[i] && !lost_[series.rank(i)]) return false;
+  }
+  return true;
+}
+
+void SeriesTable::call_off(uint64_t id, Series& series, uint32_t lost,
+                           std::vector<Answer>& out) const {
+  series.failed = true;
+  const Status why(Code::kPeerLost,
+                   concat("the partial all-reduce '", series.options.name, "'",
+                          series.group->members.suffix(), " cannot begin: ",
+                          describe_rank(series, lost), " is gone"));
+  for (uint32_t i = 0; i < series.size(); ++i) {
+    if (!series.enlisted[i] || lost_[series.rank(i)]) continue;
+    Answer answer = error_answer(series.rank(i), id, why);
+    answer.header.stream = wire::kPartialStreams;
+    out.push_back(std::move(answer));
+  }
 }
 
 uint32_t SeriesTable::free_stream() {
@@ -124,6 +150,7 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
     return {Code::kInternal, concat("rank ", rank, " joins '", series.options.name,
                                     "', of whose group it is no member")};
   }
+  if (series.failed) return {};
   const wire::Enlist& options = series.options;
   const bool adds = join->upto > series.owner.announced(index);
   const size_t bytes =
@@ -225,9 +252,7 @@ std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
 }
 
 void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out) {
-  for (uint32_t i = 0; i < series.size(); ++i) {
-    if (!series.enlisted[i] && !lost_[series.rank(i)]) return;
-  }
+  if (series.failed || !all_enlisted(series)) return;
   while (auto closed = series.owner.close(now)) {
     wire::RoundMessage message;
     message.id = id;
@@ -271,6 +296,11 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
     Series& series = *(it++)->second;  // advance() may end it
     const uint32_t index = series.group->members.index_of(rank);
     if (index == control::Group::kNobody) continue;
+    // Those that have not begun it may know of this, and never will.
+    if (!all_enlisted(series)) {
+      call_off(id, series, index, out);
+      continue;
+    }
     if (series.options.replays && series.owner.member(index)) {
       fail({Code::kPeerLost, concat("the replay of '", series.options.name, "' cannot go on: ",
                                     cluster_.describe_rank(rank), " is gone")},

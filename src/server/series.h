@@ -69,6 +69,9 @@ class SeriesTable {
   std::string sum(Series& series, const partial::Closed& closed, uint32_t divisor) const;
   Status compare(Series& series, uint32_t index, const wire::JoinMessage& join);
   std::string describe_rank(const Series& series, uint32_t index) const;
+  bool all_enlisted(const Series& series) const;
+  // The series cannot begin without this one; nothing else is concerned.
+  void call_off(uint64_t id, Series& series, uint32_t lost, std::vector<Answer>& out) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
   uint32_t free_stream();
 

@@ -119,7 +119,24 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
     }
     return;
   }
+  if (header.type == wire::FrameType::kOpError && header.stream >= wire::kPartialStreams) {
+    if (Status status = on_series_error(payload); !status.ok()) {
+      fail_now({Code::kInternal,
+                concat(cluster_.describe_server(server), ": ", status.message())});
+    }
+    return;
+  }
   named_.on_control(server, header, payload);
+}
+
+// A series that cannot begin fails alone.
+Status Engine::on_series_error(std::string_view payload) {
+  auto error = wire::decode_op_error(payload);
+  if (!error.ok()) return error.status();
+  if (const auto found = partials_.extract(error->id); !found.empty()) {
+    found.mapped()->fail({error->code, error->text});
+  }
+  return {};
 }
 
 void Engine::fail(const Status& status) {

@@ -132,6 +132,7 @@ class Engine {
  private:
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   Status on_series(const wire::FrameHeader& header, std::string_view payload);
+  Status on_series_error(std::string_view payload);
   void check_deadlines(Nanos now);
   void tick();
 

@@ -179,6 +179,7 @@ herring.barrier()
 
 ENDING = """
 # Shutdown ends what is in flight: its callbacks are called before it returns.
+herring.barrier()  # nobody is still connecting when the first one leaves
 seen = []
 if rank == 0:
     for i in range(30):

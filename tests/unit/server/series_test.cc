@@ -308,5 +308,32 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
             std::string::npos);
 }
 
+// Who knows that a member is gone begins nothing any more: the others are told, and nobody else is.
+TEST_F(SeriesTest, ASeriesThatNotAllHaveBegunEndsWithAMember) {
+  wire::Enlist message;
+  message.name = "s";
+  message.inline_payload = true;
+  message.elements = 2;
+  message.quorum = 1;
+  std::vector<Answer> answers;
+  ASSERT_TRUE(table.enlist(0, 0, encode(message), 0, answers).ok());
+  ASSERT_TRUE(answers.empty());
+  table.lost(2, 1, answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[0].header.type, wire::FrameType::kOpError);
+  EXPECT_GE(answers[0].header.stream, wire::kPartialStreams);
+  const auto error = wire::decode_op_error(answers[0].payload);
+  ASSERT_TRUE(error.ok());
+  EXPECT_EQ(error->id, id);
+  EXPECT_NE(error->text.find("rank 2 ("), std::string::npos) << error->text;
+  // What was on its way is no fault, and who begins it all the same is told as well.
+  EXPECT_TRUE(join(0, 1, 1, floats({3, 6})).empty());
+  answers.clear();
+  ASSERT_TRUE(table.enlist(1, 0, encode(message), 2, answers).ok());
+  ASSERT_FALSE(answers.empty());
+  EXPECT_EQ(answers.back().rank, 1u);
+}
+
 }  // namespace
 }  // namespace herring::server
