@@ -16,6 +16,7 @@ std::shared_ptr<worker::Group> group_of(nb::handle group) {
 void register_groups(nb::module_& module) {
   using worker::Group;
   nb::class_<Group>(module, "Group")
+      .def_prop_ro("number", &Group::id)
       .def_prop_ro("ranks", [](const Group& group) { return group.members().ranks(); })
       .def_prop_ro("name", [](const Group& group) { return group.members().name(); })
       .def_prop_ro("rank", &Group::index)

@@ -153,7 +153,9 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
 
 def name_of_next(kind: str, group: Group | None) -> str:
     """A name for the next operation of its kind in the group; None: of all ranks."""
-    return next_name(kind) if group is None else next_name(f"{group.name}.{kind}", group.ranks)
+    if group is None:
+        return next_name(kind)
+    return next_name(f"{group.name}.{kind}", group.members().number)
 
 
 def seconds_of(timeout: float | None) -> float:

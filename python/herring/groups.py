@@ -142,7 +142,7 @@ def new_group(
     """
     running = job()
     listed = _checked(ranks, running.size)
-    label = name or next_name("group", listed)
+    label = name or next_name("group", tuple(listed))
     if running.rank not in listed:
         return Group(listed, label, None)
     if timeout is not None and not timeout > 0:

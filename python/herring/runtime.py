@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -197,14 +197,14 @@ def require_running(owner: _core.Job, what: str) -> None:
     )
 
 
-def next_name(kind: str, ranks: Sequence[int] | None = None) -> str:
+def next_name(kind: str, among: Hashable = None) -> str:
     """A name for an operation without one: the n-th call of its kind, the same on every rank.
 
     Args:
       kind: what it begins with.
-      ranks: of the group that calls it; None: all. Each group has numbers of its own.
+      among: who calls it, the same on all of them; each has numbers of its own. None: all ranks.
     """
-    return f"{kind}.{next(_names[kind if ranks is None else (kind, *ranks)])}"
+    return f"{kind}.{next(_names[kind, among])}"
 
 
 def abort(reason: str) -> None:

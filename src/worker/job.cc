@@ -230,8 +230,11 @@ Status Job::connect() {
       wanted.push_back({*address, {wire::Role::kWorker, options_.rank, k, cluster.incarnation}});
     }
   }
+  member_->watch([this](const control::Loss& loss) { on_loss(loss); },
+                 [this](const std::string& reason) { on_abort(reason); }, [] {});
   auto connected = transport::tcp::connect_all(wanted, member->source, member->credentials,
-                                               deadline, size_t{options_.rank} * flows_per_server);
+                                               deadline, size_t{options_.rank} * flows_per_server,
+                                               [this] { return cannot_connect(); });
   if (!connected.ok()) return connected.status();
   for (size_t i = 0; i < connected->size(); ++i) {
     if (own_host.empty()) {
@@ -254,20 +257,48 @@ Status Job::connect() {
   engine_ = std::make_unique<Engine>(cluster, engine, transport::tcp::transport(), std::move(bus_),
                                      std::move(flows));
 
-  member_->watch(
-      [this](const control::Loss& loss) {
-        if (!loss.left) {
-          if (server_ && !loss.is_server) server_->rank_lost(loss.index);
-          return engine_->peer_lost(loss);
-        }
-        if (loss.is_server) return;
-        engine_->rank_left(loss.index);
-        if (server_) server_->rank_left(loss.index);
-      },
-      [this](const std::string& reason) {
-        engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
-      },
-      [] {});
+  std::lock_guard lock(news_);
+  hears_ = true;
+  for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
+  if (!early_abort_.empty()) fail_engine(early_abort_);
+  return {};
+}
+
+// What happens before the engine is there waits for it; what makes it impossible ends the start.
+void Job::on_loss(const control::Loss& loss) {
+  std::lock_guard lock(news_);
+  hears_ ? tell_engine(loss) : early_losses_.push_back(loss);
+}
+
+void Job::on_abort(const std::string& reason) {
+  std::lock_guard lock(news_);
+  if (hears_) return fail_engine(reason);
+  early_abort_ = reason;
+}
+
+void Job::tell_engine(const control::Loss& loss) {
+  if (!loss.left) {
+    if (server_ && !loss.is_server) server_->rank_lost(loss.index);
+    return engine_->peer_lost(loss);
+  }
+  if (loss.is_server) return;
+  engine_->rank_left(loss.index);
+  if (server_) server_->rank_left(loss.index);
+}
+
+void Job::fail_engine(const std::string& reason) {
+  engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
+}
+
+// Somebody has died, or a server has left, before all connections were made.
+Status Job::cannot_connect() {
+  std::lock_guard lock(news_);
+  if (!early_abort_.empty()) {
+    return {Code::kPeerLost, concat("the job was aborted: ", early_abort_)};
+  }
+  for (const control::Loss& loss : early_losses_) {
+    if (!loss.left || loss.is_server) return {Code::kPeerLost, loss.text};
+  }
   return {};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "base/settings.h"
@@ -48,6 +49,11 @@ class Job {
   Status join();
   Status connect();
   void tell_others(const Status& why);
+  void on_loss(const control::Loss& loss);
+  void on_abort(const std::string& reason);
+  void tell_engine(const control::Loss& loss);
+  void fail_engine(const std::string& reason);
+  Status cannot_connect();
   Status start_colocated_server(const control::Cluster& cluster, uint32_t node,
                                 const control::Member::Options& member_options);
 
@@ -60,6 +66,12 @@ class Job {
   std::thread server_joining_;
   Status server_status_;
   std::unique_ptr<Engine> engine_;
+
+  std::mutex news_;  // guards what is below
+  bool hears_ = false;                       // the engine is there
+  std::vector<control::Loss> early_losses_;  // of before
+  std::string early_abort_;
+
   std::atomic<bool> ended_{false};  // all workers have said goodbye
   bool down_ = false;
 };

@@ -56,7 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     expect(table.enlist(rank, 0, encode(some_enlist("s", false)), 1, answers).ok());
     expect(table.enlist(rank, 0, encode(some_enlist("r", true)), 1, answers).ok());
   }
-  (void)table.enlist(0, text, 2, answers);
+  (void)table.enlist(0, 0, text, 2, answers);
   (void)table.join(0, text, 3, answers);
   JoinMessage good;  // closes a round with whatever is there
   good.id = series_id("s");

@@ -104,6 +104,12 @@ class Member {
     announce.shape = {in.below(9)};
     if (in.flag()) announce.shape.push_back(in.below(4));
     if (in.seldom()) announce.shape.push_back(in.any());
+    if (announce.kind == wire::Collective::kFormGroup) announce.splits = ranks<uint64_t>(in);
+    if (announce.kind == wire::Collective::kSend || announce.kind == wire::Collective::kReceive) {
+      if (announce.kind == wire::Collective::kSend || in.flag()) announce.splits = {in.below(2)};
+      if (in.below(4) == 0) announce.root = wire::kAnyRank;
+      announce.address = "10.0.0.1:7";
+    }
     if (announce.kind == wire::Collective::kAlltoall) {
       uint64_t left = announce.shape[0];
       for (uint32_t rank = 0; rank < size_; ++rank) {
@@ -123,6 +129,23 @@ class Member {
     if (!announce.inline_payload || elements > 4096) return {};
     const bool none = announce.kind == wire::Collective::kBarrier || in.below(8) == 0;
     return std::string(none ? 0 : elements * size_of(announce.dtype), '2');
+  }
+
+  std::vector<uint32_t> all() const {
+    std::vector<uint32_t> ranks(size_);
+    for (uint32_t rank = 0; rank < size_; ++rank) ranks[rank] = rank;
+    return ranks;
+  }
+
+  // Ascending ranks, most of the time.
+  template <typename Number>
+  std::vector<Number> ranks(Input& in) const {
+    std::vector<Number> ranks;
+    for (uint32_t rank = 0; rank < size_; ++rank) {
+      if (in.below(4) > 0) ranks.push_back(rank);
+    }
+    if (in.seldom()) ranks.push_back(static_cast<Number>(in.any()));
+    return ranks;
   }
 
   wire::Enlist enlist(Input& in) const {
@@ -167,11 +190,16 @@ class Script {
   // Some frames in each iteration of the loop; the promise is kept when the input is used up.
   void start(const uint8_t* data, size_t size) {
     in_ = Input(data, size);
-    loop_->post([this] { step(); });
+    loop_->post([this] {
+      for (Of& one : members_) define(one, kAll, member_.all());
+      step();
+    });
   }
   void wait() { done_.get_future().wait(); }
 
  private:
+  static constexpr uint32_t kAll = 1;  // a group of all ranks
+
   struct Of {
     uint32_t rank;
     MemoryFlow* flow;
@@ -190,7 +218,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(16)) {
+    switch (in_.below(18)) {
       case 0:
       case 1:
       case 2:
@@ -202,16 +230,17 @@ class Script {
       case 8: {  // everybody announces alike
         wire::Announce announce = member_.announce(in_);
         announce.name += std::to_string(rounds_++);
+        const uint32_t group = in_.flag() ? kAll : 0;
         const std::string payload = Member::payload(in_, announce);
         for (Of& each : members_) {
-          control(each, wire::FrameType::kAnnounce, encode(announce) + payload, cut);
+          control(each, wire::FrameType::kAnnounce, encode(announce) + payload, cut, group);
         }
         return;
       }
       case 9: {
         const wire::Announce announce = member_.announce(in_);
         return control(one, wire::FrameType::kAnnounce,
-                       encode(announce) + Member::payload(in_, announce), cut);
+                       encode(announce) + Member::payload(in_, announce), cut, in_.below(4));
       }
       case 10: {
         const wire::Enlist enlist = member_.enlist(in_);
@@ -235,6 +264,16 @@ class Script {
         return one.flow->deliver(header, {}, 0);
       }
       case 14: return in_.flag() ? open(one, cut) : data(one, cut);
+      case 15: return define(one, 1 + in_.below(4), member_.ranks<uint32_t>(in_));
+      case 16: {
+        wire::FrameHeader header;
+        header.type = wire::FrameType::kLeaveGroup;
+        header.group = 1 + in_.below(4);
+        // Seldom, or nothing would go on in it.
+        if (in_.seldom()) header.flags = wire::kFlagBroken;
+        if (header.group == kAll && !in_.seldom()) return;
+        return one.flow->deliver(header, "why", cut);
+      }
       default: return leave(one);
     }
   }
@@ -244,6 +283,7 @@ class Script {
   void whole_round(size_t cut) {
     wire::FrameHeader header = member_.header(in_, wire::FrameType::kOpen);
     header.round = 16 + rounds_++;
+    header.group = in_.flag() ? kAll : 0;
     const wire::Open open = member_.open(in_);
     const auto segments = static_cast<uint32_t>((open.shard_bytes + kSegment - 1) / kSegment);
     const uint32_t each_frame = 1 + in_.below(8);
@@ -284,9 +324,16 @@ class Script {
                     });
   }
 
-  void control(Of& one, wire::FrameType type, const std::string& payload, size_t cut) {
+  void define(Of& one, uint32_t group, std::vector<uint32_t> ranks) {
+    control(one, wire::FrameType::kGroup, encode(wire::GroupMessage{1, "g", std::move(ranks)}), 0,
+            group);
+  }
+
+  void control(Of& one, wire::FrameType type, const std::string& payload, size_t cut,
+               uint32_t group = 0) {
     wire::FrameHeader header;
     header.type = type;
+    header.group = group;
     one.flow->deliver(header, payload, cut);
   }
 

@@ -100,10 +100,16 @@ last = herring.flush(np.zeros(1000, np.float32), name="series", group=mine)[-1]
 herring.barrier(group=mine)
 
 # Another group of the same ranks is another group: calls of one name do not meet.
-twin = herring.new_group(mine.ranks)
+twin = herring.new_group(mine.ranks, name=mine.name)
 first = herring.allreduce_async(np.full(3, 1.0, np.float32), "sum", name="same", group=mine)
 second = herring.allreduce_async(np.full(3, 2.0, np.float32), "sum", name="same", group=twin)
 assert (second.wait() == 2 * mine.size).all() and (first.wait() == mine.size).all()
+# Calls without a name are numbered in each, whichever a rank calls first.
+order = [mine, twin] if k % 2 else [twin, mine]
+handles = {g: herring.allreduce_async(np.full(3, 1.0 if g is mine else 2.0, np.float32), "sum",
+                                      group=g) for g in order}
+assert (handles[mine].wait() == mine.size).all()
+assert (handles[twin].wait() == 2 * mine.size).all()
 if k == 0:
     pending = herring.allreduce_async(np.ones(3, np.float32), name="in flight", group=twin)
     if mine.size > 1:

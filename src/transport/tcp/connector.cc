@@ -23,19 +23,24 @@ bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
 }
 
-// A loop of this thread, which ends when the thread is interrupted.
+// A loop of this thread, which ends when the thread is interrupted, or `given_up` has an error.
 class Waiting {
  public:
-  Waiting() { check(); }
+  explicit Waiting(const std::function<Status()>& given_up = {}) : given_up_(given_up) { check(); }
   void run() { loop.run(); }
 
   EpollLoop loop;
+  Status why;  // it was given up
 
  private:
   void check() {
     if (interrupted()) return loop.stop();
+    if (given_up_) why = given_up_();
+    if (!why.ok()) return loop.stop();
     loop.call_after(kInterruptInterval, [this] { check(); });
   }
+
+  const std::function<Status()> given_up_;
 };
 
 Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
@@ -56,12 +61,14 @@ Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello
 class Attempts {
  public:
   Attempts(const std::vector<Wanted>& wanted, const std::string& source,
-           const Credentials& credentials, Nanos deadline, size_t first)
+           const Credentials& credentials, Nanos deadline, size_t first,
+           const std::function<Status()>& given_up)
       : wanted_(wanted),
         source_(source),
         credentials_(credentials),
         deadline_(deadline),
         first_(first),
+        waiting_(given_up),
         found_(wanted.size()),
         connectors_(wanted.size()) {}
 
@@ -71,6 +78,7 @@ class Attempts {
     waiting_.run();
     connectors_.clear();
     if (!failure_.ok()) return failure_;
+    if (left_ > 0 && !waiting_.why.ok()) return waiting_.why;
     if (left_ > 0) {
       return Status(Code::kTimeout, concat("interrupted with ", left_, " connections to make"));
     }
@@ -235,9 +243,10 @@ Result<GuardedFd> connect_and_prove(const Address& address, const std::string& s
 Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
                                            const std::string& source,
                                            const Credentials& credentials, Nanos deadline,
-                                           size_t first) {
+                                           size_t first,
+                                           const std::function<Status()>& given_up) {
   HERRING_RETURN_IF_ERROR(want_descriptors(wanted.size()));
-  return Attempts(wanted, source, credentials, deadline, first).run();
+  return Attempts(wanted, source, credentials, deadline, first, given_up).run();
 }
 
 }  // namespace herring::transport::tcp

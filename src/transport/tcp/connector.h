@@ -63,11 +63,13 @@ struct Wanted {
 };
 // Connections to all of them, in their order, or the first error. At most kConnectingAtOnce are on
 // their way. `first`: where to begin, another one for each worker, so that not all of them fill the
-// queue of one server at a time.
+// queue of one server at a time. `given_up` is asked every kInterruptInterval or sooner; an error
+// of it is returned.
 inline constexpr size_t kConnectingAtOnce = 64;
 Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
                                            const std::string& source,
                                            const Credentials& credentials, Nanos deadline,
-                                           size_t first = 0);
+                                           size_t first = 0,
+                                           const std::function<Status()>& given_up = {});
 
 }  // namespace herring::transport::tcp

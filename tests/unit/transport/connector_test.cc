@@ -235,6 +235,18 @@ TEST(ConnectAll, EndsWhenItsThreadIsInterrupted) {
   EXPECT_FALSE(connect_and_prove(address, "", {}, kGood, soon()).ok());
 }
 
+TEST(ConnectAll, EndsWhenItIsGivenUpElsewhere) {
+  auto listener = listen_on({"127.0.0.1", 0}, 256);
+  ASSERT_TRUE(listener.ok());
+  const Address address = *local_address(listener->get());
+  int asked = 0;
+  const auto found = connect_all(hellos({address}, 3), "", kGood, soon(), 0, [&] {
+    return ++asked > 2 ? Status(Code::kPeerLost, "rank 3 is gone") : Status();
+  });
+  EXPECT_EQ(found.status().code(), Code::kPeerLost);
+  EXPECT_EQ(found.status().message(), "rank 3 is gone");
+}
+
 TEST(ConnectAll, MoreThanTheSystemAllowsIsOneClearError) {
   const Status status = want_descriptors(size_t{1} << 40);
   EXPECT_EQ(status.code(), Code::kConfiguration);
