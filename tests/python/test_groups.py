@@ -272,8 +272,7 @@ def test_who_is_missed_in_a_group_is_named_and_the_others_go_on() -> None:
     expect_success(run_job(LAYOUTS["colocated-servers"], MISSED))
 
 
-@pytest.mark.parametrize("count", [1000, 2_000_000])
-@pytest.mark.parametrize("begins", [False, True], ids=["", "in-the-midst"])
+@pytest.mark.parametrize(("count", "begins"), [(1000, False), (2_000_000, True)])
 @pytest.mark.parametrize(
     "layout",
     [
