@@ -96,11 +96,13 @@ class Executor::Active : public Run::Wire {
 };
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
-                   const control::Cluster& cluster, MeshOptions options, OnFailure on_failure)
+                   const control::Cluster& cluster, MeshOptions options, OnFailure on_failure,
+                   OnLost on_lost)
     : loop_(loop),
       cluster_(cluster),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
+      on_lost_(std::move(on_lost)),
       mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
               // A flow that is new may be what several runs have waited for.
@@ -350,13 +352,15 @@ void Executor::lost(uint32_t rank, const Status& why) {
   if (why.code() == Code::kInternal) return on_failure_({Code::kInternal, text});
   // A rank that has done its part may leave; the rendezvous says who has died.
   loop_.call_after(kGrace, [this, rank, text] {
+    std::set<uint32_t> groups;
     for (const auto& [key, active] : active_) {
       if (!active->begun || called_off_.contains(std::get<0>(key))) continue;
       const uint32_t index = active->index_of(rank);
       if (index < active->run.task().ranks.size() && active->run.needs(index)) {
-        return on_failure_({Code::kPeerLost, text});
+        groups.insert(std::get<0>(key));
       }
     }
+    for (const uint32_t group : groups) on_lost_(group, {Code::kPeerLost, text});
   });
 }
 

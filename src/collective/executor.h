@@ -23,10 +23,12 @@ class Executor : private transport::FlowHandler {
   // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job,
   // but for a member's death, of which call_off() hears.
   using OnFailure = std::function<void(const Status&)>;
+  // The connection to a rank has ended that a task of this group still needs.
+  using OnLost = std::function<void(uint32_t group, const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
            const control::Cluster& cluster, MeshOptions options,
-           OnFailure on_failure);
+           OnFailure on_failure, OnLost on_lost);
   ~Executor() override;
 
   // Where the others reach this worker.
@@ -81,6 +83,7 @@ class Executor : private transport::FlowHandler {
   const control::Cluster& cluster_;
   const uint32_t rank_;
   const OnFailure on_failure_;
+  const OnLost on_lost_;
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;

@@ -30,6 +30,7 @@ struct JobGroup {
   };
   std::vector<Gone> gone;  // who calls nothing in it any more, in that order
   uint32_t next_ticket = 0;
+  bool told = false;       // its members, that one of them has given it up
 
   bool is_gone(uint32_t index) const;
   // Unless it is no member, or known to be gone.

@@ -195,7 +195,13 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
     return {Code::kInternal, concat("rank ", rank, " leaves group ", header.group,
                                     ", in which it is not")};
   }
-  if (broken) aggregator_->break_group(*group);
+  if (broken && !std::exchange(group->told, true)) {
+    // Who waits for others, not for a server, would not hear of it.
+    for (const uint32_t one : group->members.ranks()) {
+      if (one != rank) out.push_back({one, header, why.substr(0, wire::kMaxRefusal)});
+    }
+    aggregator_->break_group(*group);
+  }
   coordinator_->rank_gone(*group, rank,
                           broken ? concat("has given it up: ", why.substr(0, wire::kMaxRefusal))
                                  : std::string("has destroyed the group"),

@@ -49,7 +49,8 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
   node_stage_->attach();
   executor_ = std::make_unique<collective::Executor>(
       transport, *loop_, cluster_, options_.mesh,
-      [this](const Status& status) { fail_now(status); });
+      [this](const Status& status) { fail_now(status); },
+      [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
 }
@@ -124,6 +125,10 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
       fail_now({Code::kInternal,
                 concat(cluster_.describe_server(server), ": ", status.message())});
     }
+    return;
+  }
+  if (header.type == wire::FrameType::kLeaveGroup) {
+    membership_.fail_group(header.group, {Code::kPeerLost, std::string(payload)});
     return;
   }
   named_.on_control(server, header, payload);

@@ -144,18 +144,20 @@ void Membership::peer_lost(const control::Loss& loss) {
 
 void Membership::broken(uint32_t number) {
   engine_.loop()->call_after(kNews, [this, number] {
-    const auto found = groups_.find(number);
-    const std::shared_ptr<Group> group =
-        number == control::Group::kWorld ? world_ : found == groups_.end() ? nullptr
-                                                                          : found->second;
-    if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
-    const Status why(Code::kPeerLost, concat("a server has called off what moved",
-                                             group->is_world() ? std::string(" in the job")
-                                                               : group->members().suffix(),
-                                             ": a member is gone, or gave up"));
-    // With the world alone there is nothing that could go on.
-    groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
+    fail_group(number, {Code::kPeerLost,
+                        "a server has called off what moved: a member is gone, or gave up"});
   });
+}
+
+void Membership::fail_group(uint32_t number, const Status& why) {
+  const auto found = groups_.find(number);
+  const std::shared_ptr<Group> group =
+      number == control::Group::kWorld ? world_ : found == groups_.end() ? nullptr : found->second;
+  if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
+  const Status status(why.code(), departure().ok() ? why.message()
+                                                   : concat(departure().message(), ": ",
+                                                            why.message()));
+  groups_.empty() && !engine_.any_partial() ? engine_.fail_now(status) : call_off(group, status);
 }
 
 void Membership::rank_left(uint32_t rank) {

@@ -41,6 +41,8 @@ class Membership {
   void link_closed(uint32_t server, const Status& why);
   // A server has called off what moves in the group.
   void broken(uint32_t group);
+  // What moves in the group cannot go on. With the world alone nothing else could either.
+  void fail_group(uint32_t group, const Status& why);
   // Call it now and then.
   void check_departures(Nanos now);
 
