@@ -15,6 +15,8 @@ class Group {
  public:
   static constexpr uint32_t kWorld = 0;
   static constexpr uint32_t kNobody = ~0u;
+  // Instead of a number: of a group that is being formed.
+  static constexpr uint32_t kForming = ~0u;
 
   // All ranks of the cluster.
   explicit Group(const Cluster& cluster);

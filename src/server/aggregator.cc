@@ -234,6 +234,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->groups_done = 0;
   slot->result = nullptr;
   slot->given = 0;
+  slot->called_off = false;
   slot->contributions.assign(op.expected, {});
   const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
   slot->groups.assign(groups, {});
@@ -345,6 +346,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     std::lock_guard lock(mutex_);
     moved_ = now_();
     slot.contributions[contributor].state = state;
+    slot.called_off |= state == Contribution::kLost && !goes_on_without(*slot.op);
     ++slot.op->contributors[contributor].arrived;
     group_index = contributor / kTreeGroup;
     Subtree& group = slot.groups[group_index];

@@ -91,6 +91,7 @@ struct Slot {
   std::vector<Subtree> groups;              // of reduce::kTreeGroup contributors
   char* result = nullptr;
   uint32_t given = 0;  // contributors that had something to add
+  bool called_off = false;  // completed without some: its result is none
   std::atomic<uint32_t> results_pending{0};
 };
 

@@ -13,8 +13,7 @@ using wire::Announce;
 using wire::Collective;
 using Announces = std::vector<const Announce*>;  // by index in the group
 
-// Instead of a group's number: of the calls that form one.
-constexpr uint32_t kForming = ~0u;
+using control::Group;
 
 // What may wait here for one rank: far more than a program needs that waits for its results.
 constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
@@ -219,7 +218,7 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
     return wrong(concat("with an impossible group: ", fits.message()));
   }
   auto formed = std::make_shared<JobGroup>(
-      control::Group(kForming, cluster_, std::move(ranks), message.name), 1);
+      control::Group(Group::kForming, cluster_, std::move(ranks), message.name), 1);
   if (!formed->members.has(rank)) return wrong("without being a member");
   groups_.note_gone(*formed);
   return formed;
@@ -261,7 +260,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
     return {};
   }
   Name key{members.id(), decoded->name};
-  if (members.id() == kForming) key.second += '\n' + control::list_ranks(members.ranks());
+  if (members.id() == Group::kForming) key.second += '\n' + control::list_ranks(members.ranks());
   const auto name = names_.try_emplace(std::move(key)).first;
   const auto place = next_call(name->second, *group, index, now);
   Pending& pending = *place;
@@ -383,7 +382,7 @@ void Coordinator::form(const JobGroup& group, const Announces& calls, std::vecto
   const uint64_t number = 1 + uint64_t{formed_++} * servers + stream_;
   for (uint32_t index = 0; index < calls.size(); ++index) {
     const uint32_t rank = group.members.ranks()[index];
-    if (number >= kForming) {
+    if (number >= Group::kForming) {
       out.push_back(error_answer(rank, calls[index]->id,
                                  {Code::kInvalidArgument, "this job has formed too many groups"}));
       continue;
@@ -508,7 +507,7 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
     Calls& calls = name->second;
     for (auto pending = calls.begin(); pending != calls.end();) {
       const uint32_t index = pending->group->members.index_of(rank);
-      if (index != control::Group::kNobody && concerns(*pending->group)) {
+      if (index != Group::kNobody && concerns(*pending->group)) {
         if (!pending->here[index]) {
           pending->here[index] = true;
           ++pending->arrived;
@@ -533,7 +532,7 @@ void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<A
   std::vector<std::shared_ptr<JobGroup>> groups = groups_.of_rank(rank);
   // Those that are being formed, too.
   for (const auto& [name, calls] : names_) {
-    if (name.first != kForming) continue;
+    if (name.first != Group::kForming) continue;
     for (const Pending& pending : calls) groups.push_back(pending.group);
   }
   for (const auto& group : groups) group->add_gone(rank, how);

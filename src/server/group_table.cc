@@ -35,8 +35,9 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
   }
   std::lock_guard lock(mutex_);
   if (groups_.size() >= kMost && !groups_.contains(id)) {
-    return {Code::kInternal, concat("rank ", rank, " defines group ", id, " beside ", kMost,
-                                    " others")};
+    return {Code::kInvalidArgument,
+            concat("group '", name, "' is one too many: there are ", kMost,
+                   " of this job; destroy() those that are no longer used")};
   }
   Entry& entry = groups_[id];
   if (!entry.group) {

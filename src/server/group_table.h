@@ -48,7 +48,8 @@ class GroupTable {
   // Null: nobody has defined it.
   std::shared_ptr<JobGroup> find(uint32_t id) const;
   const std::shared_ptr<JobGroup>& world() const { return world_; }
-  // What `rank` says of group `id`. kMismatch: others say something else; kInternal: nonsense.
+  // What `rank` says of group `id`. kInvalidArgument: there are too many; kMismatch: others say
+  // something else; kInternal: nonsense.
   Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank);
   // `rank` is not in it any more. It is forgotten when nobody is.
   void leave(uint32_t id, uint32_t rank);

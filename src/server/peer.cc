@@ -180,8 +180,7 @@ void Peer::flush_results() {
     wire::FrameHeader header;
     header.type = wire::FrameType::kResult;
     header.flags = first.with_payload ? 0 : wire::kFlagEmpty;
-    const bool partial = op.key.stream >= wire::kPartialStreams;
-    if (op.group->broken && !partial) header.flags |= wire::kFlagBroken;
+    if (first.slot->called_off) header.flags |= wire::kFlagBroken;
     header.group = op.key.group;
     header.stream = op.key.stream;
     header.round = op.key.round;
@@ -197,6 +196,7 @@ void Peer::flush_results() {
       const Result& next = results_.front();
       if (next.slot->op != &op || next.with_payload != first.with_payload ||
           next.slot->segment != first.slot->segment + header.segments ||
+          next.slot->called_off != first.slot->called_off ||
           workers_in(*next.slot) != header.workers) {
         break;
       }

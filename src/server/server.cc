@@ -176,8 +176,13 @@ Status Server::define_group(uint32_t group, uint32_t rank, std::string_view text
                             std::vector<Answer>& out) {
   auto message = wire::decode_group(text);
   if (!message.ok()) return message.status();
-  HERRING_RETURN_IF_ERROR(
-      groups_->define(group, std::move(message->name), std::move(message->ranks), rank));
+  const Status defined =
+      groups_->define(group, std::move(message->name), std::move(message->ranks), rank);
+  if (defined.code() == Code::kInvalidArgument) {
+    out.push_back(error_answer(rank, message->id, defined));
+    return {};
+  }
+  HERRING_RETURN_IF_ERROR(defined);
   wire::FrameHeader header;
   header.type = wire::FrameType::kReply;
   header.group = group;

@@ -2,6 +2,7 @@
 // can do anything.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -28,6 +29,9 @@ class Group {
   // Those that must know of it: what it uses, and dedicated ones, which would otherwise end with a
   // worker's death.
   const std::vector<uint32_t>& servers() const { return servers_; }
+  bool is_known_to(uint32_t server) const {
+    return std::binary_search(servers_.begin(), servers_.end(), server);
+  }
 
   // Buffers go through the node stage when any node has several members, or there is one node.
   bool uses_node_stage() const { return members_.nodes() == 1 || members_.most_on_a_node() > 1; }

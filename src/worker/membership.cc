@@ -70,20 +70,27 @@ Status Membership::destroy(const std::shared_ptr<Group>& group) {
             concat("something", group->members().suffix(),
                    " is still in flight; wait for it, and close its plans, before destroy()")};
   }
-  if (called_off(*group).ok()) {
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kLeaveGroup;
-    header.group = group->id();
-    for (const uint32_t server : group->servers()) {
-      if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, {});
-    }
-  }
+  forget(group);
+  return {};
+}
+
+void Membership::forget(const std::shared_ptr<Group>& group) {
+  if (groups_.erase(group->id()) == 0) return;
+  if (called_off(*group).ok()) tell_servers(*group, 0, {});
   group->fail({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);
   engine_.links().remove_group(group->id());
   called_off_.erase(group->id());
-  groups_.erase(found);
-  return {};
+}
+
+void Membership::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kLeaveGroup;
+  header.flags = flags;
+  header.group = group.id();
+  for (const uint32_t server : group.servers()) {
+    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, why);
+  }
 }
 
 Status Membership::called_off(const Group& group) const {
@@ -92,19 +99,11 @@ Status Membership::called_off(const Group& group) const {
 }
 
 void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
-  const Status status(why.code(), why.message());
-  if (!called_off_.try_emplace(group->id(), status).second) return;
-  group->fail(status);
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kLeaveGroup;
-  header.flags = wire::kFlagBroken;
-  header.group = group->id();
-  for (const uint32_t server : group->servers()) {
-    if (ended_servers_.contains(server)) continue;
-    engine_.links().send_control(server, header, status.message());
-  }
-  engine_.named().call_off(*group, status);
-  engine_.fail_waiting(*group, status);
+  if (!called_off_.try_emplace(group->id(), why).second) return;
+  group->fail(why);
+  tell_servers(*group, wire::kFlagBroken, why.message());
+  engine_.named().call_off(*group, why);
+  engine_.fail_waiting(*group, why);
   engine_.links().call_off(group->id());
   engine_.node_stage().call_off(group);
   engine_.executor().call_off(group->id());
@@ -136,6 +135,7 @@ void Membership::peer_lost(const control::Loss& loss) {
     if (loss.is_server) engine_.fail_partial(*group, status);
   }
   if (loss.is_server) {
+    engine_.named().server_ended(loss.index, status);
     engine_.links().server_lost(loss.index);
   } else {
     engine_.executor().rank_lost(loss.index);
@@ -154,9 +154,8 @@ void Membership::fail_group(uint32_t number, const Status& why) {
   const std::shared_ptr<Group> group =
       number == control::Group::kWorld ? world_ : found == groups_.end() ? nullptr : found->second;
   if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
-  const Status status(why.code(), departure().ok() ? why.message()
-                                                   : concat(departure().message(), ": ",
-                                                            why.message()));
+  const std::string left = departed(*group);
+  const Status status(why.code(), concat(left, left.empty() ? "" : ": ", why.message()));
   groups_.empty() && !engine_.any_partial() ? engine_.fail_now(status) : call_off(group, status);
 }
 
@@ -171,10 +170,12 @@ void Membership::rank_left(uint32_t rank) {
   }
 }
 
-// Of those who have left, if any.
-Status Membership::departure() const {
-  if (left_.empty()) return {};
-  return {Code::kPeerLost, concat(cluster_.describe_rank(left_.front()), " has left the job")};
+// Who of its members has left first; "": nobody.
+std::string Membership::departed(const Group& group) const {
+  const auto found = std::find_if(left_.begin(), left_.end(), [&group](uint32_t rank) {
+    return group.members().has(rank);
+  });
+  return found == left_.end() ? "" : concat(cluster_.describe_rank(*found), " has left the job");
 }
 
 // A server is gone. If its process died, the rendezvous will say who; if it ended because its
@@ -190,7 +191,8 @@ void Membership::link_closed(uint32_t server, const Status& why) {
 }
 
 void Membership::fail_what_needs(uint32_t server) {
-  const Status gone(Code::kPeerLost, concat(departure().message(), ", and ",
+  // A group may use the server of one who was no member.
+  const Status gone(Code::kPeerLost, concat(departed(*world_), ", and ",
                                             cluster_.describe_server(server), " has ended"));
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
@@ -199,8 +201,8 @@ void Membership::fail_what_needs(uint32_t server) {
     // Nothing that is called later would be answered.
     group->is_world() ? static_cast<void>(group->fail(gone)) : call_off(group, gone);
     engine_.fail_partial(*group, gone);
-    engine_.named().fail_announced(*group, server, gone);
   }
+  engine_.named().server_ended(server, gone);
   engine_.links().server_lost(server);
 }
 
@@ -209,15 +211,12 @@ void Membership::fail_what_needs(uint32_t server) {
 void Membership::check_departures(Nanos now) {
   if (left_.empty() || engine_.any_partial()) return;
   if (now - std::max(left_since_, engine_.links().answered_at()) <= kLeftGrace) return;
-  const Status why(Code::kPeerLost,
-                   concat(departure().message(), " while others still wait for it"));
   for (const auto& group : groups()) {
     const bool busy =
         engine_.links().busy(group->id()) || engine_.node_stage().busy(group->id());
-    const bool needs = std::any_of(left_.begin(), left_.end(), [&group](uint32_t rank) {
-      return group->members().has(rank);
-    });
-    if (!busy || !needs || !called_off(*group).ok()) continue;
+    const std::string left = departed(*group);
+    if (!busy || left.empty() || !called_off(*group).ok()) continue;
+    const Status why(Code::kPeerLost, concat(left, " while others still wait for it"));
     if (group->is_world()) return engine_.fail_now(why);
     call_off(group, why);
   }

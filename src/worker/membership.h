@@ -32,6 +32,8 @@ class Membership {
   void formed(const std::shared_ptr<Group>& group);
   // This rank calls nothing in it any more. kInvalidArgument: something is still in flight.
   Status destroy(const std::shared_ptr<Group>& group);
+  // Likewise; nothing of it is in flight.
+  void forget(const std::shared_ptr<Group>& group);
 
   // A process is dead.
   void peer_lost(const control::Loss& loss);
@@ -57,7 +59,8 @@ class Membership {
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
   void fail_what_needs(uint32_t server);
-  Status departure() const;
+  void tell_servers(const Group& group, uint8_t flags, const std::string& why);
+  std::string departed(const Group& group) const;
 
   Engine& engine_;
   const control::Cluster& cluster_;

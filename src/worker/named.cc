@@ -11,9 +11,6 @@
 namespace herring::worker {
 namespace {
 
-// Instead of a group's number: of the calls that form one.
-constexpr uint32_t kForming = ~0u;
-
 // Its calls are paired by ranks and tags.
 bool is_message(wire::Collective kind) {
   return kind == wire::Collective::kSend || kind == wire::Collective::kReceive;
@@ -30,7 +27,7 @@ std::string box_of(const Group& group, const Request& request) {
 NamedOperations::Name NamedOperations::name_of(const Request& request) {
   if (request.kind != wire::Collective::kFormGroup) return {request.group->id(), request.name};
   std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
-  return {kForming, concat(request.name, '\n', control::list_ranks(ranks))};
+  return {control::Group::kForming, concat(request.name, '\n', control::list_ranks(ranks))};
 }
 
 Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool waits) {
@@ -228,7 +225,8 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
         engine_.membership().formed(operation.formed);
         break;
       }
-      if (operation.counts.size() != 1 || operation.counts[0] >= kForming) {
+      if (operation.counts.size() != 1 || operation.counts[0] == control::Group::kWorld ||
+          operation.counts[0] >= control::Group::kForming) {
         return engine_.fail_now({Code::kInternal, concat("a server formed group '", request.name,
                                                          "' without a number")});
       }
@@ -283,6 +281,10 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     std::lock_guard lock(mutex_);
     names_.erase(name_of(keep->request));
   }
+  if (keep->formed && !status.ok()) {
+    engine_.membership().forget(keep->formed);
+    keep->formed.reset();
+  }
   keep->completion.set(status);
   if (keep->then_) keep->then_(status);
 }
@@ -299,13 +301,15 @@ bool NamedOperations::any(const Group& group) const {
   });
 }
 
-void NamedOperations::fail_announced(const Group& group, uint32_t server, const Status& why) {
-  std::vector<std::shared_ptr<Operation>> announced;
+void NamedOperations::server_ended(uint32_t server, const Status& why) {
+  std::vector<std::shared_ptr<Operation>> unanswered;
   for (const auto& [id, operation] : operations_) {
-    const bool concerned = operation->request.group.get() == &group && operation->server_ == server;
-    if (concerned && !operation->launched_) announced.push_back(operation);
+    if (operation->launched_) continue;
+    const bool told = operation->formed && operation->formed->is_known_to(server);
+    if (operation->server_ == server || told) unanswered.push_back(operation);
   }
-  for (const auto& operation : announced) {
+  for (const auto& operation : unanswered) {
+    const Group& group = operation->formed ? *operation->formed : *operation->request.group;
     finish(*operation, {why.code(), concat("'", operation->request.name, "'",
                                            group.members().suffix(), " cannot complete: ",
                                            why.message())});

@@ -38,8 +38,8 @@ class NamedOperations {
   // Bytes of an operation of the group are moving.
   bool moves(const Group& group) const;
   bool any(const Group& group) const;
-  // Fails what this server was to answer, and what is only announced.
-  void fail_announced(const Group& group, uint32_t server, const Status& why);
+  // Fails what this server was to answer.
+  void server_ended(uint32_t server, const Status& why);
   // The group is called off: what is only announced fails at once, what moves when nothing of it
   // touches its arrays any more.
   void call_off(const Group& group, const Status& why);

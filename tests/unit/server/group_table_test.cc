@@ -60,7 +60,7 @@ TEST_F(GroupTableTest, ThereIsALimit) {
   for (uint32_t id = 1; id <= GroupTable::kMost; ++id) {
     ASSERT_TRUE(table.define(id, "g", {0}, 0).ok());
   }
-  EXPECT_EQ(table.define(GroupTable::kMost + 1, "g", {0}, 0).code(), Code::kInternal);
+  EXPECT_EQ(table.define(GroupTable::kMost + 1, "g", {0}, 0).code(), Code::kInvalidArgument);
   EXPECT_TRUE(table.define(7, "g", {0}, 0).ok());
 }
 
