@@ -242,7 +242,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   request.root = any ? wire::kAnyRank : static_cast<uint32_t>(root);
   auto handle = std::make_unique<Handle>();
   handle->what = concat(kind, " '", name, "'");
-  if (request.kind == wire::Collective::kBarrier) {
+  if (request.kind == wire::Collective::kBarrier || request.kind == wire::Collective::kJoin) {
     request.shape = {0};
   } else {
     const bool in_place = request.kind == wire::Collective::kAllreduce ||

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
         new_group,
         ranks_of_node,
     )
+    from herring.joining import (
+        join,
+    )
     from herring.messages import (
         Receiving,
         receive,
@@ -100,6 +103,7 @@ _HOMES = (
     "herring.rooted",
     "herring.messages",
     "herring.grouped",
+    "herring.joining",
     "herring.partial",
     "herring.planned",
 )
@@ -143,6 +147,7 @@ __all__ = [
     "grouped_reduce_scatter",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "new_group",

@@ -32,6 +32,7 @@ __all__ = [
     "next_name",
     "node_rank",
     "num_nodes",
+    "number_anew",
     "rank",
     "shutdown",
     "size",
@@ -58,6 +59,7 @@ _ENVIRONMENT_ONLY = frozenset(
 _lock = threading.Lock()
 _job: _core.Job | None = None
 _names: defaultdict[Any, count] = defaultdict(count)
+_numberings: defaultdict[Any, int] = defaultdict(int)  # how often calls were numbered anew
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
@@ -134,6 +136,7 @@ def init(**settings: Any) -> None:
         finally:
             meeting.close()
         _names.clear()
+        _numberings.clear()
 
 
 def shutdown() -> None:
@@ -204,7 +207,19 @@ def next_name(kind: str, among: Hashable = None) -> str:
       kind: what it begins with.
       among: who calls it, the same on all of them; each has numbers of its own. None: all ranks.
     """
-    return f"{kind}.{next(_names[kind, among])}"
+    numbering = f".{_numberings[among]}" if _numberings[among] else ""
+    return f"{kind}{numbering}.{next(_names[kind, among])}"
+
+
+def number_anew(among: Hashable = None) -> None:
+    """Numbers calls without a name from 0 again, by other names: ranks have made different ones.
+
+    Args:
+      among: as of `next_name`.
+    """
+    _numberings[among] += 1
+    for key in [key for key in _names if key[1] == among]:
+        del _names[key]
 
 
 def abort(reason: str) -> None:

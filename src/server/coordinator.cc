@@ -1,18 +1,12 @@
 #include "server/coordinator.h"
 
 #include <algorithm>
-#include <numeric>
-
-#include "plan/split.h"
-#include "reduce/reduce.h"
 
 namespace herring::server {
 namespace {
 
 using wire::Announce;
 using wire::Collective;
-using Announces = std::vector<const Announce*>;  // by index in the group
-
 using control::Group;
 
 // What may wait here for one rank: far more than a program needs that waits for its results.
@@ -21,165 +15,6 @@ constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
 constexpr size_t kMostFailed = 1 << 16;
 // Larger gathered results go by segments and credit, not as one frame.
 constexpr uint64_t kLargestReply = 8 << 20;
-constexpr uint64_t kLargestResult = uint64_t{1} << 60;  // bytes, all ranks' together
-
-uint64_t row_elements(const Announce& a) {
-  return std::accumulate(a.shape.begin() + (a.shape.empty() ? 0 : 1), a.shape.end(), uint64_t{1},
-                         std::multiplies<>());
-}
-
-uint64_t rows(const Announce& a) { return a.shape.empty() ? 1 : a.shape[0]; }
-
-// May ranks differ in the first dimension?
-bool ragged(Collective kind) {
-  return kind == Collective::kAllgather || kind == Collective::kAlltoall;
-}
-
-bool agree(const Announce& a, const Announce& b) {
-  if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root ||
-      a.algorithm != b.algorithm ||
-      a.prescale != b.prescale || a.postscale != b.postscale ||
-      a.shape.size() != b.shape.size()) {
-    return false;
-  }
-  if (a.kind == Collective::kReduceScatter && a.splits != b.splits) return false;
-  const size_t from = ragged(a.kind) && !a.shape.empty() ? 1 : 0;
-  return std::equal(a.shape.begin() + from, a.shape.end(), b.shape.begin() + from);
-}
-
-std::string describe(const Announce& a) {
-  std::string shape;
-  for (uint64_t d : a.shape) shape += (shape.empty() ? "" : ", ") + std::to_string(d);
-  std::string text = concat(wire::name_of(a.kind), " of ", name_of(a.dtype), " [", shape, "]");
-  if (a.kind == Collective::kAllreduce || a.kind == Collective::kReduceScatter) {
-    text += concat(", op ", name_of(a.op));
-    if (a.algorithm != wire::Algorithm::kHerring) {
-      text += concat(", algorithm ", wire::name_of(a.algorithm));
-    }
-    if (a.prescale != 1.0) text += concat(", prescale ", a.prescale);
-    if (a.postscale != 1.0) text += concat(", postscale ", a.postscale);
-  }
-  if (a.kind == Collective::kBroadcast || a.root != 0) text += concat(", root ", a.root);
-  if (a.kind == Collective::kReduceScatter && !a.splits.empty()) {
-    constexpr size_t kMostShown = 16;
-    std::string splits;
-    for (size_t i = 0; i < std::min(a.splits.size(), kMostShown); ++i) {
-      splits += concat(i == 0 ? "" : ", ", a.splits[i]);
-    }
-    text += concat(", splits [", splits, a.splits.size() > kMostShown ? ", ...]" : "]");
-  }
-  return text;
-}
-
-// "" when all calls agree, else who called what.
-std::string describe_mismatch(const control::Group& group, const Announces& calls) {
-  const bool equal = std::all_of(calls.begin(), calls.end(),
-                                 [&](const Announce* call) { return agree(*calls[0], *call); });
-  if (equal) return {};
-  std::map<std::string, std::vector<uint32_t>> who;
-  for (uint32_t index = 0; index < calls.size(); ++index) {
-    who[describe(*calls[index])].push_back(group.ranks()[index]);
-  }
-  std::string text = concat("ranks disagree about '", calls[0]->name, "'", group.suffix(), ":");
-  for (const auto& [what, ranks] : who) {
-    text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
-  }
-  text.pop_back();
-  return text;
-}
-
-uint64_t bytes_of(const Announce& a) { return a.elements() * size_of(a.dtype); }
-
-// The bytes that the rank must send along: of a broadcast only the root has any.
-uint64_t payload_bytes(const Announce& a, uint32_t index) {
-  const bool sends = a.kind != Collective::kBarrier && a.kind != Collective::kFormGroup &&
-                     a.kind != Collective::kReceive &&
-                     (a.kind != Collective::kBroadcast || a.root == index);
-  return a.inline_payload && a.refusal.empty() && sends ? bytes_of(a) : 0;
-}
-
-bool reduces(Collective kind) {
-  return kind == Collective::kAllreduce || kind == Collective::kReduceScatter;
-}
-
-// Buffers of an all-to-all are numbered by sender and receiver together, in 32 bits.
-constexpr uint32_t kMostRanksOfAlltoall = (1 << 16) - 1;
-
-Status check_splits(const Announce& a, uint32_t size) {
-  if (a.kind == Collective::kAlltoall && size > kMostRanksOfAlltoall) {
-    return {Code::kInvalidArgument, concat("'", a.name, "' is an alltoall of ", size,
-                                           " ranks; it takes at most ", kMostRanksOfAlltoall)};
-  }
-  uint64_t sum = 0;
-  bool overflow = false;
-  for (const uint64_t split : a.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
-  if (!overflow && a.splits.size() == size && sum == rows(a)) return {};
-  return {Code::kInvalidArgument,
-          concat("splits of '", a.name, "' must be ", size,
-                 " counts that sum to the first dimension, ", rows(a))};
-}
-
-// What no rank could see alone.
-Status check(const control::Group& group, const Announces& calls) {
-  if (const std::string text = describe_mismatch(group, calls); !text.empty()) {
-    return {Code::kMismatch, text};
-  }
-  const Announce& first = *calls[0];
-  const auto size = static_cast<uint32_t>(calls.size());
-  if (first.kind == Collective::kBroadcast && first.root >= size) {
-    return {Code::kInvalidArgument, concat("root ", first.root, " of '", first.name, "'",
-                                           group.suffix(), " is no rank; there are ", size)};
-  }
-  if (reduces(first.kind)) {
-    HERRING_RETURN_IF_ERROR(
-        check_reducible(first.dtype, first.op, first.prescale, first.postscale));
-  }
-  uint64_t all = 0;
-  for (const Announce* call : calls) {
-    const bool given = call->kind == Collective::kReduceScatter && !call->splits.empty();
-    if (given || call->kind == Collective::kAlltoall) {
-      HERRING_RETURN_IF_ERROR(check_splits(*call, size));
-    }
-    if (__builtin_add_overflow(all, bytes_of(*call), &all) || all > kLargestResult) {
-      return {Code::kInvalidArgument, concat("the arrays of '", call->name, "' are too large: ",
-                                             describe(*call))};
-    }
-  }
-  return {};
-}
-
-// Of the rank that gets most.
-uint64_t largest_reply(const Announces& calls) {
-  const Collective kind = calls[0]->kind;
-  uint64_t largest = 0;
-  if (kind == Collective::kAllgather) {
-    for (const Announce* call : calls) largest += bytes_of(*call);
-  } else if (kind == Collective::kAlltoall) {
-    for (size_t to = 0; to < calls.size(); ++to) {
-      uint64_t bytes = 0;
-      for (const Announce* call : calls) {
-        bytes += call->splits[to] * row_elements(*call) * size_of(call->dtype);
-      }
-      largest = std::max(largest, bytes);
-    }
-  }
-  return largest;
-}
-
-// What of a Go or a Reply is the same for all ranks.
-wire::Go common_head(const Announces& calls) {
-  wire::Go go;
-  if (calls[0]->kind != Collective::kAllgather) return go;
-  for (const Announce* call : calls) go.counts.push_back(rows(*call));
-  return go;
-}
-
-void complete_head(wire::Go& go, const Announces& calls, uint32_t index) {
-  go.id = calls[index]->id;
-  if (calls[index]->kind != Collective::kAlltoall) return;
-  go.counts.clear();
-  for (const Announce* call : calls) go.counts.push_back(call->splits[index] * row_elements(*call));
-}
 
 wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
   wire::FrameHeader header;
@@ -227,7 +62,8 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
 // The call that a rank makes with its next announcement of a name: the first it has not made.
 Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
                                                     const std::shared_ptr<JobGroup>& group,
-                                                    uint32_t index, Nanos now) {
+                                                    const Announce& message, uint32_t index,
+                                                    Nanos now) {
   const auto found = std::find_if(calls.begin(), calls.end(), [index](const Pending& pending) {
     return !pending.here[index];
   });
@@ -238,6 +74,10 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
   pending.here.assign(group->members.size(), false);
   for (const JobGroup::Gone& one : group->gone) pending.here[one.index] = true;
   pending.arrived = static_cast<uint32_t>(group->gone.size());
+  if (message.name == wire::kJoinName || message.name == wire::kMeetingName) return calls.end() - 1;
+  if (const Pending* const join = joining(*group); join != nullptr) {
+    for (const Call& call : join->calls) go_without(pending, call.index);
+  }
   return calls.end() - 1;
 }
 
@@ -262,7 +102,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
   Name key{members.id(), decoded->name};
   if (members.id() == Group::kForming) key.second += '\n' + control::list_ranks(members.ranks());
   const auto name = names_.try_emplace(std::move(key)).first;
-  const auto place = next_call(name->second, *group, index, now);
+  const auto place = next_call(name->second, *group, *decoded, index, now);
   Pending& pending = *place;
   pending.here[index] = true;
   ++pending.arrived;
@@ -273,7 +113,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
       out.push_back(error_answer(rank, call.message.id, *pending.failure));
     }
   } else {
-    Status objection = objection_to(*pending.group, call);
+    Status objection = objection_to(pending, call);
     if (call.message.refusal.empty()) {
       pending.timeout_ms = std::min(pending.timeout_ms, call.message.timeout_ms);
       ++waiting_;
@@ -286,16 +126,56 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
     }
     if (!objection.ok()) fail(pending, std::move(objection), out);
   }
-  if (pending.arrived == members.size()) {
-    if (pending.failure) {
-      --failed_;
-    } else {
-      resolve(pending, out);
-    }
-    name->second.erase(place);
-    if (name->second.empty()) names_.erase(name);
-  }
+  if (joining(**group) == &pending) join(**group, index, out);
+  advance(name->second, place, out);
+  if (name->second.empty()) names_.erase(name);
   return {};
+}
+
+// Ends a call that every rank has made. Returns the one after it, or itself.
+Coordinator::Calls::iterator Coordinator::advance(Calls& calls, Calls::iterator pending,
+                                                  std::vector<Answer>& out) {
+  if (pending->arrived < pending->here.size()) return std::next(pending);
+  pending->failure ? static_cast<void>(--failed_) : resolve(*pending, out);
+  return calls.erase(pending);
+}
+
+// The call by which ranks have joined the group, and for which they still wait; null: none has.
+const Coordinator::Pending* Coordinator::joining(const JobGroup& group) const {
+  const auto found = names_.find({group.members.id(), wire::kJoinName});
+  if (found == names_.end()) return nullptr;
+  for (const Pending& pending : found->second) {
+    const bool waits = !pending.calls.empty();
+    if (waits && pending.calls.front().message.kind == Collective::kJoin) return &pending;
+  }
+  return nullptr;
+}
+
+void Coordinator::go_without(Pending& pending, uint32_t index) {
+  if (pending.here[index]) return;
+  pending.here[index] = true;
+  ++pending.arrived;
+  pending.joined.push_back(index);
+}
+
+// What this rank has not called goes on without it.
+void Coordinator::join(const JobGroup& group, uint32_t index, std::vector<Answer>& out) {
+  const uint32_t id = group.members.id();
+  for (auto name = names_.lower_bound({id, ""}); name != names_.end() && name->first.first == id;) {
+    const std::string& text = name->first.second;
+    Calls& calls = name->second;
+    if (text != wire::kJoinName && text != wire::kMeetingName) {
+      for (auto pending = calls.begin(); pending != calls.end();) {
+        go_without(*pending, index);
+        if (!pending->failure) {
+          Status objection = objection_to(*pending, pending->calls.front());
+          if (!objection.ok()) fail(*pending, std::move(objection), out);
+        }
+        pending = advance(calls, pending, out);
+      }
+    }
+    name = calls.empty() ? names_.erase(name) : std::next(name);
+  }
 }
 
 Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
@@ -306,7 +186,8 @@ Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
 }
 
 // Why a call cannot complete, whatever the other ranks do.
-Status Coordinator::objection_to(const JobGroup& group, const Call& call) const {
+Status Coordinator::objection_to(const Pending& pending, const Call& call) const {
+  const JobGroup& group = *pending.group;
   const Announce& message = call.message;
   const uint32_t rank = group.members.ranks()[call.index];
   if (!message.refusal.empty()) {
@@ -315,6 +196,15 @@ Status Coordinator::objection_to(const JobGroup& group, const Call& call) const 
                    " was refused by ", cluster_.describe_rank(rank), ": ", message.refusal)};
   }
   if (!group.gone.empty()) return gone(group, message.name);
+  if (!pending.joined.empty() && !goes_without_joined(message)) {
+    std::vector<uint32_t> ranks;
+    for (const uint32_t index : pending.joined) ranks.push_back(group.members.ranks()[index]);
+    std::sort(ranks.begin(), ranks.end());
+    return {Code::kMismatch,
+            concat(wire::name_of(message.kind), " '", message.name, "'", group.members.suffix(),
+                   " cannot complete: ", control::list_ranks(ranks),
+                   " called join(), and only all-reduces by servers go on without")};
+  }
   const Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostBytes) {
     return {Code::kInvalidArgument,
@@ -363,16 +253,28 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
     small &= call.message.inline_payload;
   }
   answered(pending);
+  const Collective kind = first_of(calls).kind;
   if (Status wrong = check(group.members, calls); !wrong.ok()) {
     for (const Call& call : pending.calls) {
       out.push_back(error_answer(group.members.ranks()[call.index], call.message.id, wrong));
     }
-  } else if (calls[0]->kind == Collective::kFormGroup) {
+  } else if (kind == Collective::kFormGroup) {
     form(group, calls, out);
+  } else if (kind == Collective::kJoin) {
+    joined(pending, out);
   } else if (small && largest_reply(calls) <= kLargestReply) {
     compute(group, calls, out);
   } else {
     launch(group, calls, out);
+  }
+}
+
+// All have: each is told who was last.
+void Coordinator::joined(const Pending& pending, std::vector<Answer>& out) const {
+  const wire::FrameHeader header = header_of(wire::FrameType::kReply, *pending.group);
+  for (const Call& call : pending.calls) {
+    out.push_back({pending.group->members.ranks()[call.index], header,
+                   encode(wire::Go{call.message.id, {pending.calls.back().index}})});
   }
 }
 
@@ -399,64 +301,26 @@ void Coordinator::launch(JobGroup& group, const Announces& calls, std::vector<An
   header.stream = stream_;
   header.round = group.next_ticket++;
   for (uint32_t index = 0; index < calls.size(); ++index) {
-    complete_head(go, calls, index);
-    out.push_back({group.members.ranks()[index], header, encode(go)});
+    std::string text;
+    if (calls[index] != nullptr) {
+      complete_head(go, calls, index);
+      text = encode(go);
+    } else {
+      text = encode(wire::Go{}) + encode(first_of(calls));
+    }
+    out.push_back({group.members.ranks()[index], header, std::move(text)});
   }
 }
 
 void Coordinator::compute(const JobGroup& group, const Announces& calls,
                           std::vector<Answer>& out) const {
-  const Announce& first = *calls[0];
-  const size_t item = size_of(first.dtype);
-  const auto size = static_cast<uint32_t>(calls.size());
-  std::string common;                         // result that all ranks share
-  std::vector<std::string> own(size);         // or one for each
-  switch (first.kind) {
-    case Collective::kBarrier:
-    case Collective::kFormGroup:
-    case Collective::kSend:
-    case Collective::kReceive: break;
-    case Collective::kBroadcast: common = calls[first.root]->payload; break;
-    case Collective::kAllreduce:
-    case Collective::kReduceScatter: {
-      std::vector<const void*> sources;
-      for (const Announce* call : calls) sources.push_back(call->payload.data());
-      std::string result(first.payload.size(), '\0');
-      const reduce::Stage stage{first.dtype, first.dtype, first.op, first.prescale,
-                                first.op == ReduceOp::kAverage ? double(size) : 1.0,
-                                first.postscale};
-      reduce::combine(sources.data(), size, result.data(), result.size() / item, stage);
-      if (first.kind == Collective::kAllreduce) {
-        common = std::move(result);
-        break;
-      }
-      const size_t row = row_elements(first) * item;
-      const std::vector<plan::Part> parts = plan::split(rows(first), size, first.splits);
-      for (uint32_t to = 0; to < size; ++to) {
-        own[to] = result.substr(parts[to].first * row, parts[to].count * row);
-      }
-      break;
-    }
-    case Collective::kAllgather:
-      for (const Announce* call : calls) common += call->payload;
-      break;
-    case Collective::kAlltoall:
-      for (const Announce* call : calls) {
-        const size_t row = row_elements(*call) * item;
-        size_t at = 0;
-        for (uint32_t to = 0; to < size; ++to) {
-          own[to] += call->payload.substr(at, call->splits[to] * row);
-          at += call->splits[to] * row;
-        }
-      }
-      break;
-  }
+  const Results results = server::compute(calls);
   wire::Go head = common_head(calls);
   const wire::FrameHeader header = header_of(wire::FrameType::kReply, group);
-  for (uint32_t index = 0; index < size; ++index) {
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    if (calls[index] == nullptr) continue;
     complete_head(head, calls, index);
-    out.push_back({group.members.ranks()[index], header,
-                   encode(head) + (own[index].empty() ? common : own[index])});
+    out.push_back({group.members.ranks()[index], header, encode(head) + results.of(index)});
   }
 }
 
@@ -517,12 +381,7 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
           fail(*pending, gone(*pending->group, pending->calls.front().message.name), out);
         }
       }
-      if (pending->arrived == pending->here.size()) {
-        --failed_;
-        pending = calls.erase(pending);
-      } else {
-        ++pending;
-      }
+      pending = advance(calls, pending, out);
     }
     name = calls.empty() ? names_.erase(name) : std::next(name);
   }

@@ -7,6 +7,9 @@
 // one gets the error of its own call and never meets the others' next. A group is formed by a call
 // of its members, too, and gets a number that no other group has.
 //
+// A rank that has joined a group is missing in none of its all-reduces: they are done without it,
+// until all have joined.
+//
 // Pure bookkeeping: no I/O, and no lock of its own: what it says must leave in the order of its
 // changes, so its caller holds one over both.
 #pragma once
@@ -21,6 +24,7 @@
 #include "base/clock.h"
 #include "control/cluster.h"
 #include "server/answer.h"
+#include "server/calls.h"
 #include "server/group_table.h"
 #include "server/mailbox.h"
 
@@ -59,6 +63,7 @@ class Coordinator {
     bool warned = false;
     std::vector<bool> here;    // by index: has made it
     uint32_t arrived = 0;      // ranks that have made it, or never will
+    std::vector<uint32_t> joined;  // of them, by index: have joined instead
     std::vector<Call> calls;   // that wait for an answer, in order of arrival
     std::optional<Status> failure;
   };
@@ -72,19 +77,21 @@ class Coordinator {
 
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
                                              uint32_t rank) const;
-  Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group, uint32_t index,
-                            Nanos now);
-  Status objection_to(const JobGroup& group, const Call& call) const;
+  Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group,
+                            const wire::Announce& message, uint32_t index, Nanos now);
+  Status objection_to(const Pending& pending, const Call& call) const;
   Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
   void answered(const Pending& pending);
+  Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
-  void form(const JobGroup& group, const std::vector<const wire::Announce*>& calls,
-            std::vector<Answer>& out);
-  void compute(const JobGroup& group, const std::vector<const wire::Announce*>& calls,
-               std::vector<Answer>& out) const;
-  void launch(JobGroup& group, const std::vector<const wire::Announce*>& calls,
-              std::vector<Answer>& out);
+  void form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out);
+  void compute(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) const;
+  void launch(JobGroup& group, const Announces& calls, std::vector<Answer>& out);
+  const Pending* joining(const JobGroup& group) const;
+  static void go_without(Pending& pending, uint32_t index);
+  void join(const JobGroup& group, uint32_t index, std::vector<Answer>& out);
+  void joined(const Pending& pending, std::vector<Answer>& out) const;
   template <typename Concerns>
   void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
   std::string missing(const Pending& pending) const;

@@ -37,7 +37,8 @@ bool get_enum(ByteReader& in, Enum& value, int count) {
 const char* name_of(Collective kind) {
   constexpr const char* kNames[] = {"allreduce",      "broadcast", "allgather",
                                     "reduce_scatter", "alltoall",  "barrier",
-                                    "form_group",     "send",      "receive"};
+                                    "form_group",     "send",      "receive",
+                                    "join"};
   return kNames[static_cast<int>(kind)];
 }
 

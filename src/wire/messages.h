@@ -46,8 +46,13 @@ enum class Collective : uint8_t {
   kFormGroup,  // of the ranks in `splits` and by them alone, whatever the frame's group
   kSend,       // to rank `root`, with the tag in `splits`
   kReceive,    // from rank `root` or kAnyRank, with the tag in `splits` or, without one, any
+  kJoin,       // all-reduces go on without this rank until every rank has joined
 };
-inline constexpr int kNumCollectives = 9;
+inline constexpr int kNumCollectives = 10;
+// The calls of kJoin, to every owner of names of the group, and those by which its members tell
+// each other where they listen.
+inline constexpr char kJoinName[] = "herring.join";
+inline constexpr char kMeetingName[] = "herring.workers' addresses";
 inline constexpr uint32_t kAnyRank = ~0u;
 // "[an IPv6 address]:port" has less.
 inline constexpr size_t kMaxAddress = 64;
@@ -92,7 +97,9 @@ struct Announce {
 // kGo and the head of kReply: per-rank counts where ranks may differ (allgather: rows of each rank;
 // alltoall: elements that each rank has for the one that is told), else empty.
 // form_group: one count, the number of the new group. send, receive: the other rank and the tag; in
-// kGo the other's address follows.
+// kGo the other's address follows. join: one count, the rank that was last. To a rank that has
+// joined, a kGo with id 0 and, after it, what one of the others has announced (without payload):
+// its part of an all-reduce to which it adds nothing.
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;

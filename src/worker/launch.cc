@@ -78,6 +78,10 @@ void NamedOperations::launch_allreduce(Operation& operation, Key key) {
     operation.parts_left_ = 1;
     Transfer& transfer = add_transfer(operation, key, bytes);
     transfer.send = transfer.receive = request.receive;
+    if (operation.absent_) {
+      transfer.send = nullptr;
+      transfer.open.workers = 0;
+    }
     push(operation, transfer);
     return;
   }
@@ -102,6 +106,7 @@ void NamedOperations::launch_allreduce(Operation& operation, Key key) {
   for (size_t i = 0; i < parts; ++i) {
     NodeTask task;
     task.group = request.group;
+    task.active = !operation.absent_;
     task.key = {key.stream, key.round, static_cast<uint32_t>(i), key.group};
     task.name = request.name;
     task.data = data + i * buffer_bytes;
@@ -263,7 +268,7 @@ void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
   operation->owner_ = this;
   operation->request.group = group;
   operation->request.kind = wire::Collective::kAllgather;
-  operation->request.name = "herring.workers' addresses";
+  operation->request.name = wire::kMeetingName;
   operation->request.shape = {kMaxAddress};
   operation->request.send = place->data();
   operation->then_ = [this, place, group, gathered = operation.get()](const Status& status) {

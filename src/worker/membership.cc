@@ -30,6 +30,12 @@ std::vector<std::shared_ptr<Group>> Membership::groups() const {
   return all;
 }
 
+std::shared_ptr<Group> Membership::find(uint32_t number) const {
+  if (number == control::Group::kWorld) return world_;
+  const auto found = groups_.find(number);
+  return found == groups_.end() ? nullptr : found->second;
+}
+
 std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& name,
                                           std::vector<uint32_t> ranks, uint64_t id) {
   wire::FrameHeader header;
@@ -150,9 +156,7 @@ void Membership::broken(uint32_t number) {
 }
 
 void Membership::fail_group(uint32_t number, const Status& why) {
-  const auto found = groups_.find(number);
-  const std::shared_ptr<Group> group =
-      number == control::Group::kWorld ? world_ : found == groups_.end() ? nullptr : found->second;
+  const std::shared_ptr<Group> group = find(number);
   if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
   const std::string left = departed(*group);
   const Status status(why.code(), concat(left, left.empty() ? "" : ": ", why.message()));

@@ -25,6 +25,8 @@ class Membership {
   // All ranks. Any thread.
   const std::shared_ptr<Group>& world() const { return world_; }
 
+  // Null: this rank knows none of that number.
+  std::shared_ptr<Group> find(uint32_t number) const;
   // A new group, of which its servers are told; each answers the operation `id`.
   std::shared_ptr<Group> define(uint32_t number, const std::string& name,
                                 std::vector<uint32_t> ranks, uint64_t id);

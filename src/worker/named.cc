@@ -33,14 +33,19 @@ NamedOperations::Name NamedOperations::name_of(const Request& request) {
 Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool waits) {
   if (!request.group) request.group = engine_.world();
   const Group& group = *request.group;
+  const bool forms = request.kind == wire::Collective::kFormGroup;
   if (Status failed = engine_.failure(); !failed.ok()) return failed;
-  if (Status failed = group.failure();
-      !failed.ok() && request.kind != wire::Collective::kFormGroup) {
+  if (Status failed = group.failure(); !failed.ok() && !forms) {
     return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
+  std::unique_lock lock(mutex_);
+  if (!forms && names_.contains({group.id(), wire::kJoinName})) {
+    return Status(Code::kInvalidArgument,
+                  concat("'", request.name, "'", group.members().suffix(),
+                         " was called after join(); wait until that has returned"));
+  }
   if (!is_message(request.kind)) {
-    std::lock_guard lock(mutex_);
     if (!names_.insert(name_of(request)).second) {
       return Status(Code::kInvalidArgument,
                     concat("an operation named '", request.name, "' is in flight already",
@@ -48,6 +53,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
                            "; wait for it, or give this one another name"));
     }
   }
+  lock.unlock();
   auto operation = std::make_shared<Operation>(engine_.loop());
   operation->request = std::move(request);
   operation->owner_ = this;
@@ -64,6 +70,11 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
   header.group = group->id();
+  {
+    // The others' calls go on without this rank, so it may not meet the one after.
+    std::lock_guard lock(mutex_);
+    if (names_.contains({group->id(), wire::kJoinName})) return;
+  }
   // If the engine has ended, nobody is there to be told.
   static_cast<void>(engine_.run([this, header, server = group->shards().owner_of(name),
                                  payload = encode(announce)] {
@@ -96,10 +107,17 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
                                concat(engine_.cluster().describe_server(operation->server_),
                                       " has ended")});
   }
-  const size_t bytes = request.bytes();
+  if (request.kind == wire::Collective::kJoin) return start_join(*operation);
+  if (Status said = announce(*operation, operation->server_); !said.ok()) finish(*operation, said);
+}
 
+Status NamedOperations::announce(const Operation& operation, uint32_t server) {
+  const Request& request = operation.request;
+  const Group& group = *request.group;
+  const bool forms = request.kind == wire::Collective::kFormGroup;
+  const size_t bytes = request.bytes();
   wire::Announce announce;
-  announce.id = operation->id_;
+  announce.id = operation.id_;
   announce.kind = request.kind;
   announce.dtype = request.dtype;
   announce.op = request.op;
@@ -118,9 +136,9 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   announce.inline_payload =
       bytes <= engine_.options().small_bytes && request.algorithm == wire::Algorithm::kHerring &&
       (!gathers || bytes * group.size() <= wire::kMaxControlPayload / 2);
-  if (message && !announce.inline_payload) {
+  if (is_message(request.kind) && !announce.inline_payload) {
     auto own = own_address();
-    if (!own.ok()) return finish(*operation, own.status());
+    if (!own.ok()) return own.status();
     announce.address = *own;
   }
   std::string payload = encode(announce);
@@ -134,7 +152,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
   header.group = forms ? 0 : group.id();
-  engine_.links().send_control(operation->server_, header, std::move(payload));
+  engine_.links().send_control(server, header, std::move(payload));
+  return {};
 }
 
 // A group of one: nobody has to be asked.
@@ -154,6 +173,7 @@ void NamedOperations::complete_alone(Operation& operation) {
     case wire::Collective::kBarrier:
     case wire::Collective::kFormGroup:
     case wire::Collective::kBroadcast: break;
+    case wire::Collective::kJoin: operation.counts = {0}; break;
     case wire::Collective::kSend:
     case wire::Collective::kReceive:
       status = {Code::kInvalidArgument, "nobody else is in this group"};
@@ -194,19 +214,29 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     if (error->id == 0) return engine_.fail_now(why);
     auto operation = find(error->id);
     if (!operation) return;
+    // Other servers still take it for joined.
+    if (operation->request.kind == wire::Collective::kJoin && why.code() != Code::kPeerLost) {
+      return engine_.membership().fail_group(operation->request.group->id(), why);
+    }
     // What moves cannot be called back from one rank alone.
     return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);
   }
   std::string_view rest;
   auto go = wire::decode_go(payload, &rest);
   if (!go.ok()) return malformed(go.status());
+  if (go->id == 0 && header.type == wire::FrameType::kGo) {
+    const Status fits = take_part(header, rest);
+    return fits.ok() ? void() : malformed(fits);
+  }
   auto operation = find(go->id);
   if (!operation) return;  // failed meanwhile
   if (operation->launched_) {
     return malformed({Code::kInternal, concat("answered '", operation->request.name, "' twice")});
   }
   if (header.type == wire::FrameType::kReply) {
-    on_reply(*operation, std::move(*go), rest);
+    operation->request.kind == wire::Collective::kJoin
+        ? on_joined(*operation, server, std::move(go->counts))
+        : on_reply(*operation, std::move(*go), rest);
   } else {
     launch(*operation, header, std::move(*go), rest);
   }
@@ -262,7 +292,7 @@ void NamedOperations::part_done(Operation& operation) {
   const Status why = engine_.called_off(*operation.request.group);
   // Who is gone is not known yet: it will be.
   if (operation.called_off_ && why.ok()) return;
-  if (operation.staging_ != nullptr && why.ok()) {
+  if (operation.staging_ != nullptr && !operation.absent_ && why.ok()) {
     std::memcpy(operation.request.receive, operation.staging_, operation.request.bytes());
   }
   finish(operation, why);
@@ -277,6 +307,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.heap().free(keep->staging_);
     engine_.node_stage().release_regions();
   }
+  if (keep->absent_) return end_join(keep->request.group->id());
   if (!is_message(keep->request.kind)) {
     std::lock_guard lock(mutex_);
     names_.erase(name_of(keep->request));
@@ -305,8 +336,11 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
   std::vector<std::shared_ptr<Operation>> unanswered;
   for (const auto& [id, operation] : operations_) {
     if (operation->launched_) continue;
+    const Request& request = operation->request;
     const bool told = operation->formed && operation->formed->is_known_to(server);
-    if (operation->server_ == server || told) unanswered.push_back(operation);
+    const bool asked = request.kind == wire::Collective::kJoin &&
+                       std::ranges::count(request.group->shards().owners, server) > 0;
+    if (operation->server_ == server || told || asked) unanswered.push_back(operation);
   }
   for (const auto& operation : unanswered) {
     const Group& group = operation->formed ? *operation->formed : *operation->request.group;

@@ -51,6 +51,11 @@ class NamedOperations {
 
  private:
   void start(const std::shared_ptr<Operation>& operation);
+  Status announce(const Operation& operation, uint32_t server);
+  void start_join(Operation& operation);
+  void on_joined(Operation& operation, uint32_t server, std::vector<uint64_t> counts);
+  Status take_part(const wire::FrameHeader& header, std::string_view announced);
+  void end_join(uint32_t group);
   void complete_alone(Operation& operation);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,

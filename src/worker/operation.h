@@ -44,7 +44,8 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   // What allgather, reduce_scatter and alltoall return; valid once complete.
   std::unique_ptr<char[]> result;
   size_t result_bytes = 0;
-  // See wire::Go. Of allgather, the rows of each rank; of a receive, from whom and with which tag.
+  // See wire::Go. Of allgather, the rows of each rank; of a receive, from whom and with which tag;
+  // of a join, the rank that was last.
   std::vector<uint64_t> counts;
   std::shared_ptr<Group> formed;       // by form_group; valid once complete
 
@@ -61,6 +62,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   bool called_off_ = false;            // a part of it was
+  bool absent_ = false;                // of others: this rank has joined and adds nothing
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
   std::function<void(const Status&)> then_;  // instead of a caller who waits
 };

@@ -1,0 +1,51 @@
+"""Ranks with less to do than others."""
+
+from __future__ import annotations
+
+from herring.collectives import seconds_of
+from herring.groups import Group, scope_of
+from herring.runtime import job, number_anew
+
+__all__ = ["join"]
+
+
+def join(*, timeout: float | None = None, group: Group | None = None) -> int:
+    """Lets the others go on without this rank, until every rank has called it.
+
+    For uneven data: a rank that has run out of it calls `join` where the others still call
+    all-reduces. These are done without it, whatever their names: an average divides by the ranks
+    that called. A call that it has made before counts. Returns on all ranks when the last has
+    joined; from then on every call takes all of them again, and calls without a name are numbered
+    anew.
+
+    Only all-reduces by servers (``algorithm="herring"``) and grouped ones can do without a rank:
+    any other collective that a rank calls meanwhile fails on all that call it, and names who has
+    joined. Planned rounds have ``begin(active=False)`` instead, torch's wrappers
+    `herring.torch.join`. A rank that has joined needs as much memory as the all-reduces of the
+    others that are under way.
+
+    Args:
+      timeout: seconds until it fails because not all ranks have joined, which ends the group, or
+        without one the job; None: ``HERRING_TIMEOUT``.
+      group: those who join; None: all ranks.
+
+    Returns:
+      The rank that was last; inside the group, if there is one.
+
+    Raises:
+      InvalidArgumentError: another thread of this rank has joined, or calls something meanwhile:
+        that call raises it.
+      PeerLostError: a rank has died or left.
+      TimeoutError: not all ranks have joined in time; the message names them.
+    """
+    operation = job().submit(
+        "join",
+        None,
+        "herring.join",
+        timeout=seconds_of(timeout),
+        waits=True,
+        group=scope_of(group).handle,
+    )
+    operation.wait()
+    number_anew(None if group is None else group.members().number)
+    return int(operation.counts[0])
