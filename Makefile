@@ -8,6 +8,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
+# Of `make test`: so many files of Python tests at a time; each of them runs several processes.
+PARALLEL ?= 2
 # Of `make soak`: how many programs, from which seed on, with what (all features).
 PROGRAMS ?= 10000
 FIRST ?= 1
@@ -55,7 +57,7 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 	@sed -nE 's/^100% tests passed.* out of ([0-9]+)$$/C++ tests: \1 passed/p' build/ctest.log
 
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
-	@$(BIN)/python -m pytest -q tests/python
+	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
 
 lint: $(STAMPS)/lint ## check style: ruff, and the house rules
 	@$(BIN)/ruff check .
@@ -131,7 +133,7 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout
+	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml

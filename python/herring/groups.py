@@ -22,6 +22,8 @@ __all__ = ["Group", "new_group", "ranks_of_node"]
 class Group:
     """Some ranks of the job; `new_group` makes it. A context manager, which destroys it.
 
+    After an exception in its block the group stays: something may be in flight.
+
     Attributes:
       ranks: its members, ascending ranks of the job.
       name: for messages.

@@ -21,7 +21,7 @@ def join(*, timeout: float | None = None, group: Group | None = None) -> int:
     Only all-reduces by servers (``algorithm="herring"``) and grouped ones can do without a rank:
     any other collective that a rank calls meanwhile fails on all that call it, and names who has
     joined. Planned rounds have ``begin(active=False)`` instead, torch's wrappers
-    `herring.torch.join`. A rank that has joined needs as much memory as the all-reduces of the
+    ``ddp.join()``. A rank that has joined needs as much memory as the all-reduces of the
     others that are under way.
 
     Args:

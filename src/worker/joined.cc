@@ -25,8 +25,8 @@ void NamedOperations::on_joined(Operation& operation, uint32_t server,
   const Group& group = *operation.request.group;
   if (operation.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
     return engine_.fail_now({Code::kInternal,
-                             concat(engine_.cluster().describe_server(server),
-                                    " answered join()", group.members().suffix(), " with nonsense")});
+                             concat(engine_.cluster().describe_server(server), " answered join()",
+                                    group.members().suffix(), " with nonsense")});
   }
   if (server == operation.server_) operation.counts = std::move(counts);
   --operation.parts_left_;

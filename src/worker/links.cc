@@ -23,12 +23,6 @@ bool goes_on(uint32_t stream) { return stream >= wire::kPartialStreams; }
 
 }  // namespace
 
-Links::Pace::Pace(const LinksOptions& options, uint16_t initial, bool steers)
-    : steers(steers),
-      controller(initial, options.credit_max, options.credit_fixed, options.segment_bytes,
-                 options.credit_ladder),
-      told(initial) {}
-
 Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control,
              OnClosed on_closed, OnBroken on_broken)
     : loop_(loop),
@@ -36,7 +30,7 @@ Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_cont
       on_control_(std::move(on_control)),
       on_closed_(std::move(on_closed)),
       on_broken_(std::move(on_broken)),
-      world_(options, options.credit_initial, options.steers) {}
+      world_(options_, options_.credit_initial, options_.steers) {}
 
 Links::~Links() = default;
 
@@ -78,7 +72,7 @@ void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool
 
 void Links::remove_group(uint32_t group) { groups_.erase(group); }
 
-Links::Pace& Links::pace_of(uint32_t group) {
+Pace& Links::pace_of(uint32_t group) {
   return group == 0 ? world_ : groups_.find(group)->second;
 }
 
@@ -135,10 +129,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
-  if (pace.transfers++ == 0) {
-    pace.controller.on_start(loop_.now());
-    for (Pace::OnLink& link : pace.links) link.returned = 0;
-  }
+  pace.begin(loop_.now());
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
   const StreamId id{key.group, key.stream};
@@ -281,8 +272,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
 
 void Links::account(Link& link, Pace& pace, size_t sent) {
   const Nanos now = loop_.now();
-  if (pace.outstanding == 0) pace.busy_since = now;
-  pace.outstanding += sent;
+  pace.sent(sent, now);
   link.count(now);
   link.outstanding += sent;
 }
@@ -420,12 +410,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   link.count(now);
   link.outstanding -= header.segments;
   link.answered += header.segments;
-  Pace::OnLink& on_link = pace.links[server];
-  on_link.returned += header.segments;
-  on_link.outstanding[flow.index] -= header.segments;
-  const size_t outstanding = pace.outstanding;
-  pace.outstanding -= header.segments;
-  steer(pace, header, server, outstanding, now);
+  pace.answered(header, server, flow.index, now);
   transfer.segments_left -= header.segments;
   if ((header.flags & wire::kFlagBroken) && !std::exchange(pace.broken, true)) {
     on_broken_(transfer.key.group);
@@ -451,31 +436,6 @@ void Links::end(const std::vector<Transfer*>& transfers) {
   std::vector<Transfers::node_type> let_go;
   for (const Transfer* transfer : transfers) let_go.push_back(take(*transfer));
   for (Transfer* transfer : transfers) transfer->owner->on_transfer_done(*transfer);
-}
-
-void Links::steer(Pace& pace, const wire::FrameHeader& result, uint32_t server,
-                  size_t outstanding, Nanos now) {
-  if (!pace.steers) {
-    pace.told = options_.credit_fixed ? options_.credit_initial
-                                      : std::clamp<uint16_t>(result.credit, 1, options_.credit_max);
-    return;
-  }
-  CreditController& controller = pace.controller;
-  const uint32_t trials = controller.trials();
-  controller.on_progress(result.segments * options_.segment_bytes, now - pace.busy_since,
-                         outstanding * options_.segment_bytes, now);
-  pace.busy_since = now;
-  if (controller.trials() != trials) {
-    log(LogLevel::kDebug, "credit: a trial gained ", controller.last_gain(), ", now ",
-        controller.base(), " segments, queueing ", controller.queueing() / kMicrosecond, " of ",
-        controller.response() / kMicrosecond, " us");
-  }
-  // Flows overtake each other: what comes late says less than is known.
-  uint32_t& heard = pace.links[server].signals;
-  const auto fresh = static_cast<int32_t>(result.signals - heard);
-  if (fresh <= 0) return;
-  heard = result.signals;
-  lost(pace, static_cast<uint32_t>(fresh), now);
 }
 
 void Links::call_off(uint32_t group) {
@@ -512,13 +472,8 @@ void Links::server_lost(uint32_t server) {
   link.outstanding = 0;
   link.streams.clear();
   link.groups = 0;
-  const auto forget = [server](Pace& pace) {
-    for (size_t& outstanding : pace.links[server].outstanding) {
-      pace.outstanding -= std::exchange(outstanding, 0);
-    }
-  };
-  forget(world_);
-  for (auto& [group, pace] : groups_) forget(pace);
+  world_.forget(server);
+  for (auto& [group, pace] : groups_) pace.forget(server);
   std::vector<Transfer*> ended;
   for (auto& [key, pushed] : transfers_) {
     Transfer& transfer = *pushed.transfer;
@@ -540,15 +495,6 @@ const Transfer* Links::overdue(Nanos now, Nanos margin) const {
     }
   }
   return nullptr;
-}
-
-void Links::lost(Pace& pace, uint32_t count, Nanos now) {
-  const uint16_t before = pace.controller.credit();
-  pace.controller.on_losses(count, now);
-  if (pace.controller.credit() != before) {
-    log(LogLevel::kDebug, "credit: ", count, " lost at ", before, " segments, now ",
-        pace.controller.base());
-  }
 }
 
 void Links::on_closed(transport::Flow& flow, const Status& why) {

@@ -15,23 +15,13 @@
 #include "transport/event_loop.h"
 #include "transport/transport.h"
 #include "worker/balance.h"
-#include "worker/credit.h"
+#include "worker/links_options.h"
+#include "worker/pace.h"
 #include "worker/paths.h"
 #include "worker/transfer.h"
 #include "worker/window.h"
 
 namespace herring::worker {
-
-struct LinksOptions {
-  size_t segment_bytes = 8192;
-  size_t frame_max = 256 << 10;
-  uint16_t credit_initial = 1, credit_max = 128;  // segments
-  uint16_t credit_ladder = UINT16_MAX;            // see CreditController
-  bool credit_fixed = false;
-  bool steers = false;          // rank 0: its controller steers the credit of the world
-  uint32_t first_server = 0;    // where pushing starts; differs from node to node
-  std::vector<double> weights;  // of the servers; empty: all equal
-};
 
 class Links : private transport::FlowHandler {
  public:
@@ -90,25 +80,6 @@ class Links : private transport::FlowHandler {
   std::vector<ServerCounters> counters() const;
 
  private:
-  // A group's share of the credit.
-  struct Pace {
-    Pace(const LinksOptions& options, uint16_t initial, bool steers);
-    uint16_t credit() const { return steers ? controller.credit() : told; }
-
-    const bool steers;
-    CreditController controller;         // if it steers
-    uint16_t told;                       // else; as results say
-    size_t transfers = 0;                // in flight
-    size_t outstanding = 0;              // segments, on all links
-    Nanos busy_since = 0;
-    bool called_off = false, broken = false;
-    struct OnLink {
-      size_t returned = 0;               // segments answered since the group was idle
-      std::vector<size_t> outstanding;   // segments, by flow
-      uint32_t signals = 0;              // losses as last heard
-    };
-    std::vector<OnLink> links;           // by server
-  };
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
@@ -177,14 +148,11 @@ class Links : private transport::FlowHandler {
   bool send_next(Link& link, const StreamId& id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(Link& link, Pace& pace, size_t sent);
-  void steer(Pace& pace, const wire::FrameHeader& result, uint32_t server, size_t outstanding,
-             Nanos now);
   using Transfers = std::unordered_map<Key, Pushed, KeyHash>;
   Transfers::node_type take(const Transfer& transfer);
   void end(const std::vector<Transfer*>& transfers);
   void measure_paths();
   void give_back(LinkFlow& flow);
-  static void lost(Pace& pace, uint32_t count, Nanos now);
   void forget_transfers();
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;

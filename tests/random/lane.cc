@@ -15,6 +15,7 @@ wire::Collective collective_of(Kind kind) {
     case Kind::kAllgather: return wire::Collective::kAllgather;
     case Kind::kReduceScatter: return wire::Collective::kReduceScatter;
     case Kind::kAlltoall: return wire::Collective::kAlltoall;
+    case Kind::kJoin: return wire::Collective::kJoin;
     default: return wire::Collective::kBarrier;
   }
 }
@@ -48,17 +49,18 @@ void Rank::Lane::run() {
   const auto& batches = program_->lanes[lane_];
   for (uint32_t b = 0; b < batches.size() && !rank_.over_; ++b) {
     submit(batches[b]);
-    const bool late = is_late(batches[b]);
+    const bool at_once = is_due(batches[b]);
     pending_.back().due = b + (random_.chance(0.3) ? random_.below(kDeferral + 1) : 0);
-    while (!pending_.empty() && (late || pending_.front().due <= b)) finish_first();
+    while (!pending_.empty() && (at_once || pending_.front().due <= b)) finish_first();
   }
   while (!pending_.empty()) finish_first();
   end_groups();
 }
 
-// The next call of its name may follow at once.
-bool Rank::Lane::is_late(const std::vector<uint32_t>& batch) const {
-  return program().steps[batch.front()].timeout > 0;
+// Another call of its name, or any call of its group, may follow at once.
+bool Rank::Lane::is_due(const std::vector<uint32_t>& batch) const {
+  const auto& steps = program().steps;
+  return steps[batch.front()].timeout > 0 || steps[batch.back()].kind == Kind::kJoin;
 }
 
 void Rank::Lane::now(const char* what, const Step& step) {
@@ -69,9 +71,15 @@ void Rank::Lane::now(const char* what, const Step& step) {
 void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
   pending_.emplace_back();
   std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are gradients
+  const Step* join = nullptr;
   for (const uint32_t id : steps) {
     const Step& step = program().steps[id];
     if (step.place_of(rank_.rank_) == Step::kNobody) continue;
+    if (step.kind == Kind::kJoin) {
+      join = &step;
+      continue;
+    }
+    if (step.kind == Kind::kAllreduce && !part_of(step).active) continue;
     const size_t times =
         step.kind == Kind::kPlanned ? program().plans[step.plan].gradients.size() : 1;
     actions.insert(actions.end(), std::max<size_t>(times, 1), id);
@@ -97,6 +105,9 @@ void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
       call(step);
     }
   }
+  if (join == nullptr || rank_.over_) return;
+  now("joins", *join);
+  call(*join);
 }
 
 void Rank::Lane::call(const Step& step) {
@@ -111,8 +122,9 @@ void Rank::Lane::call(const Step& step) {
   request.kind = collective_of(step.kind);
   request.name = step.name;
   request.timeout = step.timeout;
-  if (step.kind == Kind::kBarrier) {
+  if (step.kind == Kind::kBarrier || step.kind == Kind::kJoin) {
     request.shape = {0};
+    if (step.kind == Kind::kJoin) request.name = wire::kJoinName;
   } else {
     call.array = rank_.allocate(elements * size_of(step.dtype), part.shared);
     const bool silent = step.kind == Kind::kBroadcast && step.root != place;

@@ -28,7 +28,7 @@ class Rank::Lane {
   const Program& program() const { return *program_; }
   const Part& part_of(const Step& step) const { return step.parts[step.place_of(rank_.rank_)]; }
   worker::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
-  bool is_late(const std::vector<uint32_t>& batch) const;
+  bool is_due(const std::vector<uint32_t>& batch) const;
   void now(const char* what, const Step& step);
 
   void submit(const std::vector<uint32_t>& steps);

@@ -12,8 +12,8 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, 
 class Maker {
  public:
   Maker(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features)
-      : random_({seed, 2, index}), group_random_({seed, 3, index}), layout_(layout),
-        features_(features) {
+      : random_({seed, 2, index}), group_random_({seed, 3, index}),
+        join_random_({seed, 4, index}), layout_(layout), features_(features) {
     program_.index = index;
     std::vector<uint32_t> all;
     for (uint32_t rank = 0; rank < layout.size; ++rank) all.push_back(rank);
@@ -197,7 +197,40 @@ class Maker {
         }
       }
       batches.push_back(std::move(batch));
+      if (has(kJoins) && join_random_.chance(0.2)) join_batch(lane, b, batches);
     }
+  }
+
+  // In a group that no other lane uses: who has joined calls nothing in it until all have.
+  void join_batch(uint32_t lane, uint32_t b, std::vector<std::vector<uint32_t>>& batches) {
+    std::vector<uint32_t> groups;
+    if (layout_.lanes == 1 && first_group_ == 0) groups.push_back(0);
+    for (uint32_t g = 1; g < usable_.size(); ++g) {
+      const bool own = usable_[g].lane == lane && usable_[g].from <= b;
+      if (own || (layout_.lanes == 1 && usable_[g].lane == kAnyLane)) groups.push_back(g);
+    }
+    if (groups.empty()) return;
+    const uint32_t group = groups[join_random_.below(groups.size())];
+    std::swap(random_, join_random_);
+    std::vector<uint32_t> batch;
+    const double share = random_.pick({0.2, 0.5, 0.9});
+    for (uint64_t n = random_.below(6); n > 0; --n) {
+      Step step = blank(Kind::kAllreduce, group);
+      step.dtype = kDTypes[random_.below(10)];
+      choose_reduction(step);
+      step.rows.assign(step.size(), some_elements(step.dtype, has(kLarge)));
+      for (Part& part : step.parts) part.active = random_.chance(share);
+      if (random_.chance(0.3)) {  // one that all may have called before, and call again
+        step.name = concat("p", program_.index, ".l", lane, ".joined", n);
+        for (Part& part : step.parts) part.drops = false;
+      }
+      batch.push_back(add(std::move(step)));
+    }
+    Step join = blank(Kind::kJoin, group);
+    for (Part& part : join.parts) part.drops = false;
+    batch.push_back(add(std::move(join)));
+    batches.push_back(std::move(batch));
+    std::swap(random_, join_random_);
   }
 
   uint32_t add(Step step) {
@@ -377,7 +410,8 @@ class Maker {
   };
 
   Random random_;
-  Random group_random_;  // of its own: without groups, seeds make the programs that they made
+  // Of their own: without groups or joins, seeds make the programs that they made.
+  Random group_random_, join_random_;
   uint32_t first_group_ = 0;     // that steps are of
   std::vector<Usable> usable_;   // by group
   const Layout& layout_;
@@ -398,6 +432,7 @@ const char* name_of(Kind kind) {
     case Kind::kPlanned: return "round";
     case Kind::kPartial: return "series";
     case Kind::kFormGroup: return "form_group";
+    case Kind::kJoin: return "join";
   }
   return "unknown";
 }
@@ -420,7 +455,7 @@ std::string Step::describe() const {
     text += ")";
   }
   if (kind == Kind::kPlanned) return concat(text, " of plan ", plan);
-  if (kind == Kind::kBarrier || kind == Kind::kFormGroup) return text;
+  if (kind == Kind::kBarrier || kind == Kind::kFormGroup || kind == Kind::kJoin) return text;
   text += concat(" of ", herring::name_of(dtype), ", ", herring::name_of(op), ", ",
                  wire::name_of(algorithm), ", rows of ", row, " elements:");
   for (const uint64_t count : rows) text += concat(" ", count);
@@ -432,6 +467,7 @@ std::string Step::describe() const {
     if (part.late_ms > 0) text += concat(", rank ", ranks[place], " late ", part.late_ms);
     if (part.contradicts) text += concat(", rank ", ranks[place], " contradicts");
     if (part.drops) text += concat(", rank ", ranks[place], " drops");
+    if (!part.active) text += concat(", without rank ", ranks[place]);
   }
   return text;
 }

@@ -10,7 +10,7 @@
 // Steps are of all ranks or of a group, whose members alone run them. Groups overlap in any way,
 // and lanes use different ones at the same time. Some are formed at the program's start, where each
 // rank asks for all of its own before it waits for any, others by a step of a lane, which then uses
-// them.
+// them. A batch that ends with a join is waited for at once; its all-reduces are not called by all.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ enum Feature : uint32_t {
   kCounts = 1 << 13,     // the number of contributors to planned rounds is looked at
   kTorn = 1 << 14,       // plans closed inside a round
   kGroups = 1 << 15,     // steps of some ranks only
+  kJoins = 1 << 16,      // some ranks call all-reduces that others do without, and all join
 };
 inline constexpr struct {
   const char* name;
@@ -52,7 +53,7 @@ inline constexpr struct {
                  {"mismatches", kMismatches}, {"lateness", kLateness}, {"drops", kDrops},
                  {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
                  {"weights", kWeights},       {"counts", kCounts},
-                 {"torn", kTorn},             {"groups", kGroups}};
+                 {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 
@@ -75,6 +76,7 @@ enum class Kind : uint8_t {
   kPlanned,  // one round
   kPartial,    // a whole series
   kFormGroup,  // its own group
+  kJoin,       // last of its batch on every rank
 };
 const char* name_of(Kind kind);
 
@@ -91,7 +93,7 @@ struct Part {
   bool drops = false;        // it never waits
   bool forgets = false;      // and lets go of the handle at once
   bool shared = false;       // its array lies in the shared heap
-  bool active = true;        // of a planned round
+  bool active = true;        // of a planned round; of an all-reduce: false, it has joined instead
   bool contradicts = false;  // it calls the operation with one element more
 };
 

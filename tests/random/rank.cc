@@ -158,6 +158,9 @@ void Rank::check(const Call& call) {
       result_has(at);
       return compare(operation.result.get(), expected.data(), at);
     }
+    case Kind::kJoin:
+      if (operation.counts.size() == 1 && operation.counts[0] < step.size()) return;
+      return wrong(*program, step, "nobody was last");
     default: return;
   }
 }
