@@ -258,6 +258,37 @@ print("went on", r, flush=True)
 """
 
 
+# A member, or its machine's server with it, dies while groups are being formed, in any state.
+FORMING = """
+herring.init()
+r, n = herring.rank(), herring.size()
+victim = n - 1
+rest = herring.new_group(range(n - 1)) if r != victim else None
+herring.barrier()
+for number in range(1000):
+    if r == victim and number == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        herring.new_group(range(n), name=f"g{number}")
+    except herring.PeerLostError as error:
+        assert f"rank {victim} (" in str(error), error
+        assert time.monotonic() - start < 20, error
+        break
+assert 20 <= number < 999, number
+array = np.full(100_000, 1.0, np.float32)
+assert (herring.allreduce(array, "sum", group=rest) == n - 1).all()
+print("went on", r, flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--servers", "1"]], ids=["colocated", "mixed"])
+def test_a_death_while_groups_are_formed(options: list[str]) -> None:
+    done = run_job(["-n", "3", "--nodes", "3", *options, "--keep-going"], FORMING)
+    assert done.stdout.count("went on") == 2, done.stdout
+    assert "AssertionError" not in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("layout", SEVERAL)
 def test_every_collective_in_a_group(layout: str) -> None:
     expect_success(run_job(LAYOUTS[layout], REDUCTIONS + COLLECTIVES))

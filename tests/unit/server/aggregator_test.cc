@@ -23,6 +23,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
         aggregator(cluster, groups, kSegment, 100, [this](Slot& slot) {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
+          called_off += slot.called_off;
           const auto answered = std::count_if(
               slot.contributions.begin(), slot.contributions.end(),
               [](const Contribution& one) { return one.state != Contribution::kLost; });
@@ -63,7 +64,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
   control::Cluster cluster;
   GroupTable groups;
   std::vector<char> result;
-  uint32_t delivered = 0;
+  uint32_t delivered = 0, called_off = 0;
   Aggregator aggregator;
 };
 
@@ -198,7 +199,23 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   EXPECT_TRUE(aggregator.open({0, 2}, open_message(kSegment), 1).ok());
   EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
   EXPECT_TRUE(aggregator.idle());
+  EXPECT_EQ(called_off, 3u);
   aggregator.break_group(*groups.world());
+}
+
+TEST_P(AggregatorTest, WhatWasCompleteBeforeAMemberLeftIsAResult) {
+  const std::vector<char> data(2 * kSegment);
+  result.assign(2 * kSegment, 0);
+  for (uint32_t rank = 0; rank < nodes; ++rank) {
+    ASSERT_TRUE(aggregator.open({}, open_message(2 * kSegment), rank).ok());
+    ASSERT_TRUE(push(rank, 0, 1, data.data(), kSegment).ok());
+  }
+  ASSERT_TRUE(push(0, 1, 1, data.data(), kSegment).ok());
+  const uint32_t complete = nodes == 1 ? 2 : 1;
+  EXPECT_EQ(delivered, complete);
+  aggregator.break_group(*groups.world());
+  EXPECT_EQ(delivered, 2u);
+  EXPECT_EQ(called_off, 2 - complete);
 }
 
 TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
