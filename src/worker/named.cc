@@ -307,7 +307,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.heap().free(keep->staging_);
     engine_.node_stage().release_regions();
   }
-  if (keep->absent_) return end_join(keep->request.group->id());
+  if (keep->absent_) return end_join(keep->request.group->id(), status);
   if (!is_message(keep->request.kind)) {
     std::lock_guard lock(mutex_);
     names_.erase(name_of(keep->request));

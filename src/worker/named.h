@@ -55,7 +55,7 @@ class NamedOperations {
   void start_join(Operation& operation);
   void on_joined(Operation& operation, uint32_t server, std::vector<uint64_t> counts);
   Status take_part(const wire::FrameHeader& header, std::string_view announced);
-  void end_join(uint32_t group);
+  void end_join(uint32_t group, const Status& status);
   void complete_alone(Operation& operation);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,

@@ -101,6 +101,7 @@ class Member {
     announce.timeout_ms = in.seldom() ? 1 : 60'000;
     announce.warn_ms = 60'000;
     announce.name = std::string(1, static_cast<char>('a' + in.below(3)));
+    if (announce.kind == wire::Collective::kJoin && !in.seldom()) announce.name = wire::kJoinName;
     announce.shape = {in.below(9)};
     if (in.flag()) announce.shape.push_back(in.below(4));
     if (in.seldom()) announce.shape.push_back(in.any());
@@ -127,7 +128,8 @@ class Member {
   static std::string payload(Input& in, const wire::Announce& announce) {
     const uint64_t elements = announce.elements();
     if (!announce.inline_payload || elements > 4096) return {};
-    const bool none = announce.kind == wire::Collective::kBarrier || in.below(8) == 0;
+    const bool none = announce.kind == wire::Collective::kBarrier ||
+                      announce.kind == wire::Collective::kJoin || in.below(8) == 0;
     return std::string(none ? 0 : elements * size_of(announce.dtype), '2');
   }
 

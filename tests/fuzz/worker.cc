@@ -71,7 +71,16 @@ void answer(Input& in, std::string& out) {
       if (in.flag()) go.counts = {in.below(4) * 256, in.below(4) * 256};
       if (in.seldom()) go.counts = {in.any(), in.any(), in.any(), in.any()};
       if (in.flag()) go.counts.resize(4);
-      return append(out, header, encode(go));
+      if (in.below(4) > 0) return append(out, header, encode(go));
+      // The part of a rank that has joined.
+      header.round = in.below(8);
+      wire::Announce call;
+      call.name = "o0";
+      call.kind = in.seldom() ? wire::Collective::kBarrier : wire::Collective::kAllreduce;
+      call.dtype = static_cast<DType>(in.below(kNumDTypes));
+      call.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+      call.shape = {in.seldom() ? in.any() : in.below(2048)};
+      return append(out, header, encode(wire::Go{}) + encode(call));
     }
     case 5: {
       header.type = wire::FrameType::kReply;
@@ -113,8 +122,8 @@ struct Call {
   std::shared_ptr<Operation> operation;
 };
 
-// Every kind, riding along or not.
-std::vector<Call> submit_some(Engine& engine) {
+// Every kind, riding along or not; and nothing more, if it joins.
+std::vector<Call> submit_some(Engine& engine, bool joins) {
   std::vector<Call> calls(8);
   for (size_t i = 0; i < calls.size(); ++i) {
     Call& call = calls[i];
@@ -124,6 +133,11 @@ std::vector<Call> submit_some(Engine& engine) {
     request.dtype = DType::kFloat32;
     const uint64_t elements = i < 4 ? 768 : 16;
     request.shape = {request.kind == wire::Collective::kBarrier ? 0 : elements};
+    if (joins && i + 1 == calls.size()) {
+      request.kind = wire::Collective::kJoin;
+      request.name = wire::kJoinName;
+      request.shape = {0};
+    }
     call.array.resize(elements * 4);
     request.send = request.receive = call.array.data();
     request.splits = {elements / 2, elements - elements / 2};
@@ -160,7 +174,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   {
     Engine engine(some_cluster(), options, transport::tcp::transport(), std::move(*bus),
                   std::move(flows));
-    calls = submit_some(engine);
+    calls = submit_some(engine, in.flag());
     for (const char* name : {"s", "t"}) {
       PartialOptions partial;
       partial.name = name;
