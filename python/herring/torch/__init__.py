@@ -38,7 +38,7 @@ from herring.errors import (
 )
 from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
-from herring.torch import functional
+from herring.torch import backend, functional
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -82,6 +82,7 @@ __all__ = [
     "allreduce",
     "allreduce_async",
     "alltoall",
+    "backend",
     "barrier",
     "broadcast",
     "broadcast_",
