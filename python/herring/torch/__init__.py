@@ -39,6 +39,7 @@ from herring.errors import (
 from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
+from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -89,6 +90,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ddp_comm_hook",
     "functional",
     "gather",
     "init",

@@ -32,7 +32,7 @@ from herring.torch.backend.tensors import (
     option,
     packs,
 )
-from herring.torch.backend.works import JoinedWork, Operations, OperationWork
+from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
 
 __all__ = ["HerringProcessGroup"]
 
@@ -100,14 +100,38 @@ class HerringProcessGroup(dist.ProcessGroup):
         self._coalesced: list[Any] | None = None
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
-        self.aborted = ""
-        self._messages = Messages(self, self._group, self._places, rank)
+        self._owner = Owner()  # no circle: what is destroyed goes at once, not in a forked child
+        self._names = {"name": "", "description": "undefined"}
+        self._messages = Messages(self._owner, self._group, self._places, rank)
 
     # What torch asks about.
 
     def getBackendName(self) -> str:  # noqa: N802
         """The name under which it is registered."""
         return "herring"
+
+    # torch keeps names with backends that are registered on a group, and this one may have none.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Torch's name of the group."""
+        self._names["name"] = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """What `setGroupName` was given."""
+        return self._names["name"]
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """What the group is for."""
+        self._names["description"] = text
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What `setGroupDesc` was given."""
+        return self._names["description"]
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -153,9 +177,8 @@ class HerringProcessGroup(dist.ProcessGroup):
         if name == "herring":
             return None
         if kind not in self._others:
-            self._others[kind] = other_backend(
-                self, kind, name, self._store, self.rank(), self.size(), self._limit
-            )
+            place = self.rank(), self.size()
+            self._others[kind] = other_backend(self, kind, name, self._store, *place, self._limit)
         return self._others[kind]
 
     # How operations are started.
@@ -169,8 +192,8 @@ class HerringProcessGroup(dist.ProcessGroup):
     @contextmanager
     def _call(self, kind: str) -> Iterator[str]:
         """Yields the name of the next call; if this rank refuses it in the block, all hear why."""
-        if self.aborted:
-            raise HerringError(self.aborted)
+        if self._owner.aborted:
+            raise HerringError(self._owner.aborted)
         with called(kind, self._name(), self._group) as name:
             yield name
 
@@ -181,7 +204,7 @@ class HerringProcessGroup(dist.ProcessGroup):
 
     def _work(self, options: Any, operations: Operations, outputs: Any, then: Any = None) -> Any:
         follow = bool(option(options, "asyncOp", True))
-        return OperationWork(self, operations, outputs, then, follow=follow)
+        return OperationWork(self._owner, operations, outputs, then, follow=follow)
 
     # Reductions.
 
@@ -281,7 +304,7 @@ class HerringProcessGroup(dist.ProcessGroup):
             more = {"op": reduction.op, "prescale": reduction.prescale}
             operation = self._start("allreduce", reduction.wire(flat), name, opts, **more)
             works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat)))
-        return works[0] if len(works) == 1 else JoinedWork(self, works)
+        return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
     @_routed
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
@@ -557,12 +580,13 @@ class HerringProcessGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: Any = None) -> Any:
         works, self._coalesced = self._coalesced or [], None
-        return JoinedWork(self, works)
+        return JoinedWork(self._owner, works)
 
     # The end.
 
     def shutdown(self) -> None:
         """Leaves the group; that of all ranks ends the job if it has begun it."""
+        self._others.clear()
         with suppress(RuntimeError):
             super().shutdown()  # backends of other devices
         if not runtime.is_initialized() or runtime.job() is not self._job:
@@ -576,16 +600,16 @@ class HerringProcessGroup(dist.ProcessGroup):
 
     def _say_goodbye(self) -> None:
         """Waits for the others, for a while: some may still need this rank's servers."""
-        if self.aborted or sys.exc_info()[0] is not None:
+        if self._owner.aborted or sys.exc_info()[0] is not None:
             return  # they learn of it the sooner
         with suppress(HerringError):
             submit("barrier", None, "torch.goodbye", _GOODBYE, None).wait()
 
     def abort(self) -> None:
         """Fails what is under way: on this rank, or for the group of all ranks everywhere."""
-        self.aborted = f"the process group of rank {self.rank()} was aborted"
+        self._owner.aborted = f"the process group of rank {self.rank()} was aborted"
         if self._world and runtime.is_initialized() and runtime.job() is self._job:
-            runtime.abort(f"{self.aborted}, torch.distributed's group of all ranks")
+            runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
             if self._owns:
                 runtime.shutdown()
 
@@ -595,7 +619,7 @@ class HerringProcessGroup(dist.ProcessGroup):
         return method.__wrapped__(self, *arguments)  # type: ignore[attr-defined]
 
     def _joined(self, works: list[Any]) -> Any:
-        return works[0] if len(works) == 1 else JoinedWork(self, works)
+        return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
     def _root(self, opts: Any) -> int:
         root = int(option(opts, "rootRank", opts if isinstance(opts, int) else 0))

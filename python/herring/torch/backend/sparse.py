@@ -48,4 +48,5 @@ class SparseSum:
         total = torch.sparse_coo_tensor(indices, values, tensor.shape).coalesce()
         if self._divisor > 1:
             total = total / self._divisor
-        tensor.detach().copy_(total.to(tensor.device))
+        with torch.no_grad():  # not through detach(), whose entries are others from then on
+            tensor.copy_(total.to(tensor.device))

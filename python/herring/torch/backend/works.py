@@ -15,7 +15,7 @@ from herring import _core
 from herring.errors import HerringError, TimeoutError
 from herring.handles import call_later
 
-__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Owner"]
+__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner"]
 
 _SLICE = 0.5  # seconds after which a wait looks whether its group was aborted
 
