@@ -1,7 +1,6 @@
 """A communication hook for torch's own DistributedDataParallel."""
 
-from __future__ import annotations
-
+# No annotations as strings: torch looks at those of a hook.
 from typing import Any
 
 import torch

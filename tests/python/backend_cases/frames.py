@@ -54,7 +54,7 @@ def _close(found: dict[str, torch.Tensor], wanted: torch.nn.Module) -> None:
 
 @case
 def fsdp1() -> None:
-    model = FullyShardedDataParallel(_net(), device_id=None)
+    model = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
     _train(model, _inputs(dist.get_rank()))
     with FullyShardedDataParallel.summon_full_params(model):
         found = {name: p.detach().clone() for name, p in model.module.named_parameters()}

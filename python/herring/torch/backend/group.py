@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from herring.collectives import called, submit
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend
+from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.reductions import Reduction, divided, movable, reduction_of, typed
 from herring.torch.backend.sparse import SparseSum
 from herring.torch.backend.tensors import (
@@ -44,6 +46,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def _routed(method: _Method) -> _Method:
     """Hands calls with tensors on a device that another backend serves to that backend."""
 
+    @outside_graphs
     @functools.wraps(method)
     def call(self: HerringProcessGroup, *arguments: Any, **options: Any) -> Any:
         tensor = first_tensor(arguments) if arguments else first_tensor(options.values())
@@ -616,7 +619,7 @@ class HerringProcessGroup(dist.ProcessGroup):
     # Helpers.
 
     def _plain(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return method.__wrapped__(self, *arguments)  # type: ignore[attr-defined]
+        return inspect.unwrap(method)(self, *arguments)  # type: ignore[attr-defined]
 
     def _joined(self, works: list[Any]) -> Any:
         return works[0] if len(works) == 1 else JoinedWork(self._owner, works)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from herring import _core
 from herring.errors import HerringError, TimeoutError
 from herring.handles import call_later
+from herring.torch.backend.outside import outside_graphs
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner"]
 
@@ -64,6 +65,7 @@ class _Work(dist.Work):
     def _follow(self) -> None:
         """Sees to it that it is finished although nobody waits."""
 
+    @outside_graphs
     def get_future(self) -> torch.futures.Future:
         """The outputs as a list of tensors, once they are there, or the error."""
         with self._lock:
@@ -78,19 +80,23 @@ class _Work(dist.Work):
             self._follow()
         return future
 
+    @outside_graphs
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         self._poll()
         return self._finished
 
+    @outside_graphs
     def is_success(self) -> bool:
         """Whether it is complete and has not failed."""
         return self.is_completed() and self._error is None
 
+    @outside_graphs
     def exception(self) -> BaseException | None:
         """Why it has failed; None: it has not, or not yet."""
         return self._error if self.is_completed() else None
 
+    @outside_graphs
     def result(self) -> list[torch.Tensor]:
         """The outputs; waits for them."""
         self.wait()
@@ -139,6 +145,7 @@ class OperationWork(_Work):
         if follow and then is not None:
             self._follow()
 
+    @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until the outputs are there; lets other threads run, and Ctrl-C through.
 
@@ -262,6 +269,7 @@ class LocalWork(_Work):
         self._set(error)
         self._complete.set()
 
+    @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
         """As of `OperationWork`."""
         limit = 0.0 if timeout is None else timeout.total_seconds()
@@ -286,6 +294,7 @@ class JoinedWork(_Work):
         super().__init__(owner, [])
         self._works = list(works)
 
+    @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
         """As of `OperationWork`, for each; raises the first error when all are complete."""
         limit = 0.0 if timeout is None else timeout.total_seconds()
@@ -301,23 +310,28 @@ class JoinedWork(_Work):
             raise failure
         return True
 
+    @outside_graphs
     def is_completed(self) -> bool:
         """Whether all are."""
         return all([work.is_completed() for work in self._works])
 
+    @outside_graphs
     def is_success(self) -> bool:
         """Whether all are complete and none has failed."""
         return all([work.is_success() for work in self._works])
 
+    @outside_graphs
     def exception(self) -> BaseException | None:
         """Why the first of them has failed; None: none has yet."""
         return next(filter(None, [work.exception() for work in self._works]), None)
 
+    @outside_graphs
     def result(self) -> list[torch.Tensor]:
         """The outputs of all; waits for them."""
         self.wait()
         return [tensor for work in self._works for tensor in work.result()]
 
+    @outside_graphs
     def get_future(self) -> torch.futures.Future:
         """The outputs of all as one list."""
         if not self._works:
