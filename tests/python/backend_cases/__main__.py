@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import time
 from pathlib import Path
 
@@ -22,7 +21,6 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=Path("/dev/null"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(float(__import__("os").environ.get("DUMP", "100")), exit=True)
     dist.init_process_group("herring", init_method=arguments.init)
     assert isinstance(dist.group.WORLD, herring.torch.backend.HerringProcessGroup)
     for name in arguments.cases or CASES:

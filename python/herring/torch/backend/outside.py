@@ -28,13 +28,5 @@ def outside_graphs(function: _Function) -> _Function:
             disabled.append(disable(function))
         return disabled[0](*arguments, **options)
 
-    _skip(call.__code__)
     return call  # type: ignore[return-value]
 
-
-def _skip(code: Any) -> None:
-    try:
-        from torch._C._dynamo.eval_frame import skip_code
-    except ImportError:
-        return  # another torch: it traces this one function, and stops there
-    skip_code(code)
