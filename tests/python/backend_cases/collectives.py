@@ -79,9 +79,9 @@ def operators_and_dtypes() -> None:
     plain = [OPS.SUM, OPS.AVG, OPS.MIN, OPS.MAX, OPS.PRODUCT]
     bits = [OPS.BAND, OPS.BOR, OPS.BXOR]
     table = {
-        **dict.fromkeys([*FLOATS, *FLOAT8], plain),
-        **dict.fromkeys([*INTEGERS, *UNSIGNED], plain + bits),
-        **dict.fromkeys(COMPLEX, [OPS.SUM, OPS.AVG]),
+        **{dtype: plain for dtype in [*FLOATS, *FLOAT8]},
+        **{dtype: plain + bits for dtype in [*INTEGERS, *UNSIGNED]},
+        **{dtype: [OPS.SUM, OPS.AVG] for dtype in COMPLEX},
         torch.bool: [OPS.SUM, OPS.MIN, OPS.MAX, OPS.PRODUCT, *bits],
     }
     for dtype, operators in table.items():
@@ -125,7 +125,8 @@ def every_front() -> None:
     for dtype in (torch.float32, torch.int64, torch.complex64, torch.bfloat16):
         results = []
         for group in (None, gloo()):
-            def own(rows: int, add: int = 0) -> torch.Tensor:
+
+            def own(rows: int, add: int = 0, dtype: torch.dtype = dtype) -> torch.Tensor:
                 return _values(rank + add, dtype, rows * 3).view(rows, 3)
 
             found = []
@@ -238,7 +239,8 @@ def uneven_strided_and_empty() -> None:
 def sparse_tensors() -> None:
     rank = dist.get_rank()
     for hybrid in (False, True):
-        def make() -> torch.Tensor:
+
+        def make(hybrid: bool = hybrid) -> torch.Tensor:
             indices = torch.tensor([[rank, 1, rank], [0, 2, 0]])
             values = torch.arange(3.0) + rank
             values = values[:, None].expand(3, 2).contiguous() if hybrid else values

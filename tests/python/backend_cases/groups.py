@@ -72,7 +72,7 @@ def sub_groups() -> None:
     taken = torch.empty(1)
     dist.scatter(taken, parts, 1, turned)
     assert int(taken) == rank
-    for ranks, group in mine:
+    for _, group in mine:
         dist.destroy_process_group(group)
         raises(ValueError, "", dist.all_reduce, torch.ones(1), group=group)
     local, _ = dist.new_subgroups(2)

@@ -74,7 +74,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "accumulates": ({"find_unused_parameters": True}, {"accumulates": True}),
     "sparse": ({"find_unused_parameters": True}, {"sparse": True}),
     "hook": ({"find_unused_parameters": True}, {"hook": default_hooks.allreduce_hook}),
-    "half hook": ({"find_unused_parameters": True}, {"hook": default_hooks.fp16_compress_hook, "dtype": torch.float32}),
+    "half hook": (
+        {"find_unused_parameters": True},
+        {"hook": default_hooks.fp16_compress_hook, "dtype": torch.float32},
+    ),
     "builtin": ({"find_unused_parameters": True}, {"hook": _by_builtin, "registers": True}),
     "zero": ({"find_unused_parameters": True}, {"zero": True}),
 }
@@ -89,7 +92,9 @@ def stock_ddp() -> None:
             tolerance = {"rtol": 1e-10, "atol": 1e-12}
         found, wanted = (_trained(group, options, **ways) for group in (None, gloo()))
         for one, other in zip(found, wanted):
-            torch.testing.assert_close(one, other, msg=lambda text, n=name: f"{n}: {text}", **tolerance)
+            torch.testing.assert_close(
+                one, other, msg=lambda text, n=name: f"{n}: {text}", **tolerance
+            )
         parameters = found[: len(list(_Net().parameters()))]  # buffers are made equal by forward
         flat = torch.cat([one.double().reshape(-1) for one in parameters])
         first = flat.clone()

@@ -29,4 +29,3 @@ def outside_graphs(function: _Function) -> _Function:
         return disabled[0](*arguments, **options)
 
     return call  # type: ignore[return-value]
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ class Reduction(NamedTuple):
     prescale: float
     wire: Callable[[torch.Tensor], torch.Tensor]
     divisor: int = 1
-    fold: Optional[Fold] = None
+    fold: Fold | None = None
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,4 +164,3 @@ def _float_fold(name: str, dtype: torch.dtype) -> Fold:
 def divided(tensor: torch.Tensor, divisor: int) -> torch.Tensor:
     """Integers divided towards zero, in place."""
     return tensor if divisor == 1 else tensor.div_(divisor, rounding_mode="trunc")
-

@@ -256,9 +256,7 @@ def _source_of(operation: _core.Operation) -> int:
 class LocalWork(_Work):
     """Work that another call of this process completes, by `done`."""
 
-    def __init__(
-        self, owner: Owner, outputs: list[torch.Tensor], rank: int, limit: float
-    ) -> None:
+    def __init__(self, owner: Owner, outputs: list[torch.Tensor], rank: int, limit: float) -> None:
         super().__init__(owner, outputs)
         self._complete = threading.Event()
         self._rank = rank
@@ -313,12 +311,12 @@ class JoinedWork(_Work):
     @outside_graphs
     def is_completed(self) -> bool:
         """Whether all are."""
-        return all([work.is_completed() for work in self._works])
+        return all(work.is_completed() for work in self._works)
 
     @outside_graphs
     def is_success(self) -> bool:
         """Whether all are complete and none has failed."""
-        return all([work.is_success() for work in self._works])
+        return all(work.is_success() for work in self._works)
 
     @outside_graphs
     def exception(self) -> BaseException | None:
