@@ -76,12 +76,12 @@ def _alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @case
 def operators_and_dtypes() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    plain = [OPS.SUM, OPS.AVG, OPS.MIN, OPS.MAX, OPS.PRODUCT]
-    bits = [OPS.BAND, OPS.BOR, OPS.BXOR]
+    plain = (OPS.SUM, OPS.AVG, OPS.MIN, OPS.MAX, OPS.PRODUCT)
+    bits = (OPS.BAND, OPS.BOR, OPS.BXOR)
     table = {
-        **{dtype: plain for dtype in [*FLOATS, *FLOAT8]},
-        **{dtype: plain + bits for dtype in [*INTEGERS, *UNSIGNED]},
-        **{dtype: [OPS.SUM, OPS.AVG] for dtype in COMPLEX},
+        **dict.fromkeys([*FLOATS, *FLOAT8], plain),
+        **dict.fromkeys([*INTEGERS, *UNSIGNED], plain + bits),
+        **dict.fromkeys(COMPLEX, plain[:2]),
         torch.bool: [OPS.SUM, OPS.MIN, OPS.MAX, OPS.PRODUCT, *bits],
     }
     for dtype, operators in table.items():
