@@ -12,14 +12,16 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Makes torch.distributed know the name "herring"; loads nothing, and never raises."""
+    """Makes torch.distributed know "herring" and "herring://"; loads nothing, and never raises."""
     try:
         import torch.distributed as dist
+        from torch.distributed.rendezvous import register_rendezvous_handler
 
         if dist.is_available() and not hasattr(dist.Backend, "HERRING"):
             dist.Backend.register_backend(
                 "herring", _create, extended_api=True, devices=["cpu", "cuda"]
             )
+            register_rendezvous_handler("herring", _rendezvous)
     except Exception:  # whatever is wrong here, torch goes on
         return
 
@@ -28,3 +30,9 @@ def _create(options: Any, settings: Any = None) -> Any:
     from herring.torch.backend import create
 
     return create(options, settings)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from herring.torch.backend.joining import rendezvous
+
+    return rendezvous(url, **options)

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import time
+import urllib.parse
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -165,7 +166,7 @@ def _wait_for_keys(store: Any, keys: Mapping[str, int], wait: Wait) -> None:
         del missing[next(iter(missing))]
 
 
-def rendezvous(url: str, rank: int = -1, size: int = -1, **_: Any) -> Any:
+def rendezvous(url: str, **_: Any) -> Any:
     """Finds the ranks as `herring.init` does, under any launcher, and makes a store for torch.
 
     It is the handler of ``init_process_group("herring", init_method="herring://")``.
@@ -173,13 +174,14 @@ def rendezvous(url: str, rank: int = -1, size: int = -1, **_: Any) -> Any:
     Yields:
       The store, the rank of this process, and the number of ranks.
     """
-    del url
     herring.init()
-    if rank not in (-1, herring.rank()) or size not in (-1, herring.size()):
-        raise ConfigurationError(
-            f"init_process_group was given rank {rank} of {size}, and the launcher says rank "
-            f"{herring.rank()} of {herring.size()}: leave them out with init_method='herring://'"
-        )
+    given = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)  # torch puts them there
+    for name, found in (("rank", herring.rank()), ("world_size", herring.size())):
+        if name in given and given[name][-1] not in ("-1", str(found)):
+            raise ConfigurationError(
+                f"init_process_group was given {name}={given[name][-1]}, and the launcher says "
+                f"{found}: leave it out with init_method='herring://'"
+            )
     patience = datetime.timedelta(minutes=5)
     place = None
     if herring.rank() == 0:
