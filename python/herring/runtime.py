@@ -19,8 +19,8 @@ from typing import Any
 
 from herring import _core
 from herring.errors import ConfigurationError, ShutdownError
-from herring.launch.detect import detect
-from herring.launch.meet import meet
+from herring.launch.detect import WorkerEnvironment, detect
+from herring.launch.meet import Meeting, meet
 
 __all__ = [
     "abort",
@@ -36,6 +36,7 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "start",
     "stats",
 ]
 
@@ -99,10 +100,36 @@ def init(**settings: Any) -> None:
       AuthenticationError: the rendezvous does not know this job's secret.
       TimeoutError: not everybody came in time; the message lists who is missing.
     """
+
+    def met(worker: WorkerEnvironment, patience: float, warn_after: float) -> Meeting:
+        return meet(worker, os.environ, patience, warn_after)
+
+    start(lambda: detect(os.environ), met, settings)
+
+
+def start(
+    who: Callable[[], WorkerEnvironment],
+    meet_others: Callable[[WorkerEnvironment, float, float], Meeting],
+    settings: dict[str, Any],
+) -> bool:
+    """Joins a job: what `init` does, whoever says which one.
+
+    Args:
+      who: tells who this worker is.
+      meet_others: called with the worker, the seconds that it may take, and those after which it
+        says what it waits for; returns where to register.
+      settings: as of `init`.
+
+    Returns:
+      False: this process is in a job already, and nothing was done.
+
+    Raises:
+      ConfigurationError, AuthenticationError, TimeoutError: as `init`.
+    """
     global _job
     with _lock:
         if _job is not None:
-            return
+            return False
         misplaced = sorted(_ENVIRONMENT_ONLY.intersection(settings))
         if misplaced:
             raise ConfigurationError(
@@ -110,13 +137,13 @@ def init(**settings: Any) -> None:
                 f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
             )
         overrides = {name: str(value) for name, value in settings.items()}
-        worker = detect(os.environ)
+        worker = who()
         with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
             for text in _core.setting_warnings():
                 _core.log_warning(text)
         patience, warn_after = _core.start_up_times(overrides)
         deadline = time.monotonic() + patience
-        meeting = meet(worker, os.environ, patience, warn_after)
+        meeting = meet_others(worker, patience, warn_after)
         # Finding the others and meeting them have one time-out together.
         overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:
@@ -137,6 +164,7 @@ def init(**settings: Any) -> None:
             meeting.close()
         _names.clear()
         _numberings.clear()
+    return True
 
 
 def shutdown() -> None:

@@ -38,7 +38,8 @@ from herring.errors import (
 )
 from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
-from herring.torch import functional
+from herring.torch import backend, functional
+from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
     Handle,
@@ -82,12 +83,14 @@ __all__ = [
     "allreduce",
     "allreduce_async",
     "alltoall",
+    "backend",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ddp_comm_hook",
     "functional",
     "gather",
     "init",

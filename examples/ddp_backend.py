@@ -1,0 +1,38 @@
+"""torch's own DistributedDataParallel over herring: one line of a script changes, the backend.
+
+torchrun --nproc-per-node 4 examples/ddp_backend.py
+mpirun -n 4 python examples/ddp_backend.py herring://
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import herring.torch  # makes torch know the backend
+
+
+def main() -> None:
+    init = sys.argv[1] if len(sys.argv) > 1 else "env://"
+    dist.init_process_group("herring", init_method=init)  # was "gloo"
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    # Not needed, but buckets are averaged in one pass then.
+    model.register_comm_hook(None, herring.torch.ddp_comm_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(100):
+        inputs = torch.randn(32, 20)
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 19:
+            dist.all_reduce(mean := loss.detach(), dist.ReduceOp.AVG)
+            if dist.get_rank() == 0:
+                print(f"step {step + 1}: loss {mean.item():.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What `import torch` calls by the entry point ``torch.backends``: the backend's name, no more.
+
+With it ``init_process_group("herring")`` needs no import of `herring.torch` before, for example
+in workers that a framework starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Makes torch.distributed know "herring" and "herring://"; loads nothing, and never raises."""
+    try:
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import register_rendezvous_handler
+
+        if dist.is_available() and not hasattr(dist.Backend, "HERRING"):
+            dist.Backend.register_backend(
+                "herring", _create, extended_api=True, devices=["cpu", "cuda"]
+            )
+            register_rendezvous_handler("herring", _rendezvous)
+    except Exception:  # whatever is wrong here, torch goes on
+        return
+
+
+def _create(options: Any, settings: Any = None) -> Any:
+    from herring.torch.backend import create
+
+    return create(options, settings)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from herring.torch.backend.joining import rendezvous
+
+    return rendezvous(url, **options)

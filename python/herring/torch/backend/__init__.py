@@ -1,0 +1,63 @@
+"""The backend "herring" of torch.distributed, in Python.
+
+    import herring.torch
+
+    torch.distributed.init_process_group("herring")
+
+See docs/torch-distributed.md.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from herring.errors import InvalidArgumentError
+from herring.torch.backend.group import HerringProcessGroup
+from herring.torch.backend.joining import join_by_store, rendezvous
+
+__all__ = ["HerringProcessGroup", "create", "register"]
+
+
+def create(options: Any, settings: Any = None) -> HerringProcessGroup:
+    """Makes a process group; torch calls it on the group's members.
+
+    Args:
+      options: torch's `_DistributedBackendOptions`.
+      settings: ``pg_options`` of `init_process_group`: a dictionary with settings for
+        `herring.init`, or None.
+
+    Raises:
+      InvalidArgumentError: `settings` is something else.
+      ConfigurationError, AuthenticationError, TimeoutError: as `herring.init`.
+    """
+    if settings is not None and not isinstance(settings, dict):
+        raise InvalidArgumentError(
+            f"pg_options is {settings!r}; for herring it must be a dictionary with settings of "
+            "herring.init(), or None"
+        )
+    timeout = options.timeout
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=float(timeout))
+    ranks = list(options.global_ranks_in_group)
+    rank, size = options.group_rank, options.group_size
+    owns = False
+    if not ranks:
+        owns = join_by_store(options.store, rank, size, settings or {})
+    return HerringProcessGroup(options.store, rank, size, timeout, ranks, owns)
+
+
+def register() -> None:
+    """Makes torch.distributed know the backend, and ``init_method="herring://"``."""
+    dist.Backend.register_backend("herring", create, extended_api=True, devices=["cpu", "cuda"])
+    try:
+        register_rendezvous_handler("herring", rendezvous)
+    except RuntimeError:
+        pass  # it does already
+
+
+if dist.is_available():
+    register()

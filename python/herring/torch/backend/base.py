@@ -1,0 +1,264 @@
+"""What every part of the process group needs: its ranks, how operations start, its end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Callable, TypeVar
+
+import torch
+import torch.distributed as dist
+
+import herring
+from herring import runtime
+from herring.collectives import called, submit
+from herring.errors import HerringError, InvalidArgumentError
+from herring.torch.backend.messages import Messages
+from herring.torch.backend.others import other_backend
+from herring.torch.backend.outside import outside_graphs
+from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
+from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
+
+__all__ = ["BaseProcessGroup", "routed"]
+
+_GOODBYE = 10.0  # seconds for which the end of a job waits for the other ranks
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def routed(method: _Method) -> _Method:
+    """Hands calls with tensors on a device that another backend serves to that backend."""
+
+    @outside_graphs
+    @functools.wraps(method)
+    def call(self: BaseProcessGroup, *arguments: Any, **options: Any) -> Any:
+        tensor = first_tensor(arguments) if arguments else first_tensor(options.values())
+        other = None if tensor is None else self._other(tensor.device.type)
+        if other is not None:
+            return getattr(other, method.__name__)(*arguments, **options)
+        work = method(self, *arguments, **options)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    return call  # type: ignore[return-value]
+
+
+class BaseProcessGroup(dist.ProcessGroup):
+    """A process group without collectives.
+
+    Ranks call a group's collectives in the same order; each is numbered. Messages are told apart by
+    sender and tag.
+
+    Args:
+      store: of torch, for backends of other devices.
+      rank: of this process inside the group.
+      size: how many ranks it has.
+      timeout: of operations.
+      ranks: of the job, in the group's order; empty: all.
+      owns: destroying it ends the job.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        ranks: Sequence[int],
+        owns: bool,
+    ) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self._limit = timeout
+        self._job = runtime.job()
+        self._owns = owns
+        self._world = not ranks
+        self._group = (
+            None
+            if self._world
+            else herring.new_group(ranks, timeout=max(timeout.total_seconds(), 1e-3))
+        )
+        # The core numbers the ranks of a group in the order of their ranks in the job.
+        ascending = sorted(ranks)
+        self._places = [ascending.index(one) for one in ranks] or list(range(size))
+        self._blocks = Blocks(self._places)
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._coalesced: list[Any] | None = None
+        self._devices: dict[str, str] | None = None
+        self._others: dict[str, Any] = {}
+        self._owner = Owner()  # no circle: what is destroyed goes at once, not in a forked child
+        self._names = {"name": "", "description": "undefined"}
+        self._messages = Messages(self._owner, self._group, self._places, rank)
+
+    # What torch asks about.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The name under which it is registered."""
+        return "herring"
+
+    # torch keeps names with backends that are registered on a group, and this one may have none.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Torch's name of the group."""
+        self._names["name"] = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """What `setGroupName` was given."""
+        return self._names["name"]
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """What the group is for."""
+        self._names["description"] = text
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What `setGroupDesc` was given."""
+        return self._names["description"]
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._device_map()]
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_tensor_alloc = False
+
+    def _get_backend(self, device: Any) -> Any:
+        return self._other(torch.device(device).type) or self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Calls are numbered from 0 anyway."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of later operations."""
+        self._limit = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _device_map(self) -> dict[str, str]:
+        """Which backend serves which kind of device, as `init_process_group` was told."""
+        if self._devices is None:
+            try:
+                config = dist.get_backend_config(self)
+            except (AssertionError, ValueError, RuntimeError, KeyError):
+                return {"cpu": "herring", "cuda": "herring"}  # torch does not know it yet
+            pairs = [pair.split(":") for pair in config.split(",")]
+            self._devices = dict(pairs)
+        return self._devices
+
+    def _other(self, kind: str) -> Any:
+        """The backend of a kind of device; None: herring.
+
+        It is made with its first use, which is collective as all calls are.
+        """
+        name = self._device_map().get(kind, "")
+        if name == "herring":
+            return None
+        if kind not in self._others:
+            place = self.rank(), self.size()
+            self._others[kind] = other_backend(self, kind, name, self._store, *place, self._limit)
+        return self._others[kind]
+
+    # How operations are started.
+
+    def _name(self) -> str:
+        with self._lock:
+            number = self._calls
+            self._calls += 1
+        return f"torch.{number}"
+
+    @contextmanager
+    def _call(self, kind: str) -> Iterator[str]:
+        """Yields the name of the next call; if this rank refuses it in the block, all hear why."""
+        if self._owner.aborted:
+            raise HerringError(self._owner.aborted)
+        with called(kind, self._name(), self._group) as name:
+            yield name
+
+    def _start(self, kind: str, tensor: Any, name: str, options: Any, **more: Any) -> Any:
+        waits = not option(options, "asyncOp", True)
+        limit = limit_of(option(options, "timeout", None), self._limit)
+        return submit(kind, tensor, name, limit, self._group, waits=waits, **more)
+
+    def _work(self, options: Any, operations: Operations, outputs: Any, then: Any = None) -> Any:
+        follow = bool(option(options, "asyncOp", True))
+        return OperationWork(self._owner, operations, outputs, then, follow=follow)
+
+    # The end.
+
+    def shutdown(self) -> None:
+        """Leaves the group; that of all ranks ends the job if it has begun it."""
+        self._others.clear()
+        with suppress(RuntimeError):
+            super().shutdown()  # backends of other devices
+        if not runtime.is_initialized() or runtime.job() is not self._job:
+            return
+        if self._group is not None:
+            with suppress(HerringError):  # something is in flight: it ends with the job
+                self._group.destroy()
+        elif self._owns:
+            self._say_goodbye()
+            runtime.shutdown()
+
+    def _say_goodbye(self) -> None:
+        """Waits for the others, for a while: some may still need this rank's servers."""
+        if self._owner.aborted or sys.exc_info()[0] is not None:
+            return  # they learn of it the sooner
+        with suppress(HerringError):
+            submit("barrier", None, "torch.goodbye", _GOODBYE, None).wait()
+
+    def abort(self) -> None:
+        """Fails what is under way: on this rank, or for the group of all ranks everywhere."""
+        self._owner.aborted = f"the process group of rank {self.rank()} was aborted"
+        if self._world and runtime.is_initialized() and runtime.job() is self._job:
+            runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
+            if self._owns:
+                runtime.shutdown()
+
+    # Helpers.
+
+    def _plain(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return inspect.unwrap(method)(self, *arguments)  # type: ignore[attr-defined]
+
+    def _joined(self, works: list[Any]) -> Any:
+        return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
+
+    def _root(self, opts: Any) -> int:
+        root = int(option(opts, "rootRank", opts if isinstance(opts, int) else 0))
+        if not 0 <= root < self.size():
+            raise InvalidArgumentError(f"root is {root}; it must be 0 to {self.size() - 1}")
+        return root
+
+    def _all_to(self, root: int, flat: torch.Tensor) -> list[int]:
+        counts = [0] * self.size()
+        counts[self._places[root]] = flat.numel()
+        return counts
+
+    def _require_one_each(self, blocks: Sequence[torch.Tensor], kind: str) -> None:
+        if len(blocks) != self.size():
+            raise InvalidArgumentError(
+                f"{kind}: the list has {len(blocks)} tensors; it must have one for each of "
+                f"{self.size()} ranks"
+            )
+
+    def _require_size(self, given: torch.Tensor, output: torch.Tensor, kind: str) -> None:
+        if given.numel() != output.numel() or given.dtype != output.dtype:
+            raise InvalidArgumentError(
+                f"{kind}: the output has {output.numel()} elements of {output.dtype}; it must have "
+                f"{given.numel()} of {given.dtype}"
+            )

@@ -1,0 +1,285 @@
+"""The process group: torch's collectives over a herring job or one of its groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from herring.collectives import submit
+from herring.errors import InvalidArgumentError, MismatchError
+from herring.torch.backend.base import routed
+from herring.torch.backend.reducing import ReducingProcessGroup
+from herring.torch.backend.reductions import movable, typed
+from herring.torch.backend.tensors import as_dense, copy_back, limit_of, list_of, option
+from herring.torch.backend.works import JoinedWork, Operations
+
+__all__ = ["HerringProcessGroup"]
+
+_LARGE, _FEW = 1 << 20, 16  # bytes from which, and ranks up to which, parts are gathered in place
+
+
+class HerringProcessGroup(ReducingProcessGroup):
+    """What ``init_process_group("herring")`` and ``new_group`` make."""
+
+    @routed
+    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
+        """Copies tensors of the root to all ranks, in place."""
+        root = self._places[self._root(opts)]
+        works = []
+        for tensor in list_of(tensors):
+            with self._call("broadcast") as name:
+                host = as_dense(tensor)
+            operation = self._start("broadcast", movable(host), name, opts, root=root)
+            then = None
+            if host.data_ptr() != tensor.data_ptr():
+                then = functools.partial(_take, tensor, host)
+            works.append(self._work(opts, [operation], [tensor], then))
+        return self._joined(works)
+
+    @routed
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
+        """Gathers tensors of all ranks; sizes may differ between ranks.
+
+        Args:
+          outputs: a list of one list with a tensor per rank.
+          inputs: a list of one tensor.
+          opts: timeout.
+        """
+        lists = outputs if isinstance(outputs[0], (list, tuple)) else [outputs]
+        works = []
+        for blocks, tensor in zip(lists, list_of(inputs)):
+            with self._call("allgather") as name:
+                self._require_one_each(blocks, "allgather")
+                flat = movable(as_dense(tensor))
+            operation = self._start("allgather", flat, name, opts)
+            works.append(self._work(opts, [operation], list(blocks), self._spread(blocks)))
+        return self._joined(works)
+
+    allgather_coalesced = allgather
+
+    @routed
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Gathers a tensor of all ranks into one, in rank order."""
+        with self._call("allgather") as name:
+            if output.numel() != input.numel() * self.size() or input.dtype != output.dtype:
+                raise InvalidArgumentError(
+                    f"allgather: the output has {output.numel()} elements of {output.dtype}; it "
+                    f"must have {self.size()} times the {input.numel()} of the input, of "
+                    f"{input.dtype}"
+                )
+            host = as_dense(input)
+        if self._gathers_in_place(output, host):
+            return self._gathered_in_place(output, host, name, opts)
+        operation = self._start("allgather", movable(host), name, opts)
+
+        def then(operations: Operations) -> None:
+            found = typed(operations[0].result(), output.dtype)
+            copy_back(output, self._blocks.sorted(found))
+
+        return self._work(opts, [operation], [output], then)
+
+    _allgather_base = all_gather_single
+
+    def _gathers_in_place(self, output: torch.Tensor, host: torch.Tensor) -> bool:
+        """Whether large parts go straight to their places; all ranks decide alike."""
+        large = host.numel() * host.element_size() >= _LARGE and self.size() <= _FEW
+        return large and output.device.type == "cpu"
+
+    def _gathered_in_place(
+        self, output: torch.Tensor, host: torch.Tensor, name: str, opts: Any
+    ) -> Any:
+        """A broadcast from each rank: the same bytes on the wire, and no copy of what comes in."""
+        target = output.data if output.is_contiguous() else torch.empty_like(output).contiguous()
+        parts = movable(target).chunk(self.size())
+        copy_back(parts[self.rank()], movable(host))
+        operations = []
+        for rank, part in enumerate(parts):
+            root, called_ = self._places[rank], name if rank == 0 else f"{name}.{rank}"
+            limit = limit_of(option(opts, "timeout", None), self._limit)
+            more = {"waits": False, "root": root}
+            operations.append(submit("broadcast", part, called_, limit, self._group, **more))
+        then = (
+            None
+            if target.data_ptr() == output.data_ptr()
+            else functools.partial(_take, output, target)
+        )
+        return self._work(opts, operations, [output], then)
+
+    @routed
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """Several `all_gather_single`."""
+        works = [self._plain(self.all_gather_single, o, i, opts) for o, i in zip(outputs, inputs)]
+        return self._joined(works)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @routed
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
+        """Gathers tensors of all ranks at the root, which has a list of one list for them."""
+        (tensor,) = list_of(inputs)
+        root = self._root(opts)
+        blocks: list[torch.Tensor] = []
+        with self._call("alltoall") as name:
+            if self.rank() == root:
+                blocks = list(outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs)
+                self._require_one_each(blocks, "gather")
+            flat = movable(as_dense(tensor))
+            splits = self._all_to(root, flat)
+        more = {"splits": splits, "root": self._places[root]}
+        operation = self._start("alltoall", flat, name, opts, **more)
+        then = self._spread(blocks) if blocks else None
+        return self._work(opts, [operation], blocks, then)
+
+    @routed
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
+        """Hands each rank one tensor of the list of one list that the root has."""
+        (output,) = list_of(outputs)
+        root = self._root(opts)
+        with self._call("alltoall") as name:
+            flat, splits = movable(torch.empty(0, dtype=output.dtype)), [0] * self.size()
+            if self.rank() == root:
+                blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+                self._require_one_each(blocks, "scatter")
+                flat, splits = self._blocks.joined([movable(as_dense(one)) for one in blocks])
+        more = {"splits": splits, "root": self._places[root]}
+        operation = self._start("alltoall", flat, name, opts, **more)
+
+        def then(operations: Operations) -> None:
+            copy_back(output, _sized(typed(operations[0].result(), output.dtype), output))
+
+        return self._work(opts, [operation], [output], then)
+
+    @routed
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """Sends the r-th tensor of a list to rank r; the r-th output comes from there."""
+        with self._call("alltoall") as name:
+            self._require_one_each(inputs, "alltoall")
+            self._require_one_each(outputs, "alltoall")
+            flat, splits = self._blocks.joined([movable(as_dense(one)) for one in inputs])
+        operation = self._start("alltoall", flat, name, opts, splits=splits)
+        return self._work(opts, [operation], list(outputs), self._spread(outputs))
+
+    @routed
+    def all_to_all_single(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Any:
+        """Sends the r-th part of a tensor's first dimension to rank r.
+
+        Args:
+          output: [rows, ...]: the parts that come in, in rank order.
+          input: [rows, ...].
+          output_splits: rows from each rank; empty: equal parts.
+          input_splits: rows for each rank; empty: equal parts.
+          opts: timeout.
+        """
+        with self._call("alltoall") as name:
+            pieces = self._parts(as_dense(input), input_splits, "input")
+            flat, splits = self._blocks.joined([movable(one) for one in pieces])
+            target = output if output.is_contiguous() else torch.empty_like(output).contiguous()
+            parts = self._parts(target, output_splits, "output")
+        operation = self._start("alltoall", flat, name, opts, splits=splits)
+        spread = self._spread(parts)
+
+        def then(operations: Operations) -> None:
+            spread(operations)
+            if target is not output:
+                copy_back(output, target)
+
+        return self._work(opts, [operation], [output], then)
+
+    alltoall_base = all_to_all_single
+
+    @routed
+    def barrier(self, opts: Any = None, *_: Any) -> Any:
+        """Is complete when every rank has called it."""
+        with self._call("barrier") as name:
+            pass
+        return self._work(opts, [self._start("barrier", None, name, opts)], [])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Returns when every rank has called it; the error names those that have not."""
+        del wait_all_ranks  # all that are missing are named anyway
+        opts = dist.BarrierOptions()
+        opts.timeout = timeout or self._limit
+        self.barrier(opts).wait()
+
+    # Messages.
+
+    @routed
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        """Sends a tensor to a rank of the group; complete when that receives it."""
+        (tensor,) = list_of(tensors)
+        return self._messages.send(tensor, dst, tag, self._limit)
+
+    @routed
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        """Receives a tensor of the same dtype and size from a rank of the group."""
+        (tensor,) = list_of(tensors)
+        return self._messages.receive(tensor, src, tag, self._limit)
+
+    @routed
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        """Receives a tensor from any other rank of the group."""
+        (tensor,) = list_of(tensors)
+        return self._messages.receive(tensor, None, tag, self._limit)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        works, self._coalesced = self._coalesced or [], None
+        return JoinedWork(self._owner, works)
+
+    # Helpers.
+
+    def _parts(self, tensor: torch.Tensor, splits: Any, what: str) -> list[torch.Tensor]:
+        """A contiguous tensor cut along its first dimension, one part per rank."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        splits = [int(n) for n in splits or ()]
+        if not splits and rows % self.size() == 0:
+            splits = [rows // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != rows or min(splits) < 0:
+            raise InvalidArgumentError(
+                f"alltoall: {what}_split_sizes is {splits or None}; it must be {self.size()} "
+                f"counts that sum to {rows}, or None if all are equal"
+            )
+        return list(tensor.split(splits)) if tensor.dim() else [tensor]
+
+    def _spread(self, outputs: Sequence[torch.Tensor]) -> Callable[[Operations], None]:
+        """Copies what has come in from each rank to its place."""
+
+        def then(operations: Operations) -> None:
+            data, at = typed(operations[0].result(), torch.uint8), 0
+            found = [0] * self.size()
+            kinds = [output.element_size() for output in outputs]
+            total = sum(kind * output.numel() for kind, output in zip(kinds, outputs))
+            width = data.numel() // max(sum(operations[0].counts), 1)
+            for rank in self._blocks.order:  # those of the core's places, one after the other
+                bytes_ = int(operations[0].counts[self._places[rank]]) * width
+                output, found[rank] = outputs[rank], bytes_
+                if bytes_ != output.numel() * output.element_size():
+                    raise MismatchError(
+                        f"rank {rank} has sent {bytes_} bytes, and the tensor for them has "
+                        f"{output.numel()} elements of {output.dtype} (of {total} bytes in all)"
+                    )
+                copy_back(output, data[at : at + bytes_].view(output.dtype))
+                at += bytes_
+
+        return then
+
+
+def _take(tensor: torch.Tensor, host: torch.Tensor, _: Operations) -> None:
+    copy_back(tensor, host)
+
+
+def _sized(found: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    if found.numel() == output.numel():
+        return found
+    raise MismatchError(
+        f"scatter: the root has sent {found.numel()} elements, and the tensor for them has "
+        f"{output.numel()}"
+    )

@@ -1,0 +1,197 @@
+"""How a job is found through a store of torch, or a store through a job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+import secrets
+import socket
+import time
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+import herring
+from herring import runtime
+from herring.errors import ConfigurationError, TimeoutError
+from herring.launch.detect import Rendezvous, WorkerEnvironment, detect
+from herring.launch.meet import Meeting, meet, read_secret_file
+from herring.launch.network import own_address
+from herring.launch.publication import Wait
+
+__all__ = ["join_by_store", "rendezvous"]
+
+_SECRET_BYTES = 32
+# How often this process has met under a key: a second time must not read the first one's note.
+_uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
+
+
+def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any]) -> bool:
+    """Joins the job of the ranks that share a store, unless this process is in one already.
+
+    With ``HERRING_RENDEZVOUS``, which dedicated servers need, and under ``herring run``, the ranks
+    meet there, else rank 0 publishes an address and a secret in the store.
+
+    Args:
+      store: of torch, the same for all ranks.
+      rank: of this process in it.
+      size: how many ranks there are.
+      settings: as of `herring.init`.
+
+    Returns:
+      Whether it joined one.
+
+    Raises:
+      ConfigurationError: the process is in a job as another rank, or the store does not reach the
+        others; otherwise as `herring.init`.
+      TimeoutError: not everybody came in time; the message lists who is missing.
+    """
+    if not runtime.is_initialized():
+        given = "HERRING_RENDEZVOUS" in os.environ
+        base = _base_of(store)
+        if size > 1 and not given and isinstance(base, getattr(dist, "HashStore", ())):
+            raise ConfigurationError(
+                f"the store is a HashStore, which reaches only this process, and there are {size} "
+                "ranks: use a TCPStore or a FileStore"
+            )
+
+        def met(worker: WorkerEnvironment, patience: float, warn_after: float) -> Meeting:
+            if given:
+                return meet(worker, os.environ, patience, warn_after)
+            return _meet_by_store(store, base, worker, patience, warn_after)
+
+        if runtime.start(lambda: _worker(rank, size), met, dict(settings)):
+            return True
+    if (herring.rank(), herring.size()) != (rank, size):
+        raise ConfigurationError(
+            f"this process is rank {rank} of {size} for torch.distributed, and rank "
+            f"{herring.rank()} of {herring.size()} in the job that it has joined by "
+            "herring.init(): give both the same, or leave out herring.init()"
+        )
+    return False
+
+
+def _worker(rank: int, size: int) -> WorkerEnvironment:
+    """What the environment says, but for rank and size."""
+    environ = dict(os.environ)
+    known = environ.get("HERRING_RANK", "").strip(), environ.get("HERRING_SIZE", "").strip()
+    if known[0] and known != (str(rank), str(size)):
+        raise ConfigurationError(
+            f"HERRING_RANK={known[0]} and HERRING_SIZE={known[1]} contradict what "
+            f"init_process_group was given: rank {rank} of {size}"
+        )
+    environ |= {"HERRING_RANK": str(rank), "HERRING_SIZE": str(size)}
+    if "HERRING_RENDEZVOUS" in os.environ:
+        return detect(environ)
+    if environ.get("HERRING_SERVERS", "").strip() not in ("", "0"):
+        return detect(environ)  # says that the servers need an address
+    environ["HERRING_RENDEZVOUS"] = "127.0.0.1:1"  # nobody goes there
+    found = detect(environ)
+    return dataclasses.replace(found, rendezvous=Rendezvous("none" if size == 1 else "store"))
+
+
+def _base_of(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _meet_by_store(
+    store: Any, base: Any, worker: WorkerEnvironment, patience: float, warn_after: float
+) -> Meeting:
+    secret = worker.secret
+    if worker.secret_file is not None:
+        secret = read_secret_file(worker.secret_file)
+    if worker.size == 1:
+        return Meeting("", secret or secrets.token_bytes(_SECRET_BYTES))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    name = f"herring/{worker.job}/{restart}"
+    name += f"/{next(_uses[name])}"
+    wait = Wait(f"rank {worker.rank} of {worker.size}", patience, warn_after)
+    if worker.rank != 0:
+        store.set(f"{name}/host/{worker.rank}", runtime.host_identity())
+        _wait_for_keys(store, {f"{name}/address": 0}, wait)
+        note = json.loads(store.get(f"{name}/address"))
+        if not note["secret"] and secret is None:
+            raise ConfigurationError(
+                "rank 0 was given a secret (HERRING_SECRET_FILE or HERRING_SECRET), but this "
+                "process was not: set HERRING_SECRET_FILE for all ranks"
+            )
+        return Meeting(note["address"], secret or bytes.fromhex(note["secret"]))
+    keys = {f"{name}/host/{rank}": rank for rank in range(1, worker.size)}
+    _wait_for_keys(store, keys, wait)
+    hosts = {store.get(key).decode() for key in keys} | {runtime.host_identity()}
+    address = "127.0.0.1"
+    if len(hosts) > 1:
+        interface = os.environ.get("HERRING_INTERFACE", "")
+        address = own_address(getattr(base, "host", ""), interface)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=4096)
+    place = Rendezvous("address", address, listener.getsockname()[1]).address
+    shared = secret or secrets.token_bytes(_SECRET_BYTES)
+    # A secret of the user's own stays in the user's file.
+    note = {"address": place, "secret": "" if secret else shared.hex()}
+    store.set(f"{name}/address", json.dumps(note))
+
+    def withdraw() -> None:
+        for key in [f"{name}/address", *keys]:
+            with contextlib.suppress(Exception):  # not every store can, and it may have ended
+                store.delete_key(key)
+
+    return Meeting(place, shared, listener, withdraw)
+
+
+def _wait_for_keys(store: Any, keys: Mapping[str, int], wait: Wait) -> None:
+    """Waits until all ranks have written theirs; asking lets Ctrl-C through."""
+    pause = 0.002
+    missing = dict(keys)
+    while missing:
+        if not store.check([next(iter(missing))]):
+            ranks = ", ".join(map(str, missing.values()))
+            if not wait.goes_on("meet it in the store of init_process_group"):
+                raise TimeoutError(
+                    f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for rank "
+                    f"{ranks} to come to the store of init_process_group"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+            continue
+        del missing[next(iter(missing))]
+
+
+def rendezvous(url: str, **_: Any) -> Any:
+    """Finds the ranks as `herring.init` does, under any launcher, and makes a store for torch.
+
+    It is the handler of ``init_process_group("herring", init_method="herring://")``.
+
+    Yields:
+      The store, the rank of this process, and the number of ranks.
+    """
+    herring.init()
+    given = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)  # torch puts them there
+    for name, found in (("rank", herring.rank()), ("world_size", herring.size())):
+        if name in given and given[name][-1] not in ("-1", str(found)):
+            raise ConfigurationError(
+                f"init_process_group was given {name}={given[name][-1]}, and the launcher says "
+                f"{found}: leave it out with init_method='herring://'"
+            )
+    patience = datetime.timedelta(minutes=5)
+    place = None
+    if herring.rank() == 0:
+        several = herring.num_nodes() > 1
+        interface = os.environ.get("HERRING_INTERFACE", "")
+        host = own_address("", interface) if several else "127.0.0.1"
+        store = dist.TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
+        place = host, store.port
+    place = herring.broadcast_object(place, name="torch.store")
+    if herring.rank() != 0:
+        store = dist.TCPStore(*place, None, False, timeout=patience, wait_for_workers=False)
+    yield store, herring.rank(), herring.size()
+    raise RuntimeError("the number of ranks cannot change")

@@ -1,0 +1,115 @@
+"""Messages between two ranks of a process group, and of a rank to itself."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from herring.errors import HerringError, InvalidArgumentError, MismatchError
+from herring.groups import Group
+from herring.messages import receive_async, send_async
+from herring.torch.backend.reductions import movable
+from herring.torch.backend.tensors import as_dense, copy_back
+from herring.torch.backend.works import LocalWork, OperationWork, Owner
+
+__all__ = ["Messages"]
+
+
+class _Received(OperationWork):
+    """A receive under way, of which torch asks who has sent it."""
+
+    ranks: Sequence[int] = ()
+
+    def _source_rank(self) -> int:
+        self.wait()
+        return self.ranks[self._source]
+
+    source_rank = _source_rank
+
+
+class Messages:
+    """Sends and receives.
+
+    Args:
+      owner: the process group.
+      group: of the core.
+      places: the core's number of each rank.
+      rank: of this process.
+    """
+
+    def __init__(self, owner: Owner, group: Group | None, places: Sequence[int], rank: int) -> None:
+        self._owner = owner
+        self._group = group
+        self._places = list(places)
+        self._ranks = sorted(range(len(places)), key=self._places.__getitem__)
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._own: dict[tuple[str, int], deque[tuple[torch.Tensor, LocalWork]]] = {}
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int, limit: timedelta) -> Any:
+        """Starts a send; it is complete when the other rank receives."""
+        self._check(to, "send")
+        if to == self._rank:
+            return self._to_myself("send", "receive", tensor, tag, limit)
+        host = movable(as_dense(tensor))
+        place = self._places[to]
+        seconds = limit.total_seconds()
+        handle = send_async(host, place, tag, timeout=seconds, group=self._group)
+        return OperationWork(self._owner, [handle._operation], [tensor])
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int, limit: timedelta) -> Any:
+        """Starts a receive; `source` None: from any other rank."""
+        if source is not None:
+            self._check(source, "recv")
+            if source == self._rank:
+                return self._to_myself("receive", "send", tensor, tag, limit)
+        host = as_dense(tensor)
+        place = None if source is None else self._places[source]
+        seconds = limit.total_seconds()
+        handle = receive_async(movable(host), place, tag, timeout=seconds, group=self._group)
+        then = None
+        if host.data_ptr() != tensor.data_ptr():
+
+            def then(operations: Any) -> None:
+                copy_back(tensor, host)
+
+        work = _Received(self._owner, [handle._operation], [tensor], then, follow=True)
+        work.ranks = self._ranks
+        return work
+
+    def _check(self, other: int, what: str) -> None:
+        if not 0 <= other < len(self._places):
+            raise InvalidArgumentError(
+                f"{what}: the other rank is {other}; it must be 0 to {len(self._places) - 1}"
+            )
+        if self._owner.aborted:
+            raise HerringError(self._owner.aborted)
+
+    def _to_myself(
+        self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta
+    ) -> LocalWork:
+        """The n-th send with a tag meets the n-th receive with it."""
+        work = LocalWork(self._owner, [tensor], self._rank, limit.total_seconds())
+        with self._lock:
+            waiting = self._own.get((other, tag))
+            if not waiting:
+                self._own.setdefault((mine, tag), deque()).append((tensor, work))
+                return work
+            met, its_work = waiting.popleft()
+        source, target = (tensor, met) if mine == "send" else (met, tensor)
+        error = None
+        if source.numel() != target.numel() or source.dtype != target.dtype:
+            error = MismatchError(
+                f"a message of {source.numel()} elements of {source.dtype} does not fit a tensor "
+                f"with {target.numel()} of {target.dtype}"
+            )
+        else:
+            copy_back(target, as_dense(source))
+        its_work.done(error)
+        work.done(error)
+        return work

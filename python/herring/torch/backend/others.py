@@ -1,0 +1,59 @@
+"""Backends for the devices that ``init_process_group("cpu:herring,cuda:nccl")`` gives to others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from herring.errors import ConfigurationError
+
+__all__ = ["other_backend"]
+
+
+def other_backend(
+    group: dist.ProcessGroup,
+    kind: str,
+    name: str,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+) -> Any:
+    """Makes gloo or NCCL for one kind of device, and makes the group know it (collective).
+
+    Args:
+      group: the process group.
+      kind: of device, for example "cuda".
+      name: of the backend; empty: torch was told none for this kind.
+      store: of the group.
+      rank: of this process in it.
+      size: how many ranks it has.
+      timeout: of operations.
+
+    Raises:
+      ConfigurationError: no such backend here.
+    """
+    own = dist.PrefixStore(f"herring-{kind}/", store)
+    types = dist.ProcessGroup.BackendType
+    if name == "gloo" and dist.is_gloo_available():
+        backend = dist.ProcessGroupGloo(own, rank, size, timeout=timeout)
+        group._register_backend(torch.device(kind), types.GLOO, backend)
+        return backend
+    if name == "nccl" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend = dist.ProcessGroupNCCL(own, rank, size, options)
+        group._register_backend(torch.device(kind), types.NCCL, backend)
+        return backend
+    if not name:
+        raise ConfigurationError(
+            f"no backend was given for tensors on {kind}: name one as in "
+            f"init_process_group('cpu:herring,{kind}:herring')"
+        )
+    raise ConfigurationError(
+        f"the backend {name!r} for tensors on {kind} is not there: beside herring there may be "
+        "gloo and nccl, if this torch was built with them"
+    )

@@ -1,0 +1,217 @@
+"""Reductions of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from herring.errors import InvalidArgumentError
+from herring.torch.backend.base import BaseProcessGroup, routed
+from herring.torch.backend.reductions import Reduction, divided, movable, reduction_of, typed
+from herring.torch.backend.sparse import SparseSum
+from herring.torch.backend.tensors import as_dense, copy_back, list_of, operator_of, packs
+from herring.torch.backend.works import JoinedWork, Operations
+
+__all__ = ["ReducingProcessGroup"]
+
+
+class ReducingProcessGroup(BaseProcessGroup):
+    """A process group that reduces."""
+
+    @routed
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Reduces a tensor over all ranks, in place.
+
+        Args:
+          tensors: a tensor, or a list of one; any shape, dtype, layout and strides.
+          opts: operator and timeout.
+          timeout: in place of that of `opts`.
+
+        Returns:
+          The work; its outputs are the tensors.
+
+        Raises:
+          InvalidArgumentError: the dtype has no such operator; all ranks raise, at `wait`.
+        """
+        del timeout  # deprecated by torch: options have it
+        tensors = list_of(tensors)
+        if len(tensors) != 1:
+            return self.allreduce_coalesced(tensors, opts)
+        return self._allreduce(tensors[0], tensors, opts)
+
+    def _allreduce(self, tensor: torch.Tensor, outputs: list[torch.Tensor], opts: Any) -> Any:
+        if tensor.layout == torch.sparse_coo:
+            with self._call("allgather") as name:
+                steps = SparseSum(tensor, operator_of(opts), self.size())
+            first = self._start("allgather", steps.indices, name, opts)
+            second = self._start("allgather", steps.values, f"{name}.values", opts)
+            return self._work(opts, [first, second], outputs, steps.finish)
+        with self._call("allreduce") as name:
+            reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
+            host = as_dense(tensor)
+        if reduction.fold is not None:
+            return self._folded(reduction, host, tensor, outputs, name, opts)
+        operation = self._start(
+            "allreduce",
+            reduction.wire(host),
+            name,
+            opts,
+            op=reduction.op,
+            prescale=reduction.prescale,
+        )
+        if host.data_ptr() == tensor.data_ptr() and reduction.divisor == 1:
+            return self._work(opts, [operation], outputs)
+
+        def then(_: Operations) -> None:
+            copy_back(tensor, divided(host, reduction.divisor))
+
+        return self._work(opts, [operation], outputs, then)
+
+    def _folded(
+        self,
+        reduction: Reduction,
+        host: torch.Tensor,
+        tensor: torch.Tensor,
+        outputs: list[torch.Tensor],
+        name: str,
+        opts: Any,
+    ) -> Any:
+        """An operator that the core has not: each rank reduces a part, then all gather the parts.
+
+        The same bytes on the wire as a ring, and folds in rank order: the same bits on all ranks.
+        """
+        ranks, flat = self.size(), movable(host)
+        width = flat.numel() // max(host.numel(), 1)
+        counts = [host.numel() // ranks + (r < host.numel() % ranks) for r in range(ranks)]
+        splits = [count * width for count in counts]
+        first = self._start("alltoall", flat, name, opts, splits=splits)
+
+        def fold(operations: Operations) -> Any:
+            mine = typed(operations[0].result(), tensor.dtype).view(ranks, -1)
+            part = movable(reduction.fold(mine))  # type: ignore[misc]
+            second = self._start("allgather", part, f"{name}.parts", None)
+            return [second], finish
+
+        def finish(operations: Operations) -> None:
+            copy_back(tensor, typed(operations[0].result(), tensor.dtype))
+
+        return self._work(opts, [first], outputs, fold)
+
+    @routed
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        """Reduces several tensors over all ranks, in place; small ones of a dtype travel as one."""
+        works = []
+        for pack in packs(list_of(tensors)):
+            if len(pack.tensors) == 1:
+                works.append(self._allreduce(pack.tensors[0], pack.tensors, opts))
+                continue
+            flat = pack.joined()
+            with self._call("allreduce") as name:
+                reduction = reduction_of(operator_of(opts), flat.dtype, self.size())
+            if reduction.fold is not None or reduction.divisor != 1:
+                works += [self._allreduce(tensor, [tensor], opts) for tensor in pack.tensors]
+                continue
+            more = {"op": reduction.op, "prescale": reduction.prescale}
+            operation = self._start("allreduce", reduction.wire(flat), name, opts, **more)
+            works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat)))
+        return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
+
+    @routed
+    def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
+        """Reduces a tensor over all ranks, and leaves the result in that of the root."""
+        (tensor,) = tensors = list_of(tensors)
+        root = self._root(opts)
+        with self._call("reduce_scatter") as name:
+            reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
+            host = as_dense(tensor)
+        return self._scattered(
+            reduction, host, self._all_to(root, host), tensor, tensors, name, opts
+        )
+
+    def _scattered(
+        self,
+        reduction: Reduction,
+        host: torch.Tensor,
+        counts: list[int],
+        output: torch.Tensor,
+        outputs: list[torch.Tensor],
+        name: str,
+        opts: Any,
+    ) -> Any:
+        """A reduction of which each rank gets its part, of `counts` elements of `host`."""
+        mine = counts[self._places[self.rank()]]
+        if reduction.fold is not None:
+            flat = movable(host)
+            width = flat.numel() // max(host.numel(), 1)
+            splits = [count * width for count in counts]
+            operation = self._start("alltoall", flat, name, opts, splits=splits)
+        else:
+            wire = reduction.wire(host).reshape(-1)
+            width = wire.numel() // max(host.numel(), 1)
+            splits = [count * width for count in counts]
+            more = {"op": reduction.op, "prescale": reduction.prescale, "splits": splits}
+            operation = self._start("reduce_scatter", wire, name, opts, **more)
+
+        def then(operations: Operations) -> None:
+            if mine == 0:
+                return
+            found = typed(operations[0].result(), output.dtype)
+            if reduction.fold is not None:
+                found = reduction.fold(found.view(self.size(), -1))
+            copy_back(output, divided(found, reduction.divisor))
+
+        return self._work(opts, [operation], outputs, then)
+
+    @routed
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
+        """Reduces lists of tensors over all ranks; rank r gets the r-th result.
+
+        Args:
+          outputs: a list of one tensor, for this rank's result.
+          inputs: a list of one list with a tensor per rank; sizes may differ between ranks, and
+            must be the same on all of them.
+          opts: operator and timeout.
+        """
+        outputs = list_of(outputs)
+        lists = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
+        return self._joined(
+            [self._reduce_blocks(out, blocks, opts) for out, blocks in zip(outputs, lists)]
+        )
+
+    def _reduce_blocks(
+        self, output: torch.Tensor, blocks: Sequence[torch.Tensor], opts: Any
+    ) -> Any:
+        with self._call("reduce_scatter") as name:
+            reduction = reduction_of(operator_of(opts), output.dtype, self.size())
+            self._require_one_each(blocks, "reduce_scatter")
+            self._require_size(blocks[self.rank()], output, "reduce_scatter")
+            host, counts = self._blocks.joined(blocks)
+        return self._scattered(reduction, host, counts, output, [output], name, opts)
+
+    @routed
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Reduces a tensor over all ranks; rank r gets its r-th part, of the size of `output`."""
+        with self._call("reduce_scatter") as name:
+            reduction = reduction_of(operator_of(opts), output.dtype, self.size())
+            if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
+                raise InvalidArgumentError(
+                    f"reduce_scatter: the input has {input.numel()} elements of {input.dtype}; it "
+                    f"must have {self.size()} times the {output.numel()} of the output, of "
+                    f"{output.dtype}"
+                )
+            host, counts = self._blocks.equal(as_dense(input).reshape(-1))
+        return self._scattered(reduction, host, counts, output, [output], name, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @routed
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """Several `reduce_scatter_single`."""
+        works = [
+            self._plain(self.reduce_scatter_single, o, i, opts) for o, i in zip(outputs, inputs)
+        ]
+        return self._joined(works)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

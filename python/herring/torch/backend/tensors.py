@@ -1,0 +1,153 @@
+"""Tensors and options as torch hands them to a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from herring.errors import InvalidArgumentError
+from herring.torch.tensors import on_host
+
+__all__ = [
+    "Blocks",
+    "Pack",
+    "as_dense",
+    "copy_back",
+    "first_tensor",
+    "limit_of",
+    "list_of",
+    "operator_of",
+    "option",
+    "packs",
+]
+
+_SMALL = 1 << 18  # bytes up to which a tensor of a list travels with others
+
+
+def list_of(tensors: Any) -> list[torch.Tensor]:
+    """The tensors of a list, or the one that is given in place of it."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor in values, or in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (list, tuple)):
+            found = first_tensor(value)
+            if found is not None:
+                return found
+    return None
+
+
+def option(options: Any, name: str, default: Any) -> Any:
+    """An option of a collective; torch has other ones in other versions."""
+    return getattr(options, name, default)
+
+
+def operator_of(options: Any) -> Any:
+    """The operator in options, or given in place of them; sum if there is none."""
+    if options is None:
+        return dist.ReduceOp.SUM
+    return getattr(options, "reduceOp", options)
+
+
+def limit_of(given: timedelta | None, default: timedelta) -> float:
+    """A timeout in seconds; None and what is not positive stand for the default."""
+    if given is not None and given.total_seconds() > 0:
+        return given.total_seconds()
+    return max(default.total_seconds(), 1e-3)
+
+
+def as_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in contiguous host memory: its own, or a copy.
+
+    Changes do not count as such for autograd, as with every backend of torch.
+
+    Raises:
+      InvalidArgumentError: sparse, or on a device without a way to the host.
+    """
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            f"the tensor has the layout {tensor.layout}; only all_reduce takes sparse ones (COO)"
+        )
+    return on_host(tensor.data.resolve_conj().resolve_neg(), "herring").contiguous()
+
+
+def copy_back(tensor: torch.Tensor, found: torch.Tensor) -> None:
+    """Writes values, in order, to a tensor of any strides and device."""
+    target = tensor.data
+    if found.data_ptr() != target.data_ptr() or not target.is_contiguous():
+        target.copy_(found.view(target.shape))
+
+
+class Blocks:
+    """One block per rank, which the core wants in the order of its own numbers of them.
+
+    Args:
+      places: the core's number of each rank.
+    """
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.order = sorted(range(len(places)), key=places.__getitem__)  # ranks by place
+        self._places = list(places)
+        self._same = self.order == self._places
+
+    def joined(self, blocks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """The blocks one after the other, flat, and how many elements each has."""
+        parts = [as_dense(blocks[rank]).reshape(-1) for rank in self.order]
+        return torch.cat(parts), [part.numel() for part in parts]
+
+    def equal(self, flat: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """As `joined`, for a flat tensor of blocks of one size."""
+        count = flat.numel() // len(self.order)
+        if not self._same:
+            flat = flat.view(len(self.order), count)[self.order].reshape(-1)
+        return flat, [count] * len(self.order)
+
+    def sorted(self, flat: torch.Tensor) -> torch.Tensor:
+        """Blocks of one size in the order of ranks again."""
+        if self._same:
+            return flat
+        return flat.view(len(self.order), -1)[self._places].reshape(-1)
+
+
+class Pack:
+    """Tensors of one dtype that travel as one."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def joined(self) -> torch.Tensor:
+        """Their values, flat."""
+        return torch.cat([as_dense(tensor).reshape(-1) for tensor in self.tensors])
+
+    def spread(self, flat: torch.Tensor) -> Callable[[Any], None]:
+        """Returns what copies values to where `joined` took them."""
+
+        def then(_: Any) -> None:
+            parts = flat.split([tensor.numel() for tensor in self.tensors])
+            for tensor, part in zip(self.tensors, parts):
+                copy_back(tensor, part)
+
+        return then
+
+
+def packs(tensors: Sequence[torch.Tensor]) -> list[Pack]:
+    """Large tensors alone, small dense ones with those of the same dtype."""
+    found: list[Pack] = []
+    small: dict[torch.dtype, Pack] = {}
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > _SMALL:
+            found.append(Pack([tensor]))
+        elif tensor.dtype in small:
+            small[tensor.dtype].tensors.append(tensor)
+        else:
+            small[tensor.dtype] = Pack([tensor])
+            found.append(small[tensor.dtype])
+    return found

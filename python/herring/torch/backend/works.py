@@ -1,0 +1,343 @@
+"""What torch's collectives return: work that is under way in the core."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+
+from herring import _core
+from herring.errors import HerringError, TimeoutError
+from herring.handles import call_later
+from herring.torch.backend.outside import outside_graphs
+
+__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner"]
+
+_SLICE = 0.5  # seconds after which a wait looks whether its group was aborted
+
+Operations = Sequence[_core.Operation]
+# What follows complete operations: nothing, or more operations and what follows those.
+Then = Callable[[Operations], Optional[tuple[Operations, Any]]]
+
+
+class Owner:
+    """What works know about their process group.
+
+    Attributes:
+      aborted: why it was aborted on this rank; empty: it was not.
+    """
+
+    aborted = ""
+
+
+class _Work(dist.Work):
+    """What all works have in common; a work gets its outputs or an error by `_set`."""
+
+    def __init__(self, owner: Owner, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._owner = owner
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._finished = False
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future | None = None
+
+    def _set(self, error: BaseException | None = None) -> None:
+        with self._lock:
+            self._error = error
+            self._finished = True
+            future = self._future
+        if future is not None:
+            _complete(future, self._outputs, error)
+
+    def _require_not_aborted(self) -> None:
+        if self._owner.aborted:
+            raise HerringError(self._owner.aborted)
+
+    def _poll(self) -> None:
+        """Finishes what can be finished without waiting."""
+
+    def _follow(self) -> None:
+        """Sees to it that it is finished although nobody waits."""
+
+    @outside_graphs
+    def get_future(self) -> torch.futures.Future:
+        """The outputs as a list of tensors, once they are there, or the error."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            devices = sorted({t.device for t in self._outputs if t.is_cuda}, key=str)
+            future = self._future = torch.futures.Future(devices=devices or None)
+            finished = self._finished
+        if finished:
+            _complete(future, self._outputs, self._error)
+        else:
+            self._follow()
+        return future
+
+    @outside_graphs
+    def is_completed(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        self._poll()
+        return self._finished
+
+    @outside_graphs
+    def is_success(self) -> bool:
+        """Whether it is complete and has not failed."""
+        return self.is_completed() and self._error is None
+
+    @outside_graphs
+    def exception(self) -> BaseException | None:
+        """Why it has failed; None: it has not, or not yet."""
+        return self._error if self.is_completed() else None
+
+    @outside_graphs
+    def result(self) -> list[torch.Tensor]:
+        """The outputs; waits for them."""
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+
+def _complete(
+    future: torch.futures.Future, outputs: list[torch.Tensor], error: BaseException | None
+) -> None:
+    if error is None:
+        future.set_result(outputs)
+    else:
+        future.set_exception(error)
+
+
+class OperationWork(_Work):
+    """Operations of the core, and what is to follow them.
+
+    Args:
+      owner: the process group.
+      operations: under way.
+      outputs: what `result` and the future give.
+      then: called once, by whoever finds the operations complete: copies results to where they
+        belong, or starts a next step.
+      follow: `then` is to be called although nobody waits.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        operations: Operations,
+        outputs: list[torch.Tensor],
+        then: Then | None = None,
+        *,
+        follow: bool = False,
+    ) -> None:
+        super().__init__(owner, outputs)
+        self._operations = operations
+        self._then = then
+        self._step = threading.Lock()
+        self._source = -1
+        if follow and then is not None:
+            self._follow()
+
+    @outside_graphs
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the outputs are there; lets other threads run, and Ctrl-C through.
+
+        Args:
+          timeout: how long at most; None or zero: until the operation's own deadline.
+
+        Returns:
+          True.
+
+        Raises:
+          TimeoutError: not complete in time; the operation goes on.
+          HerringError: it has failed: the outputs are undefined.
+        """
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + limit if limit > 0 else None
+        while not self._finished:
+            operations = self._operations
+            for operation in operations:
+                self._wait_for(operation, deadline)
+            self._advance(operations)
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        return True
+
+    def _wait_for(self, operation: _core.Operation, deadline: float | None) -> None:
+        while not operation.done():
+            self._require_not_aborted()
+            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(
+                    "wait() has reached its time-out; the operation goes on until its own"
+                )
+            try:
+                operation.wait(left)
+            except HerringError:
+                if operation.done():
+                    return  # _advance() finds out why
+
+    def _advance(self, operations: Operations) -> None:
+        """Takes the step after these operations, which are complete, unless it was taken."""
+        with self._step:
+            if self._finished or self._operations is not operations:
+                return
+            error = following = None
+            try:
+                for operation in operations:
+                    operation.wait()
+                if len(operations) == 1:
+                    self._source = _source_of(operations[0])
+                if self._then is not None:
+                    following = self._then(operations)
+            except Exception as failure:
+                error = failure
+            if following is not None:
+                self._operations, self._then = following
+                return
+            self._then = None
+        self._set(error)
+
+    def _poll(self) -> None:
+        while not self._finished:
+            operations = self._operations
+            if not all(operation.done() for operation in operations):
+                return
+            self._advance(operations)
+
+    def _follow(self) -> None:
+        while not self._finished:
+            operations = self._operations
+            counted = _Countdown(len(operations) + 1)
+
+            def one_done(counted: _Countdown = counted, after: Operations = operations) -> None:
+                if counted.last():
+                    self._advance(after)
+                    self._follow()
+
+            for operation in operations:
+                if not call_later(operation, one_done):
+                    counted.last()
+            if not counted.last():
+                return  # the callback thread goes on from here
+            self._advance(operations)
+
+    def _source_rank(self) -> int:
+        """The rank, inside the group, that has sent what was received."""
+        self.wait()
+        return self._source
+
+    source_rank = _source_rank
+
+
+class _Countdown:
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._count = count
+
+    def last(self) -> bool:
+        with self._lock:
+            self._count -= 1
+            return self._count == 0
+
+
+def _source_of(operation: _core.Operation) -> int:
+    counts = operation.counts
+    return int(counts[0]) if len(counts) == 2 else -1
+
+
+class LocalWork(_Work):
+    """Work that another call of this process completes, by `done`."""
+
+    def __init__(self, owner: Owner, outputs: list[torch.Tensor], rank: int, limit: float) -> None:
+        super().__init__(owner, outputs)
+        self._complete = threading.Event()
+        self._rank = rank
+        self._limit = limit
+
+    def done(self, error: BaseException | None = None) -> None:
+        """Completes it, or lets it fail."""
+        self._set(error)
+        self._complete.set()
+
+    @outside_graphs
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """As of `OperationWork`."""
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + (limit if limit > 0 else self._limit)
+        while not self._complete.wait(min(_SLICE, max(deadline - time.monotonic(), 0.0))):
+            self._require_not_aborted()
+            if time.monotonic() >= deadline:
+                raise TimeoutError("nothing fits this message from a rank to itself")
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        return True
+
+    def _source_rank(self) -> int:
+        self.wait()
+        return self._rank
+
+
+class JoinedWork(_Work):
+    """Several works as one."""
+
+    def __init__(self, owner: Owner, works: Sequence[Any]) -> None:
+        super().__init__(owner, [])
+        self._works = list(works)
+
+    @outside_graphs
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """As of `OperationWork`, for each; raises the first error when all are complete."""
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + limit
+        failure = None
+        for work in self._works:
+            left = max(deadline - time.monotonic(), 1e-3)
+            try:
+                work.wait(timedelta(seconds=left) if limit > 0 else timedelta(0))
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return True
+
+    @outside_graphs
+    def is_completed(self) -> bool:
+        """Whether all are."""
+        return all(work.is_completed() for work in self._works)
+
+    @outside_graphs
+    def is_success(self) -> bool:
+        """Whether all are complete and none has failed."""
+        return all(work.is_success() for work in self._works)
+
+    @outside_graphs
+    def exception(self) -> BaseException | None:
+        """Why the first of them has failed; None: none has yet."""
+        return next(filter(None, [work.exception() for work in self._works]), None)
+
+    @outside_graphs
+    def result(self) -> list[torch.Tensor]:
+        """The outputs of all; waits for them."""
+        self.wait()
+        return [tensor for work in self._works for tensor in work.result()]
+
+    @outside_graphs
+    def get_future(self) -> torch.futures.Future:
+        """The outputs of all as one list."""
+        if not self._works:
+            done: torch.futures.Future = torch.futures.Future()
+            done.set_result([])
+            return done
+
+        def flat(every: Any) -> list[torch.Tensor]:
+            return [tensor for one in every.wait() for tensor in one.wait()]
+
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(flat)

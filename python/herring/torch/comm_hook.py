@@ -1,0 +1,65 @@
+"""A communication hook for torch's own DistributedDataParallel."""
+
+# No annotations as strings: torch looks at those of a hook.
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import herring
+from herring.collectives import Handle
+from herring.errors import InvalidArgumentError
+from herring.groups import Group
+from herring.torch.backend.group import HerringProcessGroup
+from herring.torch.tensors import on_host
+
+__all__ = ["ddp_comm_hook"]
+
+
+def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket of gradients by herring, whatever backend the wrapper uses.
+
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        model.register_comm_hook(None, herring.torch.ddp_comm_hook)
+
+    The division is done once, where sums are finished, and not for each gradient before.
+
+    Args:
+      state: who averages: a `herring.Group`; None: all ranks of the job that `herring.init` or
+        ``init_process_group("herring")`` has joined; or a process group of that backend.
+      bucket: [n], floats; what torch hands over.
+
+    Returns:
+      The average, in the bucket's own memory, once it is there. The future fails with the
+      herring error if the operation does.
+
+    Raises:
+      InvalidArgumentError: `state` is something else.
+      ShutdownError: there is no job.
+    """
+    buffer = bucket.buffer()
+    if isinstance(state, HerringProcessGroup):
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.AVG
+        work = state.allreduce([buffer], options)
+        return work.get_future().then(lambda done: done.value()[0])
+    if state is not None and not isinstance(state, Group):
+        raise InvalidArgumentError(
+            f"the state of ddp_comm_hook is {state!r}; it must be None, a herring.Group, or a "
+            "process group of the backend 'herring'"
+        )
+    host = on_host(buffer.data, "ddp_comm_hook")
+    devices = [buffer.device] if buffer.is_cuda else None
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+
+    def finish(handle: Handle) -> None:
+        error = handle.exception()
+        if error is not None:
+            future.set_exception(error)
+            return
+        if host.data_ptr() != buffer.data_ptr():
+            buffer.copy_(host)
+        future.set_result(buffer)
+
+    herring.allreduce_async(host, "average", group=state).add_done_callback(finish)
+    return future

@@ -1,0 +1,12 @@
+"""What each worker does in the tests of the torch.distributed backend.
+
+`test_torch_backend.py` starts the jobs. Every case runs on all four ranks and fails by raising;
+most compare with gloo, which serves a second group of the same ranks.
+"""
+
+from . import collectives, frames, groups, models
+from .support import CASES
+
+CASES["once_more"] = CASES.pop("once_more")  # last: gloo cannot begin again in one store
+
+__all__ = ["CASES", "collectives", "frames", "groups", "models"]

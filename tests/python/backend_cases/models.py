@@ -1,0 +1,138 @@
+"""Stock DistributedDataParallel, beside gloo."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import herring.torch
+
+from .support import case, gloo
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 6, sparse=sparse)
+        self.inner = torch.nn.Linear(6, 40)
+        self.norm = torch.nn.BatchNorm1d(40)
+        self.outer = torch.nn.Linear(40, 3)
+        self.spare = torch.nn.Linear(40, 3)
+
+    def forward(self, rows: torch.Tensor, spare: bool = False) -> torch.Tensor:
+        hidden = self.norm(torch.relu(self.inner(self.embedding(rows))))
+        return self.spare(hidden) if spare else self.outer(hidden)
+
+
+def _batches(step: int) -> torch.Tensor:
+    make = torch.Generator().manual_seed(100 * dist.get_rank() + step)
+    return torch.randint(0, 11, (8,), generator=make)
+
+
+def _trained(group: Any, options: dict[str, Any], **ways: Any) -> list[torch.Tensor]:
+    torch.manual_seed(dist.get_rank())  # DDP makes them equal
+    net = _Net(ways.get("sparse", False)).to(ways.get("dtype", torch.float64))
+    model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.001, **options)
+    if "hook" in ways:
+        hook = ways["hook"]
+        hook(model) if ways.get("registers") else model.register_comm_hook(group, hook)
+    if ways.get("zero"):
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, process_group=group, lr=0.05
+        )
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(4):
+        spare = ways.get("spare", False) and step % 2 == 1 and dist.get_rank() == 0
+        use_spare = spare or ways.get("always_spare", False)
+        if ways.get("accumulates"):
+            with model.no_sync():
+                model(_batches(step + 50)).square().mean().backward()
+        loss = model(_batches(step), spare=use_spare).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in net.parameters()] + [b.clone() for b in net.buffers()]
+
+
+def _by_builtin(model: Any) -> None:
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({"find_unused_parameters": True}, {}),
+    "views": ({"gradient_as_bucket_view": True, "find_unused_parameters": True}, {}),
+    "unused": ({"find_unused_parameters": True}, {"spare": True}),
+    "static": ({"static_graph": True}, {}),
+    "accumulates": ({"find_unused_parameters": True}, {"accumulates": True}),
+    "sparse": ({"find_unused_parameters": True}, {"sparse": True}),
+    "hook": ({"find_unused_parameters": True}, {"hook": default_hooks.allreduce_hook}),
+    "half hook": (
+        {"find_unused_parameters": True},
+        {"hook": default_hooks.fp16_compress_hook, "dtype": torch.float32},
+    ),
+    "builtin": ({"find_unused_parameters": True}, {"hook": _by_builtin, "registers": True}),
+    "zero": ({"find_unused_parameters": True}, {"zero": True}),
+}
+
+
+@case
+def stock_ddp() -> None:
+    for name, (options, ways) in VARIANTS.items():
+        if name == "half hook":
+            tolerance = {"rtol": 2e-2, "atol": 2e-2}
+        else:
+            tolerance = {"rtol": 1e-10, "atol": 1e-12}
+        found, wanted = (_trained(group, options, **ways) for group in (None, gloo()))
+        for one, other in zip(found, wanted):
+            torch.testing.assert_close(
+                one, other, msg=lambda text, n=name: f"{n}: {text}", **tolerance
+            )
+        parameters = found[: len(list(_Net().parameters()))]  # buffers are made equal by forward
+        flat = torch.cat([one.double().reshape(-1) for one in parameters])
+        first = flat.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(flat, first), name  # bit-identical on all ranks
+
+
+@case
+def hook_over_herring() -> None:
+    options = {"find_unused_parameters": True}
+    wanted = _trained(gloo(), options)
+
+    def register(model: Any) -> None:
+        model.register_comm_hook(None, herring.torch.ddp_comm_hook)
+
+    for found in (
+        _trained(gloo(), options, hook=register, registers=True),
+        _trained(None, options, hook=herring.torch.ddp_comm_hook),
+    ):
+        for one, other in zip(found, wanted):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@case
+def uneven_inputs() -> None:
+    results = []
+    for group in (None, gloo()):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Join([model]):
+            for step in range(2 + dist.get_rank()):
+                optimizer.zero_grad()
+                model(torch.full((4, 3), step + 1.0 + dist.get_rank())).sum().backward()
+                optimizer.step()
+        results.append(copy.deepcopy(list(model.module.parameters())))
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other)
+    torch.manual_seed(0)
+    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3))
+    assert isinstance(net, torch.nn.SyncBatchNorm)

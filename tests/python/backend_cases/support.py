@@ -1,0 +1,45 @@
+"""What the cases share."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+CASES: dict[str, Callable[[], None]] = {}
+_gloo: list[Any] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Registers a case by its name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def gloo() -> Any:
+    """All ranks again, served by gloo."""
+    if not _gloo:
+        _gloo.append(dist.new_group(backend="gloo"))
+    return _gloo[0]
+
+
+def forget() -> None:
+    """Before the process groups are made anew."""
+    _gloo.clear()
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape, (found, wanted)
+    if found.is_sparse:
+        found, wanted = found.to_dense(), wanted.to_dense()
+    assert torch.equal(found, wanted), (found, wanted)
+
+
+def raises(kind: Any, text: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no {kind} with {text!r}")
