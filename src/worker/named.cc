@@ -97,7 +97,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     // A server that it will use: so it can be formed whatever has become of the others.
     const std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
     operation->server_ =
-        control::shard_map(engine_.cluster(), control::Group(0, engine_.cluster(), ranks, ""))
+        control::shard_map(engine_.cluster(), control::Group(control::Group::kForming,
+                                                             engine_.cluster(), ranks, ""))
             .owner_of(request.name);
   }
   const bool message = is_message(request.kind);
