@@ -216,8 +216,10 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     auto operation = find(error->id);
     if (!operation) return;
     // Other servers still take it for joined.
-    if (operation->request.kind == wire::Collective::kJoin && why.code() != Code::kPeerLost) {
-      return engine_.membership().fail_group(operation->request.group->id(), why);
+    if (operation->request.kind == wire::Collective::kJoin) {
+      const std::shared_ptr<Group> group = operation->request.group;
+      if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
+      group->fail(why);
     }
     // What moves cannot be called back from one rank alone.
     return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);

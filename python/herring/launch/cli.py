@@ -89,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Averages gradients through parameter servers.",
         epilog="'herring COMMAND --help' explains each command with examples.",
     )
-    parser.add_argument("--version", action="version", version=f"herring {version()}")
-    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(
+        dest="subcommand", metavar="COMMAND", required=True, parser_class=_Command
+    )
 
     run = _command(commands, "run", "run a job on this machine", _RUN_HELP, _run)
     run.usage = "herring run [-n N] [--nodes K] [--servers S] [options] -- COMMAND [ARG ...]"
@@ -162,34 +164,74 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
 
     lab = _command(commands, "lab", "emulate a cluster on this machine (needs root)", "", _lab)
-    from herring.lab.cli import HELP, add_commands
-
-    lab.epilog = HELP
-    add_commands(lab)
+    lab.fill = _fill_lab
     study = _command(commands, "study", "measure algorithms and peers in the lab", "", _study)
-    from herring.study.cli import HELP as STUDY_HELP
-    from herring.study.cli import add_options
-
-    study.epilog = STUDY_HELP
-    add_options(study)
+    study.fill = _fill_study
     simulate = _command(
         commands, "simulate", "tell how long steps would take on a network", "", _simulate
     )
-    from herring.simulate.options import HELP as SIMULATE_HELP
-    from herring.simulate.options import add_options as add_simulate_options
-
-    simulate.epilog = SIMULATE_HELP
-    add_simulate_options(simulate)
+    simulate.fill = _fill_simulate
     return parser
 
 
+class _Version(argparse.Action):
+    """Prints the version, which takes a while to find out."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"herring {version()}")
+        parser.exit()
+
+
+class _Command(argparse.ArgumentParser):
+    """A subcommand whose options may be found out only when it is the one that is called.
+
+    What describes options of `lab`, `study` and `simulate` takes longer to import than a server
+    to start.
+    """
+
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As of `argparse`."""
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _fill_lab(command: argparse.ArgumentParser) -> None:
+    from herring.lab.cli import HELP, add_commands
+
+    command.epilog = HELP
+    add_commands(command)
+
+
+def _fill_study(command: argparse.ArgumentParser) -> None:
+    from herring.study.cli import HELP, add_options
+
+    command.epilog = HELP
+    add_options(command)
+
+
+def _fill_simulate(command: argparse.ArgumentParser) -> None:
+    from herring.simulate.options import HELP, add_options
+
+    command.epilog = HELP
+    add_options(command)
+
+
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[_Command],
     name: str,
     text: str,
     epilog: str,
     handler: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
+) -> _Command:
     command = commands.add_parser(
         name,
         help=text,
