@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -15,61 +13,35 @@ import pytest
 pytest.importorskip("torch")
 
 from backend_cases import CASES
+from batches import herring_run, outcomes
 from jobs import run_job
 
-HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-HERRING = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "4", "--nodes", "2"]
+STARTS = {
+    "torchrun": [*TORCHRUN, "-m", "backend_cases", "--init", "env://"],
+    "two-nodes": [
+        *herring_run("-n", "4", "--nodes", "2", seconds=160),
+        *("-m", "backend_cases", "--init", "herring://"),
+    ],
+}
 # Those whose way through the core depends on where ranks are.
 ACROSS_NODES = ["every_front", "sub_groups", "messages", "stock_ddp", "once_more"]
 
 
-def run(
-    start: list[str], cases: list[str], init: str, directory: str
-) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """Runs cases in one job; which have passed, and how the job ended."""
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    report = Path(directory, "passed")
-    report.touch()
-    command = ["-m", "backend_cases", "--init", init, "--report", str(report), *cases]
-    job = subprocess.run(
-        [*start, *command],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    return report.read_text().split(), job
-
-
 @functools.cache
-def run_all(layout: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """The cases of a layout in one job; it stops at the first that fails."""
-    with tempfile.TemporaryDirectory() as directory:
-        if layout == "torchrun":
-            return run(TORCHRUN, list(CASES), "env://", directory)
-        timed = [*HERRING, "--timeout", "160", "--grace", "1", "--", sys.executable]
-        return run(timed, ACROSS_NODES, "herring://", directory)
+def run_all(layout: str) -> dict[str, str]:
+    cases = list(CASES) if layout == "torchrun" else ACROSS_NODES
+    return outcomes(STARTS[layout], cases, seconds=170, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize(
     ("layout", "case"),
     [("torchrun", case) for case in CASES] + [("two-nodes", case) for case in ACROSS_NODES],
 )
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_case(layout: str, case: str) -> None:
-    passed, job = run_all(layout)
-    assert case in passed, f"exit status {job.returncode}\n{job.stdout[-6000:]}"
-
-
-@pytest.mark.parametrize("layout", ["torchrun", "two-nodes"])
-@pytest.mark.timeout(200)
-def test_jobs_end_well(layout: str) -> None:
-    _, job = run_all(layout)
-    assert job.returncode == 0, job.stdout[-6000:]
+    if text := run_all(layout)[case]:
+        pytest.fail(text, pytrace=False)
 
 
 STORES = """

@@ -346,8 +346,9 @@ void Rank::pass_barrier(const Program& program) {
   while (!(*barrier)->completion.wait_for(kSecond)) {
   }
   const Status& status = (*barrier)->completion.status();
-  // Who has passed it may have begun the next program, and have aborted the job in it.
-  const bool aborted = status.message().find(kAbortReason) != std::string::npos;
+  // Who has passed it may have begun the next program, and have aborted the job in it, or closed
+  // a plan inside a round.
+  const bool aborted = status.message().find("the job was aborted") != std::string::npos;
   if (!status.ok() && !aborted) {
     fail(seed_, concat("rank ", rank_, ", the barrier after program ", program.index, ": ",
                        status.to_string()));

@@ -1,0 +1,66 @@
+"""Cases that run in one job, one after the other: starting processes takes most of the time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def herring_run(*options: str, seconds: int = 200) -> list[str]:
+    """The beginning of a command that runs Python on every rank of a job."""
+    launcher = [sys.executable, "-m", "herring.launch.cli", "run", *options]
+    return [*launcher, "--timeout", str(seconds), "--grace", "1", "--", sys.executable]
+
+
+def outcomes(
+    command: Sequence[str],
+    cases: Sequence[str],
+    *,
+    name_in: Callable[[str], str] = str.strip,
+    seconds: int = 215,
+    **environment: str,
+) -> dict[str, str]:
+    """For each case "", or what the job said that it failed in.
+
+    After a failure another job goes on with the cases that follow.
+
+    Args:
+      command: runs the cases that are behind its options; with ``--report FILE`` it appends a line
+        to the file for each that has passed.
+      cases: their names.
+      name_in: finds the name in such a line.
+      seconds: after which a job is ended.
+      environment: more variables.
+    """
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found: dict[str, str] = {}
+    left = list(cases)
+    while left:
+        with tempfile.TemporaryDirectory() as directory:
+            report = Path(directory, "passed")
+            report.touch()
+            job = subprocess.run(
+                [*command, "--report", str(report), *left],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+            passed = [name_in(line) for line in report.read_text().splitlines()]
+        found.update(dict.fromkeys(passed, ""))
+        left = left[len(passed) :]
+        text = f"exit status {job.returncode}\n{job.stdout[-6000:]}"
+        if left:
+            found[left.pop(0)] = text
+        elif job.returncode != 0:
+            found[passed[-1]] = text
+    return found
