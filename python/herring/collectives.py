@@ -29,7 +29,8 @@ from herring.errors import (
 )
 from herring.groups import Group, scope_of
 from herring.handles import DoneCallbacks, call_later
-from herring.runtime import job, next_name
+from herring.names import next_name
+from herring.runtime import job
 
 __all__ = [
     "Handle",

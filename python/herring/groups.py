@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from herring import _core
 from herring.errors import InvalidArgumentError
-from herring.runtime import job, next_name, require_running
+from herring.names import next_name
+from herring.runtime import job, require_running
 
 __all__ = ["Group", "new_group", "ranks_of_node"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from herring.collectives import seconds_of
 from herring.groups import Group, scope_of
-from herring.runtime import job, number_anew
+from herring.names import number_anew_after
+from herring.runtime import job
 
 __all__ = ["join"]
 
@@ -25,8 +26,9 @@ def join(*, timeout: float | None = None, group: Group | None = None) -> int:
     others that are under way.
 
     Args:
-      timeout: seconds until it fails because not all ranks have joined, which ends the group, or
-        without one the job; None: ``HERRING_TIMEOUT``.
+      timeout: seconds after the first rank has joined until it fails because others have not; the
+        shortest of all that are given counts. Nothing can be called in the group any more then;
+        without groups the job ends. None: ``HERRING_TIMEOUT``.
       group: those who join; None: all ranks.
 
     Returns:
@@ -38,14 +40,15 @@ def join(*, timeout: float | None = None, group: Group | None = None) -> int:
       PeerLostError: a rank has died or left.
       TimeoutError: not all ranks have joined in time; the message names them.
     """
+    members = scope_of(group).handle
     operation = job().submit(
         "join",
         None,
         "herring.join",
         timeout=seconds_of(timeout),
         waits=True,
-        group=scope_of(group).handle,
+        group=members,
     )
+    number_anew_after(operation, None if members is None else members.number)
     operation.wait()
-    number_anew(None if group is None else group.members().number)
     return int(operation.counts[0])

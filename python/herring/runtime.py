@@ -11,9 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from herring import _core
 from herring.errors import ConfigurationError, ShutdownError
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
+from herring.names import forget_names
 
 __all__ = [
     "abort",
@@ -29,10 +28,8 @@ __all__ = [
     "job",
     "local_rank",
     "local_size",
-    "next_name",
     "node_rank",
     "num_nodes",
-    "number_anew",
     "rank",
     "shutdown",
     "size",
@@ -59,8 +56,6 @@ _ENVIRONMENT_ONLY = frozenset(
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
-_names: defaultdict[Any, count] = defaultdict(count)
-_numberings: defaultdict[Any, int] = defaultdict(int)  # how often calls were numbered anew
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
@@ -162,8 +157,7 @@ def start(
             )
         finally:
             meeting.close()
-        _names.clear()
-        _numberings.clear()
+        forget_names()
     return True
 
 
@@ -226,28 +220,6 @@ def require_running(owner: _core.Job, what: str) -> None:
     raise ShutdownError(
         f"{what} belongs to a job that has ended; make it anew (wrap the model again)"
     )
-
-
-def next_name(kind: str, among: Hashable = None) -> str:
-    """A name for an operation without one: the n-th call of its kind, the same on every rank.
-
-    Args:
-      kind: what it begins with.
-      among: who calls it, the same on all of them; each has numbers of its own. None: all ranks.
-    """
-    numbering = f".{_numberings[among]}" if _numberings[among] else ""
-    return f"{kind}{numbering}.{next(_names[kind, among])}"
-
-
-def number_anew(among: Hashable = None) -> None:
-    """Numbers calls without a name from 0 again, by other names: ranks have made different ones.
-
-    Args:
-      among: as of `next_name`.
-    """
-    _numberings[among] += 1
-    for key in [key for key in _names if key[1] == among]:
-        del _names[key]
 
 
 def abort(reason: str) -> None:

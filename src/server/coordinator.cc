@@ -76,7 +76,9 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
   pending.arrived = static_cast<uint32_t>(group->gone.size());
   if (message.name == wire::kJoinName || message.name == wire::kMeetingName) return calls.end() - 1;
   if (const Pending* const join = joining(*group); join != nullptr) {
-    for (const Call& call : join->calls) go_without(pending, call.index);
+    for (const Call& call : join->calls) {
+      if (call.index != index) go_without(pending, call.index);
+    }
   }
   return calls.end() - 1;
 }
@@ -168,7 +170,7 @@ void Coordinator::join(const JobGroup& group, uint32_t index, std::vector<Answer
       for (auto pending = calls.begin(); pending != calls.end();) {
         go_without(*pending, index);
         if (!pending->failure) {
-          Status objection = objection_to(*pending, pending->calls.front());
+          Status objection = objection_to_joined(*pending, pending->calls.front().message);
           if (!objection.ok()) fail(*pending, std::move(objection), out);
         }
         pending = advance(calls, pending, out);
@@ -196,15 +198,7 @@ Status Coordinator::objection_to(const Pending& pending, const Call& call) const
                    " was refused by ", cluster_.describe_rank(rank), ": ", message.refusal)};
   }
   if (!group.gone.empty()) return gone(group, message.name);
-  if (!pending.joined.empty() && !goes_without_joined(message)) {
-    std::vector<uint32_t> ranks;
-    for (const uint32_t index : pending.joined) ranks.push_back(group.members.ranks()[index]);
-    std::sort(ranks.begin(), ranks.end());
-    return {Code::kMismatch,
-            concat(wire::name_of(message.kind), " '", message.name, "'", group.members.suffix(),
-                   " cannot complete: ", control::list_ranks(ranks),
-                   " called join(), and only all-reduces by servers go on without")};
-  }
+  HERRING_RETURN_IF_ERROR(objection_to_joined(pending, message));
   const Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostBytes) {
     return {Code::kInvalidArgument,
@@ -213,6 +207,19 @@ Status Coordinator::objection_to(const Pending& pending, const Call& call) const
                    " bytes wait for others; wait for some before more are made")};
   }
   return {};
+}
+
+// Why a call cannot do without those who have joined.
+Status Coordinator::objection_to_joined(const Pending& pending, const Announce& message) const {
+  if (pending.joined.empty() || goes_without_joined(message)) return {};
+  const control::Group& members = pending.group->members;
+  std::vector<uint32_t> ranks;
+  for (const uint32_t index : pending.joined) ranks.push_back(members.ranks()[index]);
+  std::sort(ranks.begin(), ranks.end());
+  return {Code::kMismatch,
+          concat(wire::name_of(message.kind), " '", message.name, "'", members.suffix(),
+                 " cannot complete: ", control::list_ranks(ranks),
+                 " called join(), and only all-reduces by servers go on without")};
 }
 
 // Answers those who have made the call; the others are answered when they make it.

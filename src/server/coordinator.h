@@ -80,6 +80,7 @@ class Coordinator {
   Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group,
                             const wire::Announce& message, uint32_t index, Nanos now);
   Status objection_to(const Pending& pending, const Call& call) const;
+  Status objection_to_joined(const Pending& pending, const wire::Announce& message) const;
   Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
   void answered(const Pending& pending);

@@ -30,18 +30,19 @@ void NamedOperations::on_joined(Operation& operation, uint32_t server,
   }
   if (server == operation.server_) operation.counts = std::move(counts);
   --operation.parts_left_;
-  end_join(group.id(), {});
+  end_join(group.id());
 }
 
-// Not before all-reduces of others are over that go through this rank.
-void NamedOperations::end_join(uint32_t group, const Status& status) {
+// Not before all-reduces of others are over that go through this rank: afterwards nothing of the
+// group is in flight.
+void NamedOperations::end_join(uint32_t group) {
   std::shared_ptr<Operation> join;
   for (const auto& [id, operation] : operations_) {
     if (operation->request.group->id() != group) continue;
-    if (operation->absent_ && status.ok()) return;
+    if (operation->absent_) return;
     if (operation->request.kind == wire::Collective::kJoin) join = operation;
   }
-  if (join && (join->parts_left_ == 0 || !status.ok())) finish(*join, status);
+  if (join && (join->parts_left_ == 0 || !join->failed_.ok())) finish(*join, join->failed_);
 }
 
 // `announced`: by one of those who call it.
@@ -49,9 +50,10 @@ Status NamedOperations::take_part(const wire::FrameHeader& header, std::string_v
   auto call = wire::decode_announce(announced);
   if (!call.ok()) return call.status();
   const std::shared_ptr<Group> group = engine_.membership().find(header.group);
+  if (!group) return {};  // destroyed meanwhile
   constexpr uint64_t kMostElements = uint64_t{1} << 56;
   const bool fits =
-      group && call->kind == wire::Collective::kAllreduce &&
+      call->kind == wire::Collective::kAllreduce &&
       call->algorithm == wire::Algorithm::kHerring && call->payload.empty() &&
       call->elements() > 0 && call->elements() < kMostElements &&
       check_reducible(call->dtype, call->op, call->prescale, call->postscale).ok();

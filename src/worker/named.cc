@@ -40,6 +40,11 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
                                         " cannot complete: ", failed.message()));
   }
   std::unique_lock lock(mutex_);
+  const bool reserved = request.name == wire::kMeetingName || request.name == wire::kJoinName;
+  if (reserved && request.kind != wire::Collective::kJoin) {
+    return Status(Code::kInvalidArgument,
+                  concat("the name '", request.name, "' is not for operations of your own"));
+  }
   if (!forms && names_.contains({group.id(), wire::kJoinName})) {
     return Status(Code::kInvalidArgument,
                   concat("'", request.name, "'", group.members().suffix(),
@@ -222,7 +227,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
       group->fail(why);
     }
     // What moves cannot be called back from one rank alone.
-    return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);
+    return operation->launched_ ? engine_.fail_now(why) : fail(*operation, why);
   }
   std::string_view rest;
   auto go = wire::decode_go(payload, &rest);
@@ -310,7 +315,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.heap().free(keep->staging_);
     engine_.node_stage().release_regions();
   }
-  if (keep->absent_) return end_join(keep->request.group->id(), status);
+  if (keep->absent_) return end_join(keep->request.group->id());
   if (!is_message(keep->request.kind)) {
     std::lock_guard lock(mutex_);
     names_.erase(name_of(keep->request));
@@ -321,6 +326,12 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   }
   keep->completion.set(status);
   if (keep->then_) keep->then_(status);
+}
+
+void NamedOperations::fail(Operation& operation, const Status& why) {
+  if (operation.request.kind != wire::Collective::kJoin) return finish(operation, why);
+  if (operation.failed_.ok()) operation.failed_ = why;
+  end_join(operation.request.group->id());
 }
 
 bool NamedOperations::moves(const Group& group) const {
@@ -347,9 +358,9 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
   }
   for (const auto& operation : unanswered) {
     const Group& group = operation->formed ? *operation->formed : *operation->request.group;
-    finish(*operation, {why.code(), concat("'", operation->request.name, "'",
-                                           group.members().suffix(), " cannot complete: ",
-                                           why.message())});
+    fail(*operation, {why.code(), concat("'", operation->request.name, "'",
+                                         group.members().suffix(), " cannot complete: ",
+                                         why.message())});
   }
 }
 
@@ -360,7 +371,7 @@ void NamedOperations::call_off(const Group& group, const Status& why) {
     if (request.group.get() != &group || request.kind == wire::Collective::kFormGroup) continue;
     if (!operation->launched_ || operation->parts_left_ == 0) ended.push_back(operation);
   }
-  for (const auto& operation : ended) finish(*operation, why);
+  for (const auto& operation : ended) fail(*operation, why);
 }
 
 void NamedOperations::fail_all(const Status& why) {

@@ -55,7 +55,9 @@ class NamedOperations {
   void start_join(Operation& operation);
   void on_joined(Operation& operation, uint32_t server, std::vector<uint64_t> counts);
   Status take_part(const wire::FrameHeader& header, std::string_view announced);
-  void end_join(uint32_t group, const Status& status);
+  void end_join(uint32_t group);
+  // As finish(); of a join when nothing of others is left.
+  void fail(Operation& operation, const Status& why);
   void complete_alone(Operation& operation);
   void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,

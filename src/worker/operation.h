@@ -63,6 +63,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   size_t parts_left_ = 0;
   bool called_off_ = false;            // a part of it was
   bool absent_ = false;                // of others: this rank has joined and adds nothing
+  Status failed_;                      // of a join: why, though others' operations go on
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
   std::function<void(const Status&)> then_;  // instead of a caller who waits
 };

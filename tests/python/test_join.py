@@ -76,8 +76,10 @@ if n > 1:
         assert herring.allreduce(np.ones(4, "f"), "sum")[0] == n - 1
     herring.join()
 
-# What a thread calls of a rank that has joined.
-if r == 0:
+# What a thread calls of a rank that has joined, and waits for others.
+if n == 1:
+    herring.join()
+elif r == 0:
     thread = threading.Thread(target=herring.join)
     thread.start()
     before = []
@@ -90,8 +92,7 @@ if r == 0:
             break
     raises(bad, "after join()", herring.barrier)
     raises(bad, "after join()", herring.join)
-    if n > 1:
-        raises(bad, "after join()", herring.send_async, np.ones(1), 1)
+    raises(bad, "after join()", herring.send_async, np.ones(1), 1)
     herring.barrier(group=group)
     thread.join()
     assert all(handle.wait() == 1 for handle in before)
@@ -138,6 +139,58 @@ def test_a_death_ends_a_join(layout, joined):
         LAYOUTS[layout], DEATH, victim=ranks - 1, survivors=ranks - 1, JOINED=joined
     )
     assert seconds < 20, output
+
+
+INTERRUPTED = """
+herring.init()
+r = herring.rank()
+raises(herring.InvalidArgumentError, "not for operations of your own", herring.allreduce,
+       np.ones(3, "f"), name="herring.join")
+group = herring.new_group(range(herring.size()))
+if r == 0:
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, interrupt)
+pids = herring.allgather_object(os.getpid())
+if r == 0:
+    try:
+        herring.join()
+    except KeyboardInterrupt:
+        herring.barrier(group=group)
+    while True:  # it has joined all the same: until the others have, calls are refused
+        try:
+            herring.allreduce(np.ones(3, "f"))
+            break
+        except herring.InvalidArgumentError:
+            time.sleep(0.001)
+else:
+    for _ in range(5):  # which takes that rank 0 has joined
+        herring.allreduce(np.ones(3, "f"))
+    if r == 1:
+        os.kill(pids[0], signal.SIGUSR1)
+    herring.barrier(group=group)
+    herring.join()
+    herring.allreduce(np.ones(3, "f"))
+
+# A join that has failed: what its servers still say of the group is not taken amiss.
+for turn in range(5):
+    doomed = herring.new_group(range(herring.size()), name=f"d{turn}")
+    if r == 0:
+        raises(herring.TimeoutError, "did not call it", herring.join, group=doomed, timeout=0.05)
+    else:
+        try:
+            while True:
+                herring.allreduce(np.ones(20_000, "f"), group=doomed)
+        except herring.PeerLostError:
+            pass
+    doomed.destroy()
+    herring.barrier()
+"""
+
+
+@pytest.mark.parametrize("layout", ["colocated-servers", "uneven-nodes"])
+def test_a_join_that_is_interrupted_or_fails(layout: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], INTERRUPTED))
 
 
 LATE = """

@@ -15,7 +15,8 @@ from typing import Any
 
 from herring.collectives import allgather_object, broadcast_object
 from herring.errors import InvalidArgumentError, MismatchError
-from herring.runtime import job, next_name
+from herring.names import next_name
+from herring.runtime import job
 
 __all__ = ["Recorded", "Recorder", "Replay", "save"]
 

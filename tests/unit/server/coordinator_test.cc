@@ -468,6 +468,10 @@ TEST_F(CoordinatorTest, WhatCannotDoWithoutAJoinedRankNamesIt) {
   answers = say(1, small(4, floats({1, 2})));
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_NE(error_in(answers[0]).text.find("rank 1: allreduce of float32 [2]"), std::string::npos);
+  // What it calls all the same counts once.
+  EXPECT_TRUE(say(2, small(7, floats({1}))).empty());
+  EXPECT_TRUE(say(0, small(7, floats({1}))).empty());
+  EXPECT_EQ(say(1, small(7, floats({1}))).size(), 3u);
   EXPECT_TRUE(say(0, join(5)).empty());
   EXPECT_EQ(say(1, join(6)).size(), 3u);
   EXPECT_EQ(say(0, barrier).size() + say(1, barrier).size() + say(2, barrier).size(), 3u);

@@ -18,6 +18,7 @@ import herring
 from herring import runtime
 from herring.collectives import called, submit
 from herring.errors import HerringError, InvalidArgumentError
+from herring.names import next_name
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend
 from herring.torch.backend.outside import outside_graphs
@@ -178,9 +179,8 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def _name(self) -> str:
         with self._lock:
-            number = self._calls
             self._calls += 1
-        return f"torch.{number}"
+        return next_name("torch", None if self._group is None else self._group.members().number)
 
     @contextmanager
     def _call(self, kind: str) -> Iterator[str]:
