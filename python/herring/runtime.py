@@ -61,6 +61,7 @@ _lock = threading.Lock()
 _job: _core.Job | None = None
 _names: defaultdict[Any, count] = defaultdict(count)
 _numberings: defaultdict[Any, int] = defaultdict(int)  # how often calls were numbered anew
+learn_job: list[Callable[[_core.Job], None]] = []  # called when one begins
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
@@ -164,6 +165,8 @@ def start(
             meeting.close()
         _names.clear()
         _numberings.clear()
+        for learn in learn_job:
+            learn(_job)
     return True
 
 
