@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -20,6 +21,7 @@ from herring.jax.keys import digest_of, is_traced
 __all__ = ["Call", "execute"]
 
 _TARGET = "herring_collective"
+_NUMBERS = {int: np.int64, float: np.float64}
 
 
 class Call(NamedTuple):
@@ -79,30 +81,9 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
             "start as many processes (jax.config 'jax_num_cpu_devices' and XLA_FLAGS make several "
             "of one CPU)"
         )
-    native = _implementation() == "ffi"
-    attributes = call.attributes(leaves)
-
-    @jax.custom_batching.custom_vmap
-    def collective(*arrays: Any) -> Any:
-        if native:
-            numbers = {
-                name: np.int64(value) if isinstance(value, int) else np.float64(value)
-                for name, value in attributes.items()
-                if not isinstance(value, str)
-            }
-            return jax.ffi.ffi_call(_TARGET, tuple(results), has_side_effect=True)(
-                *arrays, **{**attributes, **numbers}
-            )
-        # In order: each waits in a thread of which there are few.
-        return io_callback(_Callback(attributes, results), tuple(results), *arrays, ordered=True)
-
-    @collective.def_vmap
-    def refuse(*_: Any) -> NoReturn:
-        raise InvalidArgumentError(
-            f"herring.jax.{call.kind} cannot be mapped by jax.vmap: call it outside, once on the "
-            "whole array"
-        )
-
+    collective = _traced(
+        _implementation() == "ffi", tuple(call.attributes(leaves).items()), tuple(results)
+    )
     try:
         found = list(collective(*leaves))
         if not is_traced(found):
@@ -110,6 +91,37 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
     except jax.errors.JaxRuntimeError as error:
         raise _error_of(error) from None
     return found
+
+
+@functools.lru_cache(maxsize=1024)  # the same function again is not traced again
+def _traced(
+    native: bool,
+    attributes: tuple[tuple[str, Any], ...],
+    results: tuple[jax.ShapeDtypeStruct, ...],
+) -> Callable[..., Any]:
+    """What takes arrays and is a call of XLA's."""
+    given = dict(attributes)
+
+    @jax.custom_batching.custom_vmap
+    def collective(*arrays: Any) -> Any:
+        if native:
+            typed = {
+                name: value if isinstance(value, str) else _NUMBERS[type(value)](value)
+                for name, value in attributes
+            }
+            call = jax.ffi.ffi_call(_TARGET, results, has_side_effect=True)
+            return tuple(call(*arrays, **typed))
+        # In order: each waits in a thread, of which there are few.
+        return io_callback(_Callback(given, results), results, *arrays, ordered=True)
+
+    @collective.def_vmap
+    def refuse(*_: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"herring.jax.{given['kind']} cannot be mapped by jax.vmap: call it outside, once on "
+            "the whole array"
+        )
+
+    return collective
 
 
 class _Callback:
