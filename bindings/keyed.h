@@ -1,6 +1,6 @@
 // Collectives on lists of buffers, called from a compiled program: a key names the place of the
-// call there, and the n-th execution of a key on one rank meets the n-th on every other, in whatever
-// order the program's runtime executes its keys. Buffers of a call go through one staging area.
+// call there, and the n-th execution of a key on one rank meets the n-th on every other, whatever
+// order the program's runtime executes its keys in. Buffers of a call go through one staging area.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-"""One collective on a list of arrays, as XLA calls it: a native handler, or a callback of Python."""
+"""One collective on a list of arrays, as XLA calls it: a native handler, or a Python callback."""
 
 from __future__ import annotations
 
@@ -127,9 +127,7 @@ def _traced(
 class _Callback:
     """What Python does instead of the native handler."""
 
-    def __init__(
-        self, attributes: dict[str, Any], results: Sequence[jax.ShapeDtypeStruct]
-    ) -> None:
+    def __init__(self, attributes: dict[str, Any], results: Sequence[jax.ShapeDtypeStruct]) -> None:
         self._attributes = attributes
         self._results = results
 

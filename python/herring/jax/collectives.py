@@ -309,9 +309,7 @@ def _backward(
     _: None,
     cotangents: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    return tuple(
-        _differentiable(call._replace(key=call.key + "~gradient"), results, *cotangents)
-    )
+    return tuple(_differentiable(call._replace(key=call.key + "~gradient"), results, *cotangents))
 
 
 _differentiable.defvjp(_forward, _backward)
