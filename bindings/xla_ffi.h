@@ -1,7 +1,7 @@
 // The part of XLA's foreign function interface that is used here, as its public C API lays it out
-// (xla/ffi/api/c_api.h, version 0.1, which later ones keep): declared here, so that one build serves
-// every jaxlib, and none is needed to make it. Each structure begins with its size, by which the
-// runtime tells what its caller knows of; structures only grow at their end.
+// (xla/ffi/api/c_api.h, version 0.1, which later ones keep): declared here, so that one build
+// serves every jaxlib, and none is needed to make it. Each structure begins with its size, by which
+// the runtime tells what its caller knows of; structures only grow at their end.
 #pragma once
 
 #include <cstddef>
