@@ -12,7 +12,7 @@ TORCH_VERSION := 2.13.0
 PARALLEL ?= 2
 # Of `make test-frameworks`: which, and what pip installs for each of them.
 FRAMEWORKS ?= jax
-NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax
+NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
 # Of `make soak`: how many programs, from which seed on, with what (all features).
 PROGRAMS ?= 10000
 FIRST ?= 1

@@ -362,6 +362,26 @@ else:
     assert "told" in run(TWO, script)
 
 
+def test_keras_fits_alike() -> None:
+    pytest.importorskip("keras")
+    script = """
+import keras
+herring.init()
+r = rank()
+keras.utils.set_random_seed(0)
+dense = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
+model = keras.Sequential([keras.layers.Input((8,)), *dense])
+model.compile(hj.distributed_keras_optimizer(keras.optimizers.Adam(1e-2)), "mse")
+inputs = np.random.RandomState(r).randn(128, 8).astype(np.float32)
+past = model.fit(inputs, inputs.sum(1, keepdims=True), batch_size=32, epochs=3, verbose=0)
+assert past.history["loss"][-1] < past.history["loss"][0]
+weights = b"".join(np.asarray(one) for one in model.get_weights())
+digests = herring.allgather_object(hashlib.sha256(weights).hexdigest())
+assert digests[0] == digests[1]
+"""
+    run(TWO, script, KERAS_BACKEND="jax")
+
+
 def test_example_equals_a_single_process() -> None:
     command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "120"]
     command += ["--", sys.executable, str(ROOT / "examples" / "jax_step.py")]
