@@ -196,8 +196,9 @@ xla::Error* collective(xla::CallFrame* frame) {
   if (frame->stage != xla::Stage::kExecute) return nullptr;
   const xla::Api& api = *frame->api;
   if (api.struct_size < sizeof(xla::Api)) {
-    return error_of(api, {Code::kConfiguration, "this jaxlib is too old for herring.jax: its "
-                                                "foreign function interface has no futures"});
+    return error_of(api, {Code::kConfiguration,
+                          "this jaxlib has no futures for foreign functions: use 0.6 or newer, or "
+                          "set HERRING_JAX_IMPL=callback"});
   }
   auto call = call_of(*frame);
   if (!call.ok()) return error_of(api, call.status());
