@@ -10,6 +10,9 @@ JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
 # Of `make test`: so many files of Python tests at a time; each of them runs several processes.
 PARALLEL ?= 2
+# Of `make test-frameworks`: which, and what pip installs for each of them.
+FRAMEWORKS ?= jax
+NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
 # Of `make soak`: how many programs, from which seed on, with what (all features).
 PROGRAMS ?= 10000
 FIRST ?= 1
@@ -28,9 +31,10 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
+PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-python lint sanitize soak credit-suite fuzz clean distclean
+.PHONY: help run build test test-core test-python test-frameworks lint sanitize soak credit-suite fuzz clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +62,15 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
+
+test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test adapters, each in an environment of its own: FRAMEWORKS=
+	@status=0; \
+	for framework in $(FRAMEWORKS); do \
+	  echo "$$framework"; \
+	  .venv-frameworks/$$framework/bin/python -m pytest -q tests/frameworks/test_$$framework.py \
+	    || status=1; \
+	done; \
+	exit $$status
 
 lint: $(STAMPS)/lint ## check style: ruff, and the house rules
 	@$(BIN)/ruff check .
@@ -97,7 +110,7 @@ clean: ## remove what was built (keeps .venv)
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	rm -rf .venv
+	rm -rf .venv .venv-frameworks
 
 # What follows are stamps: a second run finds them and is quick.
 
@@ -138,4 +151,21 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
 	@$(PIP) ruff
+	@touch $@
+
+# The package is installed as a user does it, from a wheel; that takes what `build` has compiled.
+build/wheel/stamp: $(STAMPS)/build $(PACKAGE)
+	@rm -rf build/wheel
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+	  --wheel-dir build/wheel .
+	@touch $@
+
+.venv-frameworks/%/stamp: build/wheel/stamp Makefile
+	@[ -n '$(NEEDS_$*)' ] || { echo "no framework is called '$*' here"; exit 1; }
+	@[ -x .venv-frameworks/$*/bin/python ] || $(PYTHON) -m venv .venv-frameworks/$*
+	@echo "installing $* into .venv-frameworks/$*"
+	@.venv-frameworks/$*/bin/python -m pip install -q --disable-pip-version-check \
+	  pytest pytest-timeout $(NEEDS_$*) build/wheel/*.whl
+	@.venv-frameworks/$*/bin/python -m pip install -q --disable-pip-version-check \
+	  --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@

@@ -18,7 +18,9 @@ namespace herring::bindings {
 
 namespace nb = nanobind;
 
-// Raises the class below herring.errors.HerringError that belongs to the code.
+// The name of the class below herring.errors.HerringError that belongs to the code.
+const char* class_of(Code code);
+// Raises it.
 [[noreturn]] void raise(const Status& status);
 inline void check(const Status& status) {
   if (!status.ok()) raise(status);
@@ -79,6 +81,7 @@ auto without_gil(Start&& start) {
 std::shared_ptr<worker::Group> group_of(nb::handle group);
 
 void register_groups(nb::module_& module);
+void register_jax(nb::module_& module);
 void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);

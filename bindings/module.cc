@@ -5,6 +5,7 @@ NB_MODULE(_core, module) {
   // Handles may outlive the interpreter's orderly end (a job shut down by atexit).
   nanobind::set_leak_warnings(false);
   herring::bindings::register_groups(module);
+  herring::bindings::register_jax(module);
   herring::bindings::register_job(module);
   herring::bindings::register_partial(module);
   herring::bindings::register_plan(module);

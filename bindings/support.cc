@@ -6,19 +6,6 @@
 namespace herring::bindings {
 namespace {
 
-const char* class_of(Code code) {
-  switch (code) {
-    case Code::kInvalidArgument: return "InvalidArgumentError";
-    case Code::kConfiguration: return "ConfigurationError";
-    case Code::kAuthentication: return "AuthenticationError";
-    case Code::kMismatch: return "MismatchError";
-    case Code::kTimeout: return "TimeoutError";
-    case Code::kPeerLost: return "PeerLostError";
-    case Code::kShutdown: return "ShutdownError";
-    default: return "HerringError";
-  }
-}
-
 [[noreturn]] void invalid(const std::string& text) { raise({Code::kInvalidArgument, text}); }
 
 std::string class_name(nb::handle object) {
@@ -68,6 +55,19 @@ constexpr const char* kSupported =
     "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
 
 }  // namespace
+
+const char* class_of(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument: return "InvalidArgumentError";
+    case Code::kConfiguration: return "ConfigurationError";
+    case Code::kAuthentication: return "AuthenticationError";
+    case Code::kMismatch: return "MismatchError";
+    case Code::kTimeout: return "TimeoutError";
+    case Code::kPeerLost: return "PeerLostError";
+    case Code::kShutdown: return "ShutdownError";
+    default: return "HerringError";
+  }
+}
 
 void raise(const Status& status) {
   nb::object type = nb::module_::import_("herring.errors").attr(class_of(status.code()));

@@ -56,6 +56,7 @@ _ENVIRONMENT_ONLY = frozenset(
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
+learn_job: list[Callable[[_core.Job], None]] = []  # called when one begins
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
 
@@ -158,6 +159,8 @@ def start(
         finally:
             meeting.close()
         forget_names()
+        for learn in learn_job:
+            learn(_job)
     return True
 
 

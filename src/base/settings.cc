@@ -380,6 +380,7 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
   for (const std::string& name : environment_names) {
     if (!name.starts_with(kPrefix)) continue;
     if (name == "HERRING_RENDEZVOUS_FD") continue;  // from the launcher to rank 0, no setting
+    if (name == "HERRING_JAX_IMPL") continue;       // of herring.jax, which has no job to ask
     const std::string setting = lower(name.substr(kPrefix.size()));
     if (index_of(setting) && name == environment_name(setting)) continue;
     const std::string_view like = nearest(setting);

@@ -1,0 +1,332 @@
+#include "keyed.h"
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+namespace herring::bindings {
+namespace {
+
+constexpr auto kIdle = std::chrono::seconds(5);  // then a thread ends
+constexpr size_t kDigestBytes = 8;               // before what is broadcast: all else is compared
+
+// Rows of a reduce-scatter for one of `size` ranks: the first, and how many.
+std::pair<uint64_t, uint64_t> rows_for(uint64_t rows, uint32_t size, uint32_t rank) {
+  const uint64_t even = rows / size, more = rows % size;
+  return {rank * even + std::min<uint64_t>(rank, more), even + (rank < more ? 1 : 0)};
+}
+
+size_t total_bytes(const std::vector<Buffer>& buffers) {
+  size_t bytes = 0;
+  for (const Buffer& one : buffers) bytes += one.bytes();
+  return bytes;
+}
+
+void append(char*& at, const char* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(at, from, bytes);
+  at += bytes;
+}
+
+// What ranks agree on travels in a field that these operations do not use.
+std::string in_terms_of_the_list(std::string text, const KeyedCall& call) {
+  const std::string field = ", root ";
+  size_t at = 0;
+  while ((at = text.find(field, at)) != std::string::npos) {
+    const size_t first = at + field.size(), end = text.find_first_not_of("0123456789", first);
+    const std::string number = text.substr(first, end - first);
+    char hex[16];
+    std::snprintf(hex, sizeof hex, "%llx", std::strtoull(number.c_str(), nullptr, 10));
+    text.replace(at, field.size() + number.size(), concat(", leaves #", hex));
+    ++at;
+  }
+  std::string leaves;
+  for (const Buffer& one : call.inputs) {
+    if (leaves.size() > 200) {
+      leaves += ", ...";
+      break;
+    }
+    leaves += leaves.empty() ? "(" : ", (";
+    for (size_t i = 0; i < one.shape.size(); ++i) leaves += concat(i > 0 ? ", " : "", one.shape[i]);
+    leaves += ")";
+  }
+  char hex[16];
+  std::snprintf(hex, sizeof hex, "%x", call.digest);
+  return concat(text, "; this rank has leaves #", hex, " of shapes ", leaves);
+}
+
+}  // namespace
+
+size_t Buffer::row_bytes() const {
+  if (shape.empty()) return item;
+  return std::accumulate(shape.begin() + 1, shape.end(), item, std::multiplies<>());
+}
+
+size_t Buffer::bytes() const { return rows() * row_bytes(); }
+
+void Continuations::put(std::function<void()> task) {
+  bool grows = false;
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(task));
+    grows = queue_.size() > idle_;
+    if (grows) ++idle_;  // as soon as it runs
+  }
+  grows ? std::thread([this] { serve(); }).detach() : changed_.notify_one();
+}
+
+void Continuations::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const bool any = changed_.wait_for(lock, kIdle, [this] { return !queue_.empty(); });
+    --idle_;
+    if (!any) return;
+    const std::function<void()> task = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+    ++idle_;
+  }
+}
+
+// A call from its start until it is complete.
+struct KeyedCalls::Running {
+  Key key;
+  KeyedCall call;
+  std::function<void(const Status&)> done;
+  std::shared_ptr<worker::Operation> operation;
+  SharedHeap* heap = nullptr;
+  char* staging = nullptr;
+  size_t bytes = 0;  // of the staging
+  uint32_t rank = 0, size = 1;
+
+  ~Running() {
+    if (staging != nullptr) heap->free(staging);
+  }
+
+  Status pack();
+  Status unpack() const;
+  Status unpack_gathered() const;
+};
+
+Status KeyedCalls::Running::pack() {
+  const bool broadcast = call.kind == wire::Collective::kBroadcast;
+  bytes = total_bytes(call.inputs) + (broadcast ? kDigestBytes : 0);
+  auto allocated = heap->allocate(bytes);
+  if (!allocated.ok()) return allocated.status();
+  staging = static_cast<char*>(*allocated);
+  char* at = staging;
+  if (call.kind == wire::Collective::kReduceScatter) {
+    for (uint32_t to = 0; to < size; ++to) {  // the parts of one rank lie together
+      for (const Buffer& one : call.inputs) {
+        const auto [first, count] = rows_for(one.rows(), size, to);
+        append(at, one.data + first * one.row_bytes(), count * one.row_bytes());
+      }
+    }
+    return {};
+  }
+  if (broadcast) {
+    const uint64_t digest = call.digest;
+    append(at, reinterpret_cast<const char*>(&digest), kDigestBytes);
+    if (rank != call.root) return {};
+  }
+  for (const Buffer& one : call.inputs) append(at, one.data, one.bytes());
+  return {};
+}
+
+// By rank, each with its part of every buffer.
+Status KeyedCalls::Running::unpack_gathered() const {
+  for (uint32_t from = 0; from < size; ++from) {
+    if (operation->counts.size() == size && operation->counts[from] == bytes) continue;
+    const uint64_t theirs = from < operation->counts.size() ? operation->counts[from] : 0;
+    return {Code::kMismatch,
+            concat("'", call.key, "': rank ", from, " gives ", theirs, " bytes and this one ",
+                   bytes, "; in a compiled program all ranks give arrays of equal shapes")};
+  }
+  const char* from = operation->result.get();
+  for (uint32_t r = 0; r < size; ++r) {
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const size_t part = call.inputs[i].bytes();
+      if (part > 0) std::memcpy(call.outputs[i].data + r * part, from, part);
+      from += part;
+    }
+  }
+  return {};
+}
+
+Status KeyedCalls::Running::unpack() const {
+  const char* from = staging;
+  switch (call.kind) {
+    case wire::Collective::kAllgather: return unpack_gathered();
+    case wire::Collective::kReduceScatter: from = operation->result.get(); break;
+    case wire::Collective::kBroadcast: {
+      uint64_t digest = 0;
+      std::memcpy(&digest, from, kDigestBytes);
+      from += kDigestBytes;
+      if (digest == call.digest) break;
+      return {Code::kMismatch,
+              in_terms_of_the_list(concat("ranks disagree about '", call.key, "': root ", call.root,
+                                          " has other leaves, of as many bytes"),
+                                   call)};
+    }
+    default: break;
+  }
+  for (const Buffer& one : call.outputs) {
+    if (one.bytes() > 0) std::memcpy(one.data, from, one.bytes());
+    from += one.bytes();
+  }
+  return {};
+}
+
+KeyedCalls& KeyedCalls::instance() {
+  static auto* const calls = new KeyedCalls;
+  return *calls;
+}
+
+void KeyedCalls::attach(worker::Job& job) {
+  std::unique_lock lock(attached_);
+  job_ = &job;
+  groups_.clear();
+  std::lock_guard rounds(mutex_);
+  rounds_.clear();
+}
+
+void KeyedCalls::detach() {
+  std::unique_lock lock(attached_);
+  job_ = nullptr;
+  groups_.clear();
+}
+
+void KeyedCalls::forget() {
+  job_ = nullptr;  // whoever held a lock did not come along
+}
+
+int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
+  std::unique_lock lock(attached_);
+  for (const auto& [number, known] : groups_) {
+    if (known == group) return number;
+  }
+  groups_.emplace(next_group_, std::move(group));
+  return next_group_++;
+}
+
+Status KeyedCalls::enter(const Key& key, uint64_t* round) {
+  std::lock_guard lock(mutex_);
+  *round = rounds_[key]++;
+  if (running_.insert(key).second) return {};
+  // Which of the two comes first may differ between ranks.
+  return {Code::kInvalidArgument,
+          concat("'", key.second, "' is executed again while it is in flight: one place of the "
+                 "program, called twice where neither call needs the other's result, is in no "
+                 "order that all ranks share; give each call a name of its own (name=), or make "
+                 "one depend on the other")};
+}
+
+void KeyedCalls::leave(const Key& key) {
+  std::lock_guard lock(mutex_);
+  running_.erase(key);
+}
+
+Status KeyedCalls::start(KeyedCall call, std::function<void(const Status&)> done) {
+  std::shared_lock lock(attached_);
+  if (job_ == nullptr) {
+    return {Code::kShutdown, concat("'", call.key, "': herring is not initialized in this process "
+                                    "(call herring.init())")};
+  }
+  std::shared_ptr<worker::Group> group;
+  if (call.group != 0) {
+    const auto found = groups_.find(call.group);
+    if (found == groups_.end()) {
+      return {Code::kShutdown, concat("'", call.key, "' was compiled for a group of a job that has "
+                                      "ended; compile it anew (jax.clear_caches())")};
+    }
+    group = found->second;
+  }
+  auto running = std::make_shared<Running>();
+  running->key = {call.group, call.key};
+  running->heap = &job_->engine().heap();
+  running->size = group ? group->size() : job_->cluster().size;
+  running->rank = group ? group->index() : job_->rank();
+  running->call = std::move(call);
+  running->done = std::move(done);
+  uint64_t round = 0;
+  Status status = enter(running->key, &round);
+  const bool entered = status.ok();
+  const std::string name = concat(running->call.key, ".", round);
+  if (entered) status = submit(running, name, group);
+  if (status.ok()) return status;
+  if (entered) leave(running->key);
+  if (status.code() == Code::kInvalidArgument || status.code() == Code::kInternal) {
+    job_->engine().refuse(group, running->call.kind, name, status.message());
+  }
+  return status;
+}
+
+Status KeyedCalls::submit(const std::shared_ptr<Running>& running, const std::string& name,
+                          const std::shared_ptr<worker::Group>& group) {
+  const KeyedCall& call = running->call;
+  const bool reduces = call.kind == wire::Collective::kAllreduce ||
+                       call.kind == wire::Collective::kReduceScatter;
+  const size_t in = total_bytes(call.inputs), out = total_bytes(call.outputs);
+  size_t expected = in;
+  if (call.kind == wire::Collective::kAllgather) expected = in * running->size;
+  if (call.kind == wire::Collective::kReduceScatter) {
+    expected = 0;
+    for (const Buffer& one : call.inputs) {
+      expected += rows_for(one.rows(), running->size, running->rank).second * one.row_bytes();
+    }
+  }
+  if (out != expected || call.inputs.size() != call.outputs.size()) {
+    return {Code::kInvalidArgument,
+            concat("'", call.key, "' was compiled for another number of ranks, or another rank; "
+                   "compile it anew (jax.clear_caches())")};
+  }
+  HERRING_RETURN_IF_ERROR(running->pack());
+  worker::Request request;
+  request.group = group;
+  request.kind = call.kind;
+  request.name = name;
+  request.timeout = call.timeout;
+  request.root = call.kind == wire::Collective::kBroadcast ? call.root : call.digest;
+  request.shape = {running->bytes};
+  if (reduces) {
+    const size_t item = size_of(call.dtype);
+    request.dtype = call.dtype;
+    request.op = call.op;
+    request.prescale = call.prescale;
+    request.postscale = call.postscale;
+    request.shape = {running->bytes / item};
+    if (call.kind == wire::Collective::kReduceScatter) {
+      for (uint32_t to = 0; to < running->size; ++to) {
+        uint64_t elements = 0;
+        for (const Buffer& one : call.inputs) {
+          elements += rows_for(one.rows(), running->size, to).second * one.row_bytes() / item;
+        }
+        request.splits.push_back(elements);
+      }
+    }
+  }
+  request.send = request.receive = running->staging;
+  auto submitted = job_->engine().submit(std::move(request));
+  if (!submitted.ok()) return submitted.status();
+  running->operation = std::move(*submitted);
+  running->operation->completion.then([this, running] { complete(*running); });
+  return {};
+}
+
+// On the engine's thread: the job, and with it the staging, ends only after that.
+void KeyedCalls::complete(Running& running) {
+  Status status = running.operation->completion.status();
+  if (status.ok()) {
+    status = running.unpack();
+  } else if (status.code() == Code::kMismatch) {
+    status = Status(status.code(), in_terms_of_the_list(status.message(), running.call));
+  }
+  running.heap->free(running.staging);
+  running.staging = nullptr;
+  leave(running.key);
+  continuations_.put([done = std::move(running.done), status] { done(status); });
+}
+
+}  // namespace herring::bindings

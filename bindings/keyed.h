@@ -1,0 +1,101 @@
+// Collectives on lists of buffers, called from a compiled program: a key names the place of the
+// call there, and the n-th execution of a key on one rank meets the n-th on every other, whatever
+// order the program's runtime executes its keys in. Buffers of a call go through one staging area.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "worker/job.h"
+
+namespace herring::bindings {
+
+struct Buffer {
+  char* data = nullptr;
+  size_t item = 1;              // bytes of an element
+  std::vector<uint64_t> shape;
+
+  uint64_t rows() const { return shape.empty() ? 1 : shape[0]; }
+  size_t bytes() const;
+  size_t row_bytes() const;
+};
+
+struct KeyedCall {
+  wire::Collective kind = wire::Collective::kAllreduce;
+  std::string key;
+  int64_t group = 0;            // as KeyedCalls::add_group has numbered it; 0: all ranks
+  uint32_t digest = 0;          // of what ranks must agree on: shapes and dtypes of the list
+  DType dtype = DType::kUInt8;  // of what is reduced
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0, postscale = 1.0, timeout = 0;
+  uint32_t root = 0;            // of a broadcast
+  std::vector<Buffer> inputs, outputs;
+};
+
+// Runs tasks that may wait for each other's: a thread is added whenever none is free. Not the
+// engine's, since what follows a result may be anything, waiting for another result too.
+class Continuations {
+ public:
+  void put(std::function<void()> task);
+
+ private:
+  void serve();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;  // guarded by mutex_
+  size_t idle_ = 0;                          // threads; guarded by mutex_
+};
+
+class KeyedCalls {
+ public:
+  // The process's; never destroyed.
+  static KeyedCalls& instance();
+
+  // Calls go to this job from now on, numbered from 0. It outlives detach().
+  void attach(worker::Job& job);
+  // To none. Waits for those that are being started.
+  void detach();
+  // In a forked child, which has no job.
+  void forget();
+  // Numbers a group of the job, from 1 on; the same one again for the same group.
+  int64_t add_group(std::shared_ptr<worker::Group> group);
+
+  // Any thread, without the GIL. Unless it returns an error, `done` is called once, on a thread
+  // that may be blocked; the buffers stay until then.
+  Status start(KeyedCall call, std::function<void(const Status&)> done);
+
+ private:
+  using Key = std::pair<int64_t, std::string>;  // with the number of its group
+  struct Running;
+
+  Status enter(const Key& key, uint64_t* round);
+  void leave(const Key& key);
+  Status submit(const std::shared_ptr<Running>& running, const std::string& name,
+                const std::shared_ptr<worker::Group>& group);
+  void complete(Running& running);
+
+  std::shared_mutex attached_;      // held shared while a call is started
+  worker::Job* job_ = nullptr;      // guarded by attached_
+  std::map<int64_t, std::shared_ptr<worker::Group>> groups_;  // guarded by attached_
+  int64_t next_group_ = 1;          // never used twice; guarded by attached_
+
+  std::mutex mutex_;
+  std::map<Key, uint64_t> rounds_;  // executions so far; guarded by mutex_
+  std::set<Key> running_;           // guarded by mutex_
+  Continuations continuations_;
+};
+
+}  // namespace herring::bindings

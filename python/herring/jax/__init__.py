@@ -1,0 +1,35 @@
+"""Herring for JAX: collectives on pytrees inside compiled programs, and gradients for optax.
+
+    import herring
+    import herring.jax
+
+    herring.init()
+
+    @jax.jit
+    def step(parameters, batch):
+        gradients = herring.jax.allreduce(jax.grad(loss)(parameters, batch))
+        ...
+
+One process per device. See docs/jax.md.
+"""
+
+try:
+    import jax as _jax
+except ImportError as error:
+    raise ImportError(
+        "herring.jax needs JAX: pip install 'herring-dl[jax]', or pip install jax optax"
+    ) from error
+
+from herring.jax.collectives import allgather, allreduce, broadcast, reduce_scatter
+from herring.jax.gradients import distributed_gradients, distributed_keras_optimizer
+
+del _jax
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "distributed_gradients",
+    "distributed_keras_optimizer",
+    "reduce_scatter",
+]

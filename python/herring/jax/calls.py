@@ -1,0 +1,167 @@
+"""One collective on a list of arrays, as XLA calls it: a native handler, or a Python callback."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+import herring.errors
+from herring import _core, runtime
+from herring.errors import ConfigurationError, HerringError, InvalidArgumentError
+from herring.groups import Group
+from herring.jax.keys import digest_of, is_traced
+
+__all__ = ["Call", "execute"]
+
+_TARGET = "herring_collective"
+_NUMBERS = {int: np.int64, float: np.float64}
+
+
+class Call(NamedTuple):
+    """What a call site says of itself; hashable, since programs are cached by it."""
+
+    kind: str
+    key: str
+    op: str = "sum"
+    group: Group | None = None
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    timeout: float = 0.0
+
+    def attributes(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """By the names that the core knows them by."""
+        group = 0 if self.group is None else _core.jax.add_group(self.group.members())
+        return {
+            "kind": self.kind,
+            "key": self.key,
+            "op": self.op,
+            "group": group,
+            "digest": digest_of([(str(leaf.dtype), tuple(leaf.shape)) for leaf in leaves]),
+            "root": self.root,
+            "prescale": float(self.prescale),
+            "postscale": float(self.postscale),
+            "timeout": float(self.timeout),
+        }
+
+
+def _implementation() -> str:
+    chosen = os.environ.get("HERRING_JAX_IMPL", "").strip()
+    if chosen not in ("", "ffi", "callback"):
+        raise ConfigurationError(
+            f"HERRING_JAX_IMPL is {chosen!r}; it must be 'ffi' (a native handler, which needs "
+            "arrays in host memory) or 'callback' (Python)"
+        )
+    return chosen or ("ffi" if jax.default_backend() == "cpu" else "callback")
+
+
+def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct]) -> list:
+    """Makes the call a part of the program that is traced; outside of one, waits for its results.
+
+    Args:
+      call: which.
+      leaves: arrays with at least one element each.
+      results: shapes and dtypes of what comes out, one for each of `leaves`.
+
+    Raises:
+      InvalidArgumentError: this process has several devices.
+      HerringError: outside of a program: the operation failed.
+    """
+    devices = jax.local_device_count()
+    if devices > 1:
+        raise InvalidArgumentError(
+            f"this process has {devices} devices, and herring.jax needs one process per device: "
+            "start as many processes (jax.config 'jax_num_cpu_devices' and XLA_FLAGS make several "
+            "of one CPU)"
+        )
+    collective = _traced(
+        _implementation() == "ffi", tuple(call.attributes(leaves).items()), tuple(results)
+    )
+    try:
+        found = list(collective(*leaves))
+        if not is_traced(found):
+            jax.block_until_ready(found)
+    except jax.errors.JaxRuntimeError as error:
+        raise _error_of(error) from None
+    return found
+
+
+@functools.lru_cache(maxsize=1024)  # the same function again is not traced again
+def _traced(
+    native: bool,
+    attributes: tuple[tuple[str, Any], ...],
+    results: tuple[jax.ShapeDtypeStruct, ...],
+) -> Callable[..., Any]:
+    """What takes arrays and is a call of XLA's."""
+    given = dict(attributes)
+
+    @jax.custom_batching.custom_vmap
+    def collective(*arrays: Any) -> Any:
+        if native:
+            typed = {
+                name: value if isinstance(value, str) else _NUMBERS[type(value)](value)
+                for name, value in attributes
+            }
+            call = jax.ffi.ffi_call(_TARGET, results, has_side_effect=True)
+            return tuple(call(*arrays, **typed))
+        # In order: each waits in a thread, of which there are few.
+        return io_callback(_Callback(given, results), results, *arrays, ordered=True)
+
+    @collective.def_vmap
+    def refuse(*_: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"herring.jax.{given['kind']} cannot be mapped by jax.vmap: call it outside, once on "
+            "the whole array"
+        )
+
+    return collective
+
+
+class _Callback:
+    """What Python does instead of the native handler."""
+
+    def __init__(self, attributes: dict[str, Any], results: Sequence[jax.ShapeDtypeStruct]) -> None:
+        self._attributes = attributes
+        self._results = results
+
+    def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
+        inputs = [np.ascontiguousarray(array) for array in arrays]
+        outputs = [np.empty(result.shape, result.dtype) for result in self._results]
+        _core.jax.run(
+            dtype=str(inputs[0].dtype),
+            inputs=[_described(array) for array in inputs],
+            outputs=[_described(array) for array in outputs],
+            **self._attributes,
+        )
+        return tuple(outputs)
+
+
+def _described(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
+    """Its bytes, those of one element, and its shape; NumPy need not export its dtype."""
+    return array.reshape(-1).view(np.uint8), array.dtype.itemsize, array.shape
+
+
+def _error_of(error: Exception) -> Exception:
+    """What Herring has raised inside of XLA."""
+    text = str(error).partition("\n----")[0]  # what JAX says about its own frames
+    found = re.search(r"(?:^|herring\.)(\w+Error): (.*)", text, re.DOTALL | re.MULTILINE)
+    kind = getattr(herring.errors, found[1], None) if found else None
+    if not (isinstance(kind, type) and issubclass(kind, HerringError)):
+        return error
+    return kind(found[2].strip())
+
+
+# Programs outlive jobs: which one their calls go to is known natively.
+jax.ffi.register_ffi_target(_TARGET, _core.jax.handler(), platform="cpu")
+runtime.learn_job.append(_core.jax.attach)
+runtime.forget_job.append(_core.jax.detach)
+os.register_at_fork(after_in_child=_core.jax.forget)
+if runtime.is_initialized():
+    _core.jax.attach(runtime.job())

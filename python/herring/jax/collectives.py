@@ -1,0 +1,315 @@
+"""Collectives on pytrees, inside compiled programs and outside of them.
+
+They are values of the program as any other: nothing is done in place, and what does not depend on a
+result goes on while that is on its way. A call is known by its place in the program, or by its
+``name``: all ranks trace the same calls. Outside of a program a call returns when it is complete.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
+from herring.jax.calls import Call, execute
+from herring.jax.keys import key_of
+
+__all__ = ["allgather", "allreduce", "broadcast", "reduce_scatter"]
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_REDUCIBLE = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
+_OPS = ("average", "sum", "min", "max", "product")
+_BUCKET_BYTES = 16 << 20  # leaves of one dtype go together as far as this; a larger one by itself
+
+
+def allreduce(
+    tree: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Any:
+    """Reduces every leaf of `tree` over all ranks, element by element.
+
+    Leaves of a dtype go together in operations of up to 16 MiB. "sum" and "average" can be
+    differentiated (reverse mode): the gradient is reduced likewise, which is that of the sum of all
+    ranks' losses.
+
+    Args:
+      tree: a pytree of arrays: float32, float64, float16, bfloat16, int8, int16, int32, int64,
+        uint8 or bool. Equal structure, shapes and dtypes on all ranks. Empty leaves stay.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the call across ranks; None: its place in the program does.
+      prescale: multiplies every rank's values first (floats only).
+      postscale: multiplies the result (floats only).
+      timeout: seconds until the operation fails, as of `herring.allreduce`; None:
+        ``HERRING_TIMEOUT``.
+      group: a `herring.Group`: those who take part; None: all ranks.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes, equal on all ranks.
+
+    Raises:
+      InvalidArgumentError: a dtype, `op` or another value is not supported; under `jax.vmap`;
+        several devices in this process.
+      ShutdownError: `herring.init` was not called.
+      HerringError: outside of a program the operation failed. A program raises
+        `jax.errors.JaxRuntimeError` with the name and text of that error where its results are
+        used.
+    """
+    leaves, treedef = _leaves_of("allreduce", tree)
+    _check_reduction("allreduce", leaves, op, prescale, postscale)
+    return jax.tree.unflatten(
+        treedef,
+        _in_calls(
+            "allreduce", leaves, name, timeout, group, _buckets(leaves), _reduce_bucket,
+            op=op, prescale=prescale, postscale=postscale,
+        ),
+    )  # fmt: skip
+
+
+def broadcast(
+    tree: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Any:
+    """Returns on every rank what `tree` is on rank `root`.
+
+    Args:
+      tree: a pytree of arrays of any dtype (keys as `jax.random.key_data`); equal structure, shapes
+        and dtypes on all ranks.
+      root: a rank, inside the group if there is one.
+      name: as of `allreduce`.
+      timeout: as of `allreduce`.
+      group: as of `allreduce`.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes.
+
+    Raises:
+      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+    """
+    leaves, treedef = _leaves_of("broadcast", tree)
+    root, size = operator.index(root), scope_of(group).size
+    if not 0 <= root < size:
+        raise InvalidArgumentError(f"root is {root}; ranks are 0 to {size - 1}")
+    found = _in_calls(
+        "broadcast", leaves, name, timeout, group, _all_at_once(leaves), _move, root=root
+    )
+    return jax.tree.unflatten(treedef, found)
+
+
+def allgather(
+    tree: Any,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Any:
+    """Concatenates each leaf over all ranks along its first dimension, in rank order.
+
+    Args:
+      tree: a pytree of arrays of any dtype with at least one dimension; equal structure, shapes and
+        dtypes on all ranks, first dimensions too: a program's shapes are known before it runs.
+      name: as of `allreduce`.
+      timeout: as of `allreduce`.
+      group: as of `allreduce`.
+
+    Returns:
+      A tree of the same structure, with leaves of shape [size * N, ...].
+
+    Raises:
+      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+    """
+    leaves, treedef = _leaves_of("allgather", tree, rows=True)
+    size = scope_of(group).size
+    shapes = [(leaf.shape[0] * size, *leaf.shape[1:]) for leaf in leaves]
+    found = _in_calls(
+        "allgather", leaves, name, timeout, group, _all_at_once(leaves), _move, shapes=shapes
+    )
+    return jax.tree.unflatten(treedef, found)
+
+
+def reduce_scatter(
+    tree: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Any:
+    """Reduces each leaf over all ranks and leaves each rank one part of its first dimension.
+
+    Args:
+      tree: a pytree of arrays of the dtypes of `allreduce` with at least one dimension; equal
+        structure, shapes and dtypes on all ranks.
+      op: as of `allreduce`.
+      name: as of `allreduce`.
+      prescale: as of `allreduce`.
+      postscale: as of `allreduce`.
+      timeout: as of `allreduce`.
+      group: as of `allreduce`.
+
+    Returns:
+      A tree of the same structure with this rank's rows: of N rows and P ranks the first ``N % P``
+      ranks have one more than the others. Its shapes, and so the program, may differ by rank.
+
+    Raises:
+      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+    """
+    leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
+    _check_reduction("reduce_scatter", leaves, op, prescale, postscale)
+    scope = scope_of(group)
+    shapes = []
+    for leaf in leaves:
+        even, more = divmod(leaf.shape[0], scope.size)
+        shapes.append((even + (scope.rank < more), *leaf.shape[1:]))
+    found = _in_calls(
+        "reduce_scatter", leaves, name, timeout, group, _buckets(leaves), _move,
+        shapes=shapes, op=op, prescale=prescale, postscale=postscale,
+    )  # fmt: skip
+    return jax.tree.unflatten(treedef, found)
+
+
+def _leaves_of(kind: str, tree: Any, rows: bool = False) -> tuple[list[Any], Any]:
+    leaves, treedef = jax.tree.flatten(tree)
+    try:
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+    except TypeError as error:
+        raise InvalidArgumentError(f"{kind}: a leaf is no array ({error})") from None
+    for leaf in leaves:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise InvalidArgumentError(
+                f"{kind}: dtype {leaf.dtype} is not supported; of random keys pass "
+                "jax.random.key_data(key)"
+            )
+        if rows and leaf.ndim == 0:
+            raise InvalidArgumentError(f"{kind} needs arrays with at least one dimension")
+    return leaves, treedef
+
+
+def _check_reduction(
+    kind: str, leaves: Sequence[Any], op: str, prescale: float, postscale: float
+) -> None:
+    if op not in _OPS:
+        raise InvalidArgumentError(f"{kind}: op is {op!r}; it must be one of {', '.join(_OPS)}")
+    for leaf in leaves:
+        if str(leaf.dtype) not in _REDUCIBLE:
+            raise InvalidArgumentError(
+                f"{kind}: dtype {leaf.dtype} is not supported; use one of {', '.join(_REDUCIBLE)}"
+            )
+        if str(leaf.dtype) in _FLOATS:
+            continue
+        if op == "average" or prescale != 1 or postscale != 1:
+            raise InvalidArgumentError(
+                f"{kind}: {leaf.dtype} cannot be averaged or scaled; use op 'sum' on integers and "
+                "bool, or convert to a float first"
+            )
+
+
+def _buckets(leaves: Sequence[Any]) -> list[list[int]]:
+    """Places of leaves that go together: of one dtype, in order, up to a size."""
+    buckets: list[list[int]] = []
+    open_ones: dict[str, tuple[list[int], int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.size == 0:
+            continue
+        bucket, held = open_ones.get(str(leaf.dtype), ([], 0))
+        if bucket and held + leaf.nbytes > _BUCKET_BYTES:
+            bucket, held = [], 0
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(place)
+        open_ones[str(leaf.dtype)] = (bucket, held + leaf.nbytes)
+    return buckets
+
+
+def _all_at_once(leaves: Sequence[Any]) -> list[list[int]]:
+    places = [place for place, leaf in enumerate(leaves) if leaf.size > 0]
+    return [places] if places else []
+
+
+def _in_calls(
+    kind: str,
+    leaves: list[Any],
+    name: str | None,
+    timeout: float | None,
+    group: Group | None,
+    buckets: Sequence[Sequence[int]],
+    make: Callable[..., Sequence[Any]],
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Calls one operation per bucket; a leaf without elements is not sent."""
+    if timeout is not None and not timeout > 0:
+        raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
+    scope_of(group)
+    shapes = shapes or [leaf.shape for leaf in leaves]
+    found = [
+        leaf if leaf.size > 0 else jnp.zeros(shape, leaf.dtype)
+        for leaf, shape in zip(leaves, shapes)
+    ]
+    key = key_of(kind, name, leaves)
+    for number, bucket in enumerate(buckets):
+        call = Call(
+            kind, f"{key}/{number}" if number else key, group=group, timeout=timeout or 0.0,
+            **options,
+        )  # fmt: skip
+        results = tuple(
+            jax.ShapeDtypeStruct(shapes[place], leaves[place].dtype) for place in bucket
+        )
+        made = make(call, results, *(leaves[place] for place in bucket))
+        for place, result in zip(bucket, made):
+            found[place] = result
+    return found
+
+
+def _move(call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any) -> list[Any]:
+    return execute(call, leaves, results)
+
+
+def _reduce_bucket(
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
+) -> Sequence[Any]:
+    if call.op in ("average", "sum") and str(leaves[0].dtype) in _FLOATS:
+        return _differentiable(call, results, *leaves)
+    return execute(call, leaves, results)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _differentiable(
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
+) -> tuple[Any, ...]:
+    return tuple(execute(call, leaves, results))
+
+
+def _forward(
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
+) -> tuple[tuple[Any, ...], None]:
+    return _differentiable(call, results, *leaves), None
+
+
+def _backward(
+    call: Call,
+    results: tuple[jax.ShapeDtypeStruct, ...],
+    _: None,
+    cotangents: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    return tuple(_differentiable(call._replace(key=call.key + "~gradient"), results, *cotangents))
+
+
+_differentiable.defvjp(_forward, _backward)

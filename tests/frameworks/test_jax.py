@@ -1,0 +1,409 @@
+"""herring.jax in real jobs: collectives in compiled programs, by handler and by callback."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import LAYOUTS, expect_success, run_job, seconds_until_known
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = ["-n", "2"]
+SETUP = """
+import jax, jax.numpy as jnp
+import herring.jax as hj
+rank, size = herring.rank, herring.size
+
+def fails(kind, text, call, *arguments):
+    # A program's error carries the name and the text of Herring's.
+    try:
+        jax.block_until_ready(call(*arguments))
+    except jax.errors.JaxRuntimeError as error:
+        assert kind in str(error) and text in str(error), str(error)
+    else:
+        raise AssertionError(f"no {kind}")
+"""
+pytestmark = pytest.mark.timeout(200)
+
+
+def run(layout: list[str], script: str, timeout: float = 120, **environment: str) -> str:
+    return expect_success(
+        run_job(layout, SETUP + script, timeout, JAX_PLATFORMS="cpu", **environment)
+    )
+
+
+@pytest.mark.parametrize("implementation", ["ffi", "callback"])
+@pytest.mark.parametrize("layout", ["alone", "one-node", "colocated-servers", "dedicated-servers"])
+def test_collectives_of_trees(layout: str, implementation: str) -> None:
+    script = """
+herring.init()
+r, n = rank(), size()
+
+def tree(r):
+    return {
+        "w": np.arange(35, dtype=np.float32).reshape(7, 5) * (r + 1),
+        "large": np.full((6, 30_011), r + 1, np.float32),
+        "half": np.full(9, r + 1, np.float16),
+        "b": [np.arange(8) + r, np.array([True, r > 0])],
+        "key": np.arange(4, dtype=np.uint32) + r,
+        "none": None,
+        "empty": np.zeros((0, 3), np.float32),
+    }
+
+def floats(r):
+    return {name: tree(r)[name] for name in ("w", "large", "half", "empty")}
+
+@jax.jit
+def program(mine, some):
+    brain = jnp.full((4, 3), 1 + r, jnp.bfloat16)
+    return (hj.broadcast(mine, n - 1), hj.allgather(mine), hj.allreduce(some), hj.allreduce(brain),
+            hj.reduce_scatter(some, "sum"), hj.allreduce(some["w"], "max", prescale=2.0),
+            hj.allreduce(mine["b"], "sum"), hj.allreduce(some["w"], "product"),
+            hj.allreduce(mine["b"], "min"), hj.allreduce({}))
+
+def same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+def total(trees, combine=sum):
+    return jax.tree.map(lambda *leaves: combine(np.asarray(l) for l in leaves), *trees)
+
+def part(array):
+    even, more = divmod(len(array), n)
+    first = r * even + min(r, more)
+    return array[first : first + even + (r < more)]
+
+for _ in range(3):
+    (moved, gathered, mean, brain, mine, largest, counts, product, least,
+     nothing) = program(tree(r), floats(r))
+    everybody = [floats(other) for other in range(n)]
+    same(moved, tree(n - 1))
+    same(gathered, jax.tree.map(lambda *l: np.concatenate(l), *[tree(o) for o in range(n)]))
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e / n, rtol=1e-6),
+                 {k: v for k, v in mean.items() if k != "half"},
+                 {k: v for k, v in total(everybody).items() if k != "half"})
+    assert mean["half"].dtype == np.float16 and float(mean["half"][0]) == (n + 1) / 2
+    assert brain.dtype == jnp.bfloat16 and float(brain[3, 2]) == (n + 1) / 2
+    same(mine, jax.tree.map(part, total(everybody)))
+    same(largest, everybody[-1]["w"] * 2)
+    same(counts[0], sum(tree(o)["b"][0] for o in range(n)))
+    same(counts[1], [True, n > 1])
+    same(least[0], tree(0)["b"][0])
+    same(product, np.prod([e["w"] for e in everybody], 0))
+    assert nothing == {}
+    same(hj.allreduce(jnp.float32(r), "sum"), np.float32(n * (n - 1) / 2))  # not in a program
+"""
+    run(LAYOUTS[layout], script, HERRING_JAX_IMPL=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["ffi", "callback"])
+def test_steps_loops_and_derivatives(implementation: str) -> None:
+    script = """
+herring.init()
+r = rank()
+
+def loss(w, x):
+    return jnp.mean((x @ w) ** 2)
+
+@jax.jit
+def step(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return w - 0.1 * hj.allreduce(gradient), hj.allreduce(value)
+
+data = jnp.asarray(np.random.RandomState(0).randn(16, 4), jnp.float32)
+w = alone = jnp.ones((4, 2))
+for _ in range(5):
+    w, value = step(w, data[8 * r : 8 * r + 8])
+    alone = alone - 0.1 * jax.grad(loss)(alone, data)
+np.testing.assert_allclose(w, alone, rtol=1e-5)
+digests = herring.allgather_object(hashlib.sha256(np.asarray(w).tobytes()).hexdigest())
+assert digests[0] == digests[1]
+
+@jax.jit
+def loop(carry, values):
+    def body(carry, value):
+        total = hj.allreduce(value + carry, "sum")
+        return total, hj.allreduce(value, "max")
+    return jax.lax.scan(body, carry, values)
+
+carry, largest = loop(jnp.float32(r), jnp.arange(3.0) + r)
+assert float(carry) == 19.0, carry
+assert largest.tolist() == [1.0, 2.0, 3.0]
+
+while_loop = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda i, x: hj.allreduce(x, "sum"), x))
+assert float(while_loop(jnp.float32(1))) == 16.0
+
+# The gradient of the sum of all ranks' losses.
+x = jnp.arange(3.0) + r
+gradient = jax.jit(jax.grad(lambda x: ((r + 1) * hj.allreduce(x, "sum") ** 2).sum()))(x)
+np.testing.assert_array_equal(gradient, 2 * 3 * (2 * np.arange(3) + 1))
+"""
+    run(TWO, script, HERRING_JAX_IMPL=implementation)
+
+
+def test_ranks_with_handler_and_callback_meet() -> None:
+    script = """
+os.environ["HERRING_JAX_IMPL"] = ["ffi", "callback"][int(os.environ["HERRING_RANK"])]
+herring.init()
+program = jax.jit(lambda x: (hj.allreduce(x, "sum"), hj.allgather(x)))
+for _ in range(3):
+    total, both = program(jnp.full(5, rank() + 1.0))
+    assert total.tolist() == [3.0] * 5 and both.tolist() == [1.0] * 5 + [2.0] * 5
+"""
+    run(TWO, script)
+
+
+@pytest.mark.parametrize("count", [4, 1 << 18])
+def test_order_does_not_matter(count: int) -> None:
+    script = f"""
+herring.init(timeout=60)
+r, many, count = rank(), 16, {count}
+
+@jax.jit
+def program(arrays):
+    order = range(many) if r == 0 else reversed(range(many))
+    found = {{i: hj.allreduce(arrays[i] * (i + 1), "sum", name=f"array {{i}}") for i in order}}
+    return [found[i] for i in range(many)]
+
+@jax.jit
+def lines(arrays):  # without names: by their place, and how often it was passed
+    return [hj.allreduce(array * (i + 1), "sum") for i, array in enumerate(arrays)]
+
+for _ in range(4):
+    for which in (program, lines):
+        found = which([jnp.full(count, r + 1.0)] * many)
+        assert [float(one[-1]) for one in found] == [3.0 * (i + 1) for i in range(many)]
+"""
+    run(TWO, script)
+
+
+def test_programs_that_look_alike() -> None:
+    script = """
+herring.init()
+r = rank()
+x = jnp.full(1 << 18, r + 1.0)
+first = jax.jit(lambda x: hj.allreduce(x, "sum"))
+second = jax.jit(lambda x: hj.allreduce(x * 10, "sum"))
+found = [one(x) for _ in range(4) for one in (first, second)]  # all on their way at once
+assert [float(one[0]) for one in found] == [3.0, 30.0] * 4
+if r == 1:
+    jax.clear_caches()  # one rank compiles again
+assert float(first(x)[0]) == 3.0
+uneven = jax.jit(lambda x: hj.allreduce(x.sum(0), "sum"))
+for rows in ((4, 4), (2, 3), (4, 1), (4, 4)):  # one rank has traced what another has not
+    assert uneven(jnp.ones((rows[r], 3))).tolist() == [float(sum(rows))] * 3
+donating = jax.jit(lambda x: hj.allreduce(x, "sum"), donate_argnums=0)
+y = jnp.copy(x)
+for i in range(4):
+    y = donating(y)
+assert float(y[7]) == 24.0
+inner = jax.jit(lambda x: hj.allreduce(x, "sum"))
+chain = jax.jit(lambda x: inner(inner(x) + inner(jnp.float32(r)) * 0))
+assert float(chain(x)[0]) == 6.0
+"""
+    run(TWO, script)
+
+
+def test_one_place_in_flight_twice_is_an_error() -> None:
+    script = """
+import threading
+from herring import _core
+herring.init()
+
+def call():  # as XLA may call it from two of its threads
+    array, result = np.ones(3, np.float32), np.zeros(3, np.float32)
+    described = [[(one.view(np.uint8), 4, (3,))] for one in (array, result)]
+    _core.jax.run("allreduce", "key", "float32", "sum", 0, 7, 0, 1.0, 1.0, 0.0, *described)
+    return result.tolist()
+
+if rank() == 0:
+    found = []
+    first = threading.Thread(target=lambda: found.append(call()))
+    first.start()
+    time.sleep(1)
+    raises(herring.InvalidArgumentError, "in flight", call)
+    herring.barrier()
+    first.join()
+    assert found == [[2.0] * 3]
+else:
+    herring.barrier()
+    assert call() == [2.0] * 3
+    raises(herring.InvalidArgumentError, "in flight", call)  # rank 0 has said so
+assert call() == [2.0] * 3
+"""
+    run(TWO, script)
+
+
+def test_groups_and_jobs_in_turn() -> None:
+    script = """
+herring.init()
+r = rank()
+x = jnp.full(5, r + 1.0)
+halves = herring.new_group([0, 1] if r < 2 else [2, 3])
+rows = herring.new_group([r % 2, r % 2 + 2])
+
+@jax.jit
+def program(x):
+    return (hj.allreduce(x, "sum", group=halves), hj.allgather(x[:1], group=rows),
+            hj.broadcast(x, 1, group=halves), hj.allreduce(x, "sum"))
+
+for _ in range(3):
+    half, row, second, all_of_them = program(x)
+    assert float(half[0]) == (3.0 if r < 2 else 7.0)
+    assert row.tolist() == [r % 2 + 1.0, r % 2 + 3.0]
+    assert float(second[0]) == (2.0 if r < 2 else 4.0) and float(all_of_them[0]) == 10.0
+halves.destroy()
+fails("Error", "of group 'group.0'", program, x)  # another member may have left it before
+"""
+    run(["-n", "4"], script)
+    script = """
+herring.init()
+program = jax.jit(lambda x: hj.allreduce(x, "sum"))
+grouped = jax.jit(lambda x, g=herring.new_group([0, 1]): hj.allreduce(x, "sum", group=g))
+assert float(program(jnp.ones(3))[0]) == float(grouped(jnp.ones(3))[0]) == 2.0
+herring.shutdown()
+fails("ShutdownError", "herring.init()", program, jnp.ones(3))
+herring.init()
+assert float(program(jnp.ones(3))[0]) == 2.0  # in the next job
+fails("ShutdownError", "a job that has ended", grouped, jnp.ones(3))
+"""
+    run(TWO, script)
+
+
+def test_disagreements_and_wrong_arguments() -> None:
+    script = """
+herring.init()
+r = rank()
+fails("MismatchError", "rank 1: allreduce of float32 [4]", jax.jit(hj.allreduce), jnp.ones(3 + r))
+raises(herring.MismatchError, "of shapes (", hj.allreduce, jnp.ones((2, 3) if r else (3, 2)))
+raises(herring.MismatchError, "leaves #", hj.allgather, jnp.ones((2, 3) if r else (3, 2)))
+raises(herring.MismatchError, "leaves #", hj.allgather, jnp.ones(2 + r))
+if r == 1:
+    raises(herring.MismatchError, "root 0", hj.broadcast, jnp.ones((2, 3)))
+else:
+    hj.broadcast(jnp.ones((3, 2)))
+wrong = herring.InvalidArgumentError
+for call in (hj.allreduce, jax.jit(hj.allreduce)):
+    raises(wrong, "jax.vmap", jax.vmap(call), jnp.ones((2, 3)))
+raises(wrong, "jax.vmap", jax.vmap(hj.allgather), jnp.ones((2, 3)))
+raises(wrong, "int32 cannot be averaged", hj.allreduce, jnp.arange(3))
+raises(wrong, "uint32 is not supported", hj.allreduce, jnp.arange(3, dtype=jnp.uint32), "sum")
+raises(wrong, "op is 'mean'", hj.allreduce, jnp.ones(3), "mean")
+raises(wrong, "one dimension", hj.allgather, jnp.float32(1))
+raises(wrong, "key_data", hj.broadcast, jax.random.key(0))
+raises(wrong, "no array", hj.broadcast, ["text"])
+raises(wrong, "ranks are 0 to 1", hj.broadcast, jnp.ones(3), 2)
+raises(wrong, "timeout is -1", lambda: hj.allreduce(jnp.ones(3), timeout=-1))
+raises(wrong, "characters", lambda: hj.allreduce(jnp.ones(3), name="n" * 300))
+raises(wrong, "herring.Group", lambda: hj.allreduce(jnp.ones(3), group=1))
+os.environ["HERRING_JAX_IMPL"] = "mpi"
+raises(herring.ConfigurationError, "'mpi'", hj.allreduce, jnp.ones(3))
+del os.environ["HERRING_JAX_IMPL"]
+late = jax.jit(lambda x: hj.allreduce(x, timeout=2.0))
+if r == 0:
+    fails("TimeoutError", "rank 1", late, jnp.ones(3))
+herring.barrier()
+assert hj.allreduce(jnp.ones(3)).tolist() == [1.0] * 3  # nothing of that ends the job
+"""
+    run(TWO, script)
+
+
+def test_several_devices_in_a_process() -> None:
+    script = """
+herring.init()
+raises(herring.InvalidArgumentError, "2 devices", jax.jit(hj.allreduce), jnp.ones(3))
+"""
+    run(["-n", "1"], script, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+@pytest.mark.parametrize("implementation", ["ffi", "callback"])
+def test_death_of_a_rank(implementation: str) -> None:
+    script = (
+        SETUP
+        + """
+herring.init()
+program = jax.jit(lambda x: hj.allreduce(hj.allreduce(x) + 1))
+program(jnp.ones(100_000)).block_until_ready()
+herring.barrier()
+if rank() == int(os.environ["VICTIM"]):
+    os.kill(os.getpid(), signal.SIGKILL)
+start = time.time()
+fails("PeerLostError", "rank 1", program, jnp.ones(100_000))
+print(f"learned in {time.time() - start:.2f} s")
+raises(herring.PeerLostError, "rank 1", hj.allreduce, jnp.ones(3))
+"""
+    )
+    seconds, _ = seconds_until_known(
+        ["-n", "3"], script, 1, 2, JAX_PLATFORMS="cpu", HERRING_JAX_IMPL=implementation
+    )
+    assert seconds < 5
+
+
+def test_shutdown_with_a_call_in_flight() -> None:
+    script = """
+import threading
+herring.init()
+program = jax.jit(lambda x: hj.allreduce(x, "sum") + 1)
+program(jnp.ones(1 << 18)).block_until_ready()
+if rank() == 0:
+    waiting = threading.Thread(
+        target=lambda: fails("ShutdownError", "", program, jnp.ones(1 << 18)))
+    waiting.start()
+    time.sleep(1)
+    herring.shutdown()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    print("told")
+else:
+    time.sleep(3)
+"""
+    assert "told" in run(TWO, script)
+
+
+def test_keras_fits_alike() -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("Keras is not installed")
+    script = """
+import keras
+herring.init()
+r = rank()
+keras.utils.set_random_seed(0)
+dense = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
+model = keras.Sequential([keras.layers.Input((8,)), *dense])
+model.compile(hj.distributed_keras_optimizer(keras.optimizers.Adam(1e-2)), "mse")
+inputs = np.random.RandomState(r).randn(128, 8).astype(np.float32)
+past = model.fit(inputs, inputs.sum(1, keepdims=True), batch_size=32, epochs=3, verbose=0)
+assert past.history["loss"][-1] < past.history["loss"][0]
+weights = b"".join(np.asarray(one) for one in model.get_weights())
+digests = herring.allgather_object(hashlib.sha256(weights).hexdigest())
+assert digests[0] == digests[1]
+"""
+    run(TWO, script, KERAS_BACKEND="jax")
+
+
+def test_example_equals_a_single_process() -> None:
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "120"]
+    command += ["--", sys.executable, str(ROOT / "examples" / "jax_step.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal on all ranks" in done.stdout
+    assert "equal to one process" in done.stdout
+
+
+def test_import_without_jax() -> None:
+    script = """
+import sys
+import herring, herring.collectives
+assert not {"jax", "optax"} & {*sys.modules}
+sys.modules["jax"] = None
+try:
+    import herring.jax
+except ImportError as error:
+    assert "pip install" in str(error), error
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
