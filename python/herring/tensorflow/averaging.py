@@ -119,6 +119,8 @@ class TensorAverager:
         return result
 
     def _average_dense(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if not variables:
+            return []
         sources = tuple(_source(variable) for variable in variables)
         tensors = {
             i: tf.cast(tf.convert_to_tensor(gradient), sources[i].dtype)
@@ -211,7 +213,7 @@ def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list
         return np.int32(0)
 
     def finish(*_: np.ndarray) -> list[np.ndarray]:
-        return rounds.finish(wanted)
+        return [*rounds.finish(wanted), np.int32(0)]  # with no gradients at all it must run too
 
     done = [
         tf.numpy_function(
@@ -220,7 +222,7 @@ def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list
         for batch in _batches(rounds, tensors)
     ]
     with tf.control_dependencies(done):
-        averages = tf.numpy_function(finish, done, dtypes, stateful=True)
+        *averages, _ = tf.numpy_function(finish, done, [*dtypes, tf.int32], stateful=True)
     for index, average in zip(rounds.used, averages):
         average.set_shape(rounds.sources[index].shape)
     return averages

@@ -100,6 +100,7 @@ class DistributedGradientTape(tf.GradientTape):
             "group": group,
         }
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(
         self,
         target: Any,
