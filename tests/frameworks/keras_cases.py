@@ -173,7 +173,9 @@ def test_mixed_float16(rank, size):
     part = mine(x, y, 24, rank, size)
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**9)
+        scaled = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**9
+        )
         optimizer = herring.DistributedOptimizer(scaled)
         bad = part[0].copy()
         bad[-1] = np.where(rank == size - 1, np.inf, bad[-1])  # the last batch, on one rank

@@ -87,7 +87,7 @@ def test_loop_in_a_graph(rank, size):
 
 def test_tape_forms(rank, size):
     v = variables()
-    everything, mine = data(rank, size)
+    _, mine = data(rank, size)
     with herring.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
         loss = loss_of(v, mine)
     first, second = tape.gradient(loss, v), tape.gradient(loss, {"b": v[1], "a": [v[0]]})

@@ -58,9 +58,7 @@ def broadcast_model(
         variable.assign(value)
 
 
-def on_root(
-    make: Callable[[], Any], root: int = 0, *, group: Group | None = None
-) -> list[Any]:
+def on_root(make: Callable[[], Any], root: int = 0, *, group: Group | None = None) -> list[Any]:
     """A list with a callback on rank `root`, and an empty one on the others.
 
         callbacks=[..., *herring.on_root(lambda: keras.callbacks.ModelCheckpoint("best.keras"))]

@@ -18,7 +18,7 @@ __all__ = ["DistributedOptimizer", "is_distributed", "load_model"]
 _AVERAGER = "_herring_averager"
 
 
-def DistributedOptimizer(  # noqa: N802: Horovod's name; what it returns is an instance of a class
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,
     *,
     op: str = "average",
