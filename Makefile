@@ -11,7 +11,10 @@ TORCH_VERSION := 2.13.0
 # Of `make test`: so many files of Python tests at a time; each of them runs several processes.
 PARALLEL ?= 2
 # Of `make test-frameworks`: which, and what pip installs for each of them.
-FRAMEWORKS ?= jax
+FRAMEWORKS ?= jax tensorflow keras mxnet
+NEEDS_tensorflow := tensorflow-cpu==2.21.0
+NEEDS_keras := tensorflow-cpu==2.21.0 jax==0.10.2 jaxlib==0.10.2 scikit-learn
+NEEDS_mxnet := numpy==1.23.5 mxnet==1.9.1
 NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
 # Of `make soak`: how many programs, from which seed on, with what (all features).
 PROGRAMS ?= 10000

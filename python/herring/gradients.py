@@ -1,0 +1,298 @@
+"""Lists of gradients that are averaged round after round, for adapters of frameworks.
+
+A framework's adapter hands over host arrays and gets host arrays; what is here knows no framework.
+A round is one planned operation (`herring.PlannedReduction`): nothing is negotiated in it, and
+gradients may be put in from any thread in any order, on each rank in another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from herring import _core
+from herring.collectives import allgather_object
+from herring.errors import HerringError, InvalidArgumentError, MismatchError
+from herring.groups import Group, scope_of
+from herring.planned import PlannedReduction
+
+__all__ = ["GradientRounds", "Source", "fresh"]
+
+# How the plan sees a dtype of a framework: its elements, and how many of them an element is.
+_PLANNED = {
+    "float16": ("float16", 1),
+    "bfloat16": ("bfloat16", 1),
+    "float32": ("float32", 1),
+    "float64": ("float64", 1),
+    "complex64": ("float32", 2),
+    "complex128": ("float64", 2),
+}
+
+# What a rank says in its element of the pseudo-gradient behind the last gradient.
+_WELL, _MORE, _GIVEN_UP = 0, 1, 2
+_TOLD: dict[int, tuple[type[HerringError], str]] = {
+    _MORE: (
+        InvalidArgumentError,
+        "has a gradient for a variable that had none on any rank in the first step; use all of "
+        "them in the first step, or wrap the optimizer again where variables are unfrozen",
+    ),
+    _GIVEN_UP: (
+        HerringError,
+        "gave up its step before all gradients were there; the error on that rank says why",
+    ),
+}
+
+
+class Source(NamedTuple):
+    """What a gradient is with respect to.
+
+    Attributes:
+      name: for messages.
+      shape: of the gradient.
+      dtype: its name, for instance "float32".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Of the gradient, in the dtype that it is planned with."""
+        return math.prod(self.shape) * _PLANNED[self.dtype][1]
+
+
+def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """A new array, content undefined, that starts at a multiple of 64 bytes.
+
+    Frameworks adopt such memory where they would copy other.
+    """
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + nbytes].view(dtype).reshape(tuple(shape))
+
+
+def _raw(array: Any) -> Any:
+    """An array as the core takes it: NumPy's own dtypes and DLPack as they are, others as bytes."""
+    if not isinstance(array, np.ndarray):
+        return array
+    array = np.ascontiguousarray(array)
+    return array.reshape(-1).view(np.uint8)
+
+
+class GradientRounds:
+    """Averages the gradients of a list of variables over all ranks, round by round.
+
+    Which variables take part is agreed upon once: those that have a gradient on some rank. Where a
+    rank has none for one of them it contributes zeros, and gets the average. Those without one on
+    every rank have no place in the plan.
+
+    What happens to a rank is told to all in a pseudo-gradient that travels along (one float per
+    rank): that it has gradients which have no place, or that it gave its step up in the middle.
+    All ranks then raise the same error, and stay in step.
+
+    Attributes:
+      sources: as given.
+      used: places in `sources` of those that take part, ascending.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        present: Sequence[int],
+        *,
+        name: str,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        """Compares the lists of all ranks and plans (collective).
+
+        Args:
+          sources: one per variable, in an order that is the same on all ranks.
+          present: places in `sources` of those that have a gradient on this rank.
+          name: the same on all ranks, different for each list.
+          op: "average" or "sum".
+          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
+          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
+          group: those who take part; None: all ranks.
+
+        Raises:
+          InvalidArgumentError: an operator or dtype that is not for gradients.
+          MismatchError: the lists differ between ranks; names the first difference.
+        """
+        if op not in ("average", "sum"):
+            raise InvalidArgumentError(f"{name}: op must be 'average' or 'sum', not {op!r}")
+        for source in sources:
+            if source.dtype not in _PLANNED:
+                raise InvalidArgumentError(
+                    f"{name}: the gradient of {source.name!r} is {source.dtype}; gradients are "
+                    + ", ".join(_PLANNED)
+                )
+        self.name = name
+        self.sources = list(sources)
+        self._op = op
+        self._group = group
+        scope = scope_of(group)
+        self._rank, self._size = scope.rank, scope.size
+        self.used = self._agree(present)
+        # Frameworks list variables from the first layer to the last; gradients come the other way.
+        self._order = list(reversed(self.used))
+        in_order = [self.sources[i] for i in self._order]
+        planned = [(source.elements, _PLANNED[source.dtype][0]) for source in in_order]
+        self._plan = PlannedReduction(
+            [*planned, (self._size, "float32")],
+            name=name,
+            op=op,
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+            group=group,
+        )
+        arenas = [self._plan.arena(i) for i in range(len(self._plan.arenas))]
+        self._places = [
+            (arenas[arena], offset, nbytes) for arena, offset, nbytes in self._plan.placements
+        ]
+        self._entry = {index: entry for entry, index in enumerate(self._order)}
+        raw, offset, nbytes = self._places[-1]
+        self._said = raw[offset : offset + nbytes].view(np.float32)
+        self._lock = threading.Lock()
+        self._open = False
+        self._missing: set[int] = set()
+        self._report = _WELL
+
+    def _agree(self, present: Sequence[int]) -> list[int]:
+        lines = [f"{s.name} {s.dtype} {list(s.shape)}" for s in self.sources]
+        shapes = "\n".join(f"{s.dtype} {list(s.shape)}" for s in self.sources)
+        mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present))
+        everyone = allgather_object(mine, name=f"{self.name}.gradients", group=self._group)
+        if len({digest for digest, _ in everyone}) > 1:
+            self._explain(lines)
+        return sorted({index for _, indices in everyone for index in indices})
+
+    def _explain(self, lines: list[str]) -> None:
+        lists = allgather_object(lines, name=f"{self.name}.lists", group=self._group)
+        for index in range(max(map(len, lists))):
+            who: dict[str, list[int]] = {}
+            for place, theirs in enumerate(lists):
+                line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
+                who.setdefault(line, []).append(self._job_rank(place))
+            if len({line.split(" ", 1)[-1] for line in who}) > 1:
+                parts = "; ".join(f"ranks {ranks}: {line}" for line, ranks in who.items())
+                raise MismatchError(
+                    f"{self.name}: variable {index} differs between ranks: {parts}. "
+                    "Build the same model, in the same order, on every rank"
+                )
+        raise MismatchError(f"{self.name}: the lists of variables differ between ranks")
+
+    def _job_rank(self, place: int) -> int:
+        return place if self._group is None else self._group.ranks[place]
+
+    def put(self, indices: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Puts gradients of this round in their places; the first call of a round begins it.
+
+        Args:
+          indices: places in `sources`.
+          arrays: C-contiguous host arrays with the gradients, in the same order.
+
+        Raises:
+          HerringError: one of them was put in this round before: the step before was interrupted
+            between its first gradient and its end. All ranks raise it.
+        """
+        with self._lock:
+            if not self._open:
+                self._begin()
+            elif not self._missing.issuperset(i for i in indices if i in self._entry):
+                self._give_up()
+            parts, entries = [], []
+            for index, array in zip(indices, arrays):
+                entry = self._entry.get(index)
+                if entry is None:
+                    self._report = _MORE
+                    continue
+                raw, offset, nbytes = self._places[entry]
+                parts.append((raw, offset, _raw(array), 0, nbytes))
+                entries.append(entry)
+                self._missing.discard(index)
+        _core.copy_parts(parts)
+        self._plan.ready_all(entries)
+
+    def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
+        """Ends the round: gradients that were not put in are zeros; waits for the averages.
+
+        Args:
+          dtypes: NumPy dtype of each result.
+
+        Returns:
+          For each of `used` a new array, aligned to 64 bytes.
+
+        Raises:
+          InvalidArgumentError: some rank has a gradient that no rank had at first.
+          HerringError: some rank has given up the step.
+          PeerLostError, TimeoutError: the round failed.
+        """
+        self._complete()
+        results = [
+            fresh(self.sources[index].shape, dtype) for index, dtype in zip(self.used, dtypes)
+        ]
+        self._take(results)
+        return results
+
+    def finish_into(self, arrays: Sequence[Any]) -> None:
+        """As `finish`; the averages go into `arrays`, one for each of `used`, writable."""
+        self._complete()
+        self._take(arrays)
+
+    def average(self, indices: Sequence[int], arrays: Sequence[Any]) -> list[np.ndarray]:
+        """A whole round: `put` and `finish` in one; results have the dtypes of the sources."""
+        found = {index: np.asarray(array).dtype for index, array in zip(indices, arrays)}
+        self.put(indices, arrays)
+        return self.finish([found.get(i, self.sources[i].dtype) for i in self.used])
+
+    def _begin(self) -> None:
+        self._plan.begin()
+        self._missing = set(self.used)
+        self._report = _WELL
+        self._open = True
+
+    def _complete(self) -> None:
+        with self._lock:
+            if not self._open:
+                self._begin()
+            self._end()
+
+    def _end(self) -> None:
+        left = [self._entry[index] for index in self._missing]
+        for entry in left:
+            raw, offset, nbytes = self._places[entry]
+            raw[offset : offset + nbytes] = 0
+        self._said[:] = 0
+        self._said[self._rank] = self._report
+        self._open = False
+        self._plan.ready_all([*left, len(self._places) - 1])
+        self._plan.wait()
+        told = np.rint(self._said * (self._size if self._op == "average" else 1))
+        for code, (kind, text) in _TOLD.items():
+            ranks = [self._job_rank(place) for place in np.flatnonzero(told == code).tolist()]
+            if ranks:
+                who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+                raise kind(f"{self.name}: {who} {text}")
+
+    def _give_up(self) -> None:
+        self._report = _GIVEN_UP
+        self._end()
+
+    def _take(self, arrays: Sequence[Any]) -> None:
+        parts = []
+        for index, array in zip(self.used, arrays):
+            raw, offset, nbytes = self._places[self._entry[index]]
+            target = array.reshape(-1).view(np.uint8) if isinstance(array, np.ndarray) else array
+            parts.append((raw, offset, target, 0, nbytes))
+        _core.copy_parts(parts, back=True)

@@ -1,0 +1,169 @@
+"""Averages the gradients that a Keras optimizer gets, for each of Keras' backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.gradients import GradientRounds, Source
+from herring.groups import Group, scope_of
+
+__all__ = ["make_averager"]
+
+
+def make_averager(name: str, options: dict[str, Any]) -> Any:
+    """What averages for the backend that Keras runs on.
+
+    Args:
+      name: of the operations; the same on all ranks.
+      options: op, wire_dtype, buffer_bytes, sparse and group of `DistributedOptimizer`.
+
+    Returns:
+      An object with ``average(gradients, variables)``, which returns a list.
+
+    Raises:
+      ConfigurationError: a backend without gradients.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from herring.tensorflow.averaging import TensorAverager
+
+        return TensorAverager(name, **options)
+    if backend == "torch":
+        return TorchAverager(name, **options)
+    if backend == "jax":
+        return JaxAverager(name, **options)
+    raise ConfigurationError(
+        f"Keras runs on {backend!r}; Herring averages on tensorflow, torch and jax"
+    )
+
+
+class HostAverager:
+    """Averages lists of gradients that reach the host: a plan per list of variables."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        op: str,
+        wire_dtype: str | None,
+        buffer_bytes: int,
+        sparse: str,
+        group: Group | None,
+    ) -> None:
+        if sparse != "densify":
+            raise InvalidArgumentError(
+                f"sparse={sparse!r} is for Keras on TensorFlow; this backend has dense gradients"
+            )
+        if op not in ("average", "sum"):
+            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
+        self.name = name
+        self.op = op
+        self.group = group
+        self.size = scope_of(group).size
+        self._options = {"op": op, "wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes}
+        self._rounds: dict[tuple[Source, ...], GradientRounds] = {}
+
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Averages over all ranks (collective).
+
+        Args:
+          gradients: per variable a tensor of the backend, or None.
+          variables: keras.Variable, in an order that is the same on all ranks.
+
+        Returns:
+          Per variable the average, or None where no rank had a gradient in the first call.
+
+        Raises:
+          InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `GradientRounds`.
+        """
+        gradients = list(gradients)
+        if self.size == 1:
+            return gradients
+        sources = tuple(
+            Source(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
+            for v in variables
+        )
+        present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
+        rounds = self._rounds.get(sources)
+        if rounds is None:
+            rounds = GradientRounds(
+                sources,
+                list(present),
+                name=f"{self.name}.{len(self._rounds)}",
+                group=self.group,
+                **self._options,
+            )
+            self._rounds[sources] = rounds
+        for i, average in zip(rounds.used, self.run(rounds, present)):
+            gradients[i] = average
+        return gradients
+
+    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
+        """One round; returns a tensor for each of ``rounds.used``."""
+        raise NotImplementedError
+
+
+class TorchAverager(HostAverager):
+    """For the backend torch: averages come in new tensors, on the device of the variable."""
+
+    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
+        """One round."""
+        import torch
+
+        dense = {
+            i: (one.to_dense() if one.layout != torch.strided else one).detach()
+            for i, one in present.items()
+        }
+        sources = rounds.sources
+        hosts = [
+            one.to("cpu", getattr(torch, sources[i].dtype)).contiguous() for i, one in dense.items()
+        ]
+        rounds.put(list(dense), hosts)
+        averages = [
+            torch.empty(sources[i].shape, dtype=getattr(torch, sources[i].dtype))
+            for i in rounds.used
+        ]
+        rounds.finish_into(averages)
+        device = next((one.device for one in dense.values()), "cpu")
+        return [one.to(device) for one in averages]
+
+
+class JaxAverager(HostAverager):
+    """For the backend jax, in compiled functions too."""
+
+    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
+        """One round."""
+        import jax
+        import jax.numpy as jnp
+        from jax.experimental import io_callback
+
+        sources = rounds.sources
+        shapes = [jax.ShapeDtypeStruct(sources[i].shape, sources[i].dtype) for i in rounds.used]
+        indices = list(present)
+
+        native = native_allreduce()
+        if native is not None:
+            zeros = [jnp.zeros(one.shape, one.dtype) for one in shapes]
+            full = [present.get(i, zero) for i, zero in zip(rounds.used, zeros)]
+            return native(full, self.op, name=rounds.name, group=self.group)
+
+        def exchange(*arrays: Any) -> list[np.ndarray]:
+            rounds.put(indices, [np.asarray(array) for array in arrays])
+            return rounds.finish([one.dtype for one in shapes])
+
+        tensors = [present[i].astype(sources[i].dtype) for i in indices]
+        return io_callback(exchange, shapes, *tensors, ordered=True)
+
+
+def native_allreduce() -> Any:
+    """`herring.jax.allreduce` of a list of arrays, or None where there is none."""
+    try:
+        from herring.jax import allreduce
+    except ImportError:
+        return None
+    return allreduce

@@ -1,0 +1,82 @@
+"""Herring for MXNet 1.9: a trainer that averages gradients, a KVStore, broadcast of parameters.
+
+    import herring.mxnet as herring
+
+    herring.init()
+    herring.broadcast_parameters(net.collect_params())
+    trainer = herring.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+See docs/mxnet.md.
+"""
+
+try:
+    import mxnet as _mxnet  # noqa: F401
+except (ImportError, AttributeError) as _error:  # with NumPy 1.24 or newer it lacks np.bool
+    raise ImportError(
+        "herring.mxnet needs MXNet 1.9.1, which needs NumPy 1.23: pip install 'herring-dl[mxnet]' "
+        f"({_error})"
+    ) from _error
+
+from herring import (
+    allgather_object,
+    allreduce,
+    barrier,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    new_group,
+    node_rank,
+    num_nodes,
+    rank,
+    ranks_of_node,
+    shutdown,
+    size,
+    stats,
+)
+from herring.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    HerringError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    ShutdownError,
+    TimeoutError,
+)
+from herring.groups import Group
+from herring.mxnet.kvstore import KVStore
+from herring.mxnet.parameters import broadcast_parameters
+from herring.mxnet.trainer import DistributedTrainer
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "DistributedTrainer",
+    "Group",
+    "HerringError",
+    "InvalidArgumentError",
+    "KVStore",
+    "MismatchError",
+    "PeerLostError",
+    "ShutdownError",
+    "TimeoutError",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast_object",
+    "broadcast_parameters",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "new_group",
+    "node_rank",
+    "num_nodes",
+    "rank",
+    "ranks_of_node",
+    "shutdown",
+    "size",
+    "stats",
+]

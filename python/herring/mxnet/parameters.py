@@ -1,0 +1,52 @@
+"""Gives all ranks the parameters of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from herring.collectives import name_of_next
+from herring.errors import InvalidArgumentError
+from herring.groups import Group
+from herring.values import broadcast_values
+
+__all__ = ["broadcast_parameters"]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any], root: int = 0, *, name: str | None = None, group: Group | None = None
+) -> None:
+    """Overwrites parameters with those of rank `root` (collective).
+
+    Args:
+      params: `net.collect_params()`, or a dictionary of NDArrays; in the order of their names.
+      root: the rank whose values all get, inside the group if there is one.
+      name: identifies the operation; None: numbered.
+      group: those who take part; None: all ranks.
+
+    Raises:
+      InvalidArgumentError: a parameter has no values yet.
+      MismatchError: shapes or dtypes differ between ranks.
+      PeerLostError, TimeoutError: as `herring.broadcast`.
+    """
+    listed = [params[key] for key in sorted(params)]
+    name = name or name_of_next("broadcast_parameters", group)
+    values = []
+    for one in listed:
+        if isinstance(one, mx.gluon.Parameter):
+            try:
+                one = one.list_data()[0]
+            except (mx.gluon.parameter.DeferredInitializationError, RuntimeError) as error:
+                raise InvalidArgumentError(
+                    f"parameter {one.name!r} has no values yet; initialize the net, and call it "
+                    "once where shapes are found out by the first batch"
+                ) from error
+        values.append(one.asnumpy())
+    for one, value in zip(listed, broadcast_values(values, root, name=name, group=group)):
+        array = mx.nd.array(value, dtype=value.dtype)
+        if isinstance(one, mx.gluon.Parameter):
+            one.set_data(array)
+        else:
+            one[:] = array

@@ -1,0 +1,104 @@
+"""A gluon.Trainer that averages gradients over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from herring.collectives import name_of_next
+from herring.errors import InvalidArgumentError
+from herring.gradients import GradientRounds, Source
+from herring.groups import Group, scope_of
+from herring.mxnet.arrays import in_place, on_host
+
+__all__ = ["DistributedTrainer"]
+
+
+class DistributedTrainer(mx.gluon.Trainer):
+    """A gluon.Trainer whose gradients are averages over all ranks when they are applied.
+
+    `step`, `allreduce_grads` with `update`, learning rates and states are those of gluon.Trainer.
+    ``step(batch_size)`` takes the batch size of this rank, as the sums of the ranks are averaged.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict[str, Any] | None = None,
+        *,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+        name: str | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """Exchanges nothing yet; see `broadcast_parameters`.
+
+        Args:
+          params: as of gluon.Trainer, of one context each; alike on all ranks.
+          optimizer: as of gluon.Trainer.
+          optimizer_params: as of gluon.Trainer.
+          op: "average" or "sum".
+          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
+          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
+          name: of its operations. None: trainers are numbered in the order in which they are made,
+            which must be the same on all ranks.
+          group: those who take part; None: all ranks.
+
+        Raises:
+          InvalidArgumentError: an unknown `op`, several contexts, or sparse gradients.
+          ShutdownError: `herring.init` was not called.
+        """
+        if op not in ("average", "sum"):
+            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if self._contexts is not None and len(self._contexts) > 1:
+            raise InvalidArgumentError(
+                f"parameters are on {self._contexts}; start one process per device instead"
+            )
+        if self._contains_sparse_grad or self._contains_sparse_weight:
+            raise InvalidArgumentError(
+                "sparse gradients are not averaged; build the block with sparse_grad=False"
+            )
+        self._herring_name = name or name_of_next("trainer", group)
+        self._herring_size = scope_of(group).size
+        self._herring_options = {
+            "op": op,
+            "wire_dtype": wire_dtype,
+            "buffer_bytes": buffer_bytes,
+            "group": group,
+        }
+        self._herring_rounds: dict[tuple[Source, ...], GradientRounds] = {}
+
+    def _allreduce_grads(self) -> None:
+        """Averages (collective); called by `step` and `allreduce_grads`.
+
+        A parameter without a fresh gradient here, but on other ranks, gets the average with zeros.
+        """
+        if self._herring_size == 1:
+            return
+        trained = [param for param in self._params if param.grad_req != "null"]
+        if not trained:
+            return
+        sources = tuple(
+            Source(param.name, tuple(param.shape), np.dtype(param.dtype).name) for param in trained
+        )
+        fresh = [i for i, param in enumerate(trained) if param.list_data()[0]._fresh_grad]
+        rounds = self._herring_rounds.get(sources)
+        if rounds is None:
+            name = f"{self._herring_name}.{len(self._herring_rounds)}"
+            rounds = GradientRounds(sources, fresh, name=name, **self._herring_options)
+            self._herring_rounds[sources] = rounds
+        gradients = [param.list_grad()[0] for param in trained]
+        # Backward passes produce them in this order, and may still be at it: each is waited for.
+        for i in reversed(fresh):
+            rounds.put([i], [in_place(gradients[i])])
+        targets = [in_place(gradients[i]) for i in rounds.used]
+        rounds.finish_into(targets)
+        for i, target in zip(rounds.used, targets):
+            if not on_host(gradients[i]):
+                gradients[i][:] = target
+            trained[i].list_data()[0]._fresh_grad = True

@@ -1,0 +1,95 @@
+"""Herring for TensorFlow: averaged gradients, collectives on tensors, broadcast of variables.
+
+    import herring.tensorflow as herring
+
+    herring.init()
+    ...
+    tape = herring.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, variables)      # averages over all ranks
+
+With `model.fit` see `herring.keras`. See docs/tensorflow.md.
+"""
+
+from typing import Any
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ImportError as _error:
+    raise ImportError(
+        "herring.tensorflow needs TensorFlow 2.16 or newer: pip install 'herring-dl[tensorflow]'"
+    ) from _error
+
+from herring import (
+    allgather_object,
+    barrier,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    new_group,
+    node_rank,
+    num_nodes,
+    rank,
+    ranks_of_node,
+    shutdown,
+    size,
+    stats,
+)
+from herring.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    HerringError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    ShutdownError,
+    TimeoutError,
+)
+from herring.groups import Group
+from herring.tensorflow.averaging import TensorAverager
+from herring.tensorflow.functions import allgather, allreduce, broadcast, broadcast_variables
+from herring.tensorflow.tape import DistributedGradientTape
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Group",
+    "HerringError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "ShutdownError",
+    "TensorAverager",
+    "TimeoutError",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "new_group",
+    "node_rank",
+    "num_nodes",
+    "rank",
+    "ranks_of_node",
+    "shutdown",
+    "size",
+    "stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Keras, which needs this package, is imported with the first use.
+    if name == "DistributedOptimizer":
+        from herring.keras.optimizer import DistributedOptimizer
+
+        return DistributedOptimizer
+    raise AttributeError(f"module 'herring.tensorflow' has no attribute {name!r}")

@@ -1,0 +1,228 @@
+"""Averages lists of gradients, in graphs and eagerly."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from herring.errors import InvalidArgumentError
+from herring.gradients import GradientRounds, Source
+from herring.grouped import grouped_allgather
+from herring.groups import Group, scope_of
+from herring.tensorflow.xla import refuse_xla
+
+__all__ = ["TensorAverager"]
+
+# In a graph gradients are handed over in batches of at least so many bytes: each costs a call of
+# Python, and the first of them are on their way while the backward pass still computes the others.
+_BATCH_BYTES = 1 << 20
+
+
+class TensorAverager:
+    """Averages the gradients of one optimizer, or of one list of variables.
+
+    Lists with other variables, shapes or dtypes are planned when they are first seen; a function
+    that is traced again finds the plan of its list. Nothing depends on the order in which
+    TensorFlow executes a graph: a gradient is known by its place in the list.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+        sparse: str = "densify",
+        group: Group | None = None,
+    ) -> None:
+        """Plans nothing yet.
+
+        Args:
+          name: of its operations; the same on all ranks, different for each averager.
+          op: "average" or "sum".
+          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
+          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
+          sparse: "densify" makes tensors of tf.IndexedSlices; "gather" concatenates the slices of
+            all ranks.
+          group: those who take part; None: all ranks.
+
+        Raises:
+          InvalidArgumentError: `sparse` or `op` is unknown.
+          ShutdownError: `herring.init` was not called.
+        """
+        if sparse not in ("densify", "gather"):
+            raise InvalidArgumentError(f"sparse must be 'densify' or 'gather', not {sparse!r}")
+        if op not in ("average", "sum"):
+            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
+        self.name = name
+        self._size = scope_of(group).size
+        self._options = {
+            "op": op,
+            "wire_dtype": wire_dtype,
+            "buffer_bytes": buffer_bytes,
+            "group": group,
+        }
+        self._sparse = sparse
+        self._rounds: dict[tuple[Source, ...], GradientRounds] = {}
+
+    @tf.autograph.experimental.do_not_convert
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Averages over all ranks (collective).
+
+        Args:
+          gradients: per variable a tensor, tf.IndexedSlices or None.
+          variables: tf.Variable, keras.Variable or tensors; their order is the same on all ranks.
+
+        Returns:
+          Per variable the average, or None where no rank had a gradient in the first call.
+
+        Raises:
+          InvalidArgumentError: compiled by XLA, inside tf.distribute, or a gradient that cannot
+            be averaged.
+          MismatchError: the variables differ between ranks.
+          PeerLostError, TimeoutError: a rank is gone or does not come. From a graph TensorFlow
+            raises tf.errors.UnknownError with the same text.
+        """
+        if self._size == 1:
+            return list(gradients)
+        if len(gradients) != len(variables):
+            raise InvalidArgumentError(
+                f"{self.name}: {len(gradients)} gradients for {len(variables)} variables"
+            )
+        if tf.distribute.has_strategy():
+            raise InvalidArgumentError(
+                f"{self.name}: inside a tf.distribute strategy; start one process per device "
+                "instead, and let Herring average over the processes"
+            )
+        result: list[Any] = list(gradients)
+        slices = [
+            i
+            for i, gradient in enumerate(gradients)
+            if isinstance(gradient, tf.IndexedSlices) and self._sparse == "gather"
+        ]
+        dense = [i for i in range(len(variables)) if i not in slices]
+        if not tf.executing_eagerly():
+            refuse_xla(self.name)
+        averages = self._average_dense([gradients[i] for i in dense], [variables[i] for i in dense])
+        for i, average in zip(dense, averages):
+            result[i] = average
+        if slices:
+            gathered = self._gather([gradients[i] for i in slices])
+            for i, one in zip(slices, gathered):
+                result[i] = one
+        return result
+
+    def _average_dense(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if not variables:
+            return []
+        sources = tuple(_source(variable) for variable in variables)
+        tensors = {
+            i: tf.cast(tf.convert_to_tensor(gradient), sources[i].dtype)
+            for i, gradient in enumerate(gradients)
+            if gradient is not None
+        }
+        rounds = self._rounds.get(sources)
+        if rounds is None:
+            name = f"{self.name}.{len(self._rounds)}"
+            rounds = GradientRounds(sources, list(tensors), name=name, **self._options)
+            self._rounds[sources] = rounds
+        run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
+        averages: list[Any] = [None] * len(gradients)
+        for i, average in zip(rounds.used, run(rounds, tensors)):
+            averages[i] = average
+        return averages
+
+    def _gather(self, gradients: list[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        """Concatenates slices over all ranks; values are divided by the number of ranks."""
+        flat = [part for one in gradients for part in (one.values, one.indices)]
+        dtypes = [part.dtype for part in flat]
+
+        def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
+            halves = [a.view(np.uint16) if a.dtype.name == "bfloat16" else a for a in arrays]
+            wholes = grouped_allgather(
+                halves, name=f"{self.name}.slices", group=self._options["group"]
+            )
+            return [whole.view(array.dtype) for whole, array in zip(wholes, arrays)]
+
+        if tf.executing_eagerly():
+            found = [tf.convert_to_tensor(a) for a in exchange(*(part.numpy() for part in flat))]
+        else:
+            found = tf.numpy_function(exchange, flat, dtypes, stateful=True)
+            for one, part in zip(found, flat):
+                one.set_shape([None, *part.shape[1:]])
+        divisor = self._size if self._options["op"] == "average" else 1
+        return [
+            tf.IndexedSlices(
+                values / tf.cast(divisor, values.dtype), indices, dense_shape=one.dense_shape
+            )
+            for one, values, indices in zip(gradients, found[::2], found[1::2])
+        ]
+
+
+def _source(variable: Any) -> Source:
+    shape = tf.TensorShape(variable.shape)
+    name = getattr(variable, "path", None) or getattr(variable, "name", "a tensor")
+    if not shape.is_fully_defined():
+        raise InvalidArgumentError(f"{name!r} has shape {shape}; it must be known")
+    return Source(name, tuple(shape.as_list()), tf.as_dtype(variable.dtype).name)
+
+
+def _host(tensor: tf.Tensor) -> np.ndarray:
+    """An eager tensor's content, without a copy where that is possible."""
+    try:
+        return np.asarray(memoryview(tensor))
+    except (TypeError, BufferError, ValueError):  # on a GPU; bfloat16
+        return tensor.numpy()
+
+
+def _run_eagerly(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+    averages = rounds.average(list(tensors), [_host(tensor) for tensor in tensors.values()])
+    return [tf.convert_to_tensor(average) for average in averages]
+
+
+def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list[int]]:
+    """Cuts the list, last variables first: backward passes produce gradients in that order."""
+    batches: list[list[int]] = []
+    left = 0
+    for index in sorted(tensors, reverse=True):
+        source = rounds.sources[index]
+        if left <= 0:
+            batches.append([])
+            left = _BATCH_BYTES
+        batches[-1].append(index)
+        left -= math.prod(source.shape) * tensors[index].dtype.size
+    return batches
+
+
+def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+    """Adds an operation per batch that hands it over, and one that waits for all averages.
+
+    Stateful operations of a graph are executed in the order in which they were added.
+    """
+    dtypes = [tf.as_dtype(rounds.sources[index].dtype) for index in rounds.used]
+    wanted = [dtype.as_numpy_dtype for dtype in dtypes]
+
+    def put(batch: list[int], *arrays: np.ndarray) -> np.int32:
+        rounds.put(batch, arrays)
+        return np.int32(0)
+
+    def finish(*_: np.ndarray) -> list[np.ndarray]:
+        return [*rounds.finish(wanted), np.int32(0)]  # with no gradients at all it must run too
+
+    done = [
+        tf.numpy_function(
+            functools.partial(put, batch), [tensors[i] for i in batch], tf.int32, stateful=True
+        )
+        for batch in _batches(rounds, tensors)
+    ]
+    with tf.control_dependencies(done):
+        *averages, _ = tf.numpy_function(finish, done, [*dtypes, tf.int32], stateful=True)
+    for index, average in zip(rounds.used, averages):
+        average.set_shape(rounds.sources[index].shape)
+    return averages

@@ -1,0 +1,146 @@
+"""Collectives on tensors, eagerly and in graphs, and the broadcast of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import herring
+from herring.collectives import name_of_next
+from herring.errors import InvalidArgumentError
+from herring.gradients import fresh
+from herring.groups import Group, scope_of
+from herring.tensorflow.xla import refuse_xla
+from herring.values import broadcast_values
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables"]
+
+
+def _call(
+    kind: str,
+    tensor: Any,
+    name: str | None,
+    group: Group | None,
+    collective: Callable[..., np.ndarray],
+    shape: Callable[[tf.TensorShape], Any],
+) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype == tf.bfloat16:
+        raise InvalidArgumentError(f"{kind}: cast the bfloat16 tensor to float32 first")
+    scope_of(group)
+    # In a graph: by the order of tracing, and the n-th execution meets the others' n-th.
+    name = name or name_of_next(f"tensorflow.{kind}", group)
+
+    def run(array: np.ndarray) -> np.ndarray:
+        mine = fresh(array.shape, array.dtype)
+        mine[...] = array
+        return collective(mine, name=name, group=group)
+
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(run(tensor.numpy()))
+    refuse_xla(name)
+    result = tf.numpy_function(run, [tensor], tensor.dtype, stateful=True)
+    result.set_shape(shape(tensor.shape))
+    return result
+
+
+@tf.autograph.experimental.do_not_convert
+def allreduce(
+    tensor: Any, op: str = "average", *, name: str | None = None, group: Group | None = None
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks, element by element; no gradient flows through it.
+
+    Args:
+      tensor: any shape; dtypes of `herring.allreduce` but bfloat16. Alike on all ranks.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the operation; None: numbered, in a graph in the order of tracing.
+      group: those who take part; None: all ranks.
+
+    Returns:
+      A new tensor.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `herring.allreduce`;
+        from a graph TensorFlow raises tf.errors.UnknownError with their text.
+    """
+
+    def collective(array: np.ndarray, **options: Any) -> np.ndarray:
+        return herring.allreduce(array, op, **options)
+
+    return _call("allreduce", tensor, name, group, collective, lambda shape: shape)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(
+    tensor: Any, root: int = 0, *, name: str | None = None, group: Group | None = None
+) -> tf.Tensor:
+    """The tensor of rank `root`.
+
+    Args:
+      tensor: any shape and dtype of `allreduce`; alike on all ranks.
+      root: a rank, inside the group if there is one.
+      name: as of `allreduce`.
+      group: those who take part; None: all ranks.
+
+    Returns:
+      A new tensor.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+
+    def collective(array: np.ndarray, **options: Any) -> np.ndarray:
+        return herring.broadcast(array, root, **options)
+
+    return _call("broadcast", tensor, name, group, collective, lambda shape: shape)
+
+
+@tf.autograph.experimental.do_not_convert
+def allgather(tensor: Any, *, name: str | None = None, group: Group | None = None) -> tf.Tensor:
+    """Concatenates tensors of all ranks along the first dimension, in rank order.
+
+    Args:
+      tensor: at least one dimension, the first of which may differ between ranks.
+      name: as of `allreduce`.
+      group: those who take part; None: all ranks.
+
+    Returns:
+      A new tensor.
+
+    Raises:
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+    """
+    return _call(
+        "allgather", tensor, name, group, herring.allgather, lambda shape: [None, *shape[1:]]
+    )
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root: int = 0, *, name: str | None = None, group: Group | None = None
+) -> None:
+    """Overwrites variables with those of rank `root` (collective; not inside a tf.function).
+
+    Args:
+      variables: tf.Variable or keras.Variable, any dtype but strings; alike on all ranks, in order.
+      root: the rank whose values all get, inside the group if there is one.
+      name: identifies the operation; None: numbered.
+      group: those who take part; None: all ranks.
+
+    Raises:
+      InvalidArgumentError: called while a function is traced.
+      MismatchError: shapes or dtypes differ between ranks.
+      PeerLostError, TimeoutError: as `allreduce`.
+    """
+    if not tf.executing_eagerly():
+        raise InvalidArgumentError(
+            "broadcast_variables is called while a function is traced; call it before, or after "
+            "the first step, from Python"
+        )
+    listed = list(variables)
+    values = [np.asarray(variable.numpy()) for variable in listed]
+    name = name or name_of_next("broadcast_variables", group)
+    for variable, value in zip(listed, broadcast_values(values, root, name=name, group=group)):
+        variable.assign(value)

@@ -1,0 +1,162 @@
+"""A gradient tape whose gradients are averages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from herring.collectives import name_of_next
+from herring.errors import InvalidArgumentError
+from herring.groups import Group, scope_of
+from herring.runtime import forget_job
+from herring.tensorflow.averaging import TensorAverager
+
+__all__ = ["DistributedGradientTape"]
+
+
+class _KnownList(dict):
+    """The averagers of one list of variables, by options."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        super().__init__()
+        self._references = [weakref.ref(variable) for variable in variables]
+
+    def alive(self) -> bool:
+        return all(reference() is not None for reference in self._references)
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        return len(variables) == len(self._references) and all(
+            reference() is variable for reference, variable in zip(self._references, variables)
+        )
+
+
+# Tapes come and go with each step; what lists of variables they have seen stays. Lists are numbered
+# in the order in which they are first seen.
+_lists: list[_KnownList] = []
+_named: dict[tuple[Any, ...], TensorAverager] = {}
+forget_job.append(_lists.clear)
+forget_job.append(_named.clear)
+
+
+class DistributedGradientTape(tf.GradientTape):
+    """A tf.GradientTape whose `gradient` returns averages over all ranks.
+
+        with tf.GradientTape() as tape:
+            loss = ...
+        tape = herring.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+    It may also be made before the block (``with DistributedGradientTape(tf.GradientTape()) as
+    tape:``) and may be persistent. `jacobian` and `batch_jacobian` exchange nothing.
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape | None = None,
+        *,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+        sparse: str = "densify",
+        name: str | None = None,
+        group: Group | None = None,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+    ) -> None:
+        """Takes over what the tape has recorded.
+
+        Args:
+          tape: a tf.GradientTape; None: a new one.
+          op: "average" or "sum".
+          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
+          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
+          sparse: "densify" makes tensors of tf.IndexedSlices; "gather" concatenates the slices of
+            all ranks.
+          name: of its operations. None: lists of variables are numbered in the order in which they
+            are first seen, so ranks must begin with the same; then any order goes.
+          group: those who take part; None: all ranks.
+          persistent: of a new tape.
+          watch_accessed_variables: of a new tape.
+
+        Raises:
+          InvalidArgumentError: not a tape, or an unknown option.
+          ShutdownError: `herring.init` was not called.
+        """
+        super().__init__(persistent, watch_accessed_variables)
+        if tape is not None:
+            if not isinstance(tape, tf.GradientTape):
+                raise InvalidArgumentError(f"tape is {tape!r}; it must be a tf.GradientTape")
+            self.__dict__.update(tape.__dict__)
+        scope_of(group)
+        self._herring_name = name
+        self._herring_options = {
+            "op": op,
+            "wire_dtype": wire_dtype,
+            "buffer_bytes": buffer_bytes,
+            "sparse": sparse,
+            "group": group,
+        }
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As tf.GradientTape.gradient, averaged over all ranks (collective).
+
+        Args:
+          target: what is differentiated.
+          sources: a nested structure of variables or tensors; alike on all ranks, in shapes, dtypes
+            and order.
+          output_gradients: as of tf.GradientTape.
+          unconnected_gradients: as of tf.GradientTape. With NONE a variable that has a gradient
+            on other ranks only gets the average with zeros.
+
+        Raises:
+          InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as
+            `TensorAverager.average`.
+        """
+        variables = tf.nest.flatten(sources)
+        gradients = super().gradient(target, variables, output_gradients, unconnected_gradients)
+        averages = self._averager(variables).average(gradients, variables)
+        return tf.nest.pack_sequence_as(sources, averages)
+
+    def _averager(self, variables: Sequence[Any]) -> TensorAverager:
+        options = tuple(self._herring_options.items())
+        if self._herring_name is not None:
+            return _found(
+                _named,
+                (self._herring_name, *options),
+                lambda: TensorAverager(self._herring_name, **self._herring_options),
+            )
+
+        def make() -> TensorAverager:
+            name = name_of_next("tape", self._herring_options["group"])
+            return TensorAverager(name, **self._herring_options)
+
+        if any(not _is_variable(variable) for variable in variables):
+            # Tensors are new in each step: what tells such lists apart is what is in them.
+            shapes = tuple((str(v.dtype), tuple(v.shape)) for v in variables)
+            return _found(_named, (shapes, *options), make)
+        _lists[:] = [known for known in _lists if known.alive()]
+        for known in _lists:
+            if known.is_of(variables):
+                return _found(known, options, make)
+        _lists.append(_KnownList(variables))
+        return _found(_lists[-1], options, make)
+
+
+def _found(among: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    if key not in among:
+        among[key] = make()
+    return among[key]
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, tf.Variable) or type(source).__name__ == "Variable"

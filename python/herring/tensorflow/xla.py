@@ -1,0 +1,30 @@
+"""Finds out whether what is being traced will be compiled by XLA, which has no host functions."""
+
+from __future__ import annotations
+
+import sys
+
+from herring.errors import InvalidArgumentError
+
+__all__ = ["XLA_ADVICE", "refuse_xla"]
+
+XLA_ADVICE = (
+    "XLA cannot call Herring from a compiled function: pass jit_compile=False to "
+    "model.compile(), or to the tf.function that averages gradients. On GPUs Keras chooses "
+    "jit_compile=True unless told otherwise. Parts without averaging, such as the forward and "
+    "backward pass in a tf.function of their own, may stay compiled"
+)
+
+
+def refuse_xla(name: str) -> None:
+    """Raises InvalidArgumentError if a function that is now traced is to be compiled by XLA.
+
+    Without it TensorFlow says "Detected unsupported operations" when the function is first run.
+    """
+    # tf.function and Keras' trainer both keep what they were asked for under this name; there is
+    # no public way to ask during tracing.
+    frame = sys._getframe(1)
+    while frame is not None:
+        if getattr(frame.f_locals.get("self"), "_jit_compile", None) is True:
+            raise InvalidArgumentError(f"{name}: {XLA_ADVICE}")
+        frame = frame.f_back

@@ -1,0 +1,98 @@
+"""Runs the cases of one framework as a job, each test asking for one of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+LAYOUTS = {"one-node": ["-n", "2"], "two-nodes": ["-n", "2", "--nodes", "2", "--servers", "1"]}
+
+
+@functools.cache
+def jobs() -> ModuleType:
+    """tests/python/jobs.py."""
+    spec = importlib.util.spec_from_file_location("jobs", HERE.parent / "python" / "jobs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def listed(script: str) -> list[str]:
+    """The cases in a script, without importing its framework here."""
+    return re.findall(r"^def test_(\w+)", (HERE / script).read_text(), re.MULTILINE)
+
+
+@functools.cache
+def run(
+    script: str, layout: str, cases: tuple[str, ...] = (), backend: str = "", timeout: float = 400
+) -> tuple[list[str], int, str]:
+    """Runs cases (none: all) on every rank; those that passed, the exit status, the output."""
+    code = f"""
+        import runpy
+        sys.argv = [{script!r}, *{list(cases)!r}]
+        sys.path.insert(0, {str(HERE)!r})
+        runpy.run_path({str(HERE / script)!r}, run_name="__main__")
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        job = jobs().run_job(
+            LAYOUTS[layout],
+            code,
+            timeout=timeout,
+            SCRATCH=scratch,
+            TF_CPP_MIN_LOG_LEVEL="3",
+            **({"KERAS_BACKEND": backend} if backend else {}),
+        )
+    return re.findall(r"passed (\w+)", job.stdout), job.returncode, job.stdout
+
+
+def check(script: str, layout: str, case: str, backend: str = "") -> None:
+    """Fails unless a case passes; all of them are run as one job, which saves most of the time."""
+    passed, status, output = run(script, layout, (), backend)
+    if case not in passed and len(passed) < listed(script).index(case):  # another failed before
+        passed, status, output = run(script, layout, (case,), backend)
+    if case not in passed:
+        pytest.fail(f"exit status {status}\n{output[-6000:]}", pytrace=False)
+
+
+def check_example(name: str, arguments: Sequence[str], text: str, backend: str = "") -> str:
+    """Runs an example as a job of two nodes; returns its output, which must hold `text`."""
+    path = HERE.parents[1] / "examples" / name
+    code = f"""
+        import runpy
+        sys.argv = [{str(path)!r}, *{list(arguments)!r}]
+        runpy.run_path({str(path)!r}, run_name="__main__")
+    """
+    environment = {"KERAS_BACKEND": backend} if backend else {}
+    job = jobs().run_job(
+        ["-n", "2", "--nodes", "2"], code, timeout=200, TF_CPP_MIN_LOG_LEVEL="3", **environment
+    )
+    output = jobs().expect_success(job)
+    assert text in output, output[-4000:]
+    return output
+
+
+def without(package: str, module: str) -> str:
+    """What importing `module` says where `package` is not installed."""
+    import subprocess
+
+    code = f"import sys; sys.modules[{package!r}] = None; import herring; import {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ},
+    )
+    assert done.returncode == 1
+    return done.stderr

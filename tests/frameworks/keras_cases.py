@@ -1,0 +1,309 @@
+"""What tests of Keras share: a model, data, and a reference without Herring."""
+
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import herring.keras as herring
+
+ROWS, FEATURES = 48, 6
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, FEATURES)).astype(np.float32)
+    y = (x.sum(1, keepdims=True) > 0).astype(np.float32)
+    return x, y
+
+
+def mine(x, y, batch, rank, size):
+    """This rank's part of each global batch of `batch` rows."""
+    each = batch // size
+    rows = [b + rank * each + i for b in range(0, len(x), batch) for i in range(each)]
+    return x[rows], y[rows], each
+
+
+def network(seed=1, built=True):
+    keras.utils.set_random_seed(seed)
+    layers = [
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+    return keras.Sequential([keras.layers.Input((FEATURES,)), *layers] if built else layers)
+
+
+def trained(optimizer, x, y, batch, model=None, epochs=2, callbacks=(), **compiled):
+    model = model or network()
+    model.compile(optimizer, **{"loss": "binary_crossentropy", **compiled})
+    history = model.fit(
+        x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks)
+    )
+    return model, history.history
+
+
+def values(model):
+    return [np.asarray(keras.ops.convert_to_numpy(w)) for w in model.weights]
+
+
+def same_everywhere(arrays):
+    digests = herring.allgather_object([a.tobytes() for a in arrays])
+    return all(d == digests[0] for d in digests)
+
+
+def close(left, right, tolerance=1e-5):
+    return all(np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(left, right))
+
+
+def raises(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"no {kind.__name__} for {text}")
+
+
+def test_equals_one_process(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    for kind, options in [
+        (keras.optimizers.SGD, {"learning_rate": 0.1, "momentum": 0.9}),
+        (keras.optimizers.Adam, {"learning_rate": 0.01, "clipnorm": 0.5}),
+        (keras.optimizers.SGD, {"learning_rate": 0.1, "gradient_accumulation_steps": 2}),
+    ]:
+        reference, _ = trained(kind(**options), x, y, 24)
+        model, _ = trained(herring.DistributedOptimizer(kind(**options)), *part)
+        assert same_everywhere(values(model)), kind
+        assert close(values(model), values(reference)), kind
+
+
+def test_eager_equals_one_process(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 24)
+    optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model, _ = trained(optimizer, *part, run_eagerly=True)
+    assert same_everywhere(values(model)) and close(values(model), values(reference))
+
+
+def test_steps_per_execution(rank, size):
+    if keras.backend.backend() == "torch":
+        return  # which has 1 only
+    x, y = data()
+    part = mine(x, y, 12, rank, size)
+    reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 12)
+    optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model, _ = trained(optimizer, *part, steps_per_execution=4)
+    assert same_everywhere(values(model)) and close(values(model), values(reference))
+
+
+def test_broadcast_and_metrics(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    for built in (True, False):
+        model = network(seed=rank, built=built)
+        callbacks = [herring.BroadcastGlobalVariablesCallback(), herring.MetricAverageCallback()]
+        optimizer = herring.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model, history = trained(optimizer, *part, model=model, callbacks=callbacks)
+        assert same_everywhere(values(model)), built
+        states = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
+        assert same_everywhere(states), built
+        losses = herring.allgather_object(history["loss"])
+        assert all(one == losses[0] for one in losses), losses
+
+
+def test_warm_up(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    seen = []
+    model = network()
+
+    def note_rate(batch, logs):
+        if hasattr(model, "jax_state_sync"):
+            model.jax_state_sync()
+        seen.append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
+
+    note = keras.callbacks.LambdaCallback(on_train_batch_begin=note_rate)
+    optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.4))
+    callbacks = [herring.LearningRateWarmupCallback(0.4, warmup_epochs=2), note]
+    trained(optimizer, *part, model=model, epochs=3, callbacks=callbacks)
+    steps = [0.4 / size * ((i / 2 + 0.5) * (size - 1) / 2 + 1) for i in range(4)]
+    assert np.allclose(seen, [*steps, 0.4, 0.4]), (seen, steps)
+
+
+def test_saved_as_what_it_was(rank, size):
+    plain = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9))
+    expected = keras.optimizers.serialize(plain)
+    optimizer = herring.DistributedOptimizer(plain)
+    assert optimizer is plain and herring.is_distributed(optimizer)
+    assert keras.optimizers.serialize(optimizer) == expected
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert isinstance(again, keras.optimizers.Adam) and not herring.is_distributed(again)
+    raises(herring.InvalidArgumentError, "already", herring.DistributedOptimizer, optimizer)
+    raises(herring.InvalidArgumentError, "keras", herring.DistributedOptimizer, "adam")
+
+
+def test_checkpoint(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    path = herring.broadcast_object(os.path.join(os.environ["SCRATCH"], "model.keras"))
+    checkpoint = herring.on_root(lambda: keras.callbacks.ModelCheckpoint(path))
+    assert len(checkpoint) == (rank == 0)
+    optimizer = herring.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model, _ = trained(optimizer, *part, callbacks=checkpoint)
+    herring.barrier()
+    plain = keras.saving.load_model(path)
+    assert isinstance(plain.optimizer, keras.optimizers.Adam)
+    assert not herring.is_distributed(plain.optimizer)
+    again = herring.load_model(path)
+    assert herring.is_distributed(again.optimizer)
+    assert all((a == b).all() for a, b in zip(values(again), values(model)))
+    for one in (again, model):  # go on from there
+        one.fit(part[0], part[1], batch_size=part[2], shuffle=False, verbose=0)
+    assert same_everywhere(values(again)) and close(values(again), values(model), 1e-6)
+
+
+def test_mixed_float16(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        scaled = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**9
+        )
+        optimizer = herring.DistributedOptimizer(scaled)
+        bad = part[0].copy()
+        bad[-1] = np.where(rank == size - 1, np.inf, bad[-1])  # the last batch, on one rank
+        model, _ = trained(optimizer, bad, part[1], part[2], epochs=1, loss="mse")
+        assert model.optimizer is optimizer
+        assert same_everywhere(values(model))
+        assert all(np.isfinite(v).all() for v in values(model))
+        scale = float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+        assert scale == 2.0**8, scale
+        wrong = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        raises(Exception, "other way round", trained, wrong, *part)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class TwoHeads(keras.Model):
+    """Uses its second head on rank 0 only, and its third nowhere."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.heads = [keras.layers.Dense(1, use_bias=False) for _ in range(3)]
+        for head in self.heads:
+            head.build((None, FEATURES))
+        self.both = both
+
+    def call(self, x):
+        out = self.heads[0](x)
+        return out + self.heads[1](x) if self.both else out
+
+
+def test_missing_gradients(rank, size):
+    import warnings
+
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    keras.utils.set_random_seed(3)
+    model = TwoHeads(both=rank == 0)
+    model.compile(herring.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    before = values(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(part[0], part[1], batch_size=part[2], verbose=0, shuffle=False)
+    after = values(model)
+    assert same_everywhere(after)
+    assert (after[1] != before[1]).any()
+    if keras.backend.backend() != "jax":  # which has zeros for it
+        assert (after[2] == before[2]).all()
+
+
+def test_two_optimizers_and_groups(rank, size):
+    x, y = data()
+    first = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), name="first")
+    second = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), name="second")
+    alone = herring.new_group([rank])
+    third = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), group=alone)
+    part = mine(x, y, 24, rank, size)
+    if keras.backend.backend() == "tensorflow":
+        both = [network(1), network(2)]
+        import tensorflow as tf
+
+        def step(optimizer, model, rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(rows) - 1.0))
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+        steps = [tf.function(step), tf.function(step)]
+        for optimizer, function, model in zip((first, second), steps, both):
+            function(optimizer, model, part[0])
+        for _ in range(3):
+            for i in (0, 1):
+                steps[i]((first, second)[i], both[i], part[0][: 4 + i])  # traced again
+        assert same_everywhere([v for model in both for v in values(model)])
+    mine_alone, _ = trained(third, *part)
+    reference, _ = trained(keras.optimizers.SGD(0.1), *part)
+    assert close(values(mine_alone), values(reference), 1e-6)
+
+
+def test_xla(rank, size):
+    if keras.backend.backend() != "tensorflow":
+        return
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    for callbacks in ([], [herring.BroadcastGlobalVariablesCallback()]):
+        optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        raises(
+            Exception,
+            "jit_compile=False",
+            lambda o=optimizer, c=callbacks: trained(o, *part, callbacks=c, jit_compile=True),
+        )
+
+
+def test_embedding(rank, size):
+    rows = np.arange(24, dtype=np.int32).reshape(12, 2) % 5
+    targets = np.linspace(0, 1, 12, dtype=np.float32).reshape(12, 1)
+    each = 12 // size
+    part = rows[rank * each : rank * each + each], targets[rank * each : rank * each + each]
+    options = [{}] if keras.backend.backend() != "tensorflow" else [{}, {"sparse": "gather"}]
+
+    def model():
+        keras.utils.set_random_seed(5)
+        return keras.Sequential(
+            [
+                keras.layers.Input((2,), dtype="int32"),
+                keras.layers.Embedding(7, 3),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    def fit(optimizer, x, y):
+        one = model()
+        one.compile(optimizer, loss="mse")
+        one.fit(x, y, batch_size=len(x), epochs=3, shuffle=False, verbose=0)
+        return values(one)
+
+    reference = fit(keras.optimizers.SGD(0.1), rows, targets)
+    for one in options:
+        found = fit(herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **one), *part)
+        assert same_everywhere(found) and close(found, reference), one
+
+
+CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}
+
+if __name__ == "__main__":
+    herring.init()
+    for name in sys.argv[1:] or CASES:
+        CASES[name](herring.rank(), herring.size())
+        herring.barrier()
+        if herring.rank() == 0:
+            print(f"passed {name}", flush=True)

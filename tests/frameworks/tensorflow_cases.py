@@ -1,0 +1,245 @@
+"""What a job of TensorFlow does; run on every rank by test_tensorflow.py."""
+
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+import herring.tensorflow as herring
+
+
+def variables(seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        tf.Variable(rng.normal(size=shape).astype(np.float32)) for shape in ((6, 400), (400,), ())
+    ]
+
+
+def loss_of(v, x):
+    return tf.reduce_mean(tf.square(tf.reduce_mean(x @ v[0] + v[1], axis=1) * v[2] - 1.0))
+
+
+def data(rank, size, rows=12):
+    x = np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32)
+    return tf.constant(x), tf.constant(x[rank * rows // size : (rank + 1) * rows // size])
+
+
+def close(left, right, tolerance=1e-5):
+    return all(np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(left, right))
+
+
+def same_everywhere(tensors):
+    digests = herring.allgather_object([np.asarray(t).tobytes() for t in tensors])
+    return all(d == digests[0] for d in digests)
+
+
+def raises(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"no {kind.__name__} for {text}")
+
+
+def test_tape_equals_one_process(rank, size):
+    v = variables()
+    everything, mine = data(rank, size)
+    with tf.GradientTape() as plain:
+        loss = loss_of(v, everything)
+    expected = plain.gradient(loss, v)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, x)
+        return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+    graph = tf.function(step, reduce_retracing=False)
+    for run in (step, graph, step):
+        found = run(mine)
+        assert same_everywhere(found) and close(found, expected)
+    for rows in (1, 2, 3):  # traced again, also on one rank only
+        graph(mine[: rows if rank == 0 else 1])
+    assert close(graph(mine), expected)
+
+
+def test_loop_in_a_graph(rank, size):
+    v, w = variables(), variables()
+    everything, mine = data(rank, size)
+
+    @tf.function
+    def train(v, x, steps, average):
+        for _ in tf.range(steps):
+            with tf.GradientTape() as tape:
+                loss = loss_of(v, x)
+            if average:
+                tape = herring.DistributedGradientTape(tape)
+            for one, gradient in zip(v, tape.gradient(loss, v)):
+                one.assign_sub(0.05 * gradient)
+
+    train(v, mine, tf.constant(20), True)
+    train(w, everything, tf.constant(20), False)
+    assert same_everywhere(v) and close(v, w, 1e-4)
+
+
+def test_tape_forms(rank, size):
+    v = variables()
+    _, mine = data(rank, size)
+    with herring.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = loss_of(v, mine)
+    first, second = tape.gradient(loss, v), tape.gradient(loss, {"b": v[1], "a": [v[0]]})
+    assert isinstance(tape, tf.GradientTape) and set(second) == {"a", "b"}
+    assert np.array_equal(first[0], second["a"][0]) and np.array_equal(first[1], second["b"])
+    with tf.GradientTape() as tape:
+        x = tf.constant([float(rank + 1)])
+        tape.watch(x)
+        y = 3.0 * x * x
+    found = herring.DistributedGradientTape(tape, op="sum").gradient(y, x)
+    assert np.allclose(found, 6.0 * size * (size + 1) / 2)
+
+
+def test_missing_gradients(rank, size):
+    v = [tf.Variable(1.0), tf.Variable(1.0), tf.Variable(1.0)]
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = v[0] * 2.0 + (v[1] * 4.0 if rank == 0 else 0.0)
+        return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+    for run in (step, tf.function(step)):
+        a, b, c = run()
+        assert a.numpy() == 2 and np.isclose(b.numpy(), 4.0 / size) and c is None
+
+    def other():
+        with tf.GradientTape() as tape:
+            loss = v[0] * 2.0 + (v[2] if rank == 0 else 0.0)
+        return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+    raises(herring.InvalidArgumentError, "rank 0 has a gradient", other)
+    raises(Exception, "rank 0 has a gradient", tf.function(other))
+    assert step()[0].numpy() == 2
+
+
+def test_slices(rank, size):
+    table = tf.Variable(np.arange(15, dtype=np.float32).reshape(5, 3))
+    for sparse in ("densify", "gather"):
+
+        def step(sparse=sparse):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [rank, 3]))
+            tape = herring.DistributedGradientTape(tape, sparse=sparse)
+            return tape.gradient(loss, table)
+
+        expected = np.zeros((5, 3), np.float32)
+        expected[:size] += 1 / size
+        expected[3] += 1
+        for run in (step, tf.function(step)):
+            found = run()
+            assert isinstance(found, tf.IndexedSlices) == (sparse == "gather")
+            assert np.allclose(tf.convert_to_tensor(found), expected), found
+
+
+def test_dtypes(rank, size):
+    kinds = [tf.float16, tf.bfloat16, tf.float64, tf.complex64]
+    v = [tf.Variable(tf.ones([3], kind)) for kind in kinds]
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(
+                [tf.reduce_sum(tf.cast(tf.math.real(one * (rank + 1)), tf.float64)) for one in v]
+            )
+        return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+    for run in (step, tf.function(step)):
+        for one, kind in zip(run(), kinds):
+            assert one.dtype == kind and np.allclose(tf.cast(one, tf.complex64), (size + 1) / 2)
+
+
+def test_functions(rank, size):
+    def step():
+        return (
+            herring.allreduce(tf.fill([3], float(rank))),
+            herring.allreduce(tf.constant(rank + 1), "product"),
+            herring.broadcast(tf.constant([rank, 7]), root=1),
+            herring.allgather(tf.fill([rank + 1, 2], rank)),
+        )
+
+    graph = tf.function(step)
+    for run in (step, graph, graph):
+        a, b, c, d = run()
+        assert np.allclose(a, (size - 1) / 2) and b == np.prod(range(1, size + 1))
+        assert c.numpy().tolist() == [1, 7] and d.shape == (size * (size + 1) // 2, 2)
+    v = [*variables(seed=rank), tf.Variable(np.uint64(rank)), tf.Variable(rank == 1)]
+    herring.broadcast_variables(v, root=1)
+    assert same_everywhere(v) and close(v[:3], variables(seed=1), 0) and v[3].numpy() == 1
+    wrong = tf.Variable(tf.zeros([rank + 1]))
+    raises(herring.MismatchError, "variables", herring.broadcast_variables, [wrong])
+
+
+def test_order_of_gradients(rank, size):
+    from herring.gradients import GradientRounds, Source
+
+    sources = [Source(f"v{i}", (1000 * i + 1,), "float32") for i in range(20)]
+    rounds = GradientRounds(sources, range(20), name="order")
+    random = np.random.default_rng(rank)
+    for step in range(5):
+        for i in random.permutation(20):
+            rounds.put([int(i)], [np.full(sources[i].shape, rank + i + step, np.float32)])
+        found = rounds.finish(["float32"] * 20)
+        assert all(np.allclose(a, (size - 1) / 2 + i + step) for i, a in enumerate(found))
+        assert all(a.ctypes.data % 64 == 0 for a in found)
+    if rank == 0:
+        rounds.put([0], [np.ones(1, np.float32)])  # and then its step is interrupted
+        raises(herring.HerringError, "gave up", rounds.put, [0], [np.ones(1, np.float32)])
+    else:
+        raises(herring.HerringError, "rank 0 gave up", rounds.finish, ["float32"] * 20)
+    assert np.allclose(rounds.average([0], [np.ones(1, np.float32)])[0], 1)
+
+
+def test_refusals(rank, size):
+    v = variables()
+    _, mine = data(rank, size)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, x)
+        return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+    raises(Exception, "jit_compile=False", tf.function(step, jit_compile=True), mine)
+    raises(Exception, "jit_compile=False", tf.function(tf.function(step), jit_compile=True), mine)
+    shapes = tf.Variable(tf.zeros([2 + rank]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(shapes)
+    tape = herring.DistributedGradientTape(tape)
+    raises(herring.MismatchError, "differs between ranks", tape.gradient, loss, [shapes])
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        raises(herring.InvalidArgumentError, "one process per device", step, mine)
+
+
+def test_groups(rank, size):
+    v = variables()
+    _, mine = data(rank, size)
+    alone = herring.new_group([rank])
+    everyone = herring.new_group(range(size))
+    results = []
+    for group in (alone, everyone, None):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, mine)
+        results.append(herring.DistributedGradientTape(tape, group=group).gradient(loss, v))
+    with tf.GradientTape() as tape:
+        loss = loss_of(v, mine)
+    assert close(results[0], tape.gradient(loss, v), 0) and close(results[1], results[2])
+
+
+CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}
+
+if __name__ == "__main__":
+    herring.init()
+    for name in sys.argv[1:] or CASES:
+        CASES[name](herring.rank(), herring.size())
+        herring.barrier()
+        if herring.rank() == 0:
+            print(f"passed {name}", flush=True)

@@ -1,0 +1,96 @@
+"""herring.tensorflow in real jobs: every case of tensorflow_cases.py, and the example."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("needs tensorflow", allow_module_level=True)
+
+from cases import LAYOUTS, check, check_example, jobs, listed, without
+
+SCRIPT = "tensorflow_cases.py"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", listed(SCRIPT))
+@pytest.mark.timeout(1000)
+def test_case(layout: str, case: str) -> None:
+    check(SCRIPT, layout, case)
+
+
+@pytest.mark.timeout(300)
+def test_example() -> None:
+    check_example("tensorflow_step.py", [], "variables of all ranks: bit-identical")
+
+
+@pytest.mark.timeout(200)
+def test_alone() -> None:
+    """A job of one exchanges nothing, so XLA may compile it."""
+    code = """
+        import tensorflow as tf
+        import herring.tensorflow
+        herring.init()
+        v = tf.Variable(2.0)
+        @tf.function(jit_compile=True)
+        def step():
+            with tf.GradientTape() as tape:
+                loss = v * v
+            return herring.tensorflow.DistributedGradientTape(tape).gradient(loss, [v])
+        assert step()[0].numpy() == 4
+    """
+    jobs().expect_success(jobs().run_job(["-n", "1"], code, timeout=120, TF_CPP_MIN_LOG_LEVEL="3"))
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_dies() -> None:
+    seconds, output = jobs().seconds_until_known(
+        ["-n", "3", "--nodes", "3"],
+        """
+        import tensorflow as tf
+        import herring.tensorflow
+        herring.init()
+        v = tf.Variable(tf.ones([1000]))
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(v * v)
+            return herring.tensorflow.DistributedGradientTape(tape).gradient(loss, [v])
+
+        step()
+        start = time.time()
+        try:
+            for i in range(1000000):
+                if i == 20:
+                    start = time.time()
+                    if herring.rank() == int(os.environ["VICTIM"]):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                step()
+        except tf.errors.OpError as error:
+            assert "PeerLostError" in str(error) and "rank 1" in str(error), error
+            print(f"learned in {time.time() - start:.2f} s", flush=True)
+        """,
+        victim=1,
+        survivors=2,
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    assert seconds < 10, output
+
+
+@pytest.mark.timeout(90)
+def test_without_it() -> None:
+    assert "herring-dl[tensorflow]" in without("tensorflow", "herring.tensorflow")
+
+
+@pytest.mark.timeout(90)
+def test_herring_imports_no_framework() -> None:
+    code = (
+        "import herring, sys; herring.allreduce; "
+        "assert not {'tensorflow', 'keras', 'mxnet', 'torch', 'jax'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
