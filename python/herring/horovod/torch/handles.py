@@ -72,6 +72,7 @@ class Call:
         self.about: Sequence[str] = ()
         self._names: list[tuple[str, str]] = []
         self._started = False
+        self._noted: Callable[[], None] = _nothing
         with _lock:
             other = _in_flight.get(self.key)
             if other is not None and not other.done():
@@ -116,6 +117,7 @@ class Call:
         """Tells the others what this rank will not start, if it has failed."""
         self._started = True
         if error is None:
+            self._noted = timeline.started(self.name, self.pending)
             return
         with _lock:
             if not self.pending:
@@ -145,6 +147,7 @@ class Call:
                 except HerringError as error:
                     first = first or self._explained(error)
             self.forget()
+            self._noted()
             if first is not None:
                 raise first
             return self.finish()
@@ -171,7 +174,6 @@ class Call:
         handle = kind(next(_numbers))
         with _lock:
             _calls[handle] = self
-        timeline.started(self.name, self.pending)
         return handle
 
 

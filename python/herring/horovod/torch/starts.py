@@ -92,7 +92,7 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def _digest(text: str) -> int:
-    """What ranks compare of it: 1 to 2**31 - 1."""
+    """What ranks compare, where operations do not see it themselves: 1 to 2**31 - 1."""
     found = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return int.from_bytes(found, "little") & 0x7FFFFFFF or 1
 
@@ -134,8 +134,8 @@ def start_allreduce(
             call.finish = lambda: only()[0]
             return call
         text = _text(dense)
-        call.about = (text,)
         wide = _wide(dense, operation, prescale, postscale)
+        call.about = (text,) if wide else ()
         if wide:
             host = dense.to("cpu", torch.float64, memory_format=torch.contiguous_format, copy=True)
         elif in_place:
@@ -149,7 +149,7 @@ def start_allreduce(
             op=operation,
             prescale=prescale,
             postscale=postscale,
-            list=_digest(text),
+            list=_digest(text) if wide else 0,
         )
         target = tensor if in_place else None
 

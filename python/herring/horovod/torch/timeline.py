@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,30 @@ def ended(name: str, since: float) -> None:
         trace.add(name, since)
 
 
-def started(name: str, pending: Sequence[Any]) -> None:
-    """Has the completion of operations noted, which start now."""
+def started(name: str, pending: Sequence[Any]) -> Callable[[], None]:
+    """Notes that operations start now, and has their completion noted.
+
+    Returns:
+      What is to be called when they are known to be complete; only the first time counts.
+    """
     trace = _trace
     if trace is None:
-        return
-    since = trace.now()
+        return _nothing
+    since, left = trace.now(), [True]
+
+    def complete(*_: Any) -> None:
+        with contextlib.suppress(IndexError):
+            left.pop()
+            trace.add(name, since)
+
     for one in pending:
         if isinstance(one, _core.Operation):
-            if not call_later(one, lambda: trace.add(name, since)):
-                trace.add(name, since)
-        else:
-            one.add_done_callback(lambda _: trace.add(name, since))
+            if not call_later(one, complete):
+                complete()
+        elif hasattr(one, "add_done_callback"):
+            one.add_done_callback(complete)
+    return complete
+
+
+def _nothing() -> None:
+    """No timeline."""
