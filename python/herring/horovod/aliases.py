@@ -22,13 +22,14 @@ __all__ = ["install"]
 
 _OURS = "herring.horovod"
 _THEIRS = "horovod"
+_TORCH_ONLY = "herring has Horovod's API for PyTorch only"
 _OTHERS = {
-    "tensorflow": "PyTorch scripts",
-    "keras": "PyTorch scripts",
-    "mxnet": "PyTorch scripts",
-    "spark": "PyTorch scripts; start it with torchrun, mpirun or srun",
-    "ray": "PyTorch scripts; start it with torchrun, mpirun or srun",
-    "runner": "'herring run' in place of horovod.run and horovodrun",
+    "tensorflow": _TORCH_ONLY,
+    "keras": _TORCH_ONLY,
+    "mxnet": _TORCH_ONLY,
+    "spark": "start the script with torchrun, mpirun or srun",
+    "ray": "start the script with torchrun, mpirun or srun",
+    "runner": "start the script with 'herring run -n N -- python ...'",
 }
 
 
@@ -61,9 +62,7 @@ class _Finder(MetaPathFinder):
             return None
         other = rest.partition(".")[0]
         if other in _OTHERS:
-            raise ModuleNotFoundError(
-                f"{fullname} is not there; Herring has {_OTHERS[other]}", name=fullname
-            )
+            raise ModuleNotFoundError(f"{fullname} is not there: {_OTHERS[other]}", name=fullname)
         if importlib.util.find_spec(_OURS + fullname.removeprefix(_THEIRS)) is None:
             return None
         return ModuleSpec(fullname, _Alias())

@@ -125,8 +125,8 @@ def start_allreduce(
 ) -> Call:
     """Starts an all-reduce; its result is the tensor given, or a new one."""
     with Call("allreduce", name, process_set) as call:
+        call.will_start("allgather" if op == Adasum else "allreduce")
         operation = operator_of(op, "allreduce")
-        call.will_start("allgather" if operation == "adasum" else "allreduce")
         dense = _dense(tensor, "allreduce")
         if operation == "adasum":
             _start_adasum(call, [tensor], [dense], prescale, postscale, in_place=in_place)

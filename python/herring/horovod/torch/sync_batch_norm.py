@@ -36,13 +36,13 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, *arguments, **options)
         self.process_set = process_set
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
+    def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise InvalidArgumentError(
                 f"SyncBatchNorm: the input has {input.dim()} dimensions; it must have 2 or more"
             )
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalizes [samples, channels, ...]."""
         self._check_input_dim(input)
         whole = self.training or self.running_mean is None
