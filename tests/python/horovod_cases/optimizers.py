@@ -206,14 +206,18 @@ def later_parameters_and_closures():
     losses = [hvd.allreduce(optimizer.step(closure).detach()).item() for _ in range(5)]
     assert losses[-1] < losses[0]
     same(model)
-    momentum = torch.optim.Adam(model.parameters())
-    if hvd.rank() == 0:
-        model.zero_grad()
+
+
+@case
+def optimizer_state():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    if hvd.rank() == 0:  # as after reading a checkpoint
         loss_of(model, 0, 0).backward()
-        momentum.step()
-    hvd.broadcast_optimizer_state(momentum, root_rank=0)
-    steps = [momentum.state[p]["step"].item() for p in model.parameters()]
-    assert steps == [1] * 4
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1] * 4
+    same(nn.ParameterList(optimizer.state[p]["exp_avg"] for p in model.parameters()))
 
 
 @case

@@ -29,6 +29,7 @@ class _Counts:
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
+        self.exceeded = False  # what was averaged has got something that was not
         self._counts: dict[int, int] = {}
         self._hooks: list[Any] = []
 
@@ -46,6 +47,7 @@ class _Counts:
         def hook(parameter: torch.Tensor) -> None:
             count = self._counts.get(id(parameter), 0) + 1
             if count > self.passes:
+                self.exceeded = True
                 raise AssertionError(
                     f"parameter {name!r} has got {count} gradients since the last step(), and "
                     f"backward_passes_per_step is {self.passes}: gradients were computed more than "
@@ -58,6 +60,7 @@ class _Counts:
         return hook
 
     def clear(self) -> None:
+        self.exceeded = False
         self._counts.clear()
 
     def __bool__(self) -> bool:
@@ -163,7 +166,8 @@ class PlannedGradients:
                     f"{reducer.name}: step() after a backward pass that raised; the step is given "
                     "up on all ranks, and gradients were cleared"
                 )
-            if not self._complete or reducer.rounds == self._rounds:
+            ended = self._complete and reducer.rounds > self._rounds
+            if not ended or self._counts.exceeded:
                 reducer.enabled = True
                 reducer.finish_step()
         timeline.ended(reducer.name, self._begun)
@@ -267,10 +271,7 @@ class TensorGradients:
                 return
             parameter.grad = parameter.grad.to_dense()
         sent, context = self._compression.compress(parameter.grad.detach())
-        in_place = sent.data_ptr() == parameter.grad.data_ptr()
-        call = starts.start_allreduce(
-            sent, f"{self._name}.{name}", *self._options, in_place=in_place
-        )
+        call = starts.start_allreduce(sent, f"{self._name}.{name}", *self._options, in_place=False)
         self._calls[id(parameter)] = call, context
 
     @property
@@ -303,8 +304,7 @@ class TensorGradients:
                 continue
             if found.layout == torch.strided:
                 found = self._compression.decompress(found, context)
-                if found.data_ptr() != parameter.grad.data_ptr():
-                    parameter.grad.copy_(found.view_as(parameter.grad))
+                parameter.grad.detach().copy_(found.view_as(parameter.grad))
             else:
                 parameter.grad = found
         timeline.ended(self._name, since)
