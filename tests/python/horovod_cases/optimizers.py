@@ -256,3 +256,101 @@ def sync_batch_norm():
     assert torch.allclose(mine.running_mean, single.running_mean)
     assert torch.allclose(mine.running_var, single.running_var)
     assert torch.allclose(mine.eval()(inputs), single.eval()(inputs))
+
+
+class Fragile(torch.autograd.Function):
+    """The identity, whose backward pass may raise."""
+
+    breaks = False
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Fragile.breaks:
+            raise ArithmeticError("broken")
+        return gradient
+
+
+@case
+def broken_and_uneven_passes():
+    rank = hvd.rank()
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.ModuleList([first, second])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+
+    def whole() -> torch.Tensor:
+        return second(Fragile.apply(first(torch.full((1, 4), float(rank + 1))))).sum()
+
+    for step in range(4):
+        optimizer.zero_grad()
+        Fragile.breaks = step == 2 and rank == 0
+        if step == 2:
+            # One rank's pass raises: all give the step up, and go on.
+            kind = ArithmeticError if rank == 0 else hvd.HorovodInternalError
+            raises(kind, "broken" if rank == 0 else "rank 0", whole().backward)
+            continue
+        whole().backward()
+        optimizer.step()
+    same(model)
+    # Ranks use different parameters, and one of them none at all.
+    optimizer.zero_grad()
+    (first if rank == 0 else second)(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        whole().backward()
+    optimizer.step()
+    same(model)
+    first.weight.requires_grad_(False)
+    optimizer.zero_grad()
+    whole().backward()
+    optimizer.step()
+    first.weight.requires_grad_(True)
+    optimizer.zero_grad()
+    whole().backward()
+    optimizer.step()
+    same(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer.zero_grad()
+    scaler.scale(whole()).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    same(model)
+
+
+@case
+def adversaries():
+    """Two optimizers whose losses pass through each other's parameters."""
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    hvd.broadcast_parameters(maker.state_dict(), 0)
+    hvd.broadcast_parameters(judge.state_dict(), 0)
+    makes = hvd.DistributedOptimizer(
+        torch.optim.SGD(maker.parameters(), lr=0.1), maker.named_parameters()
+    )
+    judges = hvd.DistributedOptimizer(
+        torch.optim.SGD(judge.parameters(), lr=0.1),
+        judge.named_parameters(),
+        backward_passes_per_step=2,
+    )
+    for step in range(3):
+        real = torch.full((2, 4), float(hvd.rank() + step))
+        judges.zero_grad()
+        judge(real).sum().backward()
+        (-judge(maker(real).detach())).sum().backward()
+        judges.step()
+        makes.zero_grad()
+        judge.requires_grad_(False)
+        judge(maker(real)).sum().backward()
+        makes.step()
+        judge.requires_grad_(True)
+    same(maker)
+    same(judge)
+    hvd.join()  # both take part

@@ -71,6 +71,14 @@ class _Counts:
             hook.remove()
 
 
+class _Reducer(GradientReducer):
+    """Raises Horovod's errors, in backward passes too."""
+
+    def _finish(self) -> None:
+        with internal_errors():
+            super()._finish()
+
+
 class PlannedGradients:
     """Averages gradients in planned rounds, while the backward pass runs (Herring's own way).
 
@@ -111,7 +119,7 @@ class PlannedGradients:
         self._last = passes  # the one that is expected to be the last of a step
         self._begun = 0.0
         self._watch(named)
-        self._reducer = GradientReducer(
+        self._reducer = _Reducer(
             named,
             name=name,
             wire_dtype="float16" if half else None,
@@ -149,6 +157,9 @@ class PlannedGradients:
     @property
     def pending(self) -> bool:
         """Whether there are gradients that were not synchronized."""
+        reducer = self._reducer
+        if reducer.given_up and reducer.rounds > self._rounds:
+            self._start_anew()  # there is no step of it
         return bool(self._counts)
 
     @property
