@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from herring.errors import ConfigurationError, HerringError
+from herring.launch.horovodrun import add_options, workers_of
 from herring.launch.version import version
 
 __all__ = ["main", "version"]
@@ -97,7 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", "run a job on this machine", _RUN_HELP, _run)
     run.usage = "herring run [-n N] [--nodes K] [--servers S] [options] -- COMMAND [ARG ...]"
     run.add_argument(
-        "-n", "--workers", type=_integer, default=1, metavar="N", help="workers (default 1)"
+        *("-n", "--workers", "-np", "--num-proc"),
+        type=_integer,
+        dest="workers",
+        metavar="N",
+        help="workers (default 1)",
     )
     run.add_argument(
         "--nodes",
@@ -125,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--keep-going", action="store_true", help="let the others go on after a worker has failed"
     )
+    add_options(run)
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
 
     server = _command(
@@ -270,13 +276,16 @@ def _run(options: argparse.Namespace) -> int:
     return run(
         RunOptions(
             command=command,
-            workers=options.workers,
+            workers=workers_of(options.workers, options.hosts, options.hostfile),
             nodes=options.nodes,
             servers=options.servers,
             timeout=options.timeout,
             grace=options.grace,
             prefix=not options.no_prefix,
             keep_going=options.keep_going,
+            start_timeout=options.start_timeout,
+            output=options.output_filename,
+            horovod=options.horovod,
         )
     )
 

@@ -41,6 +41,9 @@ class RunOptions:
         grace: Seconds between SIGTERM and SIGKILL.
         prefix: Whether output lines carry the rank.
         keep_going: Whether the others go on after a worker has failed.
+        start_timeout: Seconds within which all must meet, or None: the setting.
+        output: Folder that gets a copy of what each rank prints, or None.
+        horovod: Whether ``import horovod`` is to find `herring.horovod`.
         server_command: What runs as a server; `herring server` by default.
     """
 
@@ -52,6 +55,9 @@ class RunOptions:
     grace: float = 10.0
     prefix: bool = True
     keep_going: bool = False
+    start_timeout: float | None = None
+    output: Path | None = None
+    horovod: bool = False
     server_command: Sequence[str] = field(
         default=(sys.executable, "-m", "herring.launch.cli", "server", "--stay")
     )
@@ -72,6 +78,11 @@ class RunOptions:
             raise ConfigurationError(
                 f"--nodes {self.nodes} is not valid: allowed is an integer from 1 to "
                 f"{self.workers}, the number of workers (-n), as every node holds at least one"
+            )
+        if self.start_timeout is not None and not 1 <= self.start_timeout <= 604800:
+            raise ConfigurationError(
+                f"--start-timeout {self.start_timeout:g} is not valid: allowed are 1 to 604800 "
+                "seconds"
             )
         for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
             if value is not None and not 0 <= value < 1e9:
@@ -130,6 +141,7 @@ def job_environment(options: RunOptions, port: int) -> dict[str, str]:
         "HOST_ID",
         "JOB",
         "INTERFACE",
+        "AS_HOROVOD",
     }
     environment = {
         name: value
@@ -141,6 +153,12 @@ def job_environment(options: RunOptions, port: int) -> dict[str, str]:
     environment["HERRING_SERVERS"] = str(options.servers)
     environment["HERRING_SECRET"] = secrets.token_hex(32)
     environment["HERRING_JOB"] = f"run-{os.getpid()}-{secrets.token_hex(4)}"
+    if options.start_timeout is not None:
+        environment["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
+    if options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0"):
+        folder = str(Path(__file__).resolve().parents[1] / "horovod" / "stand_in")
+        paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
     if options.workers > 1:
         share = max(1, len(os.sched_getaffinity(0)) // options.workers)

@@ -19,7 +19,9 @@ import termios
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from herring.errors import ConfigurationError
 from herring.launch import guard
 from herring.launch.job import (
     EXIT_NOT_EXECUTABLE,
@@ -160,6 +162,7 @@ class Launcher:
     def _spawn_worker(self, rank: int, environment: dict[str, str], listener: int) -> None:
         mark = self._mark(str(rank), rank)
         name = f"rank {rank}"
+        copies = self._copies(rank)
         out = err = subprocess.PIPE
         stdin, keep = subprocess.DEVNULL, ()
         terminal = -1
@@ -181,10 +184,27 @@ class Launcher:
                 os.close(terminal)
         if terminal >= 0:
             sink = self._out if self._out.terminal else self._err
-            source = Source(sink, mark, live=True)
+            copy = copies[0] if self._out.terminal else copies[1]
+            source = Source(sink, mark, live=True, copy=copy)
             self._selector.register(self._terminal, selectors.EVENT_READ, source)
-        self._connect(child.process.stdout, Source(self._out, mark))
-        self._connect(child.process.stderr, Source(self._err, mark))
+        for pipe, sink, copy in (
+            (child.process.stdout, self._out, copies[0]),
+            (child.process.stderr, self._err, copies[1]),
+        ):
+            if pipe is not None:
+                self._connect(pipe, Source(sink, mark, copy=copy))
+
+    def _copies(self, rank: int) -> tuple[Path | None, Path | None]:
+        """The files for what a rank prints, if they are asked for; their folder is made."""
+        if self._options.output is None:
+            return None, None
+        digits = len(str(self._options.workers - 1))
+        folder = self._options.output / f"rank.{rank:0{digits}}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"--output-filename: {folder}: {error.strerror}") from None
+        return folder / "stdout", folder / "stderr"
 
     def _spawn(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import select
+from pathlib import Path
 
 __all__ = ["Sink", "Source", "prefix"]
 
@@ -73,17 +74,21 @@ class Sink:
 class Source:
     """Bytes from one descriptor of one process, on their way to a sink."""
 
-    def __init__(self, sink: Sink, mark: bytes, live: bool = False) -> None:
+    def __init__(
+        self, sink: Sink, mark: bytes, live: bool = False, copy: Path | None = None
+    ) -> None:
         """Creates the source.
 
         Args:
             sink: Where lines go.
             mark: Prefix of each line; may be empty.
             live: Show unfinished lines at once (for one source of a terminal).
+            copy: A file that gets the bytes as they are, or None.
         """
         self._sink = sink
         self._mark = mark
         self._live = live
+        self._copy = None if copy is None else copy.open("wb", buffering=0)
         self._pending = b""
         self._line = b""  # live: what stands in the current line of the terminal
         self._at_start = True
@@ -91,6 +96,8 @@ class Source:
 
     def feed(self, data: bytes) -> None:
         """Takes what the process wrote."""
+        if self._copy is not None:
+            self._copy.write(data)
         if self._live:
             self._feed_live(data)
         else:
@@ -98,6 +105,9 @@ class Source:
 
     def finish(self) -> None:
         """The process has closed its end: shows an unfinished line."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
         rest, self._pending = self._pending, b""
         if self._live:
             if rest or self._line:

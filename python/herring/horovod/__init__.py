@@ -1,0 +1,24 @@
+"""Horovod's API (0.28) on Herring.
+
+    import herring.horovod.torch as hvd          # instead of: import horovod.torch as hvd
+
+Scripts that say ``import horovod`` run unchanged under ``herring run --horovod`` or
+``python -m herring.horovod script.py``; see docs/horovod.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from herring.horovod.common.exceptions import NotSupportedError
+
+__version__ = "0.28.1"  # of the API that this follows; scripts compare it
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        raise NotSupportedError(
+            "horovod.run() is not there: start the script with 'herring run -n N -- python ...', "
+            "torchrun, mpirun or srun"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

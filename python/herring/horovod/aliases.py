@@ -1,0 +1,84 @@
+"""Makes ``import horovod`` find Herring's modules in its place.
+
+    import herring.horovod.aliases
+    herring.horovod.aliases.install()
+
+``horovod.X`` is then the module ``herring.horovod.X`` itself, whether or not Horovod is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from herring.horovod.common.exceptions import NotSupportedError
+
+__all__ = ["install"]
+
+_OURS = "herring.horovod"
+_THEIRS = "horovod"
+_TORCH_ONLY = "herring has Horovod's API for PyTorch only"
+_OTHERS = {
+    "tensorflow": _TORCH_ONLY,
+    "keras": _TORCH_ONLY,
+    "mxnet": _TORCH_ONLY,
+    "spark": "start the script with torchrun, mpirun or srun",
+    "ray": "start the script with torchrun, mpirun or srun",
+    "runner": "start the script with 'herring run -n N -- python ...'",
+}
+
+
+class _Alias(Loader):
+    """Loads a module of Herring's as one of Horovod's."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Herring's module."""
+        self._spec = None
+        module = importlib.import_module(_OURS + spec.name.removeprefix(_THEIRS))
+        self._spec = module.__spec__  # importing it by another name replaces it for a moment
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do."""
+        module.__spec__ = self._spec
+        module.__loader__ = self._spec.loader
+        module.__package__ = (
+            self._spec.name if self._spec.submodule_search_locations else self._spec.parent
+        )
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds what is called "horovod" or "horovod.X"."""
+        first, _, rest = fullname.partition(".")
+        if first != _THEIRS:
+            return None
+        other = rest.partition(".")[0]
+        if other in _OTHERS:
+            raise ModuleNotFoundError(f"{fullname} is not there: {_OTHERS[other]}", name=fullname)
+        if importlib.util.find_spec(_OURS + fullname.removeprefix(_THEIRS)) is None:
+            return None
+        return ModuleSpec(fullname, _Alias())
+
+
+def install() -> None:
+    """Has ``import horovod`` find Herring's modules from now on; a second call does nothing.
+
+    Raises:
+      NotSupportedError: Horovod itself was imported before.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    there = sys.modules.get(_THEIRS)
+    if there is not None and there is not sys.modules[_OURS]:
+        raise NotSupportedError(
+            "horovod itself was imported before herring.horovod.aliases.install()"
+        )
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,157 @@
+"""Who am I in the job, and what this library is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import herring
+from herring.errors import InvalidArgumentError
+from herring.horovod.common import process_sets as sets
+from herring.horovod.common.exceptions import NotInitializedError, NotSupportedError
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[sets.ProcessSet] | str | None = None,
+) -> None:
+    """Joins the job that the environment describes; a second call does nothing.
+
+    Args:
+      comm: None, or the list of all ranks. For some of them there are process sets.
+      process_sets: `ProcessSet`s to register, the same on all ranks; "dynamic" or None: none yet.
+        `add_process_set` works in each case.
+
+    Raises:
+      NotSupportedError: `comm` is an MPI communicator or not all ranks.
+      InvalidArgumentError: a process set that is impossible, or twice there.
+      MismatchError: ranks give different process sets.
+      ConfigurationError, AuthenticationError, TimeoutError: as `herring.init`.
+    """
+    if herring.is_initialized() and sets.is_set_up():
+        return
+    wanted: list[sets.ProcessSet] = []
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise InvalidArgumentError(
+                f"process_sets is {process_sets!r}; it must be 'dynamic', a list of ProcessSet or "
+                "None"
+            )
+    elif process_sets is not None:
+        wanted = list(process_sets)
+    herring.init()
+    if comm is not None and (
+        not isinstance(comm, (list, tuple, range)) or sorted(comm) != list(range(herring.size()))
+    ):
+        raise NotSupportedError(
+            f"init(comm={comm!r}): a job has all ranks of its launcher; for some of them use "
+            "init(process_sets=[hvd.ProcessSet([...])]) and process_set="
+        )
+    sets.set_up(wanted)
+
+
+def shutdown() -> None:
+    """Leaves the job; what is in flight fails. Another `init` may follow."""
+    herring.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return herring.is_initialized()
+
+
+def _in_job(function: Callable[[], int]) -> int:
+    if not herring.is_initialized():
+        raise NotInitializedError("Horovod has not been initialized in this process: hvd.init()")
+    return function()
+
+
+def rank() -> int:
+    """This worker's rank, 0 to size() - 1."""
+    return _in_job(herring.rank)
+
+
+def size() -> int:
+    """Number of workers in the job."""
+    return _in_job(herring.size)
+
+
+def local_rank() -> int:
+    """This worker's rank on its node, 0 to local_size() - 1."""
+    return _in_job(herring.local_rank)
+
+
+def local_size() -> int:
+    """Number of workers on this node."""
+    return _in_job(herring.local_size)
+
+
+def _nodes_across() -> list[int]:
+    """The nodes that have a worker of this local rank."""
+    mine = local_rank()
+    return [n for n in range(herring.num_nodes()) if len(herring.ranks_of_node(n)) > mine]
+
+
+def cross_rank() -> int:
+    """This node's number among those that have a worker of this local rank."""
+    return _nodes_across().index(herring.node_rank())
+
+
+def cross_size() -> int:
+    """Number of nodes that have a worker of this local rank."""
+    return len(_nodes_across())
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have equally many workers."""
+    _in_job(herring.size)
+    return len({len(herring.ranks_of_node(n)) for n in range(herring.num_nodes())}) == 1
+
+
+def _none_of(what: str) -> Callable[..., Any]:
+    def answer(verbose: bool = False) -> bool:
+        del verbose
+        return False
+
+    answer.__doc__ = f"Whether {what}: no, Herring has its own transport."
+    return answer
+
+
+mpi_threads_supported = _none_of("several threads may call MPI")
+mpi_enabled = _none_of("MPI is used")
+mpi_built = _none_of("MPI is compiled in")
+gloo_enabled = _none_of("Gloo is used")
+gloo_built = _none_of("Gloo is compiled in")
+ddl_built = _none_of("DDL is compiled in")
+ccl_built = _none_of("oneCCL is compiled in")
+cuda_built = _none_of("CUDA operations are compiled in")
+rocm_built = _none_of("ROCm operations are compiled in")
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """The version of NCCL that is compiled in: 0, none; Herring has its own transport."""
+    del verbose
+    return 0

@@ -1,0 +1,230 @@
+"""Process sets: Horovod's groups of ranks. All ranks register one; its members use it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import herring
+from herring.collectives import check_same
+from herring.errors import InvalidArgumentError
+from herring.groups import Group, new_group
+from herring.horovod.common.exceptions import NotInitializedError
+from herring.runtime import forget_job
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+class ProcessSet:
+    """Some ranks of the job that do collectives together.
+
+    It can be used once it is registered, by `init` or `add_process_set`, until it is removed or the
+    job ends.
+
+    Args:
+      ranks: of the job, in any order, each once.
+
+    Attributes:
+      process_set_id: its number, None unless it is registered. 0 is the set of all ranks.
+      ranks: its ranks, ascending.
+      mpi_comm: None.
+
+    Raises:
+      InvalidArgumentError: `ranks` is no list of different ranks.
+    """
+
+    process_set_id: int | None = None
+    mpi_comm = None
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        try:
+            listed = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"ProcessSet({ranks!r}): it must be a list of ranks; MPI communicators are not "
+                "taken"
+            ) from None
+        if not listed or len(set(listed)) < len(listed) or listed[0] < 0:
+            raise InvalidArgumentError(
+                f"ProcessSet({list(ranks)}): it must name at least one rank, each once, none "
+                "negative"
+            )
+        self.ranks: list[int] | None = listed
+        self._group: Group | None = None
+
+    def included(self) -> bool | None:
+        """Whether this rank is in it; None: it is not registered."""
+        return None if self.process_set_id is None else herring.rank() in self.ranks
+
+    def size(self) -> int | None:
+        """Number of its ranks; None: it is not registered."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This rank's place in it; None: it is not registered.
+
+        Raises:
+          InvalidArgumentError: this rank is not in it.
+        """
+        if self.process_set_id is None:
+            return None
+        if not self.included():
+            raise InvalidArgumentError(f"rank {herring.rank()} is not in {self}")
+        return self.ranks.index(herring.rank())
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class _All(ProcessSet):
+    """The set of all ranks, of whatever job there is."""
+
+    def __init__(self) -> None:
+        self._group = None
+
+    @property
+    def process_set_id(self) -> int | None:  # type: ignore[override]
+        return 0 if herring.is_initialized() else None
+
+    @property
+    def ranks(self) -> list[int] | None:  # type: ignore[override]
+        return list(range(herring.size())) if herring.is_initialized() else None
+
+
+global_process_set: ProcessSet = _All()
+
+_registered: dict[int, ProcessSet] = {}  # by number, from 1 on
+_state = {"set up": False, "next": 1}
+
+
+def is_set_up() -> bool:
+    """Whether `set_up` was called in this job."""
+    return _state["set up"]
+
+
+def set_up(wanted: Sequence[ProcessSet]) -> None:
+    """Registers the process sets of `init` (collective).
+
+    Raises:
+      InvalidArgumentError, MismatchError: as `add_process_set`.
+    """
+    for one in wanted:
+        if not isinstance(one, ProcessSet):
+            raise InvalidArgumentError(f"process_sets has {one!r}; it must be a list of ProcessSet")
+    check_same("the process sets of init()", [one.ranks for one in wanted], name="horovod.init")
+    _state["set up"] = True
+    for one in wanted:
+        _register(one)
+
+
+def _forget() -> None:
+    for one in _registered.values():
+        one.process_set_id, one._group = None, None
+    _registered.clear()
+    _state.update({"set up": False, "next": 1})
+
+
+forget_job.append(_forget)
+
+
+def _register(process_set: ProcessSet) -> None:
+    size = herring.size()
+    if process_set.ranks[-1] >= size:
+        raise InvalidArgumentError(
+            f"{process_set}: ranks of the job are 0 to {size - 1}; ranks is {process_set.ranks}"
+        )
+    for one in (global_process_set, *_registered.values()):
+        if one is process_set or one.ranks == process_set.ranks:
+            raise InvalidArgumentError(
+                f"there is a process set with these ranks already: {one}; use that one"
+            )
+    number = _state["next"]
+    _state["next"] += 1
+    process_set._group = new_group(process_set.ranks, name=f"process set {number}")
+    process_set.process_set_id = number
+    _registered[number] = process_set
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set (collective: every rank of the job calls it, with the same ranks).
+
+    Args:
+      process_set: it, or the list of its ranks.
+
+    Returns:
+      The process set.
+
+    Raises:
+      InvalidArgumentError: impossible ranks, or there is one with the same ranks.
+      MismatchError: ranks call it with different ones.
+    """
+    if not herring.is_initialized():
+        raise NotInitializedError("add_process_set() needs hvd.init() before it")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    name = f"horovod.add_process_set.{_state['next']}"
+    check_same("the ranks of add_process_set()", process_set.ranks, name=name)
+    _register(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set (collective: every rank of the job calls it).
+
+    Args:
+      process_set: a registered one.
+
+    Returns:
+      Whether it was removed: not if it is the set of all ranks, or not registered.
+
+    Raises:
+      InvalidArgumentError: something in it is in flight on this rank; it stays.
+      MismatchError: ranks call it with different ones.
+    """
+    number = process_set.process_set_id
+    if number is None or number == 0 or _registered.get(number) is not process_set:
+        return False
+    check_same("what remove_process_set() removes", number, name="horovod.remove_process_set")
+    process_set._group.destroy()
+    process_set.process_set_id, process_set._group = None, None
+    del _registered[number]
+    return True
+
+
+def group_of(process_set: ProcessSet) -> Group | None:
+    """Herring's group of a process set; None: all ranks.
+
+    Raises:
+      NotInitializedError: there is no job.
+      InvalidArgumentError: not a registered process set, or this rank is not in it.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set is {process_set!r}; it must be a hvd.ProcessSet")
+    if process_set is global_process_set:
+        if not herring.is_initialized():
+            raise NotInitializedError("Horovod has not been initialized: hvd.init()")
+        return None
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(
+            f"{process_set} is not registered: hvd.add_process_set(process_set) on all ranks, or "
+            "init(process_sets=[...])"
+        )
+    process_set._group.members()
+    return process_set._group
+
+
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The place in a process set of a rank of the job.
+
+    Raises:
+      InvalidArgumentError: it is not in there.
+    """
+    ranks = process_set.ranks
+    if root_rank not in ranks:
+        raise InvalidArgumentError(
+            f"root_rank is {root_rank}; it must be a rank of the job in the process set, one of "
+            f"{ranks}"
+        )
+    return ranks.index(root_rank)

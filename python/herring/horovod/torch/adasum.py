@@ -1,0 +1,52 @@
+"""Adasum: a sum of gradients that leaves out what they have in common (Maleki et al., 2020).
+
+Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
+orthogonal, their mean where they are equal. Those of more ranks are combined in pairs, over a
+binary tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from herring.errors import InvalidArgumentError
+
+__all__ = ["adasum", "require_power_of_two"]
+
+
+def require_power_of_two(ranks: int) -> None:
+    """Raises InvalidArgumentError unless Adasum can combine so many."""
+    if ranks & (ranks - 1):
+        raise InvalidArgumentError(
+            f"Adasum combines pairs of pairs: {ranks} ranks take part; it must be a power of two"
+        )
+
+
+def adasum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Combines the vectors of all ranks.
+
+    Dot products are taken in float64, the vectors combined in float32 where they have 16 bits.
+
+    Args:
+      rows: one flat tensor per rank, in rank order; a power of two of them.
+
+    Returns:
+      A new tensor of their dtype.
+    """
+    dtype = rows[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    level = [row.to(wide) for row in rows]
+    while len(level) > 1:
+        level = [_pair(a, b) for a, b in zip(level[::2], level[1::2])]
+    return level[0].to(dtype, copy=True)
+
+
+def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    long_a, long_b = a.double(), b.double()
+    dot = float(long_a @ long_b)
+    square_a, square_b = float(long_a @ long_a), float(long_b @ long_b)
+    of_a = 1 - dot / (2 * square_a) if square_a else 1.0
+    of_b = 1 - dot / (2 * square_b) if square_b else 1.0
+    return of_a * a + of_b * b

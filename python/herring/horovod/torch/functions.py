@@ -1,0 +1,122 @@
+"""Gives all ranks the parameters, the optimizer's state, or any object of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+import herring
+from herring.errors import InvalidArgumentError
+from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of, root_in
+from herring.torch import state
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrites parameters (and buffers) with those of one rank, in place (collective).
+
+    Args:
+      params: `model.state_dict()` or `model.named_parameters()`. What is no tensor is left alone.
+      root_rank: whose values all get; a rank of the job.
+      process_set: who takes part.
+
+    Raises:
+      InvalidArgumentError: something else was given.
+      HorovodInternalError: names, shapes or dtypes differ between ranks.
+    """
+    if isinstance(params, Mapping):
+        listed = list(params.items())
+    else:
+        try:
+            listed = [(name, value) for name, value in params]
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidArgumentError(
+                f"broadcast_parameters takes model.state_dict() or model.named_parameters(), not "
+                f"{type(params).__name__}"
+            ) from None
+    group = group_of(process_set)
+    root = root_in(process_set, root_rank)
+    with internal_errors():
+        state.broadcast_parameters(listed, root, name="horovod.parameters", group=group)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives all ranks the optimizer state and options of one (collective).
+
+    Works for every torch optimizer, also when only the root has any state yet.
+
+    Args:
+      optimizer: over the same parameters on every rank.
+      root_rank: whose state all get; a rank of the job.
+      model: no meaning.
+      process_set: who takes part.
+
+    Raises:
+      HorovodInternalError: the optimizers differ in type, groups or parameters.
+    """
+    del model
+    group = group_of(process_set)
+    root = root_in(process_set, root_rank)
+    with internal_errors():
+        state.broadcast_optimizer_state(optimizer, root, name="horovod.optimizer", group=group)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Hands a picklable object of one rank to all.
+
+    Args:
+      obj: read on the root only.
+      root_rank: a rank of the job.
+      name: identifies the operation across ranks.
+      process_set: who takes part.
+
+    Returns:
+      The object; on the root the one given.
+    """
+    group = group_of(process_set)
+    root = root_in(process_set, root_rank)
+    name = None if name is None else f"horovod.broadcast_object.{name}"
+    with internal_errors():
+        return herring.broadcast_object(obj, root, name=name, group=group)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Hands a picklable object of every rank to all.
+
+    Args:
+      obj: this rank's.
+      name: identifies the operation across ranks.
+      process_set: who takes part.
+
+    Returns:
+      The objects in rank order.
+    """
+    group = group_of(process_set)
+    name = None if name is None else f"horovod.allgather_object.{name}"
+    with internal_errors():
+        return herring.allgather_object(obj, name=name, group=group)

@@ -1,0 +1,339 @@
+"""How a `DistributedOptimizer` averages gradients: in planned rounds, or tensor by tensor.
+
+Both count backward passes for each parameter. An average is due when a parameter has had
+`backward_passes_per_step` gradients; one more before a step is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from herring.errors import HerringError
+from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.process_sets import ProcessSet, group_of
+from herring.horovod.torch import rounds, starts, timeline
+from herring.horovod.torch.handles import Call
+from herring.torch.reducer import GradientReducer
+
+__all__ = ["Named", "PlannedGradients", "TensorGradients"]
+
+Named = list[tuple[str, torch.nn.Parameter]]
+
+
+class _Counts:
+    """Gradients that parameters have had since the last step."""
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+        self.exceeded = False  # what was averaged has got something that was not
+        self._counts: dict[int, int] = {}
+        self._hooks: list[Any] = []
+
+    def watch(self, named: Named, produced: Callable[[str, torch.nn.Parameter, int], None]) -> None:
+        """Has `produced` called with each gradient, and how many its parameter has had."""
+        for name, parameter in named:
+            if parameter.requires_grad:
+                self._hooks.append(
+                    parameter.register_post_accumulate_grad_hook(self._hook(name, produced))
+                )
+
+    def _hook(
+        self, name: str, produced: Callable[[str, torch.nn.Parameter, int], None]
+    ) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            count = self._counts.get(id(parameter), 0) + 1
+            if count > self.passes:
+                self.exceeded = True
+                raise AssertionError(
+                    f"parameter {name!r} has got {count} gradients since the last step(), and "
+                    f"backward_passes_per_step is {self.passes}: gradients were computed more than "
+                    "backward_passes_per_step times before step(); give DistributedOptimizer a "
+                    "larger backward_passes_per_step to accumulate"
+                )
+            self._counts[id(parameter)] = count
+            produced(name, parameter, count)
+
+        return hook
+
+    def clear(self) -> None:
+        self.exceeded = False
+        self._counts.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _Reducer(GradientReducer):
+    """Raises Horovod's errors, in backward passes too."""
+
+    def _finish(self) -> None:
+        with internal_errors():
+            super()._finish()
+
+
+class PlannedGradients:
+    """Averages gradients in planned rounds, while the backward pass runs (Herring's own way).
+
+    A round takes all parameters. Which pass of a step is the last is known from the step before;
+    in the first step it is number `backward_passes_per_step`. What was produced after a round, or
+    without one, is averaged by `synchronize`: an average of averages and of what was added to them
+    is right all the same.
+
+    Args:
+      named: parameters, in registration order.
+      name: of the operations.
+      passes: backward passes per step.
+      sums: whether `synchronize` is to leave sums instead of averages.
+      half: whether float32 gradients travel as float16.
+      densify: whether sparse gradients are made dense.
+      sparse: parameters that are known to have sparse gradients.
+      process_set: who takes part.
+      relist: present parameters, if they may have changed.
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        *,
+        name: str,
+        passes: int,
+        sums: bool,
+        half: bool,
+        densify: bool,
+        sparse: Sequence[torch.nn.Parameter],
+        process_set: ProcessSet,
+        relist: Callable[[], Named | None],
+    ) -> None:
+        self._counts = _Counts(passes)
+        self._sums = sums
+        self._pass = -1  # torch's number of the last one
+        self._number = 0  # passes since the last step
+        self._last = passes  # the one that is expected to be the last of a step
+        self._begun = 0.0
+        self._watch(named)
+        self._reducer = _Reducer(
+            named,
+            name=name,
+            wire_dtype="float16" if half else None,
+            sparse="densify" if densify else "keep",
+            sparse_parameters=sparse,
+            relist=relist,
+            group=group_of(process_set),
+        )
+        self._rounds = self._reducer.rounds  # when the last pass began that was to end with one
+        self._complete = False
+        rounds.reducers.add(self._reducer)
+
+    def _watch(self, named: Named) -> None:
+        myself = weakref.ref(self)
+
+        def produced(*_: Any) -> None:
+            if (gradients := myself()) is not None:
+                gradients._produced()
+
+        self._counts.watch(named, produced)
+
+    def _produced(self) -> None:
+        running = torch._C._current_graph_task_id()
+        if running == self._pass:
+            return
+        self._pass = running
+        self._number += 1
+        reducer = self._reducer
+        if not reducer.round_open:
+            reducer.enabled = self._number == self._last
+            self._complete = reducer.enabled
+            self._rounds = reducer.rounds
+            self._begun = timeline.begin()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients that were not synchronized."""
+        reducer = self._reducer
+        if reducer.given_up and reducer.rounds > self._rounds:
+            self._start_anew()  # there is no step of it
+        return bool(self._counts)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a backward pass has raised in the middle of a round."""
+        return self._reducer.round_open
+
+    def synchronize(self) -> None:
+        """Leaves averages, or sums, in `.grad` (collective unless the round has ended)."""
+        reducer = self._reducer
+        with internal_errors():
+            if reducer.round_open:
+                self.give_up()
+                raise HerringError(
+                    f"{reducer.name}: step() after a backward pass that raised; the step is given "
+                    "up on all ranks, and gradients were cleared"
+                )
+            ended = self._complete and reducer.rounds > self._rounds
+            if not ended or self._counts.exceeded:
+                reducer.enabled = True
+                reducer.finish_step()
+        timeline.ended(reducer.name, self._begun)
+        if self._sums:
+            self._multiply(reducer.contributors)
+        self._last = max(self._number, 1)
+        self._start_anew()
+
+    def _multiply(self, factor: int) -> None:
+        gradients = [p.grad for p in self._reducer._parameters if p.grad is not None]
+        dense = [one for one in gradients if one.layout == torch.strided]
+        with torch.no_grad():
+            if dense:
+                torch._foreach_mul_(dense, float(factor))
+            for one in gradients:
+                if one.layout != torch.strided:
+                    one.mul_(factor)
+
+    def _start_anew(self) -> None:
+        self._counts.clear()
+        self._number = 0
+        self._pass = -1
+        self._complete = False
+
+    def give_up(self) -> None:
+        """Gives up, on all ranks, a step whose backward pass has raised."""
+        self._reducer.abandon()
+        self._start_anew()
+
+    def set_passes(self, passes: int) -> None:
+        """Changes how many backward passes a step has."""
+        self._counts.passes = self._last = passes
+
+    def adopt(self, named: Named, new: Named) -> None:
+        """Averages more parameters from now on (collective)."""
+        self._watch(new)
+        self._reducer.adopt(named)
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        self._counts.close()
+        self._reducer.close()
+
+
+class TensorGradients:
+    """Averages each gradient by an operation of its own, which a compressor may change.
+
+    Args:
+      named: parameters.
+      name: of the operations.
+      passes: backward passes per step.
+      op: `Average` or `Sum`.
+      scales: before and after the sum.
+      compression: what changes tensors on their way.
+      densify: whether sparse gradients are made dense.
+      process_set: who takes part.
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        *,
+        name: str,
+        passes: int,
+        op: int,
+        scales: tuple[float, float],
+        compression: Any,
+        densify: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        group_of(process_set)
+        self._named = list(named)
+        self._name = name
+        self._counts = _Counts(passes)
+        self._options = op, *scales, process_set
+        self._compression = compression
+        self._densify = densify
+        self._calls: dict[int, tuple[Call, Any]] = {}
+        self._watch(named)
+
+    def _watch(self, named: Named) -> None:
+        myself = weakref.ref(self)
+
+        def produced(name: str, parameter: torch.nn.Parameter, count: int) -> None:
+            if (gradients := myself()) is not None and count == gradients._counts.passes:
+                gradients._start(name, parameter)
+
+        self._counts.watch(named, produced)
+
+    def _start(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.layout != torch.strided:
+            op, _, _, process_set = self._options
+            if not self._densify:
+                sparse = parameter.grad
+                call = starts.start_sparse_allreduce(
+                    sparse, f"{self._name}.{name}", op, process_set
+                )
+                self._calls[id(parameter)] = call, None
+                return
+            parameter.grad = parameter.grad.to_dense()
+        sent, context = self._compression.compress(parameter.grad.detach())
+        call = starts.start_allreduce(sent, f"{self._name}.{name}", *self._options, in_place=False)
+        self._calls[id(parameter)] = call, context
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients that were not synchronized."""
+        return bool(self._counts)
+
+    @property
+    def broken(self) -> bool:
+        """No: each tensor is by itself."""
+        return False
+
+    def synchronize(self) -> None:
+        """Leaves averages, or sums, in `.grad` (collective)."""
+        since = timeline.begin()
+        for name, parameter in self._named:
+            if parameter.requires_grad and id(parameter) not in self._calls:
+                self._start(name, parameter)
+        calls, self._calls = self._calls, {}
+        self._counts.clear()
+        failed: Exception | None = None
+        for _, parameter in self._named:
+            call, context = calls.get(id(parameter), (None, None))
+            if call is None:
+                continue
+            try:
+                found = call.result()
+            except HerringError as error:
+                failed = failed or error
+                continue
+            if found.layout == torch.strided:
+                found = self._compression.decompress(found, context)
+                parameter.grad.detach().copy_(found.view_as(parameter.grad))
+            else:
+                parameter.grad = found
+        timeline.ended(self._name, since)
+        if failed is not None:
+            raise failed
+
+    def give_up(self) -> None:
+        """Nothing: each tensor is by itself."""
+
+    def set_passes(self, passes: int) -> None:
+        """Changes how many backward passes a step has."""
+        self._counts.passes = passes
+
+    def adopt(self, named: Named, new: Named) -> None:
+        """Averages more parameters from now on."""
+        self._named = list(named)
+        self._watch(new)
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        self._counts.close()

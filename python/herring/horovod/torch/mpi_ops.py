@@ -1,0 +1,555 @@
+"""The collectives of Horovod's API on tensors.
+
+Names ending with ``_`` write into the tensors given, others return new ones. Those with ``async``
+return an integer handle for `synchronize` and `poll`. Operations match across ranks by `name`, or
+without one by the number of the call of their kind. All take `process_set`, whose ranks alone call
+them. Those that return new tensors and wait (`allreduce`, `allgather`, ...) are seen by autograd;
+gradients are averaged over ranks as in Horovod.
+
+What one rank refuses, or on which ranks disagree, fails with the same error on all of them, and
+later calls go on. Errors of single arguments are `herring.InvalidArgumentError`, a ValueError;
+what fails later is a `HorovodInternalError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import herring
+from herring.errors import InvalidArgumentError
+from herring.horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from herring.horovod.common.exceptions import HorovodInternalError, internal_errors
+from herring.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    group_of,
+    remove_process_set,
+)
+from herring.horovod.torch import differentiable, rounds, starts
+from herring.horovod.torch.compression import Compression
+from herring.horovod.torch.handles import SparseHandle, poll, synchronize
+from herring.horovod.torch.starts import Adasum, Average, Max, Min, Product, Sum
+from herring.horovod.torch.timeline import start_timeline, stop_timeline
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+
+def _op(op: Any, average: bool | None) -> Any:
+    """The operator, where the older argument `average` may say it."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise InvalidArgumentError(
+            f"op is {op!r} and average is {average!r}; give op only (hvd.Average or hvd.Sum)"
+        )
+    return Average if average else Sum
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an `allreduce`, without a gradient; returns its handle."""
+    scales = prescale_factor, postscale_factor
+    op = _op(op, average)
+    return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=False).handle()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an `allreduce_`; leave the tensor alone until `synchronize` has returned it."""
+    scales = prescale_factor, postscale_factor
+    op = _op(op, average)
+    return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=True).handle()
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks.
+
+    Averages and scaled sums of integers are computed in float64 and cut towards zero.
+
+    Args:
+      tensor: any shape; float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 or
+        bool; alike on all ranks.
+      average: older than `op`: True is Average, False is Sum.
+      name: identifies the operation across ranks; None numbers the calls.
+      compression: `Compression.none`, `Compression.fp16` or a class like these.
+      op: Average (None), Sum, Adasum (floats, and a power of two of ranks), Min, Max or Product.
+      prescale_factor: multiplies each rank's values first.
+      postscale_factor: multiplies the result.
+      process_set: who takes part.
+
+    Returns:
+      A new tensor. Its gradient is reduced in the same way (Average and Sum only).
+
+    Raises:
+      InvalidArgumentError: no such operator, dtype or layout; a name that is in flight; a process
+        set that is not registered, or without this rank.
+      HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
+        (TimeoutError).
+    """
+    op = _op(op, average)
+    sent, context = compression.compress(tensor)
+    options = op, prescale_factor, postscale_factor, process_set
+    return compression.decompress(differentiable.AllReduce.apply(sent, name, *options), context)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks in place, and returns it; otherwise as `allreduce`."""
+    return synchronize(
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts a `grouped_allreduce`, without a gradient; returns its handle."""
+    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    return starts.start_grouped_allreduce(tensors, name, *options, in_place=False).handle()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts a `grouped_allreduce_`; returns its handle."""
+    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    return starts.start_grouped_allreduce(tensors, name, *options, in_place=True).handle()
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduces a list of tensors, of any shapes and dtypes, as one operation: all of it or none.
+
+    Args and errors as in `allreduce`.
+
+    Returns:
+      New tensors, as a list.
+    """
+    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    sent, contexts = _compressed(compression, tensors)
+    found = differentiable.GroupedAllReduce.apply(name, *options, *sent)
+    return [compression.decompress(one, context) for one, context in zip(found, contexts)]
+
+
+def _compressed(
+    compression: Any, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[Any]]:
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [tensor for tensor, _ in pairs], [context for _, context in pairs]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduces a list of tensors in place and returns it; otherwise as `grouped_allreduce`."""
+    return synchronize(
+        grouped_allreduce_async_(
+            tensors, average, name, op, prescale_factor, postscale_factor, process_set
+        )
+    )
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> SparseHandle:
+    """Starts an all-reduce of a sparse COO tensor: all ranks get the entries of all.
+
+    Args:
+      tensor: sparse, the same shape and sparse dimensions on all ranks, any number of entries.
+      name: as in `allreduce`.
+      op: Average or Sum.
+      process_set: as in `allreduce`.
+
+    Returns:
+      A handle: `synchronize(handle)`, or `handle()`, returns a new coalesced tensor.
+    """
+    return starts.start_sparse_allreduce(tensor, name, op, process_set).handle(SparseHandle)
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts an `allgather`, without a gradient; returns its handle."""
+    return starts.start_allgather(tensor, name, process_set).handle()
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenates the tensors of all ranks along dimension 0, in rank order.
+
+    Args:
+      tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
+      name: as in `allreduce`.
+      process_set: as in `allreduce`.
+
+    Returns:
+      A new tensor [sum of n, ...]; each rank's gradient is the average of all ranks' for its rows.
+
+    Raises:
+      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+    """
+    return differentiable.AllGather.apply(tensor, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts a `grouped_allgather`, without a gradient; returns its handle."""
+    return starts.start_grouped_allgather(tensors, name, process_set).handle()
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Concatenates each tensor of a list over all ranks, as one operation; as `allgather`."""
+    return list(differentiable.GroupedAllGather.apply(name, process_set, *tensors))
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts a `broadcast`, without a gradient; returns its handle."""
+    return starts.start_broadcast(tensor, root_rank, name, process_set, in_place=False).handle()
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts a `broadcast_`; leave the tensor alone until `synchronize` has returned it."""
+    return starts.start_broadcast(tensor, root_rank, name, process_set, in_place=True).handle()
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Gives all ranks the tensor of one.
+
+    Args:
+      tensor: alike on all ranks.
+      root_rank: whose it is: a rank of the job, also in a process set.
+      name: as in `allreduce`.
+      process_set: as in `allreduce`.
+
+    Returns:
+      A new tensor. The root's gradient is the average of all ranks', the others' are zeros.
+
+    Raises:
+      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+    """
+    return differentiable.Broadcast.apply(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Gives all ranks the tensor of one, in place, and returns it; as `broadcast`."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an `alltoall`, without a gradient; returns its handle."""
+    call = starts.start_alltoall(tensor, splits, name, process_set)
+    if splits is None:
+        both = call.finish
+        call.finish = lambda: both()[0]
+    return call.handle()
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends rows of the tensor to each rank, and concatenates what comes in, in rank order.
+
+    Args:
+      tensor: [n, ...]; n may differ between ranks.
+      splits: rows for each rank, numbers that add up to n; None: equal parts.
+      name: as in `allreduce`.
+      process_set: as in `allreduce`.
+
+    Returns:
+      A new tensor, whose gradient goes the way back; with `splits` also the number of rows that
+      came from each rank (int32 [ranks], on the CPU).
+
+    Raises:
+      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+    """
+    found, received = differentiable.AllToAll.apply(tensor, splits, name, process_set)
+    return found if splits is None else (found, received)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a `reducescatter`, without a gradient; returns its handle."""
+    scales = prescale_factor, postscale_factor
+    return starts.start_reducescatter(tensor, name, op, *scales, process_set).handle()
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks and leaves each a block of dimension 0.
+
+    Args:
+      tensor: [n, ...], alike on all ranks; the first n % ranks blocks have one row more.
+      name: as in `allreduce`.
+      compression: as in `allreduce`.
+      op: Average, Sum, Min, Max or Product.
+      process_set: as in `allreduce`.
+      prescale_factor: as in `allreduce`.
+      postscale_factor: as in `allreduce`.
+
+    Returns:
+      A new tensor. Gradients are gathered, and for Sum multiplied by the number of ranks, as
+      Horovod has it.
+
+    Raises:
+      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+    """
+    sent, context = compression.compress(tensor)
+    options = op, prescale_factor, postscale_factor, process_set
+    found = differentiable.ReduceScatter.apply(sent, name, *options)
+    return compression.decompress(found, context)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a `grouped_reducescatter`, without a gradient; returns its handle."""
+    scales = prescale_factor, postscale_factor
+    return starts.start_grouped_reducescatter(tensors, name, op, *scales, process_set).handle()
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Reduces and scatters each tensor of a list, as one operation; as `reducescatter`."""
+    options = op, prescale_factor, postscale_factor, process_set
+    sent, contexts = _compressed(compression, tensors)
+    found = differentiable.GroupedReduceScatter.apply(name, *options, *sent)
+    return [compression.decompress(one, context) for one, context in zip(found, contexts)]
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank has called it.
+
+    Raises:
+      HorovodInternalError: a rank is gone, or has not come in time.
+    """
+    group = group_of(process_set)
+    with internal_errors():
+        herring.barrier(group=group)
+
+
+def join(device: int = -1) -> int:
+    """Lets the others go on without this rank, until every rank has called it.
+
+    The others' all-reduces and `DistributedOptimizer` steps are done without it: it contributes
+    nothing, and averages divide by the ranks that are left (in Horovod by all ranks, with zeros of
+    those that have joined). Anything else that a rank calls meanwhile fails. Names who has joined.
+
+    Args:
+      device: no meaning.
+
+    Returns:
+      The rank that was last.
+
+    Raises:
+      HorovodInternalError: a rank is gone, or not all have joined in time.
+    """
+    del device
+    group_of(global_process_set)
+    with internal_errors():
+        return rounds.without_this_rank(herring.join)

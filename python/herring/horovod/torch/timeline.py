@@ -1,0 +1,133 @@
+"""The timeline: a Chrome trace of operations by name, from their start to their completion."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import herring
+from herring import _core
+from herring.errors import InvalidArgumentError
+from herring.handles import call_later
+from herring.runtime import forget_job
+
+__all__ = ["start_timeline", "stop_timeline"]
+
+
+class _Trace:
+    """Events, in microseconds since it was started, with one row for each name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: list[dict[str, Any]] = []
+        self._rows: dict[str, int] = {}
+        self._begin = time.monotonic_ns()
+
+    def now(self) -> float:
+        return (time.monotonic_ns() - self._begin) / 1000
+
+    def add(self, name: str, begin: float) -> None:
+        end = self.now()
+        with _lock:
+            row = self._rows.setdefault(name, len(self._rows))
+            event = {"name": name, "ph": "X", "pid": 0, "tid": row, "ts": begin, "dur": end - begin}
+            self.events.append(event)
+
+    def write(self) -> None:
+        with _lock:
+            names = [
+                {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}}
+                for name, row in self._rows.items()
+            ]
+            text = json.dumps(names + self.events)
+        self.path.write_text(text, encoding="utf-8")
+
+
+_lock = threading.Lock()
+_trace: _Trace | None = None
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Notes from now on when operations are started and when they are complete.
+
+    Rank 0 writes them at `stop_timeline`, or when the job ends, as a Chrome trace
+    (``chrome://tracing``); on other ranks nothing happens. It has the calls of this API and the
+    rounds of `DistributedOptimizer`, as rank 0 sees them; there are no negotiations to be shown.
+
+    Args:
+      file_path: of the trace; its folder must be there.
+      mark_cycles: no meaning: there are no cycles.
+
+    Raises:
+      InvalidArgumentError: there is no such folder, or a timeline was started before.
+      ShutdownError: `init` has not been called.
+    """
+    global _trace
+    del mark_cycles
+    path = Path(file_path)
+    if herring.rank() != 0:
+        return
+    if _trace is not None:
+        raise InvalidArgumentError(f"a timeline is written to {_trace.path}; stop_timeline() first")
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgumentError(f"start_timeline({str(path)!r}): there is no such folder")
+    _trace = _Trace(path)
+
+
+def stop_timeline() -> None:
+    """Writes the timeline that was started. Without one it does nothing."""
+    global _trace
+    trace, _trace = _trace, None
+    if trace is not None:
+        trace.write()
+
+
+forget_job.append(stop_timeline)
+
+
+def begin() -> float:
+    """Now, for `ended`; 0 without a timeline."""
+    trace = _trace
+    return 0.0 if trace is None else trace.now()
+
+
+def ended(name: str, since: float) -> None:
+    """Notes what began at `since` and ends now."""
+    trace = _trace
+    if trace is not None:
+        trace.add(name, since)
+
+
+def started(name: str, pending: Sequence[Any]) -> Callable[[], None]:
+    """Notes that operations start now, and has their completion noted.
+
+    Returns:
+      What is to be called when they are known to be complete; only the first time counts.
+    """
+    trace = _trace
+    if trace is None:
+        return _nothing
+    since, left = trace.now(), [True]
+
+    def complete(*_: Any) -> None:
+        with contextlib.suppress(IndexError):
+            left.pop()
+            trace.add(name, since)
+
+    for one in pending:
+        if isinstance(one, _core.Operation):
+            if not call_later(one, complete):
+                complete()
+        elif hasattr(one, "add_done_callback"):
+            one.add_done_callback(complete)
+    return complete
+
+
+def _nothing() -> None:
+    """No timeline."""

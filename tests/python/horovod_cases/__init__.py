@@ -1,0 +1,6 @@
+"""What each worker does in the tests of herring.horovod: `python -m horovod_cases CASE...`."""
+
+from . import collectives, failures, optimizers
+from .support import CASES
+
+__all__ = ["CASES", "collectives", "failures", "optimizers"]

@@ -1,0 +1,176 @@
+"""herring.horovod in real jobs: every case of `horovod_cases`, and the ways to start scripts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from batches import herring_run, outcomes
+from horovod_cases import CASES
+from jobs import run_job
+
+LAYOUTS = {"two-nodes": ["-n", "4", "--nodes", "2", "--servers", "1"], "one-node": ["-n", "3"]}
+
+
+@functools.cache
+def run_all(layout: str) -> dict[str, str]:
+    return outcomes(
+        [*herring_run(*LAYOUTS[layout]), "-m", "horovod_cases"], list(CASES), OMP_NUM_THREADS="1"
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.timeout(450)
+def test_case(layout: str, case: str) -> None:
+    if text := run_all(layout)[case]:
+        pytest.fail(text, pytrace=False)
+
+
+SCRIPT = """
+import sys
+import horovod
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import allreduce_async_, synchronize
+
+hvd.init()
+total = synchronize(allreduce_async_(torch.ones(1), op=hvd.Sum)).item()
+assert hvd.HorovodInternalError is HorovodInternalError and horovod.__version__
+for name in ("tensorflow", "spark"):
+    try:
+        __import__(f"horovod.{name}")
+    except ImportError as error:
+        assert "is not there" in str(error), error
+    else:
+        raise AssertionError(name)
+try:
+    from horovod.torch.elastic import run
+except NotImplementedError as error:
+    assert "torchrun" in str(error)
+print("total", total, sys.argv[1:])
+"""
+
+
+@pytest.mark.timeout(100)
+def test_unchanged_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "herring.launch.cli", "run"]
+    command = [
+        *(*launcher, "-np", "2", "-H", "localhost:2", "--start-timeout", "80", "--gloo"),
+        *("--horovod", "--timeout", "90", "--output-filename", str(tmp_path / "out")),
+        *(sys.executable, str(script), "--lr", "1"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=95)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        line = "total 2.0 ['--lr', '1']\n"
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == line
+        assert f"[{rank}] {line}" in done.stdout
+
+
+@pytest.mark.timeout(100)
+def test_as_a_module_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "herring.horovod", str(script), "-x"],
+        capture_output=True,
+        text=True,
+        timeout=95,
+    )
+    assert done.stdout == "total 1.0 ['-x']\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-np", "2", "-H", "elsewhere:2"], ["'elsewhere' is not this machine", "torchrun"]),
+        (["-np", "3", "-H", "localhost:2"], ["-n 3", "2 slots"]),
+        (["-H", "localhost:none"], ["'none' slots", "1 or more"]),
+        (["--hostfile", "/nowhere"], ["--hostfile /nowhere"]),
+        (["-np", "2", "--min-np", "1"], ["--min-np", "checkpoints"]),
+        (["--start-timeout", "0"], ["--start-timeout 0", "1 to 604800"]),
+    ],
+)
+def test_refused_options(options: list[str], words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "herring.launch.cli", "run", *options, "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_hostfile_counts_workers(tmp_path: Path) -> None:
+    from herring.launch.horovodrun import workers_of
+
+    path = tmp_path / "hosts"
+    path.write_text("# two lines\nlocalhost slots=2\n127.0.0.1 slots=1\n")
+    assert workers_of(None, None, path) == 3
+    assert workers_of(2, None, path) == 2
+    assert workers_of(None, None, None) == 1
+
+
+@pytest.mark.timeout(100)
+def test_death() -> None:
+    script = """
+    import torch, herring.horovod.torch as hvd
+    try:
+        hvd.rank()
+    except ValueError as error:
+        assert "init" in str(error)
+    hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
+    both = hvd.add_process_set([0, 2])
+    hvd.allreduce(torch.ones(1))
+    if hvd.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle = hvd.allreduce_async(torch.ones(3), name="lost")
+    raises(hvd.HorovodInternalError, "rank 2", hvd.synchronize, handle)
+    raises(herring.PeerLostError, "rank 2", hvd.allreduce, torch.ones(3))
+    hvd.shutdown()
+    assert both.process_set_id is None
+    print("survived")
+    """
+    job = run_job(["-n", "3", "--keep-going"], textwrap.dedent(script), 80)
+    assert job.stdout.count("survived") == 2, job.stdout[-4000:]
+
+
+@pytest.mark.timeout(100)
+def test_digits_example() -> None:
+    root = Path(__file__).resolve().parents[2]
+    pytest.importorskip("sklearn")
+    job = subprocess.run(
+        [
+            *herring_run("-n", "2", "--horovod", seconds=90),
+            str(root / "examples/horovod_digits.py"),
+            "--epochs",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=95,
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    last = json.loads(
+        job.stdout.splitlines()[-1].partition("{")[1]
+        + job.stdout.splitlines()[-1].partition("{")[2]
+    )
+    assert last["accuracy"] > 0.5
+
+
+def test_import_herring_loads_no_torch() -> None:
+    expect = "import sys, herring, herring.horovod; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", expect], check=True, timeout=60)
