@@ -146,24 +146,9 @@ class JaxAverager(HostAverager):
         shapes = [jax.ShapeDtypeStruct(sources[i].shape, sources[i].dtype) for i in rounds.used]
         indices = list(present)
 
-        native = native_allreduce()
-        if native is not None:
-            zeros = [jnp.zeros(one.shape, one.dtype) for one in shapes]
-            full = [present.get(i, zero) for i, zero in zip(rounds.used, zeros)]
-            return native(full, self.op, name=rounds.name, group=self.group)
-
         def exchange(*arrays: Any) -> list[np.ndarray]:
             rounds.put(indices, [np.asarray(array) for array in arrays])
             return rounds.finish([one.dtype for one in shapes])
 
         tensors = [present[i].astype(sources[i].dtype) for i in indices]
         return io_callback(exchange, shapes, *tensors, ordered=True)
-
-
-def native_allreduce() -> Any:
-    """`herring.jax.allreduce` of a list of arrays, or None where there is none."""
-    try:
-        from herring.jax import allreduce
-    except ImportError:
-        return None
-    return allreduce
