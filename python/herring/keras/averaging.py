@@ -139,7 +139,6 @@ class JaxAverager(HostAverager):
     def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
         """One round."""
         import jax
-        import jax.numpy as jnp
         from jax.experimental import io_callback
 
         sources = rounds.sources
