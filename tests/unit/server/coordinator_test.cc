@@ -3,66 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <cstring>
 
-#include "fixture.h"
+#include "coordinator_fixture.h"
 
 namespace herring::server {
 namespace {
 
-using wire::Announce;
 using wire::Collective;
-
-std::string floats(std::initializer_list<float> values) {
-  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
-}
-
-struct Call {
-  Announce message;
-  std::string payload;
-  std::string text() const { return encode(message) + payload; }
-};
-
-Call small(uint64_t id, std::string payload) {
-  Call call;
-  call.message.id = id;
-  call.message.name = "x";
-  call.message.inline_payload = true;
-  call.message.timeout_ms = 1000;
-  call.message.warn_ms = 500;
-  call.message.shape = {payload.size() / 4};
-  call.payload = std::move(payload);
-  return call;
-}
-
-class CoordinatorTest : public testing::Test {
- protected:
-  std::vector<Answer> say(uint32_t rank, const Call& call, Nanos now = 0) {
-    std::vector<Answer> answers;
-    const Status status = coordinator.announce(rank, 0, call.text(), now, answers);
-    EXPECT_TRUE(status.ok()) << status.to_string();
-    return answers;
-  }
-  std::vector<Answer> overdue(Nanos now) {
-    std::vector<Answer> answers;
-    coordinator.overdue(now, answers);
-    return answers;
-  }
-  std::vector<Answer> leave(uint32_t rank) {
-    std::vector<Answer> answers;
-    coordinator.rank_gone(rank, "has left the job without calling it", answers);
-    return answers;
-  }
-  static wire::OpError error_in(const Answer& answer) {
-    auto error = wire::decode_op_error(answer.payload);
-    EXPECT_TRUE(answer.header.type == wire::FrameType::kOpError && error.ok());
-    return error.ok() ? *error : wire::OpError{};
-  }
-
-  control::Cluster cluster = make_cluster(3);
-  GroupTable groups{cluster};
-  Coordinator coordinator{cluster, groups, 5};
-};
 
 TEST_F(CoordinatorTest, SumsWhatRodeAlong) {
   EXPECT_TRUE(say(2, small(12, floats({4, 5}))).empty());
@@ -367,131 +314,6 @@ TEST_F(CoordinatorTest, GivenPartsOfAReduceScatterMustAgree) {
   EXPECT_NE(error_in(answers[0]).text.find("splits [3, 0, 0]"), std::string::npos);
   for (uint32_t rank = 0; rank < 3; ++rank) answers = say(rank, call(rank, {1, 1, 2}));
   EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument) << "not the sum of the rows";
-}
-
-Call join(uint64_t id) {
-  Call call;
-  call.message.id = id;
-  call.message.kind = Collective::kJoin;
-  call.message.name = wire::kJoinName;
-  call.message.inline_payload = true;
-  call.message.shape = {0};
-  call.message.timeout_ms = 10'000;
-  call.message.warn_ms = 5000;
-  return call;
-}
-
-std::string_view result_in(const Answer& answer) {
-  std::string_view result;
-  EXPECT_EQ(answer.header.type, wire::FrameType::kReply);
-  EXPECT_TRUE(wire::decode_go(answer.payload, &result).ok());
-  return result;
-}
-
-TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
-  Call mean = small(1, floats({1}));
-  mean.message.op = ReduceOp::kAverage;
-  Call other = small(2, floats({8}));
-  other.message.name = "y";
-  // One that waits already, and one that comes later.
-  EXPECT_TRUE(say(0, mean).empty());
-  mean.payload = floats({4});
-  EXPECT_TRUE(say(1, mean).empty());
-  EXPECT_TRUE(say(1, other).empty());
-  auto answers = say(2, join(9));
-  ASSERT_EQ(answers.size(), 2u);
-  EXPECT_EQ(answers[0].rank, 0u);
-  EXPECT_EQ(answers[1].rank, 1u);
-  EXPECT_EQ(result_in(answers[1]), floats({2.5}));
-  answers = say(0, other);
-  ASSERT_EQ(answers.size(), 2u);
-  EXPECT_EQ(result_in(answers[0]), floats({16}));
-  // Its last call but one does without any.
-  EXPECT_TRUE(say(0, join(3)).empty());
-  answers = say(1, mean);
-  ASSERT_EQ(answers.size(), 1u);
-  EXPECT_EQ(result_in(answers[0]), floats({4}));
-  answers = say(1, join(4));
-  ASSERT_EQ(answers.size(), 3u);
-  for (const Answer& answer : answers) {
-    std::string_view rest;
-    EXPECT_EQ(wire::decode_go(answer.payload, &rest)->counts, std::vector<uint64_t>{1});
-  }
-  // From here on all are needed again.
-  EXPECT_TRUE(say(0, mean).empty());
-  EXPECT_TRUE(say(1, mean).empty());
-  EXPECT_EQ(say(2, mean).size(), 3u);
-  EXPECT_TRUE(coordinator.idle());
-}
-
-TEST_F(CoordinatorTest, WhoHasJoinedHasAPartOfLargeAllReduces) {
-  Call large = small(7, {});
-  large.message.inline_payload = false;
-  large.message.shape = {1 << 20};
-  EXPECT_TRUE(say(2, large).empty()) << "made before it joined: counts";
-  EXPECT_TRUE(say(2, join(9)).empty());
-  EXPECT_TRUE(say(0, large).empty());
-  auto answers = say(1, large);
-  ASSERT_EQ(answers.size(), 3u);
-  std::string_view rest;
-  EXPECT_EQ(wire::decode_go(answers[2].payload, &rest)->id, 7u);
-  EXPECT_TRUE(say(0, large).empty());
-  answers = say(1, large);
-  ASSERT_EQ(answers.size(), 3u);
-  EXPECT_EQ(answers[2].rank, 2u);
-  EXPECT_EQ(answers[2].header.round, answers[0].header.round);
-  EXPECT_EQ(wire::decode_go(answers[2].payload, &rest)->id, 0u);
-  const auto announced = wire::decode_announce(rest);
-  ASSERT_TRUE(announced.ok());
-  EXPECT_EQ(announced->name, "x");
-  EXPECT_EQ(announced->shape, large.message.shape);
-}
-
-TEST_F(CoordinatorTest, WhatCannotDoWithoutAJoinedRankNamesIt) {
-  Call barrier = small(1, {});
-  barrier.message.kind = Collective::kBarrier;
-  Call ring = small(2, {});
-  ring.message.name = "ring";
-  ring.message.inline_payload = false;
-  ring.message.algorithm = wire::Algorithm::kRing;
-  EXPECT_TRUE(say(0, barrier).empty());
-  auto answers = say(2, join(9));
-  ASSERT_EQ(answers.size(), 1u);
-  EXPECT_EQ(error_in(answers[0]).code, Code::kMismatch);
-  EXPECT_NE(error_in(answers[0]).text.find("rank 2 called join()"), std::string::npos);
-  answers = say(1, barrier);
-  ASSERT_EQ(answers.size(), 1u) << "the same call, the same error";
-  EXPECT_EQ(error_in(say(1, ring).front()).code, Code::kMismatch);
-  EXPECT_EQ(error_in(say(0, ring).front()).code, Code::kMismatch);
-  // Ranks that disagree are told without those who have joined.
-  EXPECT_TRUE(say(0, small(3, floats({1}))).empty());
-  answers = say(1, small(4, floats({1, 2})));
-  ASSERT_EQ(answers.size(), 2u);
-  EXPECT_NE(error_in(answers[0]).text.find("rank 1: allreduce of float32 [2]"), std::string::npos);
-  // What it calls all the same counts once.
-  EXPECT_TRUE(say(2, small(7, floats({1}))).empty());
-  EXPECT_TRUE(say(0, small(7, floats({1}))).empty());
-  EXPECT_EQ(say(1, small(7, floats({1}))).size(), 3u);
-  EXPECT_TRUE(say(0, join(5)).empty());
-  EXPECT_EQ(say(1, join(6)).size(), 3u);
-  EXPECT_EQ(say(0, barrier).size() + say(1, barrier).size() + say(2, barrier).size(), 3u);
-  EXPECT_TRUE(coordinator.idle());
-}
-
-TEST_F(CoordinatorTest, ADeathOrADeadlineEndsAJoin) {
-  EXPECT_TRUE(say(2, join(9)).empty());
-  EXPECT_TRUE(say(0, small(1, floats({1}))).empty());
-  auto answers = overdue(11 * kSecond);
-  ASSERT_EQ(answers.size(), 2u);
-  EXPECT_TRUE(say(1, small(1, floats({1}))).size() == 1) << "failed with its deadline";
-  EXPECT_EQ(say(0, join(10)).size(), 1u) << "the same error";
-  EXPECT_TRUE(coordinator.idle());
-  EXPECT_EQ(say(1, join(11)).size(), 1u);
-  EXPECT_TRUE(say(2, join(12)).empty());
-  answers = leave(1);
-  ASSERT_EQ(answers.size(), 1u);
-  EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
-  EXPECT_TRUE(coordinator.idle());
 }
 
 class CoordinatorOfGroupsTest : public CoordinatorTest {
