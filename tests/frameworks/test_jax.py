@@ -368,12 +368,13 @@ def test_keras_fits_alike() -> None:
         pytest.skip("Keras is not installed")
     script = """
 import keras
+import herring.keras
 herring.init()
 r = rank()
 keras.utils.set_random_seed(0)
 dense = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
 model = keras.Sequential([keras.layers.Input((8,)), *dense])
-model.compile(hj.distributed_keras_optimizer(keras.optimizers.Adam(1e-2)), "mse")
+model.compile(herring.keras.DistributedOptimizer(keras.optimizers.Adam(1e-2)), "mse")
 inputs = np.random.RandomState(r).randn(128, 8).astype(np.float32)
 past = model.fit(inputs, inputs.sum(1, keepdims=True), batch_size=32, epochs=3, verbose=0)
 assert past.history["loss"][-1] < past.history["loss"][0]

@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from herring.jax.collectives import allgather, allreduce, broadcast, reduce_scatter
-from herring.jax.gradients import distributed_gradients, distributed_keras_optimizer
+from herring.jax.gradients import distributed_gradients
 
 del _jax
 
@@ -30,6 +30,5 @@ __all__ = [
     "allreduce",
     "broadcast",
     "distributed_gradients",
-    "distributed_keras_optimizer",
     "reduce_scatter",
 ]

@@ -1,4 +1,4 @@
-"""Optimizers that average gradients over all ranks first: of optax (Flax uses it), and of Keras."""
+"""Gradients that are averaged over all ranks first, for optax (Flax uses it)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from herring.groups import Group
 from herring.jax.collectives import allreduce
 
-__all__ = ["distributed_gradients", "distributed_keras_optimizer"]
+__all__ = ["distributed_gradients"]
 
 
 def distributed_gradients(
@@ -42,27 +42,3 @@ def distributed_gradients(
         return allreduce(updates, op, name=name, group=group), state
 
     return optax.GradientTransformation(lambda parameters: optax.EmptyState(), update)
-
-
-def distributed_keras_optimizer(
-    optimizer: Any, op: str = "average", *, name: str | None = None, group: Group | None = None
-) -> Any:
-    """An optimizer of Keras 3 on the JAX backend as this one, that reduces gradients first.
-
-    Args:
-      optimizer: a ``keras.optimizers.Optimizer`` that is not built yet.
-      op: as of `herring.jax.allreduce`.
-      name: likewise.
-      group: likewise.
-
-    Returns:
-      An optimizer with the same settings, of a class below that of `optimizer`.
-    """
-    base: Any = type(optimizer)
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        reduced = allreduce(list(grads), op, name=name, group=group)
-        return base.apply(self, reduced, trainable_variables)
-
-    made = type(f"Distributed{base.__name__}", (base,), {"apply": apply})
-    return made.from_config(optimizer.get_config())
