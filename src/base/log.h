@@ -16,8 +16,8 @@ bool log_enabled(LogLevel level);
 void log_line(LogLevel level, const std::string& text);
 
 template <typename... Parts>
-void log(LogLevel level, Parts&&... parts) {
-  if (log_enabled(level)) log_line(level, concat(std::forward<Parts>(parts)...));
+void log(LogLevel level, const Parts&... parts) {
+  if (log_enabled(level)) log_line(level, concat(parts...));
 }
 
 }  // namespace herring

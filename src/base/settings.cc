@@ -16,6 +16,9 @@ namespace {
 using enum SettingType;
 
 constexpr std::string_view kPrefix = "HERRING_";
+// No settings of a job: read by launchers, and by adapters where there is no job to ask.
+constexpr std::string_view kOfOthers[] = {"HERRING_RENDEZVOUS_FD", "HERRING_JAX_IMPL",
+                                          "HERRING_AS_HOROVOD", "HERRING_SSH"};
 constexpr double kKiB = 1024;
 constexpr double kMiB = 1024 * kKiB;
 constexpr double kGiB = 1024 * kMiB;
@@ -379,8 +382,7 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
 
   for (const std::string& name : environment_names) {
     if (!name.starts_with(kPrefix)) continue;
-    if (name == "HERRING_RENDEZVOUS_FD") continue;  // from the launcher to rank 0, no setting
-    if (name == "HERRING_JAX_IMPL") continue;       // of herring.jax, which has no job to ask
+    if (std::ranges::count(kOfOthers, name) > 0) continue;
     const std::string setting = lower(name.substr(kPrefix.size()));
     if (index_of(setting) && name == environment_name(setting)) continue;
     const std::string_view like = nearest(setting);

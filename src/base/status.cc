@@ -1,6 +1,19 @@
 #include "base/status.h"
 
+#include <charconv>
+#include <cstdio>
+#include <iterator>
+
 namespace herring {
+namespace {
+
+template <typename Number>
+std::string_view digits_of(Number number, char (&digits)[24]) {
+  const char* end = std::to_chars(digits, std::end(digits), number).ptr;
+  return {digits, static_cast<size_t>(end - digits)};
+}
+
+}  // namespace
 
 const char* code_name(Code code) {
   switch (code) {
@@ -15,6 +28,26 @@ const char* code_name(Code code) {
     case Code::kInternal: return "internal";
   }
   return "unknown";
+}
+
+Part::Part(char character) : digits_{character}, text_(digits_, 1) {}
+Part::Part(int number) : text_(digits_of(number, digits_)) {}
+Part::Part(unsigned number) : text_(digits_of(number, digits_)) {}
+Part::Part(long number) : text_(digits_of(number, digits_)) {}
+Part::Part(unsigned long number) : text_(digits_of(number, digits_)) {}
+Part::Part(long long number) : text_(digits_of(number, digits_)) {}
+Part::Part(unsigned long long number) : text_(digits_of(number, digits_)) {}
+Part::Part(double number) {
+  text_ = {digits_, static_cast<size_t>(std::snprintf(digits_, sizeof(digits_), "%.6g", number))};
+}
+
+std::string concat_parts(std::initializer_list<Part> parts) {
+  size_t length = 0;
+  for (const Part& part : parts) length += part.text().size();
+  std::string joined;
+  joined.reserve(length);
+  for (const Part& part : parts) joined += part.text();
+  return joined;
 }
 
 std::string Status::to_string() const {

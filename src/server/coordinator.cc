@@ -10,7 +10,7 @@ using wire::Collective;
 using control::Group;
 
 // What may wait here for one rank: far more than a program needs that waits for its results.
-constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
+constexpr size_t kMostCalls = 1 << 16, kMostCallBytes = size_t{1} << 30;
 // Calls that failed and that some rank has still not made. With more, ranks make different calls.
 constexpr size_t kMostFailed = 1 << 16;
 // Larger gathered results go by segments and credit, not as one frame.
@@ -200,7 +200,7 @@ Status Coordinator::objection_to(const Pending& pending, const Call& call) const
   if (!group.gone.empty()) return gone(group, message.name);
   HERRING_RETURN_IF_ERROR(objection_to_joined(pending, message));
   const Load& load = loads_[rank];
-  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostBytes) {
+  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
     return {Code::kInvalidArgument,
             concat("'", message.name, "' is one too many: ", load.calls, " calls of ",
                    cluster_.describe_rank(rank), " with ", load.bytes,

@@ -6,7 +6,7 @@ namespace herring::server {
 namespace {
 
 // What may wait here of one rank: far more than a program needs that waits for its results.
-constexpr size_t kMostPosts = 1 << 16, kMostBytes = size_t{1} << 30;
+constexpr size_t kMostPosts = 1 << 16, kMostPostBytes = size_t{1} << 30;
 
 std::string name_of_array(const wire::Announce& a) {
   return concat(a.elements(), " elements of ", name_of(a.dtype));
@@ -86,7 +86,7 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
   }
   if (Status why = gone(*group, post); !why.ok()) return refuse(why);
   const Load& load = loads_[rank];
-  if (load.posts >= kMostPosts || load.bytes + post.text.size() > kMostBytes) {
+  if (load.posts >= kMostPosts || load.bytes + post.text.size() > kMostPostBytes) {
     return refuse({Code::kInvalidArgument,
                    concat(describe(*group, post), " is one too many: ", load.posts, " of ",
                           cluster_.describe_rank(rank), " with ", load.bytes, " bytes wait")});

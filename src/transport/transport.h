@@ -76,7 +76,7 @@ struct PathInfo {
   uint64_t retransmits = 0;     // since the flow began
   uint64_t spurious = 0;        // of these, the peer had the data already (reported a little later)
   Nanos rtt = 0, min_rtt = 0;
-  uint32_t unacknowledged = 0;  // packets
+  uint32_t unacknowledged = 0;  // packets; what the system could not even send is one more
   Nanos acknowledged_ago = 0;   // when the other side's system last acknowledged anything
 };
 

@@ -1,17 +1,13 @@
 #include "wire/messages.h"
 
 #include "base/bytes.h"
+#include "wire/malformed.h"
 
 namespace herring::wire {
 namespace {
 
-constexpr size_t kMaxName = 1024;
 constexpr size_t kMaxDims = 64;
 constexpr size_t kMaxCounts = 1 << 20;
-
-Status malformed(const char* what) {
-  return {Code::kInternal, concat("malformed ", what, " message")};
-}
 
 void put_list(ByteWriter& out, const std::vector<uint64_t>& list) {
   out.put(static_cast<uint32_t>(list.size()));

@@ -2,18 +2,14 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "wire/malformed.h"
 
 namespace herring::wire {
 namespace {
 
-constexpr size_t kMaxName = 1024;
 constexpr uint32_t kMaxRanks = 1 << 20;
 constexpr size_t kContributorBytes = 4 + 8 + 4 + 1 + 8;
 constexpr size_t kLostBytes = 4 + 8 + 8;
-
-Status malformed(const char* what) {
-  return {Code::kInternal, concat("malformed ", what, " message")};
-}
 
 bool flag(ByteReader& in, bool& value) {
   const auto raw = in.get<uint8_t>();

@@ -32,6 +32,7 @@ constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
 constexpr Nanos kOneEvent = kSecond;
 constexpr uint32_t kLossesThatCount = 3;
+constexpr size_t kReportsThatCount = 4;
 
 }  // namespace
 
@@ -176,15 +177,23 @@ void CreditController::finish_interval(Nanos now) {
 }
 
 void CreditController::climb(Nanos now) {
+  const double before = rungs_.empty() ? 0 : rungs_.back();
   rungs_.push_back(pace());
-  if (other_ == ladder_) return leave_ladder(now);
+  last_queueing_ = mean_queueing();
+  last_response_ = mean_response();
+  const bool no_more = sufficed_ && pace() < kClearGain * before;
+  // Where no window helps, a trial of one has time: it may be the first that overruns a switch.
+  if (no_more) return leave_ladder(now, kLongestPause);
+  if (other_ == ladder_) return leave_ladder(now, 0);
+  sufficed_ = reports_ >= kReportsThatCount && link_is_full() && losses_ == 0;
+  losses_ = 0;
   other_ = twice(other_);
-  begin_interval();
+  begin_observation();
 }
 
 // The smallest window of which no other moves plainly more stays; the smallest that moves about as
 // much as the best of all is tried against it.
-void CreditController::leave_ladder(Nanos now) {
+void CreditController::leave_ladder(Nanos now, Nanos pause) {
   const double best = *std::max_element(rungs_.begin(), rungs_.end());
   const auto first = [&](double gain) {
     uint16_t window = base_;
@@ -203,8 +212,9 @@ void CreditController::leave_ladder(Nanos now) {
   next_shrink_ = now + kCongestionPause;
   if (other_ == base_) {
     other_ = twice(base_);
-    hold(now, 0);
+    hold(now, pause);
   }
+  losses_ = 0;
   begin_observation();
 }
 
@@ -297,7 +307,11 @@ void CreditController::hold(Nanos now, Nanos least) {
 // that overruns a switch is larger than the path, and half of it moves as much; where it moves
 // less, the losses are not its doing.
 void CreditController::on_losses(uint32_t count, Nanos now) {
-  if (fixed_ || climbing_) return;
+  if (fixed_) return;
+  if (climbing_) {
+    losses_ += count;
+    return;
+  }
   // One event shows up in several counters over several round trips.
   if (now >= event_until_) {
     event_until_ = now + kOneEvent;

@@ -5,7 +5,8 @@
 // Nothing tells in advance which it is, and what lies between a small window and a large one may be
 // worse than both: a window that fills the path and its queue leaves TCP something to send behind a
 // lost packet, by which it is missed at once. So a job begins with a ladder, one interval on every
-// window from one segment up, each twice the one before.
+// window from one segment up, each twice the one before. It ends early where a window keeps a
+// link full, loses nothing, and the next one moves no more.
 //
 // After that the controller tries one other window at a time, in turn with what it has (a-b-b-a, so
 // that a drift favours neither): first what moved most on the ladder, then twice as much, and twice
@@ -54,6 +55,9 @@ class CreditController {
   // Of the last finished trial: goodput with the other window over goodput without.
   double last_gain() const { return last_gain_; }
   uint32_t trials() const { return trials_; }
+  // Goodput of each window of the ladder so far, from one segment up, in bytes per second.
+  const std::vector<double>& rungs() const { return rungs_; }
+  bool climbing() const { return climbing_; }
   // During it, on average: how long packets waited on the way, and the time from pushing a segment
   // to its result.
   Nanos queueing() const { return last_queueing_; }
@@ -93,7 +97,8 @@ class CreditController {
   double pace_before() const;
 
   void climb(Nanos now);
-  void leave_ladder(Nanos now);
+  // The next trial waits for `pause` at least, unless the ladder itself has named a better window.
+  void leave_ladder(Nanos now, Nanos pause);
 
   void add_cost(double gain);
   bool end_trial(Nanos now, size_t pairs);
@@ -111,7 +116,8 @@ class CreditController {
   size_t flows_ = 1;
 
   bool climbing_;                // the ladder: the interval runs on the other window
-  std::vector<double> rungs_;    // its goodput so far, bytes per second
+  std::vector<double> rungs_;
+  bool sufficed_ = false;        // the last rung's window kept a link full and lost nothing
   bool trying_ = false;          // the interval of a trial runs on the other window
   uint16_t other_;               // of the trial that runs or comes next
   size_t intervals_ = 0;         // finished in this trial

@@ -158,4 +158,34 @@ Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& coun
   return exchange;
 }
 
+NodeExchange plan_node_exchange(const Request& request, const Exchange& exchange, uint32_t rank,
+                                uint32_t size) {
+  NodeExchange node;
+  node.posts = request.kind != wire::Collective::kBroadcast || rank == request.root;
+  if (request.kind == wire::Collective::kAlltoall) {
+    size_t first = size * sizeof(uint64_t);
+    const size_t row = row_items(request) * size_of(request.dtype);
+    for (const uint64_t split : request.splits) {
+      node.table.push_back(first);
+      first += split * row;
+    }
+  }
+  for (const Block& block : exchange.blocks) {
+    if (!block.receive) continue;
+    NodePiece& piece = node.pieces.emplace_back();
+    piece.receive = *block.receive;
+    piece.bytes = block.bytes;
+    switch (request.kind) {
+      case wire::Collective::kBroadcast: piece.from = request.root; break;
+      case wire::Collective::kAllgather: piece.from = block.buffer; break;
+      case wire::Collective::kReduceScatter: piece.offset = *block.send; break;
+      default:
+        piece.from = block.buffer / size;
+        piece.offset = rank * sizeof(uint64_t);
+        piece.told = true;
+    }
+  }
+  return node;
+}
+
 }  // namespace herring::worker

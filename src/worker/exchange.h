@@ -1,11 +1,13 @@
-// Broadcast, allgather, reduce-scatter and all-to-all as blocks that move between ranks through the
-// servers: for each block some ranks contribute and some want the result. Pure.
+// Broadcast, allgather, reduce-scatter and all-to-all as blocks that move between ranks: for each
+// block some ranks contribute and some want the result. They go through the servers, or, in a group
+// on one node, from memory to memory. Pure.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "worker/node_stage.h"
 #include "worker/operation.h"
 
 namespace herring::worker {
@@ -33,5 +35,16 @@ Status check_counts(const Request& request, const std::vector<uint64_t>& counts,
 // What `rank` of `size` has to do; `counts`: see wire::Go, checked.
 Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                        uint32_t size);
+
+// In a group on one node: what a rank posts for the others, and what it takes from them. In an
+// all-to-all parts begin elsewhere in each rank's array; a table before the array says where, a
+// uint64 for each rank, counted from the table's own first byte.
+struct NodeExchange {
+  bool posts = true;             // its array
+  std::vector<uint64_t> table;   // empty: none
+  std::vector<NodePiece> pieces;
+};
+NodeExchange plan_node_exchange(const Request& request, const Exchange& exchange, uint32_t rank,
+                                uint32_t size);
 
 }  // namespace herring::worker

@@ -34,7 +34,7 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
     launch_message(operation, key, std::string(rest));
   } else if (operation.request.algorithm != wire::Algorithm::kHerring) {
     launch_schedule(operation, key);
-  } else if (operation.request.kind == wire::Collective::kAllreduce) {
+  } else if (kind == wire::Collective::kAllreduce) {
     launch_allreduce(operation, key);
   } else {
     launch_exchange(operation, key);
@@ -85,14 +85,29 @@ void NamedOperations::launch_allreduce(Operation& operation, Key key) {
     push(operation, transfer);
     return;
   }
-  char* data = request.receive;
-  if (group.local_size() > 1 && !engine_.heap().locate(data, bytes)) {
-    auto staging = engine_.heap().allocate(bytes);
-    if (!staging.ok()) return engine_.fail_now(staging.status());
-    operation.staging_ = static_cast<char*>(*staging);
-    std::memcpy(operation.staging_, data, bytes);
-    data = operation.staging_;
-  }
+  const bool apart = group.local_size() > 1 && !engine_.heap().locate(request.receive, bytes);
+  if (apart && !stage(operation, true)) return;
+  if (apart) operation.copy_ = {request.receive, operation.staging_, bytes};
+  post_buffers(operation, key, apart ? operation.staging_ : request.receive, !operation.absent_);
+}
+
+// Has the array copied to memory that neighbours see, or (`filled` false) only room for it.
+bool NamedOperations::stage(Operation& operation, bool filled) {
+  const size_t bytes = operation.request.bytes();
+  auto staging = engine_.heap().allocate(bytes);
+  if (!staging.ok()) engine_.fail_now(staging.status());
+  if (!staging.ok()) return false;
+  operation.staging_ = static_cast<char*>(*staging);
+  if (filled) std::memcpy(operation.staging_, operation.request.send, bytes);
+  return true;
+}
+
+// Over all ranks' `data` by the node stage, in place; `active`: this rank has something to add.
+void NamedOperations::post_buffers(Operation& operation, Key key, char* data, bool active) {
+  const Request& request = operation.request;
+  const Group& group = *request.group;
+  const size_t bytes = request.bytes();
+  const bool copies = request.kind == wire::Collective::kBroadcast;  // one rank has all there is
   // Several buffers, so that one is pushed while the next is still being reduced in the node.
   const uint32_t nodes = group.members().nodes();
   const auto servers = static_cast<uint32_t>(group.shards().owners.size());
@@ -106,13 +121,13 @@ void NamedOperations::launch_allreduce(Operation& operation, Key key) {
   for (size_t i = 0; i < parts; ++i) {
     NodeTask task;
     task.group = request.group;
-    task.active = !operation.absent_;
+    task.active = active;
     task.key = {key.stream, key.round, static_cast<uint32_t>(i), key.group};
     task.name = request.name;
     task.data = data + i * buffer_bytes;
     task.bytes = std::min(buffer_bytes, bytes - i * buffer_bytes);
-    task.dtype = task.wire = request.dtype;
-    task.op = request.op;
+    task.dtype = task.wire = copies ? DType::kUInt8 : request.dtype;
+    task.op = copies ? ReduceOp::kSum : request.op;
     task.prescale = request.prescale;
     task.postscale = request.postscale;
     task.deadline = engine_.deadline(request.timeout);
@@ -125,27 +140,98 @@ void NamedOperations::launch_allreduce(Operation& operation, Key key) {
   }
 }
 
-// Everything but all-reduce. In a stream of its own: all-reduces of the same owner go through the
-// node stage first, and the order of a stream must be the same on every worker.
+// Everything but all-reduce.
 void NamedOperations::launch_exchange(Operation& operation, Key key) {
-  key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
   const Request& request = operation.request;
+  const control::Group& members = request.group->members();
   const uint32_t index = request.group->index(), size = request.group->size();
   const Status fits = check_counts(request, operation.counts, index, size);
   if (!fits.ok()) return engine_.fail_now(fits);
   const Exchange exchange = plan_exchange(request, operation.counts, index, size);
   char* out = request.kind == wire::Collective::kBroadcast
                   ? request.receive
-                  : operation.make_result(exchange.result_bytes);
+                  : operation.place_result(exchange.result_bytes);
   if (out == nullptr) {
     return engine_.fail_now({Code::kInternal,
                              concat("no memory for the result of '", request.name,
                                     "', which has ", exchange.result_bytes, " bytes")});
   }
+  const bool in_nodes = request.kind == wire::Collective::kBroadcast ||
+                        request.kind == wire::Collective::kReduceScatter;
+  if (in_nodes && members.nodes() > 1 && members.most_on_a_node() > 1) {
+    return exchange_by_node_stage(operation, key, exchange, out);
+  }
+  // In a stream of its own: all-reduces of the same owner go through the node stage first, and the
+  // order of a stream must be the same on every worker.
+  key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
   if (exchange.own) {
     std::memcpy(out + *exchange.own->receive, request.send + *exchange.own->send,
                 exchange.own->bytes);
   }
+  request.group->members().nodes() == 1 ? exchange_on_node(operation, key, exchange, out)
+                                        : exchange_by_servers(operation, key, exchange, out);
+}
+
+// Where nodes have several ranks: as an all-reduce, so that every byte crosses to a node once and
+// not once for each of its ranks. A broadcast is the sum of what one rank has.
+void NamedOperations::exchange_by_node_stage(Operation& operation, Key key,
+                                             const Exchange& exchange, char* out) {
+  const Request& request = operation.request;
+  const bool broadcast = request.kind == wire::Collective::kBroadcast;
+  const bool active = !broadcast || request.group->index() == request.root;
+  if (broadcast && engine_.heap().locate(out, request.bytes())) {
+    return post_buffers(operation, key, out, active);
+  }
+  if (!stage(operation, active)) return;
+  for (const Block& block : exchange.blocks) {
+    if (!block.receive) continue;
+    const size_t first = broadcast ? 0 : *block.send;
+    operation.copy_ = {out + *block.receive, operation.staging_ + first, block.bytes};
+  }
+  post_buffers(operation, key, operation.staging_, active);
+}
+
+// On one node every rank takes from its neighbours' memory what it gets.
+void NamedOperations::exchange_on_node(Operation& operation, Key key, const Exchange& exchange,
+                                       char* out) {
+  const Request& request = operation.request;
+  NodeExchange node = plan_node_exchange(request, exchange, request.group->index(),
+                                         request.group->size());
+  NodeTask task;
+  const size_t table = node.table.size() * sizeof(uint64_t);
+  const size_t bytes = node.posts ? request.bytes() : 0;
+  if (bytes > 0) {
+    task.bytes = table + bytes;
+    task.data = const_cast<char*>(request.send);
+  }
+  const bool alone = request.group->size() == 1;
+  if (bytes > 0 && !alone && (table > 0 || !engine_.heap().locate(request.send, bytes))) {
+    auto staging = engine_.heap().allocate(task.bytes);
+    if (!staging.ok()) return engine_.fail_now(staging.status());
+    task.data = operation.staging_ = static_cast<char*>(*staging);
+    if (table > 0) std::memcpy(task.data, node.table.data(), table);
+    std::memcpy(task.data + table, request.send, bytes);
+  }
+  task.group = request.group;
+  task.key = key;
+  task.name = request.name;
+  task.dtype = task.wire = request.dtype;
+  task.op = request.op;
+  task.prescale = request.prescale;
+  task.postscale = request.postscale;
+  task.deadline = engine_.deadline(request.timeout);
+  task.exchanges = true;
+  task.pieces = std::move(node.pieces);
+  task.out = out;
+  task.on_done = [this, &operation](uint32_t) { part_done(operation); };
+  task.keeps = operation.shared_from_this();
+  operation.parts_left_ = 1;
+  engine_.node_stage().post(std::move(task));
+}
+
+void NamedOperations::exchange_by_servers(Operation& operation, Key key, const Exchange& exchange,
+                                          char* out) {
+  const Request& request = operation.request;
   for (const Block& block : exchange.blocks) {
     Transfer& transfer =
         add_transfer(operation, {key.stream, key.round, block.buffer, key.group}, block.bytes);

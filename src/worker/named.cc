@@ -190,7 +190,7 @@ void NamedOperations::complete_alone(Operation& operation) {
       [[fallthrough]];
     case wire::Collective::kAlltoall:
     case wire::Collective::kReduceScatter:
-      if (char* out = operation.make_result(request.bytes()); out == nullptr) {
+      if (char* out = operation.place_result(request.bytes()); out == nullptr) {
         status = {Code::kInternal, concat("no memory for the result of '", request.name,
                                           "', which has ", request.bytes(), " bytes")};
       } else if (request.kind == wire::Collective::kReduceScatter) {
@@ -284,13 +284,15 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
       }
       if (!result.empty()) std::memcpy(request.receive, result.data(), result.size());
       break;
-    default:
-      if (operation.make_result(result.size()) == nullptr) {
+    default: {
+      char* const out = operation.place_result(result.size());
+      if (out == nullptr) {
         return engine_.fail_now({Code::kInternal,
                                  concat("no memory for the result of '", request.name,
                                         "', which has ", result.size(), " bytes")});
       }
-      std::memcpy(operation.result.get(), result.data(), result.size());
+      if (!result.empty()) std::memcpy(out, result.data(), result.size());
+    }
   }
   finish(operation, {});
 }
@@ -300,8 +302,8 @@ void NamedOperations::part_done(Operation& operation) {
   const Status why = engine_.called_off(*operation.request.group);
   // Who is gone is not known yet: it will be.
   if (operation.called_off_ && why.ok()) return;
-  if (operation.staging_ != nullptr && !operation.absent_ && why.ok()) {
-    std::memcpy(operation.request.receive, operation.staging_, operation.request.bytes());
+  if (const auto& copy = operation.copy_; copy.bytes > 0 && why.ok()) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
   }
   finish(operation, why);
 }

@@ -19,6 +19,7 @@
 namespace herring::worker {
 
 class Engine;
+struct Exchange;
 
 class NamedOperations {
  public:
@@ -64,7 +65,12 @@ class NamedOperations {
               std::string_view rest);
   Transfer& add_transfer(Operation& operation, Key key, size_t bytes);
   void launch_allreduce(Operation& operation, Key key);
+  bool stage(Operation& operation, bool filled);  // false: the job has failed
+  void post_buffers(Operation& operation, Key key, char* data, bool active);
   void launch_exchange(Operation& operation, Key key);
+  void exchange_on_node(Operation& operation, Key key, const Exchange& exchange, char* out);
+  void exchange_by_node_stage(Operation& operation, Key key, const Exchange& exchange, char* out);
+  void exchange_by_servers(Operation& operation, Key key, const Exchange& exchange, char* out);
   void launch_schedule(Operation& operation, Key key);
   void start_schedule(Operation& operation, Key key);
   void met(const std::shared_ptr<Group>& group);

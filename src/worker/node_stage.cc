@@ -101,7 +101,7 @@ void NodeStage::post(NodeTask task) {
   message.kind = kPost;
   message.flags = e.task.active ? 0 : kInactive;
   message.bytes = e.task.bytes;
-  if (e.locals() > 1) {
+  if (e.locals() > 1 && e.task.bytes > 0) {
     const auto location = heap_.locate(e.task.data, e.task.bytes);
     const auto region = location ? heap_.region(location->region) : nullptr;
     if (region == nullptr) {
@@ -109,8 +109,8 @@ void NodeStage::post(NodeTask task) {
     }
     message.region = bus_.export_region(region);
     message.offset = location->offset;
-    send(e, message);
   }
+  if (e.locals() > 1) send(e, message);
   Posted& mine = e.ranks[options_.local_rank];
   mine.here = true;
   mine.active = e.task.active;
@@ -144,7 +144,10 @@ void NodeStage::on_message(const LocalMessage& message) {
     ++e.done;
     return maybe_finish(e);
   }
-  auto memory = bus_.peer_memory(message.from, message.region, message.offset, message.bytes);
+  Result<std::shared_ptr<char>> memory = std::shared_ptr<char>();
+  if (message.bytes > 0) {
+    memory = bus_.peer_memory(message.from, message.region, message.offset, message.bytes);
+  }
   if (!memory.ok() || peer.here) {
     return on_failure_({Code::kInternal, concat("cannot use the memory of ",
                                                 options_.names[message.from], ": ",
@@ -159,20 +162,58 @@ void NodeStage::on_message(const LocalMessage& message) {
   if (e.mine && e.posted == e.locals()) all_posted(e);
 }
 
-void NodeStage::all_posted(Entry& e) {
+Status NodeStage::check_posted(const Entry& e) const {
   for (const uint32_t r : e.group().locals()) {
     if (!e.ranks[r].here) {
-      return on_failure_({Code::kInternal, concat("'", e.task.name, "'",
-                                                  e.group().members().suffix(),
-                                                  " was posted by a rank that is no member")});
+      return {Code::kInternal, concat("'", e.task.name, "'", e.group().members().suffix(),
+                                      " was posted by a rank that is no member")};
     }
-    if (e.ranks[r].bytes != e.task.bytes) {
-      return on_failure_({Code::kMismatch,
-                          concat("ranks disagree about '", e.task.name, "': ", options_.names[r],
-                                 " has ", e.ranks[r].bytes, " bytes, ",
-                                 options_.names[options_.local_rank], " ", e.task.bytes)});
+    if (e.ranks[r].bytes != e.task.bytes && !e.task.exchanges) {
+      return {Code::kMismatch,
+              concat("ranks disagree about '", e.task.name, "': ", options_.names[r], " has ",
+                     e.ranks[r].bytes, " bytes, ", options_.names[options_.local_rank], " ",
+                     e.task.bytes)};
     }
-    e.workers += e.ranks[r].active;
+  }
+  return {};
+}
+
+// Where pieces begin; each must lie in what its rank has posted.
+Status NodeStage::find_pieces(Entry& e) const {
+  const std::vector<uint32_t>& locals = e.group().locals();
+  const auto lies_in = [](const Posted& rank, size_t offset, size_t bytes) {
+    return offset <= rank.bytes && bytes <= rank.bytes - offset;
+  };
+  for (NodePiece& piece : e.task.pieces) {
+    const bool all = piece.from == NodePiece::kAll;
+    for (uint32_t place = all ? 0 : piece.from; place <= (all ? e.locals() - 1 : piece.from);
+         ++place) {
+      const Posted& rank = e.ranks[locals[place]];
+      bool fits = true;
+      if (std::exchange(piece.told, false)) {
+        uint64_t offset = 0;
+        fits = lies_in(rank, piece.offset, sizeof(offset));
+        if (fits) std::memcpy(&offset, rank.data.get() + piece.offset, sizeof(offset));
+        piece.offset = offset;
+      }
+      if (fits && lies_in(rank, piece.offset, piece.bytes)) continue;
+      return {Code::kInternal, concat("'", e.task.name, "'", e.group().members().suffix(), ": ",
+                                      options_.names[locals[place]], " has posted ", rank.bytes,
+                                      " bytes; of them ", piece.bytes, " from ", piece.offset,
+                                      " on are wanted")};
+    }
+    e.slice.bytes += piece.bytes;
+  }
+  return {};
+}
+
+void NodeStage::all_posted(Entry& e) {
+  if (Status fits = check_posted(e); !fits.ok()) return on_failure_(fits);
+  for (const uint32_t r : e.group().locals()) e.workers += e.ranks[r].active;
+  if (e.task.exchanges) {
+    if (Status found = find_pieces(e); !found.ok()) return on_failure_(found);
+    ready_.push(e.task.key);
+    return schedule_work();
   }
   Transfer& transfer = e.transfer;
   transfer.key = e.task.key;
@@ -209,7 +250,11 @@ void NodeStage::work() {
     // Whole elements only: what an earlier buffer has left of the budget may be odd.
     const size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
                                   e.slice.bytes - e.reduced);
-    if (bytes > 0) reduce(e, e.slice.offset + e.reduced, bytes);
+    if (bytes > 0 && e.task.exchanges) {
+      take(e, e.reduced, bytes);
+    } else if (bytes > 0) {
+      reduce(e, e.slice.offset + e.reduced, bytes);
+    }
     e.reduced += bytes;
     budget -= bytes;
     if (e.reduced == e.slice.bytes) {
@@ -279,6 +324,35 @@ void NodeStage::share(Entry& e, size_t element, size_t elements) {
   for (const uint32_t r : e.group().locals()) {
     if (r == options_.local_rank) continue;
     std::memcpy(e.ranks[r].data.get() + offset, e.task.data + offset, bytes);
+  }
+}
+
+void NodeStage::take(Entry& e, size_t begin, size_t bytes) {
+  const NodeTask& task = e.task;
+  const double divisor = task.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
+  const reduce::Stage stage{task.dtype,    task.dtype, task.op,
+                            task.prescale, divisor,    task.postscale};
+  const size_t item = size_of(task.dtype), end = begin + bytes;
+  size_t first = 0;  // of the piece
+  for (const NodePiece& piece : task.pieces) {
+    size_t at = std::max(begin, first);
+    const size_t to = std::min(end, first + piece.bytes);
+    while (at < to) {
+      const size_t offset = piece.offset + at - first;
+      char* const out = task.out + piece.receive + at - first;
+      if (piece.from != NodePiece::kAll) {
+        std::memcpy(out, e.ranks[e.group().locals()[piece.from]].data.get() + offset, to - at);
+        break;
+      }
+      const size_t some = std::min(kBlockBytes, to - at);
+      std::vector<const void*> sources;
+      for (const uint32_t r : e.group().locals()) {
+        sources.push_back(e.ranks[r].data.get() + offset);
+      }
+      reduce::combine(sources.data(), sources.size(), out, some / item, stage);
+      at += some;
+    }
+    first += piece.bytes;
   }
 }
 

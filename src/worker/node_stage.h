@@ -4,7 +4,8 @@
 //
 // Slice r of every rank's memory is read and written by local rank r alone between the moment that
 // all have posted and the moment that r says done; so two rounds of small messages are all the
-// synchronization there is. Engine thread only.
+// synchronization there is. An exchange inside a node goes the same way: each rank posts what it
+// has, and takes from its neighbours' buffers what it gets. Engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,17 @@
 
 namespace herring::worker {
 
-// One buffer of an all-reduce, as every local rank posts it.
+// A part of what a rank gets in an exchange inside a node.
+struct NodePiece {
+  static constexpr uint32_t kAll = ~0u;
+  uint32_t from = kAll;                // place among the members here; kAll: reduced over them all
+  size_t offset = 0;                   // where it begins in that buffer; `told`: where this uint64
+  bool told = false;                   // of the buffer says
+  size_t receive = 0;                  // offset in `out`
+  size_t bytes = 0;
+};
+
+// One buffer of an all-reduce, as every local rank posts it, or an exchange.
 struct NodeTask {
   std::shared_ptr<const Group> group;
   Key key;                             // of that group
@@ -41,6 +52,10 @@ struct NodeTask {
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
+  // Of an exchange, in a group on one node: `data` is only read, and may be nothing.
+  bool exchanges = false;
+  std::vector<NodePiece> pieces;
+  char* out = nullptr;                 // this rank's own memory
   // Once: the result is here, or the group's operations were called off and nobody touches the
   // buffer any more.
   std::function<void(uint32_t workers)> on_done;
@@ -124,11 +139,15 @@ class NodeStage : private TransferOwner {
   Entry* find(const Key& key);
   void on_message(const LocalMessage& message);
   void all_posted(Entry& entry);
+  Status check_posted(const Entry& entry) const;
+  Status find_pieces(Entry& entry) const;
   void work();
   void schedule_work();
   // Reduces wire bytes [begin, begin + bytes) of the slice.
   void reduce(Entry& entry, size_t begin, size_t bytes);
   void share(Entry& entry, size_t element, size_t elements);
+  // Takes bytes [begin, begin + bytes) of an exchange's pieces, as if they lay in a row.
+  void take(Entry& entry, size_t begin, size_t bytes);
   void push_slice(const std::shared_ptr<Entry>& entry);
   void slice_done(Entry& entry);
   void maybe_finish(Entry& entry);

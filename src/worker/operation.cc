@@ -18,7 +18,9 @@ void Operation::on_transfer_done(Transfer& transfer) {
   owner_->part_done(*this);
 }
 
-char* Operation::make_result(size_t bytes) {
+char* Operation::place_result(size_t bytes) {
+  placed = request.into != nullptr && request.into_bytes == bytes;
+  if (placed) return request.into;
   result_bytes = bytes;
   result.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
   return result.get();

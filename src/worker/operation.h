@@ -29,6 +29,10 @@ struct Request {
   std::vector<uint64_t> splits;
   const char* send = nullptr;
   char* receive = nullptr;        // allreduce, broadcast: in place
+  // Where the result of allgather, reduce_scatter and alltoall goes if it has so many bytes; apart
+  // from the array. Otherwise it is a new array.
+  char* into = nullptr;
+  size_t into_bytes = 0;
   double timeout = 0;             // seconds; 0: the setting
   size_t bytes() const;
 };
@@ -41,8 +45,10 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
 
   Completion completion;
   Request request;
-  // What allgather, reduce_scatter and alltoall return; valid once complete.
+  // What allgather, reduce_scatter and alltoall return; valid once complete. `placed`: it is where
+  // the request wants it.
   std::unique_ptr<char[]> result;
+  bool placed = false;
   size_t result_bytes = 0;
   // See wire::Go. Of allgather, the rows of each rank; of a receive, from whom and with which tag;
   // of a join, the rank that was last.
@@ -52,7 +58,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
  private:
   friend class NamedOperations;
   void on_transfer_done(Transfer&) override;
-  char* make_result(size_t bytes);     // null: no memory
+  char* place_result(size_t bytes);    // null: no memory
 
   NamedOperations* owner_ = nullptr;
   uint64_t id_ = 0;
@@ -65,6 +71,12 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   bool absent_ = false;                // of others: this rank has joined and adds nothing
   Status failed_;                      // of a join: why, though others' operations go on
   char* staging_ = nullptr;            // in the shared heap, for an array that is not
+  // Copied when all parts are done: of the staging, to where the result belongs.
+  struct {
+    char* to = nullptr;
+    const char* from = nullptr;
+    size_t bytes = 0;
+  } copy_;
   std::function<void(const Status&)> then_;  // instead of a caller who waits
 };
 

@@ -1,6 +1,7 @@
 #include "worker/pace.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/log.h"
@@ -17,6 +18,7 @@ Pace::Pace(const LinksOptions& options, uint16_t initial, bool steers)
 void Pace::begin(Nanos now) {
   if (transfers++ > 0) return;
   controller.on_start(now);
+  log_progress();
   for (OnLink& link : links) link.returned = 0;
 }
 
@@ -36,15 +38,10 @@ void Pace::answered(const wire::FrameHeader& result, uint32_t server, uint32_t f
 }
 
 void Pace::steer(const wire::FrameHeader& result, uint32_t server, size_t before, Nanos now) {
-  const uint32_t trials = controller.trials();
   controller.on_progress(result.segments * options.segment_bytes, now - busy_since,
                          before * options.segment_bytes, now);
   busy_since = now;
-  if (controller.trials() != trials) {
-    log(LogLevel::kDebug, "credit: a trial gained ", controller.last_gain(), ", now ",
-        controller.base(), " segments, queueing ", controller.queueing() / kMicrosecond, " of ",
-        controller.response() / kMicrosecond, " us");
-  }
+  log_progress();
   // Flows overtake each other: what comes late says less than is known.
   uint32_t& heard = links[server].signals;
   const auto fresh = static_cast<int32_t>(result.signals - heard);
@@ -55,6 +52,24 @@ void Pace::steer(const wire::FrameHeader& result, uint32_t server, size_t before
   if (controller.credit() != credit) {
     log(LogLevel::kDebug, "credit: ", fresh, " lost at ", credit, " segments, now ",
         controller.base());
+  }
+}
+
+void Pace::log_progress() {
+  const auto path = [this] {
+    return ", queueing " + std::to_string(controller.queueing() / kMicrosecond) + " of " +
+           std::to_string(controller.response() / kMicrosecond) + " us";
+  };
+  if (const size_t rungs = controller.rungs().size(); rungs != rungs_) {
+    rungs_ = rungs;
+    log(LogLevel::kDebug, "credit: step ", rungs, " of the ladder moved ",
+        controller.rungs().back() / 1e6, " MB/s", path(),
+        controller.climbing() ? "" : "; the last");
+  }
+  if (const uint32_t trials = controller.trials(); trials != trials_) {
+    trials_ = trials;
+    log(LogLevel::kDebug, "credit: a trial gained ", controller.last_gain(), ", now ",
+        controller.base(), " segments", path());
   }
 }
 

@@ -42,6 +42,10 @@ struct Pace {
 
  private:
   void steer(const wire::FrameHeader& result, uint32_t server, size_t before, Nanos now);
+  void log_progress();
+
+  size_t rungs_ = 0;      // as logged
+  uint32_t trials_ = 0;
 };
 
 }  // namespace herring::worker

@@ -124,7 +124,7 @@ struct Call {
 
 // Every kind, riding along or not; and nothing more, if it joins.
 std::vector<Call> submit_some(Engine& engine, bool joins) {
-  std::vector<Call> calls(8);
+  std::vector<Call> calls(9);
   for (size_t i = 0; i < calls.size(); ++i) {
     Call& call = calls[i];
     Request request;
@@ -141,6 +141,11 @@ std::vector<Call> submit_some(Engine& engine, bool joins) {
     call.array.resize(elements * 4);
     request.send = request.receive = call.array.data();
     request.splits = {elements / 2, elements - elements / 2};
+    if (request.kind == wire::Collective::kFormGroup) request.splits = {0, 1};  // its ranks
+    if (request.kind == wire::Collective::kSend || request.kind == wire::Collective::kReceive) {
+      request.root = 1;
+      request.splits = {3};  // the tag
+    }
     auto submitted = engine.submit(std::move(request));
     if (submitted.ok()) call.operation = std::move(*submitted);
   }

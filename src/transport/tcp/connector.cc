@@ -16,8 +16,6 @@ namespace herring::transport::tcp {
 namespace {
 
 constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
-// Of one attempt: the system repeats the first packet of a connection ever more rarely.
-constexpr Nanos kAttempt = 5 * kSecond;
 
 bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();

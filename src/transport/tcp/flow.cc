@@ -83,7 +83,8 @@ PathInfo TcpFlow::path_info() const {
   path.spurious = info.tcpi_dsack_dups;
   path.rtt = static_cast<Nanos>(info.tcpi_rtt) * kMicrosecond;
   path.min_rtt = static_cast<Nanos>(info.tcpi_min_rtt) * kMicrosecond;
-  path.unacknowledged = info.tcpi_unacked;
+  // Where the own link is down nothing is on its way: what should be waits behind it.
+  path.unacknowledged = info.tcpi_unacked + (info.tcpi_notsent_bytes > 0 ? 1 : 0);
   path.acknowledged_ago = static_cast<Nanos>(info.tcpi_last_ack_recv) * kMillisecond;
   return path;
 }

@@ -24,8 +24,6 @@
 namespace herring::transport::tcp {
 namespace {
 
-constexpr Nanos kAttempt = 5 * kSecond;
-
 struct AddrinfoDeleter {
   void operator()(addrinfo* info) const { freeaddrinfo(info); }
 };

@@ -19,6 +19,9 @@ Result<GuardedFd> adopt_listener(int fd);
 Result<Address> local_address(int fd);
 Result<Address> peer_address(int fd);
 
+// Of one attempt to connect: the system repeats the first packet of a connection ever more rarely.
+inline constexpr Nanos kAttempt = 5 * kSecond;
+
 // Connects by `deadline`, trying again while nobody listens yet (start-up order is not ours to
 // choose). `source`: local address to use, or empty. The socket is non-blocking with TCP_NODELAY.
 Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline);

@@ -179,6 +179,8 @@ TEST(Settings, UnknownVariablesWarnWithTheNearestName) {
                                     {"HERRING_COMPLETELY_DIFFERENT", "1"},
                                     {"HERRING_", "1"},
                                     {"HERRINGS", "1"},
+                                    {"HERRING_SSH", "ssh -F file"},  // of herring run
+                                    {"HERRING_AS_HOROVOD", "1"},
                                     {"HERRING_" + std::string(10000, 'Q'), "1"},
                                     {"PATH", "/bin"}});
   const std::vector<std::string>& warnings = settings.warnings();

@@ -76,6 +76,32 @@ TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
   EXPECT_EQ(path.controller.base(), 32);
 }
 
+// A ladder of eight windows on a full link, of which one more queues and the largest lose packets.
+TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMore) {
+  Path path;
+  uint16_t largest = 0;
+  path.run(60 * kSecond, [&](uint16_t credit) {
+    largest = std::max(largest, credit);
+    return path.queues_for(0.5, credit <= 2 ? 25e6 : 5e6);
+  });
+  EXPECT_EQ(path.controller.base(), 1);
+  EXPECT_EQ(largest, 2);
+  EXPECT_EQ(path.controller.rungs().size(), 2u);
+}
+
+// What is lost on the way, or moves more with the next window, keeps the ladder going.
+TEST(CreditController, TheLadderGoesOnWhereALinkIsNotFullOrLosesPackets) {
+  for (const bool loses : {false, true}) {
+    Path path;
+    path.run(30 * kSecond, [&](uint16_t credit) {
+      if (loses && path.controller.climbing()) path.controller.on_losses(1, path.now);
+      const double goodput = loses ? (credit < 32 ? 15e6 : 24e6) : 5e6 * std::min<int>(credit, 4);
+      return path.queues_for(0.5, goodput);
+    });
+    EXPECT_EQ(path.controller.base(), loses ? 32 : 4);
+  }
+}
+
 // A window that no transfer fills tells nothing that a smaller one does not.
 TEST(CreditController, SmallTransfersEndTheLadderToo) {
   Path path;

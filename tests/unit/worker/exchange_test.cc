@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <random>
@@ -36,6 +37,7 @@ class Ranks {
       }
       EXPECT_TRUE(check_counts(request, own, rank, size_).ok());
       exchanges_.push_back(plan_exchange(request, own, rank, size_));
+      on_node_.push_back(plan_node_exchange(request, exchanges_.back(), rank, size_));
     }
   }
 
@@ -60,6 +62,9 @@ class Ranks {
       const auto from = inputs_[rank].begin() + static_cast<long>(*own.send / 4);
       deliver(rank, *own.receive, Ints(from, from + static_cast<long>(own.bytes / 4)));
     }
+    const std::vector<Ints> by_servers = results_;
+    for (uint32_t rank = 0; rank < size_; ++rank) take_pieces(rank);
+    EXPECT_EQ(results_, by_servers) << "on one node";
     return results_;
   }
 
@@ -78,6 +83,26 @@ class Ranks {
     }
     if (block.receive) wanted_[block.buffer].emplace_back(rank, *block.receive);
   }
+  // Into a result of which only what comes from other ranks is undone.
+  void take_pieces(uint32_t rank) {
+    for (const NodePiece& piece : on_node_[rank].pieces) {
+      Ints sum(piece.bytes / 4);
+      for (uint32_t from = 0; from < size_; ++from) {
+        if (piece.from != NodePiece::kAll && piece.from != from) continue;
+        std::string posted(reinterpret_cast<const char*>(on_node_[from].table.data()),
+                           on_node_[from].table.size() * 8);
+        const Ints& input = inputs_[from];
+        posted.append(reinterpret_cast<const char*>(input.data()), input.size() * 4);
+        size_t offset = piece.offset;
+        if (piece.told) std::memcpy(&offset, posted.substr(offset, 8).data(), 8);
+        Ints values(sum.size());
+        std::memcpy(values.data(), posted.substr(offset, piece.bytes).data(), piece.bytes);
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+      }
+      deliver(rank, piece.receive, Ints(sum.size(), -1));
+      deliver(rank, piece.receive, sum);
+    }
+  }
   void deliver(uint32_t rank, size_t place, const Ints& values) {
     for (size_t i = 0; i < values.size(); ++i) results_[rank].at(place / 4 + i) = values[i];
   }
@@ -85,6 +110,7 @@ class Ranks {
   std::vector<Ints> inputs_, results_;
   uint32_t size_;
   std::vector<Exchange> exchanges_;
+  std::vector<NodeExchange> on_node_;
   std::map<uint32_t, Ints> sums_;
   std::map<uint32_t, std::vector<std::pair<uint32_t, size_t>>> wanted_;
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> pairs_;

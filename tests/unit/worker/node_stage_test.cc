@@ -128,6 +128,24 @@ class NodeStageTest : public ::testing::Test {
     ranks[r].stage->post(std::move(task));
   }
 
+  // What local rank `r` has, and takes of the others.
+  void exchange(uint32_t r, char* data, size_t bytes, std::vector<NodePiece> pieces, void* out,
+                uint32_t round = 0) {
+    NodeTask task;
+    task.group = ranks[r].group;
+    task.key = {4, round, 0};
+    task.name = "exchange";
+    task.data = data;
+    task.bytes = bytes;
+    task.op = ReduceOp::kSum;
+    task.deadline = {60'000, 60'000, 60'000};
+    task.exchanges = true;
+    task.pieces = std::move(pieces);
+    task.out = static_cast<char*>(out);
+    task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
+    ranks[r].stage->post(std::move(task));
+  }
+
   using Step = std::function<void()>;
   // Runs each step on the loop, when what the one before has set off is over: all runs in this
   // thread, so that takes a few turns.
@@ -193,6 +211,74 @@ TEST_F(NodeStageTest, AllLocalRanksKnowWhoIsInASmallResult) {
   }
   run(rounds);
   for (const Rank& rank : ranks) EXPECT_EQ(rank.workers, (std::vector<uint32_t>{5, 5}));
+}
+
+// More than the stage moves before it looks at its events; from the middle of a buffer, and from
+// where the buffer's first eight bytes say.
+TEST_F(NodeStageTest, RanksTakeFromEachOthersBuffersWhatTheyGet) {
+  constexpr size_t kFloats = 300'000, kBytes = kFloats * sizeof(float);
+  make(3, 1);
+  float* data[2] = {reinterpret_cast<float*>(allocate(0, kBytes)),
+                    reinterpret_cast<float*>(allocate(1, kBytes))};
+  for (size_t i = 0; i < kFloats; ++i) {
+    data[0][i] = static_cast<float>(i);
+    data[1][i] = -static_cast<float>(i);
+  }
+  const uint64_t begins = kBytes / 2;
+  std::memcpy(data[1], &begins, sizeof(begins));
+  std::vector<float> out(kFloats);
+  run({[&] { exchange(0, reinterpret_cast<char*>(data[0]), kBytes, {}, nullptr); },
+       [&] { exchange(1, reinterpret_cast<char*>(data[1]), kBytes, {}, nullptr); },
+       [&] {
+         exchange(2, nullptr, 0,
+                  {{0, sizeof(float), false, 0, kBytes / 2}, {1, 0, true, kBytes / 2, kBytes / 2}},
+                  out.data());
+       }});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers.size(), 1u);
+  }
+  for (size_t i = 0; i < kFloats / 2; ++i) {
+    ASSERT_EQ(out[i], data[0][i + 1]);
+    ASSERT_EQ(out[kFloats / 2 + i], data[1][kFloats / 2 + i]);
+  }
+}
+
+TEST_F(NodeStageTest, ARankGetsTheSumOfItsPart) {
+  constexpr size_t kFloats = 200'000, kBytes = kFloats * sizeof(float);
+  make(2, 1);
+  std::vector<float> out[2] = {std::vector<float>(kFloats / 2), std::vector<float>(kFloats / 2)};
+  for (uint32_t r = 0; r < 2; ++r) {
+    auto* const data = reinterpret_cast<float*>(allocate(r, kBytes));
+    for (size_t i = 0; i < kFloats; ++i) data[i] = static_cast<float>((r + 1) * i);
+    exchange(r, reinterpret_cast<char*>(data), kBytes,
+             {{NodePiece::kAll, r * kBytes / 2, false, 0, kBytes / 2}}, out[r].data());
+  }
+  run({[] {}});
+  for (size_t i = 0; i < kFloats; ++i) {
+    ASSERT_EQ(out[2 * i / kFloats][i % (kFloats / 2)], static_cast<float>(3 * i));
+  }
+}
+
+TEST_F(NodeStageTest, APieceBeyondWhatWasPostedIsAnError) {
+  make(2, 1);
+  char out[2 * kSmall] = {};
+  std::vector<Step> rounds;
+  const std::vector<NodePiece> pieces = {{1, 8, false, 0, kSmall},
+                                         {1, kSmall, true, 0, 1},
+                                         {1, ~size_t{0} - 3, false, 0, 8},
+                                         {NodePiece::kAll, 0, false, 0, kSmall + 1}};
+  for (const NodePiece& piece : pieces) {
+    const auto round = static_cast<uint32_t>(rounds.size());
+    rounds.push_back([&, piece, round] {
+      exchange(0, allocate(0, kSmall), kSmall, {piece}, out, round);
+      exchange(1, allocate(1, kSmall), kSmall, {}, out, round);
+    });
+  }
+  run(rounds);
+  ASSERT_EQ(ranks[0].failures.size(), rounds.size());
+  for (const Status& why : ranks[0].failures) EXPECT_EQ(why.code(), Code::kInternal);
+  EXPECT_TRUE(ranks[0].workers.empty());
 }
 
 }  // namespace

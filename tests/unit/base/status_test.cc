@@ -1,0 +1,52 @@
+// Messages are made of parts, as they would come out of a stream.
+#include "base/status.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace herring {
+namespace {
+
+template <typename... Parts>
+std::string streamed(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+TEST(Concat, TextAndCharacters) {
+  const std::string text = "rank";
+  const char* where = "node";
+  EXPECT_EQ(concat(text, ' ', 3, std::string_view(" of "), where), "rank 3 of node");
+  EXPECT_EQ(concat(), "");
+  EXPECT_EQ(concat("", std::string()), "");
+}
+
+TEST(Concat, WholeNumbersToTheirLimits) {
+  EXPECT_EQ(concat(std::numeric_limits<int64_t>::min()), "-9223372036854775808");
+  EXPECT_EQ(concat(std::numeric_limits<uint64_t>::max()), "18446744073709551615");
+  EXPECT_EQ(concat(std::numeric_limits<int32_t>::min(), ",", uint16_t{65535}, ",", true),
+            "-2147483648,65535,1");
+  EXPECT_EQ(concat(uint8_t{7}), "7");  // a number, which a stream takes for a character
+}
+
+TEST(Concat, FloatingPointAsAStreamPrintsIt) {
+  for (const double number : {0.0, -1.5, 0.1, 1e-5, 123456.0, 1234567.0, 2.5e300, -1.23456789e-300,
+                              std::numeric_limits<double>::infinity()}) {
+    EXPECT_EQ(concat(number), streamed(number));
+  }
+  EXPECT_EQ(concat(0.25f), streamed(0.25f));
+}
+
+TEST(Status, TellsItsCode) {
+  EXPECT_EQ(Status(Code::kTimeout, "late").to_string(), streamed("timeout: ", "late"));
+  EXPECT_EQ(Status().to_string(), "ok");
+}
+
+}  // namespace
+}  // namespace herring
