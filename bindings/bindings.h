@@ -86,8 +86,6 @@ void register_job(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);
-void register_simulate(nb::module_& module);
-void register_simulate_job(nb::module_& module);
 void register_tools(nb::module_& module);
 
 }  // namespace herring::bindings

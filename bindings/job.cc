@@ -31,7 +31,7 @@ using worker::Operation;
 // An operation and the arrays that must stay alive while it is in flight.
 struct InFlight {
   std::shared_ptr<Operation> operation;
-  std::shared_ptr<ArrayView> array;
+  std::shared_ptr<ArrayView> array, into;
 };
 
 // Operations whose handles went before they were complete: the engine may still write into their
@@ -58,7 +58,7 @@ struct Handle : InFlight {
 
   ~Handle() {
     if (operation && !operation->completion.done()) {
-      abandoned().push_back({std::move(operation), std::move(array)});
+      abandoned().push_back({std::move(operation), std::move(array), std::move(into)});
     }
     release_abandoned();
   }
@@ -216,7 +216,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
                                const std::string& name, const std::string& op, int root,
                                double prescale, double postscale, std::vector<uint64_t> splits,
                                double timeout, const std::string& algorithm, bool waits,
-                               nb::handle group, uint32_t list) {
+                               nb::handle group, uint32_t list, nb::object into) {
   worker::Request request;
   request.group = group_of(group);
   request.kind = parse_kind(kind);
@@ -256,6 +256,12 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
         request.kind == wire::Collective::kReduceScatter) {
       check(check_reducible(request.dtype, request.op, prescale, postscale));
     }
+  }
+  if (!into.is_none()) {
+    handle->into = std::make_shared<ArrayView>(into, true);
+    request.into = handle->into->data();
+    request.into_bytes = size_of(handle->into->dtype());
+    for (const uint64_t dimension : handle->into->shape()) request.into_bytes *= dimension;
   }
   if (list != 0) request.root = list;  // of an operation without a root: ranks must agree on it
   release_abandoned();
@@ -410,6 +416,10 @@ void register_job(nb::module_& module) {
       .def("callbacks", &callbacks_of)
       .def("call_when_done", &call_when_done, nb::arg("callback"))
       .def("result", &result_of)
+      .def_prop_ro("placed", [](const Handle& h) {
+        check(h.operation->completion.status());
+        return h.operation->placed;
+      })
       .def("formed", [](Handle& h) {
         check(h.operation->completion.status());
         return h.operation->formed;
@@ -424,7 +434,7 @@ void register_job(nb::module_& module) {
       .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
            "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false,
-           "group"_a = nb::none(), "list"_a = 0)
+           "group"_a = nb::none(), "list"_a = 0, "into"_a.none() = nb::none())
       .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
       .def("destroy_group",
            [](Job& job, nb::handle group) {

@@ -10,7 +10,5 @@ NB_MODULE(_core, module) {
   herring::bindings::register_partial(module);
   herring::bindings::register_plan(module);
   herring::bindings::register_planned(module);
-  herring::bindings::register_simulate(module);
-  herring::bindings::register_simulate_job(module);
   herring::bindings::register_tools(module);
 }

@@ -101,6 +101,7 @@ class GradientRounds:
     Attributes:
       sources: as given.
       used: places in `sources` of those that take part, ascending.
+      contributors: ranks whose gradients are in the last round's averages.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class GradientRounds:
                 )
         self.name = name
         self.sources = list(sources)
+        self.contributors = 0
         self._op = op
         self._group = group
         scope = scope_of(group)
@@ -256,6 +258,12 @@ class GradientRounds:
         self.put(indices, arrays)
         return self.finish([found.get(i, self.sources[i].dtype) for i in self.used])
 
+    def shadow(self) -> None:
+        """Takes part in a round without contributing, for a rank that has run out of data."""
+        self._plan.begin(active=False)
+        self._plan.wait()
+        self.contributors = self._plan.contributors
+
     def _begin(self) -> None:
         self._plan.begin()
         self._missing = set(self.used)
@@ -278,7 +286,8 @@ class GradientRounds:
         self._open = False
         self._plan.ready_all([*left, len(self._places) - 1])
         self._plan.wait()
-        told = np.rint(self._said * (self._size if self._op == "average" else 1))
+        self.contributors = self._plan.contributors
+        told = np.rint(self._said * (self.contributors if self._op == "average" else 1))
         for code, (kind, text) in _TOLD.items():
             ranks = [self._job_rank(place) for place in np.flatnonzero(told == code).tolist()]
             if ranks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from herring import _core
+from herring import _simulate
 
 __all__ = ["Costs", "HostClass", "Outcome", "Round", "Scenario", "ServerClass", "fixed", "run"]
 
@@ -179,7 +179,7 @@ def run(scenario: Scenario, rounds: int = 25, seed: int = 1, least: float = 0.0)
       InvalidArgumentError: a value is impossible; names it and says what is allowed.
       ConfigurationError: a setting is, or values contradict each other.
     """
-    found = _core.simulate_coarse(dataclasses.asdict(scenario), rounds, seed, least)
+    found = _simulate.coarse(dataclasses.asdict(scenario), rounds, seed, least)
     return Outcome(
         rounds=tuple(Round(*each) for each in found["rounds"]),
         limit=found["limit"],

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from herring import _core
+from herring import _simulate
 from herring.errors import ConfigurationError
 from herring.simulate.limits import require_within
 
@@ -179,7 +179,7 @@ def run(
         for other in range(scenario.hosts):
             if other != host:
                 pairs[host, other] = pairs[other, host] = dataclasses.astuple(path)
-    found = _core.simulate_job(
+    found = _simulate.job(
         nodes=scenario.nodes,
         servers=scenario.servers,
         size=scenario.size,

@@ -222,7 +222,7 @@ def _draw(files: list[str], out: str) -> int:
     for table in tables:
         drawn = draw(table, folder)
         if not drawn:
-            raise ConfigurationError("--draw needs matplotlib: pip install 'herring-dl[lab]'")
+            raise ConfigurationError("--draw needs matplotlib: pip install matplotlib")
         print(drawn[0])
     return 0
 

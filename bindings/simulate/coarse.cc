@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "simulate/module.h"
 
 namespace herring::bindings {
 namespace {
@@ -118,7 +119,7 @@ nb::dict simulate_coarse(nb::dict from, uint64_t rounds, uint64_t seed, double l
 
 void register_simulate(nb::module_& module) {
   using namespace nb::literals;
-  module.def("simulate_coarse", &simulate_coarse, "scenario"_a, "rounds"_a, "seed"_a,
+  module.def("coarse", &simulate_coarse, "scenario"_a, "rounds"_a, "seed"_a,
              "least"_a = 0.0);
 }
 

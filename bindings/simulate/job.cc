@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "simulate/module.h"
 
 namespace herring::bindings {
 namespace {
@@ -117,7 +118,7 @@ nb::dict simulate_job(uint32_t nodes, uint32_t servers, size_t size, uint32_t ro
 
 void register_simulate_job(nb::module_& module) {
   using namespace nb::literals;
-  module.def("simulate_job", &simulate_job, "nodes"_a, "servers"_a, "size"_a, "rounds"_a,
+  module.def("job", &simulate_job, "nodes"_a, "servers"_a, "size"_a, "rounds"_a,
              "links"_a, "path"_a, "pairs"_a, "spines"_a, "changes"_a, "settings"_a, "mtu"_a,
              "cores"_a, "shared_cores"_a, "costs"_a, "pause"_a, "data"_a, "seed"_a, "patience"_a);
 }
