@@ -48,6 +48,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.simd_level = lambda: "avx2"
     module.served = []
     module.run_server = module.served.append
+    module.start_up_times = lambda _: (60.0, 60.0)
     monkeypatch.setitem(sys.modules, "herring._core", module)
     monkeypatch.setattr(herring, "_core", module, raising=False)
     return module

@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.detect import WorkerEnvironment, detect, parse_address, parse_secret
+from herring.launch.detect import (
+    WorkerEnvironment,
+    detect,
+    detect_server,
+    parse_address,
+    parse_secret,
+)
 from herring.launch.nodelist import expand_hosts, first_host, tasks_on_node
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -195,8 +201,137 @@ def test_slurm_on_one_host_needs_no_secret() -> None:
     assert "1234.0" in found.rendezvous.key
 
 
-def test_slurm_on_several_hosts_needs_a_secret() -> None:
-    assert "HERRING_SECRET_FILE is not set" in refused(without(SLURM, "HERRING_SECRET_FILE"))
+def test_slurm_on_several_hosts_gets_its_secret_from_munge() -> None:
+    assert detect(SLURM).rendezvous.kind == "address"
+    rendezvous = detect(without(SLURM, "HERRING_SECRET_FILE")).rendezvous
+    assert (rendezvous.kind, rendezvous.key) == ("munge", "herring/1234")
+    assert rendezvous.address == detect(SLURM).rendezvous.address
+    by_hand = {**without(SLURM, "HERRING_SECRET_FILE"), "HERRING_RENDEZVOUS": "host1:29600"}
+    assert detect(by_hand).rendezvous.kind == "munge"
+    # Only this host can reach loopback, and what is on one host meets by a file.
+    loopback = detect({**by_hand, "HERRING_RENDEZVOUS": "127.0.0.1:29600"}).rendezvous
+    assert loopback.kind == "address"
+
+
+def test_slurm_servers_in_a_step_of_their_own() -> None:
+    workers = {
+        **without(SLURM, "HERRING_SECRET_FILE"),
+        "HERRING_SERVERS": "2",
+        "SLURM_STEP_ID": "3",
+        "SLURM_STEP_NODELIST": "gpu07",
+    }
+    server = {**workers, "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu08", "SLURM_PROCID": "0"}
+    found = detect(workers)
+    assert (found.servers, found.size, found.rendezvous.host) == (2, 8, "gpu07")
+    assert detect_server(server).rendezvous == found.rendezvous
+    assert detect({**workers, "SLURM_NNODES": "1", "SLURM_LOCALID": "5"}).rendezvous == (
+        found.rendezvous
+    )
+    other = {"HERRING_JOB": "second"}
+    assert detect({**workers, **other}).rendezvous.port != found.rendezvous.port
+    assert detect_server({**server, **other}).rendezvous == detect({**workers, **other}).rendezvous
+
+
+def heterogeneous(group: int, one_step: bool) -> dict[str, str]:
+    """What Slurm 22.05 sets in a job of 3 tasks on n[3-4] and, as group 1, 2 tasks on n[1-2]."""
+    lists = ["n[3-4]", "n[1-2]"]
+    environ = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_ID": "6",
+        "SLURM_JOB_ID_HET_GROUP_0": "6",
+        "SLURM_JOB_ID_HET_GROUP_1": "7",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": lists[0],
+        "SLURM_JOB_NODELIST_HET_GROUP_1": lists[1],
+        "SLURM_STEP_ID": "0" if one_step else str(group),
+        "SLURM_NTASKS": "5" if one_step else ["3", "2"][group],
+        "SLURM_JOB_NODELIST": "n[1-4]" if one_step else lists[group],
+        "SLURM_STEP_NODELIST": "n[1-4]" if one_step else lists[group],
+        "SLURM_STEP_NUM_NODES": "4" if one_step else "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1(x3)" if one_step else ["2,1", "1(x2)"][group],
+    }
+    first = 3 if one_step and group == 1 else 0
+    # Within one step nodes are numbered as they are sorted, and not as the counts stand.
+    node = 2 if one_step and group == 0 else 0
+    return {**environ, "SLURM_PROCID": str(first), "SLURM_LOCALID": "0", "SLURM_NODEID": str(node)}
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+def test_slurm_heterogeneous_jobs(one_step: bool) -> None:
+    more = {"HERRING_SIZE": "3"} if one_step else {"HERRING_SERVERS": "2"}
+    found = detect({**heterogeneous(0, one_step), **more})
+    assert (found.rank, found.size, found.servers) == (0, 3, 2)
+    assert ranks(detect({**heterogeneous(0, one_step), **more, "SLURM_LOCALID": "1"}))[2:] == (
+        None,
+        None,
+    )
+    # Rank 0 is on the first node of group 0, which need not be the first of a sorted list.
+    assert (found.rendezvous.kind, found.rendezvous.host) == ("munge", "n3")
+    server = detect_server({**heterogeneous(1, one_step), **more})
+    assert server.rendezvous == found.rendezvous
+    if one_step:
+        assert (server.rank, server.source) == (3, "slurm")
+        message = refused({**heterogeneous(1, one_step), **more})
+        assert "SLURM_PROCID=3 contradicts HERRING_SIZE=3" in message
+
+
+def test_slurm_in_a_batch_script_is_a_job_of_one() -> None:
+    # sbatch sets these for the script itself, which is nobody's task.
+    batch = without(SLURM, "SLURM_STEP_ID")
+    assert ranks(detect({**batch, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})) == (0, 1, 0, 1)
+    interactive = {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_ID": str(0xFFFFFFFA)}
+    assert detect(interactive).source == "single"
+
+
+def test_mpirun_inside_an_allocation() -> None:
+    mpi = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_ID": "9"}
+    first = {**mpi, "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_PROCID": "0"}  # of the batch script
+    second = {**first, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n2"}  # of mpirun's daemon
+    found = detect(first)
+    assert (found.source, found.rendezvous.kind, found.rendezvous.host) == (
+        "openmpi",
+        "munge",
+        "n1",
+    )
+    assert detect(second).rendezvous == found.rendezvous
+    server = detect_server({**second, "HERRING_SERVERS": "1"})
+    assert server.rendezvous == detect({**first, "HERRING_SERVERS": "1"}).rendezvous
+
+
+@pytest.mark.parametrize("base", [OPEN_MPI, MPICH], ids=["openmpi", "mpich"])
+def test_servers_in_the_same_line(base: dict[str, str]) -> None:
+    size = next(name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if name in base)
+    locals_ = {name: "4" for name in base if name.endswith(("LOCAL_SIZE", "LOCALNRANKS"))}
+    line = {**base, size: "4", **locals_}
+    found = detect({**line, "HERRING_SIZE": "2"})
+    # How many of a host's ranks are workers, nobody knows before they meet.
+    assert ranks(found) == (1, 2, None, None)
+    assert (found.servers, found.launched, found.rendezvous.kind) == (2, 4, "file")
+    behind = {name: "2" if value == "1" else value for name, value in line.items()}
+    server = detect_server(behind)
+    assert (server.rank, server.rendezvous) == (2, found.rendezvous)
+    assert "contradicts HERRING_SIZE=2" in refused({**behind, "HERRING_SIZE": "2"})
+    assert "HERRING_SIZE=5 contradicts" in refused({**line, "HERRING_SIZE": "5"})
+    assert "HERRING_SERVERS=1 contradicts HERRING_SIZE=2" in refused(
+        {**line, "HERRING_SIZE": "2", "HERRING_SERVERS": "1"}
+    )
+    assert detect({**line, "HERRING_SIZE": "4"}).servers == 0
+    one = {**line, "HERRING_SIZE": "1", **{name: "0" for name in line if name.endswith("_RANK")}}
+    one |= {name: "0" for name in line if name.endswith("LOCALRANKID")}
+    assert (detect(one).size, detect(one).servers, detect(one).rendezvous.kind) == (1, 3, "file")
+    apart = {**line, size: "6", "HERRING_SIZE": "2"}
+    assert "HERRING_RENDEZVOUS is not set" in refused(apart)
+    with pytest.raises(ConfigurationError, match="are on several hosts"):
+        detect_server(apart)
+
+
+def test_a_server_on_its_own() -> None:
+    with pytest.raises(ConfigurationError, match=r"does not know where.*HERRING_RENDEZVOUS"):
+        detect_server({"HERRING_RANK": "1", "HERRING_SIZE": "2", "WORLD_SIZE": "2"})
+    # What is around it is nobody's business where the address was given.
+    found = detect_server({"PMI_RANK": "x", "HERRING_SECRET": SECRET}, "host1:5")
+    assert (found.rendezvous.kind, found.rendezvous.address) == ("address", "host1:5")
+    assert SECRET not in repr(found)
+    assert detect_server({"SLURM_JOB_ID": "3"}, "host1:5").rendezvous.kind == "munge"
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_NODELIST", "SLURM_JOB_ID"])

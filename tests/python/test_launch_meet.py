@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from forked import fork, reap
 from herring.errors import ConfigurationError, TimeoutError
 from herring.launch import network, publication
-from herring.launch.detect import detect
+from herring.launch.detect import detect, detect_server
 from herring.launch.meet import Meeting, meet, meet_as_server, read_secret_file
 
 TIMEOUT = 60.0
@@ -49,6 +50,10 @@ def join(environ: dict[str, str], timeout: float = TIMEOUT) -> Meeting:
     return meet(detect(environ), environ, timeout)
 
 
+def serve(address: str, environ: dict[str, str]) -> Meeting:
+    return meet_as_server(detect_server(environ, address), environ, TIMEOUT)
+
+
 def connects(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as client:
@@ -65,7 +70,7 @@ def test_a_job_of_one_opens_nothing() -> None:
 def test_by_hand_on_one_host_shares_a_secret(runtime: dict[str, str], free_port: int) -> None:
     first = join({**runtime, **by_hand(free_port, 0)})
     second = join({**runtime, **by_hand(free_port, 1, "localhost")})
-    server = meet_as_server(f"127.0.0.1:{free_port}", runtime)
+    server = serve(f"127.0.0.1:{free_port}", runtime)
     assert first.secret == second.secret == server.secret
     assert len(first.secret) == 32
     assert first.address == second.address == server.address == f"127.0.0.1:{free_port}"
@@ -102,13 +107,13 @@ def test_a_host_name_that_means_loopback(
         "getaddrinfo",
         lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more),
     )
-    monkeypatch.setattr("herring.launch.meet.own_address", lambda **_: "127.0.0.9")
+    monkeypatch.setattr("herring.launch.endpoint.own_address", lambda **_: "127.0.0.9")
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 2)
     environ = {"HERRING_SECRET_FILE": str(secret)}
     first = join({**environ, **by_hand(free_port, 0, "node7")})
     second = join({**environ, **by_hand(free_port, 1, "node7")})
-    server = meet_as_server(f"node7:{free_port}", environ)
+    server = serve(f"node7:{free_port}", environ)
     assert {first.address, second.address, server.address} == {f"127.0.0.9:{free_port}"}
     assert connects(first.address)
     literal = join({**environ, **by_hand(free_port, 1, "127.0.1.1")})
@@ -212,11 +217,12 @@ def test_torch_store_not_reachable(free_port: int) -> None:
 
 def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> None:
     folder = publication.directory(runtime)
-    child = os.fork()
-    if child == 0:
+
+    def run() -> None:
         publication.Publication(folder, "key", {"secret": "old"})
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    assert reap(fork(run)) == -signal.SIGKILL
     assert (folder / "key").exists()
     with pytest.raises(TimeoutError, match="key"):
         publication.wait_for(folder, "key", publication.Wait("this test", 0.05, 60))
@@ -234,12 +240,13 @@ def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> 
 def test_a_forked_child_keeps_nothing(runtime: dict[str, str], free_port: int) -> None:
     meeting = join({**runtime, **by_hand(free_port, 0)})
     here, there = socket.socketpair()
-    child = os.fork()
-    if child == 0:
+
+    def run() -> None:
         here.close()
         there.send(b"up")  # what runs in a forked child has run
         there.recv(1)  # lives until the parent has looked
-        os._exit(0)
+
+    child = fork(run)
     try:
         there.close()
         assert here.recv(2) == b"up"
@@ -248,7 +255,7 @@ def test_a_forked_child_keeps_nothing(runtime: dict[str, str], free_port: int) -
         assert not list(publication.directory(runtime).iterdir())
     finally:
         here.close()
-        os.waitpid(child, 0)
+        assert reap(child) == 0
 
 
 def test_folder_of_somebody_else(tmp_path: Path) -> None:
@@ -292,13 +299,32 @@ def test_inherited_socket_is_used_and_kept(free_port: int) -> None:
             join({**environ, "HERRING_RENDEZVOUS_FD": wrong})
 
 
+def test_a_forked_child_closes_the_inherited_socket_only(free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        inherited = os.dup(listener.fileno())
+        environ = {
+            **by_hand(listener.getsockname()[1], 0),
+            "HERRING_SECRET": "00" * 16,
+            "HERRING_RENDEZVOUS_FD": str(inherited),
+        }
+
+        try:
+            join(environ).close()
+            assert reap(fork(lambda: os.fstat(inherited))) == 1  # not open there
+            join(environ).close()
+            os.dup2(sys.stderr.fileno(), inherited)  # the program closed it and opened another
+            assert reap(fork(lambda: os.fstat(inherited))) == 0
+        finally:
+            os.close(inherited)
+
+
 def test_secret_files(tmp_path: Path, free_port: int) -> None:
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef0123\n")
     assert read_secret_file(str(path)) == b"0123456789abcdef0123"
     environ = {**by_hand(free_port, 1), "HERRING_SECRET_FILE": str(path)}
     assert join(environ).secret == b"0123456789abcdef0123"
-    assert meet_as_server(f"127.0.0.1:{free_port}", environ).secret == b"0123456789abcdef0123"
+    assert serve(f"127.0.0.1:{free_port}", environ).secret == b"0123456789abcdef0123"
     path.write_text("short")
     with pytest.raises(ConfigurationError, match=r"holds 5 bytes.*at least 16"):
         join(environ)
@@ -308,9 +334,9 @@ def test_secret_files(tmp_path: Path, free_port: int) -> None:
 
 def test_server_without_a_secret_on_another_host() -> None:
     with pytest.raises(ConfigurationError, match="HERRING_SECRET_FILE is not set"):
-        meet_as_server("192.0.2.77:5000", {})
+        serve("192.0.2.77:5000", {})
     with pytest.raises(ConfigurationError, match="--rendezvous"):
-        meet_as_server("nonsense", {})
+        serve("nonsense", {})
 
 
 def test_interfaces() -> None:
@@ -362,6 +388,8 @@ def test_real_launchers(runtime: dict[str, str], command: list[str]) -> None:
         "torch.distributed.run" in command and not importlib.util.find_spec("torch")
     ):
         pytest.skip(f"{command[0]} is not installed")
+    if command[0] == "srun" and subprocess.run(["sinfo"], capture_output=True).returncode:
+        pytest.skip("there is no Slurm cluster here")
     done = subprocess.run(
         [*command, sys.executable, "-c", textwrap.dedent(REAL)],
         env={**os.environ, **runtime},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
 import re
@@ -10,14 +9,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
-LIMIT = 60.0
+from launched import HERRING, LIMIT, Job, gone, pids_of
+
 RANKS = ["HERRING_RANK", "HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE"]
 
 
@@ -37,25 +35,6 @@ def shell(script: str) -> list[str]:
     return ["--", "bash", "-c", script]
 
 
-class Job:
-    """A launcher in the background, whose output is read line by line."""
-
-    def __init__(self, *arguments: str, stdout: int = subprocess.PIPE) -> None:
-        self.process = subprocess.Popen(
-            [*HERRING, "run", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-        )
-
-    def lines(self, count: int) -> list[str]:
-        return [self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)]
-
-    def end(self) -> tuple[int, str]:
-        rest = self.process.communicate(timeout=LIMIT)[0].decode()
-        return self.process.returncode, rest
-
-
 @pytest.fixture
 def job() -> Iterator[type[Job]]:
     started: list[Job] = []
@@ -71,26 +50,6 @@ def job() -> Iterator[type[Job]]:
         each.process.wait()
         if each.process.stdout:
             each.process.stdout.close()
-
-
-def gone(pids: Sequence[int]) -> bool:
-    """Whether all processes end within the limit (as zombies of somebody else they count)."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        alive = []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{pid}/stat").read_text()
-                if stat.rpartition(")")[2].split()[0] not in "ZX":
-                    alive.append(pid)
-        if not alive:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def pids_of(lines: Sequence[str]) -> list[int]:
-    return [int(number) for line in lines for number in re.findall(r"pid=(\d+)", line)]
 
 
 # What the workers get.
@@ -408,10 +367,11 @@ def test_nohup_is_respected() -> None:
 def run_with_servers(script: str, server: str, **options: object) -> tuple[int, str]:
     """Runs with `server` (shell) in place of `herring server`."""
     code = (
-        "import sys; from herring.launch.job import RunOptions\n"
+        "import sys; from herring.launch.hosts import lay_out\n"
+        "from herring.launch.job import RunOptions\n"
         "from herring.launch.local import run\n"
         "sys.exit(run(RunOptions(['bash', '-c', sys.argv[1]], server_command=['bash', '-c',"
-        f" sys.argv[2], 'server'], workers=2, servers=2, **{options!r})))"
+        f" sys.argv[2], 'server'], layout=lay_out((), 2, 2), **{options!r})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, script, server],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.horovodrun import add_options, workers_of
+from herring.launch import horovodrun, hosts
 from herring.launch.version import version
+from herring.parts import missing_part
 
 __all__ = ["main", "version"]
 
@@ -26,16 +29,28 @@ examples:
   herring run -n 8 --nodes 8 --timeout 600 -- python -m herring.bench allreduce
       eight nodes of one worker; without --servers each node starts a colocated server
 
+  herring run -H host1:4,host2:4 -- python train.py
+      eight workers on two hosts, by ssh; on each there is this Python with Herring, and this
+      working directory. 'ssh host1 true' has to work without a password
+
+  herring run -n 8 -H host1:4,host2:4,host3,host4 --servers 2 -- python train.py
+      the same with dedicated servers on the hosts that are left, host3 and host4
+
 what the workers get:
   HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
   secret of their own. PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the
-  workers) are set unless you set them. Rank 0 reads this command's input if that is no terminal.
+  workers) are set unless you set them. Rank 0 reads this command's input if that is no terminal
+  and rank 0 runs on this machine. Other hosts get, besides what is set there, the working
+  directory, PATH, LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*,
+  PYTHONUNBUFFERED, OMP_NUM_THREADS, HERRING_* and what -x names. The job's secret goes through
+  ssh's input: it is in no command line.
 
 how it ends:
   With 0 once all workers have ended with 0. If one fails, it is named, the others are stopped, and
-  its exit status is this command's (128 + signal if a signal ended it; 124 after --timeout).
+  its exit status is this command's (128 + signal if a signal ended it; 124 after --timeout; 255
+  if a host cannot be reached or is lost, which --start-timeout bounds at the start).
   Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; Ctrl-C again kills. Whatever the workers
-  started ends with the job.
+  started ends with the job, on every host, also if this command or its ssh is killed.
 """
 
 _SERVER_HELP = """\
@@ -45,6 +60,9 @@ example, two hosts with a worker each and a third with the server:
   host1$ HERRING_RANK=0 HERRING_SIZE=2 python train.py
   host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
   host3$ herring server
+
+Beside the workers under Slurm, or in their line of mpirun on one host, the server finds the job
+without these variables (docs/launching.md).
 
 The server ends with the job; with --stay it waits for the next one at the same rendezvous (a
 notebook, or a script that calls init and shutdown more than once). With more servers, start one on
@@ -62,7 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 2 for wrong usage or configuration, else what the subcommand gives.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except ModuleNotFoundError as error:
+        if not (missing := missing_part(error)):
+            raise
+        print(f"herring: {missing}", file=sys.stderr)
+        return EXIT_USAGE
     try:
         return int(options.handler(options))
     except ConfigurationError as error:
@@ -95,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="subcommand", metavar="COMMAND", required=True, parser_class=_Command
     )
 
-    run = _command(commands, "run", "run a job on this machine", _RUN_HELP, _run)
-    run.usage = "herring run [-n N] [--nodes K] [--servers S] [options] -- COMMAND [ARG ...]"
+    run = _command(commands, "run", "run a job on this machine, or others", _RUN_HELP, _run)
+    run.usage = "herring run [-n N] [-H HOSTS] [--servers S] [options] -- COMMAND [ARG ...]"
     run.add_argument(
         *("-n", "--workers", "-np", "--num-proc"),
         type=_integer,
@@ -109,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_integer,
         default=1,
         metavar="K",
-        help="pretend that the workers stand on K nodes (default 1); ranks stand in blocks",
+        help="pretend that the workers of one machine stand on K nodes (default 1), in blocks",
     )
     run.add_argument(
         "--servers", type=_integer, default=0, metavar="S", help="dedicated servers (default 0)"
@@ -130,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--keep-going", action="store_true", help="let the others go on after a worker has failed"
     )
-    add_options(run)
+    hosts.add_options(run)
+    horovodrun.add_options(run)
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
 
     server = _command(
@@ -139,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--rendezvous",
         metavar="HOST:PORT",
-        help="where the job's rank 0 listens (default: HERRING_RENDEZVOUS)",
+        help="where the job's rank 0 listens (default: HERRING_RENDEZVOUS, else what Slurm or "
+        "mpirun tell)",
     )
     server.add_argument(
         "--interface",
@@ -151,6 +177,11 @@ def _parser() -> argparse.ArgumentParser:
         "--stay",
         action="store_true",
         help="serve job after job at this rendezvous, until SIGTERM or Ctrl-C",
+    )
+    server.add_argument(
+        "--ready-file",
+        metavar="FILE",
+        help="make FILE once the server waits for its job, and remove it at the end",
     )
 
     config = _command(
@@ -169,6 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print JSON instead of a table")
     check.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
 
+    kubernetes = _command(
+        commands, "kubernetes", "write a manifest of a job with servers", "", _kubernetes
+    )
+    kubernetes.fill = _fill_kubernetes
     lab = _command(commands, "lab", "emulate a cluster on this machine (needs root)", "", _lab)
     lab.fill = _fill_lab
     study = _command(commands, "study", "measure algorithms and peers in the lab", "", _study)
@@ -208,6 +243,13 @@ class _Command(argparse.ArgumentParser):
             fill, self.fill = self.fill, None
             fill(self)
         return super().parse_known_args(args, namespace)
+
+
+def _fill_kubernetes(command: argparse.ArgumentParser) -> None:
+    from herring.launch.kubernetes import HELP, add_options
+
+    command.epilog = HELP
+    add_options(command)
 
 
 def _fill_lab(command: argparse.ArgumentParser) -> None:
@@ -267,18 +309,23 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from herring.launch.job import RunOptions
+    from herring.launch.job import RunOptions, SshOptions
     from herring.launch.local import run
 
     command = options.command
     if command[:1] == ["--"]:
         command = command[1:]
+    listed = hosts.read_hosts(options.hosts, options.hostfile)
+    ssh = options.ssh_command or os.environ.get("HERRING_SSH", "").strip() or "ssh"
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise ConfigurationError(f"--ssh-command {ssh}: {error}") from None
     return run(
         RunOptions(
             command=command,
-            workers=workers_of(options.workers, options.hosts, options.hostfile),
+            layout=hosts.lay_out(listed, options.workers, options.servers),
             nodes=options.nodes,
-            servers=options.servers,
             timeout=options.timeout,
             grace=options.grace,
             prefix=not options.no_prefix,
@@ -286,6 +333,14 @@ def _run(options: argparse.Namespace) -> int:
             start_timeout=options.start_timeout,
             output=options.output_filename,
             horovod=options.horovod,
+            interface=options.network_interface,
+            assignments=options.env,
+            ssh=SshOptions(
+                command=words,
+                port=options.ssh_port,
+                identity=options.ssh_identity_file,
+                python=options.remote_python or sys.executable,
+            ),
         )
     )
 
@@ -293,7 +348,7 @@ def _run(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace) -> int:
     from herring.launch.server import run_server
 
-    return run_server(options.rendezvous, options.interface, options.stay)
+    return run_server(options.rendezvous, options.interface, options.stay, options.ready_file)
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -306,6 +361,12 @@ def _check(options: argparse.Namespace) -> int:
     from herring.launch.check import check
 
     return check(as_json=options.json, try_run=not options.no_run)
+
+
+def _kubernetes(options: argparse.Namespace) -> int:
+    from herring.launch.kubernetes import handle
+
+    return handle(options)
 
 
 def _lab(options: argparse.Namespace) -> int:

@@ -7,6 +7,9 @@ The first launcher whose *rank* variable is present wins, in this order: ``HERRI
 (``RANK``), Open MPI, PMIx or PMI (MPICH, Intel MPI), Slurm. ``HERRING_RENDEZVOUS``,
 ``HERRING_SERVERS``, ``HERRING_JOB`` and the secret's variables hold under all of them. Without any
 rank this process is a job of one.
+
+Servers may stand in the workers' own line (``mpirun -n 4 python train.py : -n 2 herring server``):
+they take the last ranks then, and ``HERRING_SIZE`` says how many of the ranks are workers.
 """
 
 from __future__ import annotations
@@ -14,20 +17,28 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from herring.errors import ConfigurationError
-from herring.launch.nodelist import first_host, tasks_on_node
+from herring.launch import slurm
+from herring.launch.variables import MAXIMUM_SIZE, bad, first, integer
 
-__all__ = ["Rendezvous", "WorkerEnvironment", "detect", "parse_address", "parse_secret"]
+__all__ = [
+    "Rendezvous",
+    "ServerEnvironment",
+    "WorkerEnvironment",
+    "detect",
+    "detect_server",
+    "parse_address",
+    "parse_secret",
+]
 
 MINIMUM_SECRET_BYTES = 16
-MAXIMUM_SIZE = 1 << 20
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
+# Ranks of launchers in whose line servers may stand beside workers.
+_LINES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID", "SLURM_STEPID")
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
-# Below Linux's default range of ephemeral ports (32768 and up), so that no client sits on it.
-_FIRST_DERIVED_PORT = 16384
-_DERIVED_PORTS = 16000
 
 
 @dataclass(frozen=True)
@@ -37,10 +48,12 @@ class Rendezvous:
     Attributes:
         kind: ``none`` (a job of one), ``address`` (host and port are known to all),
             ``descriptor`` (as ``address``, and rank 0 inherited the listening socket),
-            ``torch`` (rank 0 publishes through the torch store at host and port) or
+            ``torch`` (rank 0 publishes through the torch store at host and port), ``munge`` (at
+            host and port rank 0 tells processes of its user on this cluster) or
             ``file`` (rank 0 publishes through a file on this, the only, host).
         host: Name or address; empty for ``none`` and ``file``.
         port: 1 to 65535; 0 for ``none`` and ``file``.
+        variable: Where host and port came from, for messages.
         descriptor: Number of the inherited listening socket (rank 0 of ``descriptor``), or None.
         key: What tells this job from others in a store or a directory; empty when only the
             launcher's process can tell (see `herring.launch.meet`).
@@ -51,6 +64,7 @@ class Rendezvous:
     port: int = 0
     descriptor: int | None = None
     key: str = ""
+    variable: str = "HERRING_RENDEZVOUS"
 
     @property
     def address(self) -> str:
@@ -72,6 +86,7 @@ class WorkerEnvironment:
         rendezvous: How the ranks find each other.
         source: ``herring``, ``torchrun``, ``openmpi``, ``pmix``, ``pmi``, ``slurm`` or ``single``.
         rank_variable: The variable the rank came from; empty for a job of one.
+        launched: Number of ranks of the launcher: `size`, or more with servers in the same line.
         job: Name of the job; part of every hello.
         servers: Number of dedicated servers that the job waits for.
         secret_file: File that holds the secret, or None.
@@ -89,6 +104,7 @@ class WorkerEnvironment:
     rendezvous: Rendezvous
     source: str
     rank_variable: str = ""
+    launched: int = 1
     job: str = "herring"
     servers: int = 0
     secret_file: str | None = None
@@ -105,8 +121,34 @@ class WorkerEnvironment:
 
 
 @dataclass(frozen=True)
+class ServerEnvironment:
+    """What the environment says about a dedicated server.
+
+    Attributes:
+        rendezvous: As of a worker: ``address``, ``munge`` or ``file``.
+        rank: Its rank in the launcher's line, where workers may stand too, or None.
+        rank_variable: The variable that `rank` came from; empty if it has none.
+        source: The launcher, as of a worker.
+        job: Name of the job.
+        secret_file: As of a worker.
+        secret: As of a worker.
+    """
+
+    rendezvous: Rendezvous
+    rank: int | None = None
+    rank_variable: str = ""
+    source: str = "single"
+    job: str = "herring"
+    secret_file: str | None = None
+    secret: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"ServerEnvironment({self.rendezvous!r}, rank={self.rank}, secret=<hidden>)"
+
+
+@dataclass(frozen=True)
 class _Place:
-    """Rank and size as one launcher reports them."""
+    """Rank and size as one launcher reports them; `size` counts workers, `launched` all ranks."""
 
     source: str
     rank_variable: str
@@ -115,6 +157,8 @@ class _Place:
     size: int
     local_rank: int | None
     local_size: int | None
+    launched: int
+    single_host: bool
 
 
 def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
@@ -131,26 +175,24 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
         ConfigurationError: A variable is missing, malformed or contradicts another one. The
             message names the variable, its value and what is allowed.
     """
-    env = {name: value.strip() for name, value in environ.items() if value.strip()}
-    job = env.get("HERRING_JOB", "herring")
-    if not _JOB.fullmatch(job):
-        raise _bad("HERRING_JOB", job, "1 to 64 letters, digits, dots, underscores or hyphens")
-    servers = _integer(env, "HERRING_SERVERS", 0, 65535)
-    place = _find_place(env)
-    single_host = _is_single_host(env, place)
-    rendezvous = _find_rendezvous(env, place, job, servers or 0, single_host)
+    env = _stripped(environ)
+    job = _job_name(env)
+    place = _without_servers(env, _find_place(env))
+    servers = integer(env, "HERRING_SERVERS", 0, 65535)
+    in_line = place.launched - place.size
+    if in_line and servers not in (None, in_line):
+        raise ConfigurationError(
+            f"HERRING_SERVERS={servers} contradicts HERRING_SIZE={place.size}: of the "
+            f"{place.launched} ranks of this line ({place.size_variable}) {in_line} are servers; "
+            "set HERRING_SIZE alone"
+        )
+    servers = in_line or servers or 0
+    secret_file, secret = _find_secret(env)
+    secretless = secret_file is None and secret is None
+    rendezvous = _find_rendezvous(env, place, job, servers, secretless)
     # Nobody outside this machine could reach a loopback address.
-    single_host = single_host or bool(_LOOPBACK.fullmatch(rendezvous.host))
-    secret_file = env.get("HERRING_SECRET_FILE")
-    secret = None
-    if secret_file is None and "HERRING_SECRET" in env:
-        secret = parse_secret(env["HERRING_SECRET"])
-    if (
-        secret_file is None
-        and secret is None
-        and not single_host
-        and rendezvous.kind in ("address", "descriptor")
-    ):
+    single_host = place.single_host or bool(_LOOPBACK.fullmatch(rendezvous.host))
+    if secretless and not single_host and rendezvous.kind in ("address", "descriptor"):
         raise ConfigurationError(
             f"HERRING_SECRET_FILE is not set, and the {place.size} workers of this job may run on "
             "several hosts, which must share a secret: write one file (for example with "
@@ -164,15 +206,64 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
         rendezvous=rendezvous,
         source=place.source,
         rank_variable=place.rank_variable,
+        launched=place.launched,
         job=job,
-        servers=servers or 0,
+        servers=servers,
         secret_file=secret_file,
         secret=secret,
         single_host=single_host,
-        restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0, MAXIMUM_SIZE) or 0
+        restart=integer(env, "TORCHELASTIC_RESTART_COUNT", 0, MAXIMUM_SIZE) or 0
         if place.source == "torchrun"
         else 0,
         store_is_served=env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"),
+    )
+
+
+def detect_server(environ: Mapping[str, str], address: str | None = None) -> ServerEnvironment:
+    """Finds out where a dedicated server's job meets.
+
+    Args:
+        environ: As of `detect`.
+        address: ``HOST:PORT``, where it was given by an option.
+
+    Returns:
+        What the variables say; nothing has been opened, bound or read yet.
+
+    Raises:
+        ConfigurationError: As of `detect`.
+    """
+    env = _stripped(environ)
+    job = _job_name(env)
+    secret_file, secret = _find_secret(env)
+    secretless = secret_file is None and secret is None
+    variable = "HERRING_RENDEZVOUS"
+    if address is None:
+        address = env.get(variable)
+    else:
+        variable = "--rendezvous"
+    if address is not None:
+        host, port = parse_address(address, variable)
+        place = Rendezvous("address", host, port, None, "", variable)
+        if secretless and slurm.in_job(env) and not _LOOPBACK.fullmatch(host):
+            place = Rendezvous("munge", host, port, None, _munge_key(env, job), variable)
+        return ServerEnvironment(place, job=job, secret_file=secret_file, secret=secret)
+    line = _find_line(env)
+    where = ""
+    if slurm.in_job(env):
+        place = _slurm_rendezvous(env, job, True, secretless)
+    elif line is not None and line.single_host:
+        place = Rendezvous("file", key=_file_key(env, line, f"{job}-{line.source}"))
+    else:
+        if line is not None:
+            where = f", and the ranks of its line ({line.rank_variable}) are on several hosts"
+        raise ConfigurationError(
+            f"the server does not know where the job meets{where}: give --rendezvous HOST:PORT or "
+            "set HERRING_RENDEZVOUS, as for the workers"
+        )
+    if line is None:
+        return ServerEnvironment(place, job=job, secret_file=secret_file, secret=secret)
+    return ServerEnvironment(
+        place, line.rank, line.rank_variable, line.source, job, secret_file, secret
     )
 
 
@@ -192,7 +283,7 @@ def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str,
     allowed = "HOST:PORT with a port from 1 to 65535, or [IPV6]:PORT"
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
     if not match or not 1 <= int(match.group(3)) <= 65535:
-        raise _bad(variable, text, allowed)
+        raise bad(variable, text, allowed)
     return match.group(1) or match.group(2), int(match.group(3))
 
 
@@ -215,32 +306,30 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
     return secret
 
 
-def _bad(variable: str, value: object, allowed: str) -> ConfigurationError:
-    return ConfigurationError(f"{variable}={value!s} is not valid: allowed is {allowed}")
+def _stripped(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value.strip() for name, value in environ.items() if value.strip()}
 
 
-def _integer(env: Mapping[str, str], variable: str, least: int, most: int) -> int | None:
-    """The variable as an integer, or None if it is not set."""
-    text = env.get(variable)
-    if text is None:
-        return None
-    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII) or not least <= int(text) <= most:
-        limit = f"an integer from {least} to {most}"
-        if most == MAXIMUM_SIZE:
-            limit = f"an integer of at least {least}"
-        raise _bad(variable, text, limit)
-    return int(text)
+def _job_name(env: Mapping[str, str]) -> str:
+    job = env.get("HERRING_JOB", "herring")
+    if not _JOB.fullmatch(job):
+        raise bad("HERRING_JOB", job, "1 to 64 letters, digits, dots, underscores or hyphens")
+    return job
 
 
-def _first(env: Mapping[str, str], *variables: str) -> str:
-    """The first of `variables` that is set, else the first one (for messages)."""
-    return next((name for name in variables if name in env), variables[0])
+def _find_secret(env: Mapping[str, str]) -> tuple[str | None, bytes | None]:
+    """The file with the secret, else the secret itself, else neither."""
+    path = env.get("HERRING_SECRET_FILE")
+    if path is None and "HERRING_SECRET" in env:
+        return None, parse_secret(env["HERRING_SECRET"])
+    return path, None
 
 
 def _find_place(env: Mapping[str, str]) -> _Place:
     if "HERRING_RANK" not in env:
-        for name in ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE"):
-            if name in env:
+        line = "RANK" not in env and any(name in env for name in _LINES)
+        for name in _OURS:
+            if name in env and not (line and name == "HERRING_SIZE"):
                 raise ConfigurationError(
                     f"{name}={env[name]} is set, but HERRING_RANK is not: set HERRING_RANK and "
                     "HERRING_SIZE together, or neither"
@@ -252,23 +341,9 @@ def _find_place(env: Mapping[str, str]) -> _Place:
         )  # fmt: skip
     if "RANK" in env:
         return _place(env, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if "OMPI_COMM_WORLD_RANK" in env:
-        prefix = "OMPI_COMM_WORLD_"
-        return _place(
-            env, "openmpi", prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK",
-            prefix + "LOCAL_SIZE",
-        )  # fmt: skip
-    if "PMIX_RANK" in env or "PMI_RANK" in env:
-        source = "pmix" if "PMIX_RANK" in env else "pmi"
-        # PMIx servers publish the size only through their library; Slurm knows it as well.
-        size = _first(env, "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
-        local_rank = _first(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
-        local_size = _first(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
-        rank = "PMIX_RANK" if source == "pmix" else "PMI_RANK"
-        return _place(env, source, rank, size, local_rank, local_size)
-    if "SLURM_PROCID" in env:
-        size = _first(env, "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
-        return _place(env, "slurm", "SLURM_PROCID", size, "SLURM_LOCALID", "")
+    line = _find_line(env)
+    if line is not None:
+        return line
     for size, rank in (
         ("WORLD_SIZE", "RANK"),
         ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -279,7 +354,29 @@ def _find_place(env: Mapping[str, str]) -> _Place:
                 f"{size}={env[size]} is set, but {rank} is not: allowed are both (a launcher sets "
                 "them) or neither (a job of one)"
             )
-    return _Place("single", "", "", 0, 1, 0, 1)
+    return _Place("single", "", "", 0, 1, 0, 1, 1, True)
+
+
+def _find_line(env: Mapping[str, str]) -> _Place | None:
+    """The place in the line of a launcher that starts any programs, workers or servers."""
+    if "OMPI_COMM_WORLD_RANK" in env:
+        prefix = "OMPI_COMM_WORLD_"
+        return _place(
+            env, "openmpi", prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK",
+            prefix + "LOCAL_SIZE",
+        )  # fmt: skip
+    if "PMIX_RANK" in env or "PMI_RANK" in env:
+        source = "pmix" if "PMIX_RANK" in env else "pmi"
+        # PMIx servers publish the size only through their library; Slurm knows it as well.
+        size = first(env, "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
+        local_rank = first(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
+        local_size = first(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+        rank = "PMIX_RANK" if source == "pmix" else "PMI_RANK"
+        return _place(env, source, rank, size, local_rank, local_size)
+    if slurm.in_step(env):
+        size = first(env, "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+        return _place(env, "slurm", "SLURM_PROCID", size, "SLURM_LOCALID", "")
+    return None
 
 
 def _place(
@@ -290,23 +387,23 @@ def _place(
     local_rank_variable: str,
     local_size_variable: str,
 ) -> _Place:
-    size = _integer(env, size_variable, 1, MAXIMUM_SIZE)
+    size = integer(env, size_variable, 1, MAXIMUM_SIZE)
     if size is None:
         raise ConfigurationError(
             f"{rank_variable}={env[rank_variable]} is set, but {size_variable} is not: set "
             f"{size_variable} to the number of workers (at least {rank_variable} + 1)"
         )
-    rank = _integer(env, rank_variable, 0, MAXIMUM_SIZE)
+    rank = integer(env, rank_variable, 0, MAXIMUM_SIZE)
     assert rank is not None  # the caller looked
     if rank >= size:
         raise ConfigurationError(
             f"{rank_variable}={rank} contradicts {size_variable}={size}: allowed are ranks from 0 "
             f"to {size - 1}"
         )
-    local_rank = _integer(env, local_rank_variable, 0, MAXIMUM_SIZE)
-    local_size = _integer(env, local_size_variable, 1, MAXIMUM_SIZE)
-    if local_size is None and ("SLURM_PROCID" in env or source == "slurm"):
-        local_size = _slurm_local_size(env, size)
+    local_rank = integer(env, local_rank_variable, 0, MAXIMUM_SIZE)
+    local_size = integer(env, local_size_variable, 1, MAXIMUM_SIZE)
+    if local_size is None and slurm.in_step(env):
+        local_size = slurm.local_size(env, size)
         local_size_variable = "SLURM_NTASKS_PER_NODE"
     if local_size is not None and local_size > size:
         raise ConfigurationError(
@@ -330,48 +427,68 @@ def _place(
         local_rank = local_size = None
     if local_size is None and size == 1:
         local_rank, local_size = 0, 1
-    return _Place(source, rank_variable, size_variable, rank, size, local_rank, local_size)
+    single_host = size == 1 or local_size == size
+    if local_size is None and source in ("slurm", "pmix", "pmi"):
+        single_host = single_host or slurm.node_count(env) == "1"
+    return _Place(
+        source, rank_variable, size_variable, rank, size, local_rank, local_size, size, single_host
+    )
 
 
-def _slurm_local_size(env: Mapping[str, str], size: int) -> int | None:
-    """Workers on this host of a Slurm step, or None where the variables do not tell."""
-    if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "")) == "1":
-        return size
-    node = _integer(env, "SLURM_NODEID", 0, MAXIMUM_SIZE)
-    for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        if node is not None and variable in env:
-            return tasks_on_node(env[variable], node, variable)
-    per_node = _integer(env, "SLURM_NTASKS_PER_NODE", 1, MAXIMUM_SIZE)
-    # It is an upper bound when the job asked for fewer tasks altogether.
-    return None if per_node is None else min(per_node, size)
-
-
-def _is_single_host(env: Mapping[str, str], place: _Place) -> bool:
-    if place.size == 1:
-        return True
-    if place.local_size is not None:
-        return place.local_size == place.size
-    nodes = env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", ""))
-    return place.source in ("slurm", "pmix", "pmi") and nodes == "1"
+def _without_servers(env: Mapping[str, str], place: _Place) -> _Place:
+    """`place`, less the servers that stand in the same line behind the workers."""
+    if place.source in ("herring", "torchrun", "single") or "HERRING_SIZE" not in env:
+        return place
+    size = integer(env, "HERRING_SIZE", 1, MAXIMUM_SIZE)
+    assert size is not None
+    if size > place.launched:
+        raise ConfigurationError(
+            f"HERRING_SIZE={size} contradicts {place.size_variable}={place.launched}: allowed is "
+            f"the number of workers of this line, 1 to {place.launched}"
+        )
+    if place.rank >= size:
+        raise ConfigurationError(
+            f"{place.rank_variable}={place.rank} contradicts HERRING_SIZE={size}: of the "
+            f"{place.launched} ranks of this line the first {size} are workers and the others run "
+            "'herring server'; put the servers last, or set HERRING_SIZE to the number of workers"
+        )
+    if size == place.launched:
+        return place
+    # How many ranks of a host are workers, no launcher says; it shows when they meet.
+    return replace(place, size=size, local_rank=None, local_size=None)
 
 
 def _find_rendezvous(
-    env: Mapping[str, str], place: _Place, job: str, servers: int, single_host: bool
+    env: Mapping[str, str], place: _Place, job: str, servers: int, secretless: bool
 ) -> Rendezvous:
     key = f"{job}-{place.source}"
+    # By this launcher's own means servers find the job as well.
+    in_line = place.launched > place.size
     if "HERRING_RENDEZVOUS" in env:
         host, port = parse_address(env["HERRING_RENDEZVOUS"])
-        descriptor = _integer(env, "HERRING_RENDEZVOUS_FD", 0, MAXIMUM_SIZE)
+        descriptor = integer(env, "HERRING_RENDEZVOUS_FD", 0, MAXIMUM_SIZE)
         if descriptor is not None and place.rank == 0:
             return Rendezvous("descriptor", host, port, descriptor, key)
+        elsewhere = servers or not place.single_host
+        if secretless and elsewhere and slurm.in_job(env) and not _LOOPBACK.fullmatch(host):
+            return Rendezvous("munge", host, port, None, _munge_key(env, job))
         return Rendezvous("address", host, port, None, key)
-    if servers:
+    # Not all ranks that mpirun starts inside an allocation of Slurm's belong to a step.
+    mpirun = place.source == "openmpi" and slurm.in_job(env)
+    by_slurm = mpirun or (place.source in ("slurm", "pmix", "pmi") and slurm.in_step(env))
+    if servers and by_slurm:
+        return _slurm_rendezvous(env, job, True, secretless)
+    if servers and not (in_line and place.single_host):
         # Servers are started apart from the workers and need a place to go.
         raise ConfigurationError(
             f"HERRING_SERVERS={servers} is set, but HERRING_RENDEZVOUS is not: set "
             "HERRING_RENDEZVOUS=HOST:PORT for all workers and servers, with the host of rank 0"
+            if not in_line
+            else f"HERRING_RENDEZVOUS is not set, and the {place.size} workers and {servers} "
+            "servers of this line run on several hosts: set HERRING_RENDEZVOUS=HOST:PORT for all "
+            "of them, with an address of rank 0's host and a free port there"
         )
-    if place.size == 1:
+    if place.size == 1 and not servers:
         return Rendezvous("none")
     if place.source == "herring":
         raise ConfigurationError(
@@ -386,14 +503,14 @@ def _find_rendezvous(
                     f"RANK={place.rank} and WORLD_SIZE={place.size} are set, but {name} is not: "
                     f"set {name} as torchrun does, or HERRING_RENDEZVOUS=HOST:PORT"
                 )
-        port = _integer(env, "MASTER_PORT", 1, 65535)
+        port = integer(env, "MASTER_PORT", 1, 65535)
         assert port is not None
         run = env.get("TORCHELASTIC_RUN_ID", "")
         return Rendezvous("torch", env["MASTER_ADDR"].strip("[]"), port, None, f"{job}/{run}")
-    if single_host:
+    if place.single_host:
         return Rendezvous("file", key=_file_key(env, place, key))
-    if place.source == "slurm" or ("SLURM_JOB_ID" in env and "SLURM_PROCID" in env):
-        return _slurm_rendezvous(env, place, key)
+    if by_slurm:
+        return _slurm_rendezvous(env, job, mpirun, secretless)
     where = "runs on several hosts"
     if place.local_size is None:
         where = "does not say whether it runs on one host"
@@ -412,7 +529,7 @@ def _file_key(env: Mapping[str, str], place: _Place, prefix: str) -> str:
         "pmi": ("PMI_JOBID",),
         "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
     }[place.source]
-    found = _first(env, *variables)
+    found = first(env, *variables)
     if found not in env:
         if "SLURM_JOB_ID" not in env:
             return ""
@@ -425,21 +542,14 @@ def _file_key(env: Mapping[str, str], place: _Place, prefix: str) -> str:
     return f"{prefix}-{readable}-{zlib.crc32(text.encode()):08x}"
 
 
-def _slurm_rendezvous(env: Mapping[str, str], place: _Place, key: str) -> Rendezvous:
-    # A step may run on some of the job's hosts only, and rank 0 is on the first of those.
-    hosts = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    job_id = _integer(env, _first(env, "SLURM_JOB_ID", "SLURM_JOBID"), 0, 1 << 40)
-    missing = None
-    if hosts not in env:
-        missing = "SLURM_JOB_NODELIST"
-    elif job_id is None:
-        missing = "SLURM_JOB_ID"
-    if missing or job_id is None:
-        raise ConfigurationError(
-            f"{place.rank_variable}={place.rank} and {place.size_variable}={place.size} are set, "
-            f"but {missing} is not, which gives the rendezvous: start with srun, or set "
-            "HERRING_RENDEZVOUS=HOST:PORT"
-        )
-    step = re.sub(r"\D", "", env.get("SLURM_STEP_ID", "")) or "0"
-    port = _FIRST_DERIVED_PORT + (job_id * 31 + int(step)) % _DERIVED_PORTS
-    return Rendezvous("address", first_host(env[hosts], hosts), port, None, key)
+def _slurm_rendezvous(
+    env: Mapping[str, str], job: str, servers: bool, secretless: bool
+) -> Rendezvous:
+    host, port = slurm.rendezvous(env, job, servers)
+    kind, key = ("munge", _munge_key(env, job)) if secretless else ("address", "")
+    return Rendezvous(kind, host, port, None, key, "Slurm")
+
+
+def _munge_key(env: Mapping[str, str], job: str) -> str:
+    """What a job of Slurm's is called by who asks rank 0 for its secret."""
+    return f"{job}/{slurm.job_id(env)}"

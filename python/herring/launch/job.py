@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,21 +13,92 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from herring.errors import ConfigurationError
+from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 
 __all__ = [
     "EXIT_NOT_EXECUTABLE",
     "EXIT_NOT_FOUND",
+    "EXIT_NO_HOST",
     "CommandError",
     "RunOptions",
-    "job_environment",
+    "Task",
+    "job_variables",
+    "machine_defaults",
+    "own_environment",
+    "passed_environment",
     "resolve_command",
-    "server_environment",
-    "worker_environments",
+    "tasks",
 ]
 
-MAXIMUM_WORKERS = 1024
 EXIT_NOT_EXECUTABLE = 126  # as the shell
 EXIT_NOT_FOUND = 127
+EXIT_NO_HOST = 255  # as ssh
+_OF_A_JOB = {
+    "HERRING_RANK",
+    "HERRING_SIZE",
+    "HERRING_LOCAL_RANK",
+    "HERRING_LOCAL_SIZE",
+    "HERRING_RENDEZVOUS",
+    "HERRING_RENDEZVOUS_FD",
+    "HERRING_SERVERS",
+    "HERRING_SECRET",
+    "HERRING_SECRET_FILE",
+    "HERRING_JOB",
+    "HERRING_AS_HOROVOD",
+    "HERRING_SSH",
+}
+_OF_A_HOST = {"HERRING_HOST_ID", "HERRING_INTERFACE"}
+# What a program needs to be found and to find its libraries, where all hosts are set up alike.
+_BASICS = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "PYTHONUNBUFFERED",
+    "OMP_NUM_THREADS",
+}
+
+
+SERVER_COMMAND = (sys.executable, "-m", "herring.launch.cli", "server", "--stay")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How other hosts are reached.
+
+    Attributes:
+        command: The program, and options that come before all others.
+        port: Where sshd listens, or None: as ssh is configured.
+        identity: The file with the private key, or None.
+        python: The Python there that has Herring.
+    """
+
+    command: Sequence[str] = ("ssh",)
+    port: int | None = None
+    identity: Path | None = None
+    python: str = sys.executable
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process of the job that is to be started.
+
+    Attributes:
+        name: ``rank 3`` or ``server 0``.
+        host: Where.
+        rank: Of a worker; None for a server.
+        number: Tells it from the others: the rank, and for servers what follows.
+        environment: What it gets besides what its machine has.
+    """
+
+    name: str
+    host: Host
+    rank: int | None
+    number: int
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -34,9 +107,8 @@ class RunOptions:
 
     Attributes:
         command: Program and arguments of each worker.
-        workers: Number of workers, 1 to 1024.
-        nodes: Number of nodes to pretend, 1 to `workers`; ranks stand in blocks.
-        servers: Number of dedicated servers.
+        layout: Which host runs how many workers and servers.
+        nodes: Number of nodes to pretend on one host, 1 to `workers`; ranks stand in blocks.
         timeout: Seconds after which the job is ended, or None.
         grace: Seconds between SIGTERM and SIGKILL.
         prefix: Whether output lines carry the rank.
@@ -44,13 +116,15 @@ class RunOptions:
         start_timeout: Seconds within which all must meet, or None: the setting.
         output: Folder that gets a copy of what each rank prints, or None.
         horovod: Whether ``import horovod`` is to find `herring.horovod`.
+        interface: Interface or address that all processes on several hosts use, or None.
+        assignments: Variables of -x: ``NAME`` or ``NAME=VALUE``.
+        ssh: How other hosts are reached.
         server_command: What runs as a server; `herring server` by default.
     """
 
     command: Sequence[str]
-    workers: int = 1
+    layout: Layout = field(default_factory=lambda: Layout(((THIS_MACHINE, 1),), ()))
     nodes: int = 1
-    servers: int = 0
     timeout: float | None = None
     grace: float = 10.0
     prefix: bool = True
@@ -58,9 +132,20 @@ class RunOptions:
     start_timeout: float | None = None
     output: Path | None = None
     horovod: bool = False
-    server_command: Sequence[str] = field(
-        default=(sys.executable, "-m", "herring.launch.cli", "server", "--stay")
-    )
+    interface: str | None = None
+    assignments: Sequence[str] = ()
+    ssh: SshOptions = SshOptions()
+    server_command: Sequence[str] = SERVER_COMMAND
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.layout.size
+
+    @property
+    def servers(self) -> int:
+        """Number of dedicated servers."""
+        return len(self.layout.servers)
 
     def check(self) -> None:
         """Refuses what cannot work.
@@ -72,13 +157,19 @@ class RunOptions:
             raise ConfigurationError(
                 "no command to run: put it behind '--', as in 'herring run -n 2 -- python train.py'"
             )
-        _check_range("-n", self.workers, 1, MAXIMUM_WORKERS)
-        _check_range("--servers", self.servers, 0, MAXIMUM_WORKERS)
         if not 1 <= self.nodes <= self.workers:
             raise ConfigurationError(
                 f"--nodes {self.nodes} is not valid: allowed is an integer from 1 to "
                 f"{self.workers}, the number of workers (-n), as every node holds at least one"
             )
+        if self.nodes > 1 and (self.layout.remote or len(self.layout.workers) > 1):
+            raise ConfigurationError(
+                f"--nodes {self.nodes}: each host of -H is a node; leave --nodes out"
+            )
+        if self.ssh.port is not None:
+            require_range("-p", self.ssh.port, 1, 65535)
+        if self.layout.remote:
+            self._check_ssh()
         if self.start_timeout is not None and not 1 <= self.start_timeout <= 604800:
             raise ConfigurationError(
                 f"--start-timeout {self.start_timeout:g} is not valid: allowed are 1 to 604800 "
@@ -90,9 +181,18 @@ class RunOptions:
                     f"{name} {value:g} is not valid: allowed are seconds, 0 or more"
                 )
 
+    def _check_ssh(self) -> None:
+        if not self.ssh.command or shutil.which(self.ssh.command[0]) is None:
+            raise ConfigurationError(
+                f"--ssh-command {shlex.join(self.ssh.command)}: no such program, and other hosts "
+                "are reached by it: install ssh (Debian: openssh-client)"
+            )
+        if self.ssh.identity is not None and not self.ssh.identity.is_file():
+            raise ConfigurationError(f"-i {self.ssh.identity}: no such file")
+
 
 class CommandError(ConfigurationError):
-    """The command cannot be started.
+    """The command cannot be started, or not on some host.
 
     Attributes:
         status: The exit status a shell would give.
@@ -126,58 +226,106 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     raise CommandError(f"{program}: no such program", EXIT_NOT_FOUND)
 
 
-def job_environment(options: RunOptions, port: int) -> dict[str, str]:
-    """This process's environment, and what is the same for all of a new job that meets at `port`.
+def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[str, str]:
+    """`environ` without variables of a job around this one, which must not leak in.
+
+    Args:
+        environ: Usually ``os.environ``.
+        several: Whether the job has several hosts: what names this one, and its interface, stays.
+    """
+    dropped = _OF_A_JOB if several else _OF_A_JOB | _OF_A_HOST
+    return {name: value for name, value in environ.items() if name not in dropped}
+
+
+def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
+    """What is the same for all processes of a new job that meets at `rendezvous` (HOST:PORT).
 
     The job's name and secret are made up anew with every call.
     """
-    # Variables of a job around this one must not leak in.
-    ours = {
-        "RANK",
-        "SIZE",
-        "LOCAL_RANK",
-        "LOCAL_SIZE",
-        "SECRET_FILE",
-        "HOST_ID",
-        "JOB",
-        "INTERFACE",
-        "AS_HOROVOD",
+    variables = {
+        "HERRING_RENDEZVOUS": rendezvous,
+        "HERRING_SERVERS": str(options.servers),
+        "HERRING_SECRET": secrets.token_hex(32),
+        "HERRING_JOB": f"run-{os.getpid()}-{secrets.token_hex(4)}",
     }
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not (name.startswith("HERRING_") and name[8:] in ours)
-    }
-    environment.pop("HERRING_RENDEZVOUS_FD", None)
-    environment["HERRING_RENDEZVOUS"] = f"127.0.0.1:{port}"
-    environment["HERRING_SERVERS"] = str(options.servers)
-    environment["HERRING_SECRET"] = secrets.token_hex(32)
-    environment["HERRING_JOB"] = f"run-{os.getpid()}-{secrets.token_hex(4)}"
     if options.start_timeout is not None:
-        environment["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
-    if options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0"):
+        variables["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
+    if options.layout.remote and options.interface is not None:
+        variables["HERRING_INTERFACE"] = options.interface
+    return variables
+
+
+def machine_defaults(environment: dict[str, str], workers: int, horovod: bool) -> None:
+    """Adds what follows from the machine that it is for, which is this one.
+
+    Args:
+        environment: Of all processes of the job on this machine; changed in place.
+        workers: Number of workers on this machine.
+        horovod: Whether ``import horovod`` is to find `herring.horovod`.
+    """
+    if horovod:
         folder = str(Path(__file__).resolve().parents[1] / "horovod" / "stand_in")
         paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
-    if options.workers > 1:
-        share = max(1, len(os.sched_getaffinity(0)) // options.workers)
+    if workers > 1:
+        share = max(1, len(os.sched_getaffinity(0)) // workers)
         environment.setdefault("OMP_NUM_THREADS", str(share))
-    return environment
 
 
-def server_environment(job: Mapping[str, str], index: int) -> dict[str, str]:
-    """The environment of dedicated server `index`: a host of its own, as it would be in earnest."""
-    return {**job, "HERRING_HOST_ID": f"{job['HERRING_JOB']}-server-{index}"}
+def passed_environment(
+    environ: Mapping[str, str], assignments: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What processes on other hosts get of this environment, and what -x sets everywhere.
+
+    Args:
+        environ: Usually ``os.environ``.
+        assignments: Values of -x: ``NAME`` or ``NAME=VALUE``.
+
+    Returns:
+        Variables that travel to other hosts, those of -x among them; and those of -x alone.
+
+    Raises:
+        ConfigurationError: -x names no variable, one that is not set, or one of the job's own.
+    """
+    chosen = {}
+    for text in assignments:
+        name, given, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigurationError(f"-x {text}: allowed is NAME or NAME=VALUE")
+        if name in _OF_A_JOB:
+            raise ConfigurationError(f"-x {name}: herring run sets it itself; leave it out")
+        if not given and name not in environ:
+            raise ConfigurationError(f"-x {name}: it is not set here; give -x {name}=VALUE")
+        chosen[name] = value if given else environ[name]
+    never = _OF_A_JOB | {"HERRING_HOST_ID"}
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if (name in _BASICS or name.startswith("HERRING_")) and name not in never
+    }
+    return {**passed, **chosen}, chosen
 
 
-def worker_environments(options: RunOptions, job: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The environments of the workers, by rank; ranks stand in blocks on the nodes."""
-    rank = 0
-    for node in range(options.nodes):
+def tasks(options: RunOptions, job: Mapping[str, str]) -> Iterator[Task]:
+    """All processes of a job: servers, then workers by rank, who stand in blocks on the nodes.
+
+    Args:
+        options: What was asked for.
+        job: From `job_variables`.
+    """
+    for index, host in enumerate(options.layout.servers):
+        # A host of its own, as it would be in earnest.
+        environment = {**job, "HERRING_HOST_ID": f"{job['HERRING_JOB']}-server-{index}"}
+        yield Task(f"server {index}", host, None, options.workers + index, environment)
+    blocks = options.layout.workers
+    if options.nodes > 1:
+        host = blocks[0][0]
         # The first nodes hold one more where the numbers do not divide.
-        count = options.workers // options.nodes
-        count += node < options.workers % options.nodes
+        least, more = divmod(options.workers, options.nodes)
+        blocks = tuple((host, least + (node < more)) for node in range(options.nodes))
+    rank = 0
+    for node, (host, count) in enumerate(blocks):
         for local_rank in range(count):
             environment = {
                 **job,
@@ -188,12 +336,5 @@ def worker_environments(options: RunOptions, job: Mapping[str, str]) -> Iterator
             }
             if options.nodes > 1:
                 environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{node}"
-            yield environment
+            yield Task(f"rank {rank}", host, rank, rank, environment)
             rank += 1
-
-
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigurationError(
-            f"{name} {value} is not valid: allowed is an integer from {least} to {most}"
-        )

@@ -1,8 +1,9 @@
-"""`herring run`: starts a whole job on this machine and looks after it.
+"""`herring run`: starts a whole job on this machine and others, and looks after it.
 
-One thread, one loop: it waits for output, for signals (through a wake-up descriptor) and for the
-next deadline. The rendezvous' port is bound here, before anything starts, and rank 0 inherits the
-listening socket: there is no moment in which somebody else could take the port.
+One thread, one loop: it waits for output, for signals (through a wake-up descriptor), for what
+agents on other hosts say and for the next deadline. The rendezvous' port is bound before anything
+starts, and rank 0 inherits the listening socket: there is no moment in which somebody else could
+take the port.
 """
 
 from __future__ import annotations
@@ -21,38 +22,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from herring.errors import ConfigurationError
-from herring.launch import guard
+from herring.errors import ConfigurationError, HerringError
+from herring.launch.agents import Agents, workers_on
+from herring.launch.endpoint import bind
+from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
-    EXIT_NOT_EXECUTABLE,
     CommandError,
     RunOptions,
-    job_environment,
+    Task,
+    job_variables,
+    machine_defaults,
+    own_environment,
+    passed_environment,
     resolve_command,
-    server_environment,
-    worker_environments,
+    tasks,
 )
 from herring.launch.output import Sink, Source, prefix
+from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+from herring.launch.ssh import Connection
 
 __all__ = ["Launcher", "run"]
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 _SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
 _DRAIN_SECONDS = 0.5
-_LEFTOVER_SECONDS = 2.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass
 class _Child:
-    """A started process."""
+    """A process of the job, here or on another host."""
 
-    name: str
-    process: subprocess.Popen[bytes]
-    is_server: bool
-    group: int
+    task: Task
+    process: Process | None = None  # here
+    connection: Connection | None = None  # to the host where it is
+    pid: int = 0
     ended: bool = False
+    code: int = 0  # Popen's return code
+
+    @property
+    def is_server(self) -> bool:
+        return self.task.rank is None
+
+    @property
+    def where(self) -> str:
+        return f" on {self.connection.host.name}" if self.connection is not None else ""
 
 
 def run(options: RunOptions) -> int:
@@ -65,20 +80,43 @@ def run(options: RunOptions) -> int:
     Raises:
         ConfigurationError: An option is out of range, or the command cannot be found. Nothing has
             been started then.
+        HostError: A host cannot be reached, or has no Herring. No worker has been started then.
+        CommandError: The command cannot be started. Nothing of the job is left.
     """
     options.check()
-    command = resolve_command(options.command)
-    return Launcher(options, command).run()
+    passed, chosen = passed_environment(os.environ, options.assignments)
+    command = list(options.command)
+    if any(host.local for host, _ in options.layout.workers):
+        command = resolve_command(command)
+    return Launcher(options, command, passed, chosen).run()
 
 
 class Launcher:
     """One job, from the first process to the last."""
 
-    def __init__(self, options: RunOptions, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        command: Sequence[str],
+        passed: dict[str, str],
+        chosen: dict[str, str],
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            options: What was asked for.
+            command: Program and arguments, as they are started on this machine.
+            passed: Variables that other hosts get.
+            chosen: Those of them that this machine gets as well.
+        """
         self._options = options
         self._command = list(command)
+        self._passed = passed
+        self._chosen = chosen
         self._children: list[_Child] = []
-        self._by_pid: dict[int, _Child] = {}
+        self._by_number: dict[int, _Child] = {}
+        self._sources: dict[tuple[int, int], Source] = {}  # of processes on other hosts
+        self._notes: dict[str, Source] = {}  # what ssh says, by host
         self._selector = selectors.DefaultSelector()
         terminals = [os.isatty(1), os.isatty(2)]
         self._out, self._err = Sink(1, terminals[0]), Sink(2, terminals[1])
@@ -95,18 +133,22 @@ class Launcher:
 
     def run(self) -> int:
         """Starts everything, waits, cleans up; see `run`."""
-        guard.adopt_orphans()
-        self._guard = guard.Guard()
-        wake, wake_write = socket.socketpair()
-        for end in (wake, wake_write):
+        self._processes = Processes()
+        self._agents = Agents(
+            *(self._options, self._processes, self._selector, self._on_frame, self._on_text)
+        )
+        self._wake, wake_write = socket.socketpair()
+        for end in (self._wake, wake_write):
             end.setblocking(False)
         old_wakeup = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        old_handlers = self._install_handlers()
-        self._selector.register(wake, selectors.EVENT_READ, None)
+        numbers = (*_STOPPING, *_PASSED_ON, signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP)
+        # The loop reads the wake-up descriptor.
+        old_handlers = signals_to_loop(numbers, _STOPPING)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
         try:
             self._start()
             while not all(child.ended for child in self._children):
-                self._turn(wake)
+                self._turn()
             self._sweep()
         except BrokenPipeError:
             # Our reader has gone (as in "herring run ... | head"); so must the job.
@@ -114,61 +156,91 @@ class Launcher:
         finally:
             self._stopping = True
             self._sweep(gentle=False)
-            self._guard.dismiss()
+            self._processes.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-            wake.close()
+            self._wake.close()
             wake_write.close()
             self._selector.close()
         return self._status or 0
 
     # Starting.
 
-    def _install_handlers(self) -> dict[int, object]:
-        wanted = (*_STOPPING, *_PASSED_ON, signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP)
-        old = {}
-        for number in wanted:
-            before = signal.getsignal(number)
-            if before is signal.SIG_IGN and number in _STOPPING:
-                continue  # nohup, or a job in the background of a script
-            old[number] = before if before is not None else signal.SIG_DFL
-            signal.signal(number, lambda *_: None)  # the loop reads the wake-up descriptor
-        return old
-
     def _start(self) -> None:
         options = self._options
         if options.timeout is not None:
             self._timeout_at = time.monotonic() + options.timeout
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(4096)
-            port = listener.getsockname()[1]
-            base = job_environment(options, port)
-            for index in range(options.servers):
-                self._spawn_server(index, server_environment(base, index))
-            for rank, environment in enumerate(worker_environments(options, base)):
-                self._spawn_worker(rank, environment, listener.fileno())
+        layout = options.layout
+        horovod = options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0")
+        if not self._agents.reach(self._passed, horovod, self._turn_if_going_on):
+            return
+        with contextlib.ExitStack() as stack:
+            listener = None
+            if layout.workers[0][0].local:
+                listener = stack.enter_context(bind(self._agents.own_address(), 0))
+                host, port = listener.getsockname()[:2]
+                rendezvous = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            else:
+                rendezvous = self._agents.rendezvous(self._turn_if_going_on)
+                if not rendezvous:
+                    return
+            base = own_environment(os.environ, several=bool(layout.remote))
+            base.update(self._chosen)
+            machine_defaults(base, workers_on(options, None), horovod)
+            for task in tasks(options, job_variables(options, rendezvous)):
+                if not task.host.local:
+                    self._start_far(task)
+                elif task.rank is None:
+                    self._spawn_server(task, base)
+                else:
+                    self._spawn_worker(task, base, listener)
 
-    def _spawn_server(self, index: int, environment: dict[str, str]) -> None:
+    def _start_far(self, task: Task) -> None:
+        connection = self._agents.to(task.host)
+        mark = self._mark(task)
+        copies = (None, None) if task.rank is None else self._copies(task.rank)
+        for kind_, sink, copy in (
+            (kind.OUTPUT, self._out, copies[0]),
+            (kind.ERRORS, self._err, copies[1]),
+        ):
+            self._sources[task.number, kind_] = Source(sink, mark, copy=copy)
+        self._add(_Child(task, connection=connection))
+        wanted = {
+            "name": task.name,
+            "worker": task.rank is not None,
+            "listener": task.rank == 0,
+            "environment": task.environment,
+        }
+        connection.out.send(kind.START, task.number, wanted)
+
+    def _add(self, child: _Child) -> None:
+        self._children.append(child)
+        self._by_number[child.task.number] = child
+
+    def _spawn_server(self, task: Task, base: dict[str, str]) -> None:
+        environment = {**base, **task.environment}
         command = [*self._options.server_command, "--rendezvous", environment["HERRING_RENDEZVOUS"]]
-        name = f"server {index}"
         out, err = subprocess.PIPE, subprocess.PIPE
-        child = self._spawn(name, command, environment, True, (), subprocess.DEVNULL, out, err)
-        mark = self._mark(name, index + self._options.workers)
-        self._connect(child.process.stdout, Source(self._out, mark))
-        self._connect(child.process.stderr, Source(self._err, mark))
+        process = self._spawn(task, command, environment, (), subprocess.DEVNULL, out, err)
+        mark = self._mark(task)
+        self._connect(process.popen.stdout, Source(self._out, mark))
+        self._connect(process.popen.stderr, Source(self._err, mark))
 
-    def _spawn_worker(self, rank: int, environment: dict[str, str], listener: int) -> None:
-        mark = self._mark(str(rank), rank)
-        name = f"rank {rank}"
+    def _spawn_worker(
+        self, task: Task, base: dict[str, str], listener: socket.socket | None
+    ) -> None:
+        rank = task.number
+        environment = {**base, **task.environment}
+        mark = self._mark(task)
         copies = self._copies(rank)
         out = err = subprocess.PIPE
-        stdin, keep = subprocess.DEVNULL, ()
+        stdin: int | None = subprocess.DEVNULL
+        keep: tuple[int, ...] = ()
         terminal = -1
-        if rank == 0:
-            environment["HERRING_RENDEZVOUS_FD"] = str(listener)
-            keep = (listener,)
+        if rank == 0 and listener is not None:
+            environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
+            keep = (listener.fileno(),)
             if not os.isatty(0):
                 # A file or pipe is rank 0's to read. A terminal is not: a process group in the
                 # background that reads from it is stopped.
@@ -178,7 +250,7 @@ class Launcher:
                 out = terminal if self._out.terminal else subprocess.PIPE
                 err = terminal if self._err.terminal else subprocess.PIPE
         try:
-            child = self._spawn(name, self._command, environment, False, keep, stdin, out, err)
+            process = self._spawn(task, self._command, environment, keep, stdin, out, err)
         finally:
             if terminal >= 0:
                 os.close(terminal)
@@ -188,8 +260,8 @@ class Launcher:
             source = Source(sink, mark, live=True, copy=copy)
             self._selector.register(self._terminal, selectors.EVENT_READ, source)
         for pipe, sink, copy in (
-            (child.process.stdout, self._out, copies[0]),
-            (child.process.stderr, self._err, copies[1]),
+            (process.popen.stdout, self._out, copies[0]),
+            (process.popen.stderr, self._err, copies[1]),
         ):
             if pipe is not None:
                 self._connect(pipe, Source(sink, mark, copy=copy))
@@ -208,47 +280,30 @@ class Launcher:
 
     def _spawn(
         self,
-        name: str,
+        task: Task,
         command: Sequence[str],
         environment: dict[str, str],
-        is_server: bool,
         keep: tuple[int, ...],
         stdin: int | None,
         out: int,
         err: int,
-    ) -> _Child:
-        launcher = os.getpid()
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=stdin,
-                stdout=out,
-                stderr=err,
-                pass_fds=keep,
-                # This process has one thread, so running Python after fork is safe.
-                preexec_fn=lambda: guard.child_setup(launcher),
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise CommandError(
-                f"cannot start {name} ({command[0]}): {reason}", EXIT_NOT_EXECUTABLE
-            ) from error
-        self._guard.add(process.pid)
-        child = _Child(name, process, is_server, process.pid)
-        self._children.append(child)
-        self._by_pid[process.pid] = child
-        return child
+    ) -> Process:
+        process = self._processes.start(task.name, command, environment, keep, stdin, out, err)
+        self._add(_Child(task, process, pid=process.pid))
+        return process
 
     def _connect(self, pipe: object, source: Source) -> None:
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, source)
 
-    def _mark(self, label: str, index: int) -> bytes:
+    def _mark(self, task: Task) -> bytes:
+        return self._prefix(task.name.removeprefix("rank "), task.number)
+
+    def _prefix(self, label: str, number: int) -> bytes:
         if not self._options.prefix:
             return b""
-        return prefix(label, index, self._colour and self._out.terminal)
+        return prefix(label, number, self._colour and self._out.terminal)
 
     def _open_terminal(self) -> int:
         """A pseudo-terminal as wide as ours less the prefix; returns rank 0's side."""
@@ -271,19 +326,29 @@ class Launcher:
 
     # The loop.
 
-    def _turn(self, wake: socket.socket) -> None:
-        deadlines = (self._kill_at, self._stop_servers_at, self._timeout_at)
+    def _turn(self, until: float | None = None) -> None:
+        deadlines = [until, self._kill_at, self._stop_servers_at, self._timeout_at]
+        deadlines.append(self._agents.next_deadline())
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
-                    for number in wake.recv(4096):
+                    for number in self._wake.recv(4096):
                         self._on_signal(number)
+            elif isinstance(key.data, Outbox):
+                key.data.flush()
             else:
                 self._read(key)
         self._reap()
         self._on_time(time.monotonic())
+
+    def _turn_if_going_on(self, until: float) -> bool:
+        if not self._stopping:
+            self._turn(until)
+        if self._stopping and self._signal and self._status is None:
+            self._status = 128 + self._signal
+        return not self._stopping
 
     def _read(self, key: selectors.SelectorKey) -> bool:
         """Moves one piece of output; whether there was any."""
@@ -335,7 +400,8 @@ class Launcher:
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
             if not self._stopping:
-                running = ", ".join(c.name for c in self._children if not c.ended)
+                running = ", ".join(c.task.name for c in self._children if not c.ended)
+                running = running or "ssh to other hosts"
                 limit = f"{self._options.timeout:g} s (--timeout)"
                 self._say(f"still running after {limit}: {running}; stopping the job")
                 self._status = EXIT_TIMEOUT
@@ -348,40 +414,74 @@ class Launcher:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
+            self._agents.doubt(now)
+        self._agents.on_time(now)
 
     def _reap(self) -> None:
-        ended = []
-        while True:
-            # Look first: only Popen may collect its own child.
-            try:
-                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                break
-            if info is None:
-                break
-            child = self._by_pid.get(info.si_pid)
-            if child is None:
-                os.waitpid(info.si_pid, 0)  # an adopted orphan, or the guard
-                continue
-            child.process.wait()
-            child.ended = True
-            ended.append(child)
-        # Deaths seen at once come in no order. A crash is more likely the cause than an exit.
-        for child in sorted(ended, key=lambda c: c.process.returncode >= 0):
+        for process in self._processes.reap():
+            for child in self._children:
+                if child.process is process:
+                    child.ended, child.code = True, process.code
+                    self._on_end(child)
+            connection = self._agents.of(process)
+            if connection is not None:
+                self._on_loss(connection)
+
+    def _on_frame(self, connection: Connection, frame: Frame) -> None:
+        """What the agent on another host says about a process there."""
+        if frame.kind == kind.FAILED:
+            content = frame.content()
+            message = f"{connection.host.name}: {content['message']}"
+            raise CommandError(message, int(content["status"]))
+        child = self._by_number.get(frame.number)
+        if child is None or child.connection is not connection:
+            return
+        if frame.kind in (kind.OUTPUT, kind.ERRORS):
+            self._sources[frame.number, frame.kind].feed(frame.payload)
+        elif frame.kind == kind.STARTED:
+            child.pid = frame.integer()
+        elif frame.kind == kind.ENDED and not child.ended:
+            child.ended, child.code = True, frame.integer()
+            self._on_end(child)
+
+    def _on_text(self, connection: Connection, data: bytes) -> None:
+        """What ssh, or the agent, has to say by itself."""
+        name = connection.host.name
+        if name not in self._notes:
+            self._notes[name] = Source(self._err, self._prefix(name, 0))
+        self._notes[name].feed(data)
+
+    def _on_loss(self, connection: Connection) -> None:
+        """An ssh has ended."""
+        connection.lost = True
+        connection.give_up_at = None
+        # What it has said before is still to be read.
+        self._drain_pipes(connection.process.popen.stdout, connection.process.popen.stderr)
+        if connection.closing:
+            return
+        connection.close()
+        error = connection.explain()
+        if connection.ready is None:
+            raise error
+        there = [c for c in self._children if c.connection is connection and not c.ended]
+        if self._status is None:
+            self._status = error.status
+        for child in there:
+            child.ended, child.code = True, error.status
+        if not self._stopping:
+            self._say(f"{error}{self._consequence()}")
+            self._stop_for_failure()
+        for child in there:
             self._on_end(child)
 
     def _on_end(self, child: _Child) -> None:
-        code = child.process.returncode
-        if not guard.kill_group(child.group, 0):
-            # Nobody is left in the group: its number may go to somebody else.
-            self._guard.remove(child.group)
-            child.group = 0
+        code = child.code
         workers_ended = all(c.ended for c in self._children if not c.is_server)
         if code and not self._stopping:
             if child.is_server and workers_ended and code == -signal.SIGTERM:
                 pass  # it was told to, before it had begun
             elif child.is_server and workers_ended:
-                self._say(f"{child.name} {_how(code)} after all workers had ended")
+                self._say(f"{child.task.name} {_how(code)} after all workers had ended")
             else:
                 self._on_failure(child)
         elif code and not child.is_server and self._signal and self._status is None:
@@ -392,14 +492,19 @@ class Launcher:
             self._stop_servers_at = time.monotonic() + _SERVER_SECONDS
 
     def _on_failure(self, child: _Child) -> None:
-        code = child.process.returncode
         if self._status is None:
-            self._status = code if code > 0 else 128 - code
+            self._status = child.code if child.code > 0 else 128 - child.code
+        name, how = child.task.name, _how(child.code)
+        self._say(f"{name} (process {child.pid}{child.where}) {how}{self._consequence()}")
+        self._stop_for_failure()
+
+    def _consequence(self) -> str:
         left = sum(not c.ended for c in self._children)
-        then = f"; stopping the other {left}" if left else ""
         if self._options.keep_going:
-            then = f"; {left} still running" if left else ""
-        self._say(f"{child.name} (process {child.process.pid}) {_how(code)}{then}")
+            return f"; {left} still running" if left else ""
+        return f"; stopping the other {left}" if left else ""
+
+    def _stop_for_failure(self) -> None:
         if not self._options.keep_going:
             self._signal_all(signal.SIGTERM)
             self._begin_to_stop()
@@ -412,14 +517,19 @@ class Launcher:
 
     def _signal_all(self, number: int, servers: bool = True) -> None:
         for child in self._children:
-            if child.group and (servers or not child.is_server):
-                # Also where the first process has ended: it may have left others in its group.
-                guard.kill_group(child.group, number)
+            if servers or not child.is_server:
+                self._signal_one(child, number)
 
     def _signal_servers(self, number: int) -> None:
         for child in self._children:
-            if child.group and child.is_server:
-                guard.kill_group(child.group, number)
+            if child.is_server:
+                self._signal_one(child, number)
+
+    def _signal_one(self, child: _Child, number: int) -> None:
+        if child.process is not None:
+            self._processes.signal(child.process, number)
+        elif child.connection is not None:
+            child.connection.out.send(kind.SIGNAL, child.task.number, number)
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -429,51 +539,49 @@ class Launcher:
 
     def _sweep(self, gentle: bool = True) -> None:
         """Ends what is left of the job and shows what is left of its output."""
+        self._timeout_at = self._kill_at = self._stop_servers_at = None
+        if not gentle:
+            self._signal_all(signal.SIGKILL)
+        self._agents.leave(self._turn_at_the_end)
         if gentle:
             self._drain()
-            self._end_leftovers(signal.SIGTERM, min(self._options.grace, _LEFTOVER_SECONDS))
-        self._end_leftovers(signal.SIGKILL, _LEFTOVER_SECONDS)
+            seconds = min(self._options.grace, LEFTOVER_SECONDS)
+            self._processes.end_leftovers(signal.SIGTERM, seconds)
+        self._processes.end_leftovers(signal.SIGKILL, LEFTOVER_SECONDS)
         if gentle:
             self._drain()
-        for child in self._children:
-            if child.group:
-                self._guard.remove(child.group)
-                child.group = 0
+        self._processes.forget()
 
-    def _end_leftovers(self, number: int, seconds: float) -> None:
-        """Signals every process that is left, and waits for up to `seconds`.
+    def _turn_at_the_end(self, until: float) -> bool:
+        """As `_turn`; of an end that is not gentle nothing is told."""
+        with contextlib.suppress(*((HerringError, BrokenPipeError) if self._stopping else ())):
+            self._turn(until)
+        return True
 
-        Those may be children, members of a child's group, or orphans that left their group.
-        """
-        deadline = time.monotonic() + seconds
-        signalled: set[int] = set()
-        while True:
-            for child in self._children:
-                if child.group and child.group not in signalled:
-                    signalled.add(child.group)
-                    guard.kill_group(child.group, number)
-            left = guard.adopted({self._guard.pid})
-            for pid in left:
-                if pid not in signalled:
-                    signalled.add(pid)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-            self._reap()
-            groups = any(c.group and guard.kill_group(c.group, 0) for c in self._children)
-            if not (left or groups) or time.monotonic() >= deadline:
-                return
-            time.sleep(0.005)
+    def _drain_pipes(self, *pipes: object) -> None:
+        """Reads what is left in pipes whose writer has ended."""
+        for pipe in pipes:
+            for key in list(self._selector.get_map().values()):
+                while key.fileobj is pipe and self._read(key):
+                    pass
 
     def _drain(self) -> None:
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline:
-            keys = [key for key, _ in self._selector.select(0) if key.data is not None]
+            keys = [key for key, _ in self._selector.select(0) if _is_read(key)]
             moved = [self._read(key) for key in keys]  # all of them, so that none starves
             if not any(moved):
                 break
         for key in list(self._selector.get_map().values()):
-            if key.data is not None:
+            if _is_read(key):
                 key.data.finish()
+        for source in (*self._sources.values(), *self._notes.values()):
+            source.finish()
+
+
+def _is_read(key: selectors.SelectorKey) -> bool:
+    """Whether it is output of a process, or of an ssh."""
+    return key.data is not None and not isinstance(key.data, Outbox)
 
 
 def _how(code: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import ipaddress
+import functools
 import itertools
 import json
 import os
@@ -23,23 +23,25 @@ from pathlib import Path
 from typing import Any
 
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch import publication
+from herring.launch import munge, publication, slurm
 from herring.launch.detect import (
     MINIMUM_SECRET_BYTES,
     Rendezvous,
+    ServerEnvironment,
     WorkerEnvironment,
-    parse_address,
-    parse_secret,
 )
+from herring.launch.endpoint import bind, is_loopback_name, listen, resolve, within_reach
+from herring.launch.gate import Gate, ask
 from herring.launch.network import is_local_address, own_address
 
 __all__ = ["Meeting", "meet", "meet_as_server", "read_secret_file"]
 
 SECRET_BYTES = 32
 DEFAULT_TIMEOUT = 60.0
+_MUNGE_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 
 _meetings: weakref.WeakSet[Meeting] = weakref.WeakSet()
-_inherited: set[int] = set()
+_inherited: dict[int, tuple[int, int]] = {}  # descriptors, and which sockets they are of
 # How often this process has met under a key: init, shutdown, init must not read the first note.
 _uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 # The secret this process made up for an address, kept so that a late reader cannot go wrong.
@@ -92,7 +94,7 @@ class Meeting:
         if self._listener is not None:
             self._listener.close()
         owner = getattr(self._withdraw, "__self__", None)
-        if isinstance(owner, publication.Publication):
+        if isinstance(owner, (publication.Publication, Gate)):
             owner.close()
         self._withdraw = None
 
@@ -102,9 +104,11 @@ def _in_forked_child() -> None:
     for meeting in list(_meetings):
         with contextlib.suppress(OSError):
             meeting._forget()
-    for descriptor in _inherited:
+    for descriptor, identity in _inherited.items():
         with contextlib.suppress(OSError):
-            os.close(descriptor)
+            # The program may have closed it, and the number may be another file's by now.
+            if _identity(descriptor) == identity:
+                os.close(descriptor)
     _inherited.clear()
 
 
@@ -142,43 +146,54 @@ def meet(
         return _meet_by_torch(worker, environ, given, wait)
     if kind == "file":
         return _meet_by_file(worker, environ, given, wait)
+    if kind == "munge":
+        return _meet_by_munge(worker, environ, wait)
     return _meet_at_address(worker, environ, given, wait)
 
 
 def meet_as_server(
-    address: str, environ: Mapping[str, str] | None = None, timeout: float = DEFAULT_TIMEOUT
+    server: ServerEnvironment,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> Meeting:
     """As `meet`, for a dedicated server.
 
     Args:
-        address: ``HOST:PORT`` of the rendezvous.
-        environ: Environment with ``HERRING_SECRET_FILE`` or ``HERRING_SECRET``; without either the
-            rendezvous must be on this host.
-        timeout: Seconds to wait for rank 0's note.
+        server: From `herring.launch.detect.detect_server`.
+        environ: The same environment; ``os.environ`` by default.
+        timeout: Seconds to wait for rank 0.
 
     Raises:
-        ConfigurationError: As `meet`.
+        ConfigurationError: As `meet`; or neither is there a secret, nor is the rendezvous on this
+            host, nor does MUNGE connect the two.
         TimeoutError: As `meet`.
     """
     environ = os.environ if environ is None else environ
-    host, port = parse_address(address, "--rendezvous")
-    resolved = _resolve(host, "--rendezvous")
-    value = environ.get("HERRING_SECRET", "").strip()
-    secret = _given_secret(
-        environ.get("HERRING_SECRET_FILE", "").strip() or None,
-        parse_secret(value) if value else None,
-    )
+    place = server.rendezvous
+    wait = publication.Wait("this server", timeout, DEFAULT_TIMEOUT)
+    secret = _given_secret(server.secret_file, server.secret)
+    if place.kind == "file":
+        key = _note_key(place, f"{server.job}-{server.source}", server.rank_variable)
+        note = publication.wait_for(publication.directory(environ), key, wait)
+        _require_behind(server, note)
+        return Meeting(note["address"], secret or _shared_secret(note))
+    if place.kind == "munge":
+        note = _ask_gate(place, place.key, environ, wait)
+        if note["step"] == environ.get("SLURM_STEP_ID", ""):  # else it runs in a step of its own
+            _require_behind(server, note)
+        return Meeting(note["address"], bytes.fromhex(note["secret"]))
+    resolved = resolve(place.host, place.variable, environ, wait)
     if secret is None:
         if not is_local_address(resolved):
             raise ConfigurationError(
-                f"HERRING_SECRET_FILE is not set, and the rendezvous {address} is on another host: "
-                "copy the job's secret file to this host and set HERRING_SECRET_FILE to its path"
+                f"HERRING_SECRET_FILE is not set, and the rendezvous {place.address} is on another "
+                "host: copy the job's secret file to this host and set HERRING_SECRET_FILE to its "
+                "path"
             )
-        wait = publication.Wait("this server", timeout, DEFAULT_TIMEOUT)
-        note = publication.wait_for(publication.directory(environ), _address_key(port), wait)
+        note = publication.wait_for(publication.directory(environ), _address_key(place.port), wait)
         secret = bytes.fromhex(note["secret"])
-    place = _within_reach(host, resolved, environ)
-    return Meeting(Rendezvous("address", place, port).address, secret)
+    host = within_reach(place.host, resolved, environ)
+    return Meeting(Rendezvous("address", host, place.port).address, secret)
 
 
 def read_secret_file(path: str) -> bytes:
@@ -221,20 +236,21 @@ def _meet_at_address(
     wait: publication.Wait,
 ) -> Meeting:
     place = worker.rendezvous
-    resolved = _resolve(place.host, "HERRING_RENDEZVOUS")
+    resolved = resolve(place.host, place.variable, environ, wait)
     key = _address_key(place.port)
     if worker.rank != 0:
         if secret is None:
             note = publication.wait_for(publication.directory(environ), key, wait)
             secret = bytes.fromhex(note["secret"])
-        host = _within_reach(place.host, resolved, environ)
+        host = within_reach(place.host, resolved, environ)
         return Meeting(Rendezvous("address", host, place.port).address, secret)
     if place.descriptor is not None:
         listener = _inherited_listener(place.descriptor, place)
     else:
-        listener = _listen(place.host, resolved, place.port)
-    host = _within_reach(place.host, resolved, environ)
-    if not _is_loopback_name(place.host) and not is_local_address(resolved):
+        listener = listen(place.host, resolved, place.port, place.variable)
+    host = within_reach(place.host, resolved, environ)
+    if not is_loopback_name(place.host) and not is_local_address(resolved):
+        _require_first_node(place, environ)
         host = own_address(interface=environ.get("HERRING_INTERFACE", ""))  # what others see
     note = None
     if secret is None:
@@ -250,22 +266,100 @@ def _meet_by_file(
     secret: bytes | None,
     wait: publication.Wait,
 ) -> Meeting:
-    key = worker.rendezvous.key
-    if not key:
-        name = f"{worker.job}-{worker.source}"
-        key = f"{name}-{publication.launcher_key(worker.rank_variable)}"
-    key += f"-{next(_uses[key])}"
+    name = f"{worker.job}-{worker.source}"
+    key = _note_key(worker.rendezvous, name, worker.rank_variable)
     if worker.rank != 0:
         wait.who += f" (found by {worker.rank_variable})"
         note = publication.wait_for(publication.directory(environ), key, wait)
         return Meeting(note["address"], secret or _shared_secret(note))
-    listener = _bind("127.0.0.1", 0)
+    listener = bind("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     # A secret of the user's own stays in the user's file.
     content = {"address": address, "secret": "" if secret else shared.hex()}
+    content["size"] = str(worker.size)
     note = _publish(listener, environ, key, content)
     return Meeting(address, shared, listener, note.withdraw)
+
+
+def _meet_by_munge(
+    worker: WorkerEnvironment, environ: Mapping[str, str], wait: publication.Wait
+) -> Meeting:
+    place = worker.rendezvous
+    # Workers ask for this start of the job; a server does not know how many there were before.
+    key = f"{place.key}#{next(_uses[place.key])}"
+    if worker.rank != 0:
+        note = _ask_gate(place, key, environ, wait)
+        return Meeting(note["address"], bytes.fromhex(note["secret"]))
+    socket_path = _munge_socket(environ)
+    munge.encode(b"", socket_path)  # whether it is there, before anybody waits
+    resolved = resolve(place.host, place.variable, environ, wait)
+    gate_listener = listen(place.host, resolved, place.port, place.variable)
+    try:
+        host = within_reach(place.host, resolved, environ)
+        if not is_local_address(host):
+            _require_first_node(place, environ)
+            host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
+        listener = bind(host, 0)
+    except BaseException:
+        gate_listener.close()
+        raise
+    secret = secrets.token_bytes(SECRET_BYTES)
+    address = Rendezvous("address", host, listener.getsockname()[1]).address
+    content = {"address": address, "secret": secret.hex(), "size": str(worker.size)}
+    content["step"] = environ.get("SLURM_STEP_ID", "")
+    gate = Gate(gate_listener, (key, place.key), content, *_codec(socket_path))
+    return Meeting(address, secret, listener, gate.close)
+
+
+def _ask_gate(
+    place: Rendezvous, key: str, environ: Mapping[str, str], wait: publication.Wait
+) -> dict[str, str]:
+    socket_path = _munge_socket(environ)
+    host = resolve(place.host, place.variable, environ, wait)
+    return ask(host, place.port, key, wait, *_codec(socket_path))
+
+
+def _codec(socket_path: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+    return (
+        functools.partial(munge.encode, socket=socket_path),
+        functools.partial(munge.decode, socket=socket_path),
+    )
+
+
+def _munge_socket(environ: Mapping[str, str]) -> str:
+    if any(Path(each).exists() for each in _MUNGE_SOCKETS):
+        return ""
+    return slurm.munge_socket(environ)
+
+
+def _require_first_node(place: Rendezvous, environ: Mapping[str, str]) -> None:
+    """Refuses a rank 0 where nobody looks for it."""
+    node = environ.get("SLURMD_NODENAME", "")
+    if place.variable == "Slurm" and node and node != place.host:
+        raise ConfigurationError(
+            f"rank 0 runs on {node}, but the others look for it on {place.host}, the first node of "
+            "the job: start the workers' step there, or set HERRING_RENDEZVOUS=HOST:PORT for all "
+            "workers and servers, with the host of rank 0 and a free port there"
+        )
+
+
+def _require_behind(server: ServerEnvironment, note: Mapping[str, str]) -> None:
+    """Refuses a server that the workers of its line take for one of them."""
+    size = int(note.get("size", "0"))
+    if server.rank is not None and server.rank < size:
+        raise ConfigurationError(
+            f"this server is rank {server.rank} of its line ({server.rank_variable}), and the job "
+            f"waits for {size} workers: put the servers last, and set HERRING_SIZE to the number "
+            "of workers for these, as in 'mpirun -n 4 -x HERRING_SIZE=4 python train.py : -n 2 "
+            "herring server'"
+        )
+
+
+def _note_key(place: Rendezvous, name: str, rank_variable: str) -> str:
+    """The name of the note that rank 0 leaves on the only host, for each start of the job anew."""
+    key = place.key or f"{name}-{publication.launcher_key(rank_variable)}"
+    return f"{key}-{next(_uses[key])}"
 
 
 def _meet_by_torch(
@@ -284,7 +378,7 @@ def _meet_by_torch(
     host = "127.0.0.1"
     if not worker.single_host:
         host = own_address(place.host, environ.get("HERRING_INTERFACE", ""))
-    listener = _bind(host, 0)
+    listener = bind(host, 0)
     address = Rendezvous("address", host, listener.getsockname()[1]).address
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     content = {"address": address, "secret": "" if secret else shared.hex()}
@@ -378,64 +472,6 @@ def _address_key(port: int) -> str:
     return f"port-{port}-{namespace}"
 
 
-def _within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
-    """The rendezvous' address as seen by a process that others must reach.
-
-    Processes advertise the address from which they reach the rendezvous. On rank 0's own machine
-    its name often stands for 127.0.1.1, which would be of no use to anybody elsewhere.
-    """
-    if _is_loopback_name(host) or not ipaddress.ip_address(resolved.partition("%")[0]).is_loopback:
-        return resolved
-    return own_address(interface=environ.get("HERRING_INTERFACE", ""))
-
-
-def _is_loopback_name(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _resolve(host: str, variable: str) -> str:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{variable} names the host {host!r}, which cannot be resolved: {error.strerror}"
-        ) from error
-    # IPv4 first: a dual-stack name otherwise depends on each host's resolver settings.
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return str(found[0][4][0])
-
-
-def _listen(host: str, resolved: str, port: int) -> socket.socket:
-    """Binds HERRING_RENDEZVOUS: a literal of this machine exactly, else every interface."""
-    literal = host == resolved and is_local_address(resolved)
-    everywhere = "::" if ":" in resolved else "0.0.0.0"
-    where = resolved if literal or _is_loopback_name(host) else everywhere
-    try:
-        return _bind(where, port)
-    except OSError as error:
-        raise ConfigurationError(
-            f"HERRING_RENDEZVOUS names port {port}, which rank 0 cannot listen on "
-            f"({error.strerror}): choose another port, the same for all ranks and servers"
-        ) from error
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(4096)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _inherited_listener(descriptor: int, place: Rendezvous) -> socket.socket:
     allowed = (
         "the number of a listening TCP socket that this process inherited, as 'herring run' sets "
@@ -458,5 +494,10 @@ def _inherited_listener(descriptor: int, place: Rendezvous) -> socket.socket:
             f"HERRING_RENDEZVOUS_FD={descriptor} does not listen on {place.address}: allowed is "
             f"{allowed}"
         )
-    _inherited.add(descriptor)
+    _inherited[descriptor] = _identity(descriptor)
     return listener
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    about = os.fstat(descriptor)
+    return about.st_dev, about.st_ino

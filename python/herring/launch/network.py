@@ -11,7 +11,7 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 
-__all__ = ["Interface", "interfaces", "is_local_address", "own_address"]
+__all__ = ["Interface", "interfaces", "is_local_address", "is_reachable_address", "own_address"]
 
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
@@ -65,6 +65,15 @@ def is_local_address(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_reachable_address(address: str) -> bool:
+    """Whether `address` is a literal of this machine that others may know it by."""
+    try:
+        literal = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return not (literal.is_loopback or literal.is_link_local) and is_local_address(address)
 
 
 def own_address(towards: str = "", interface: str = "") -> str:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.launch.detect import ServerEnvironment, detect_server
 from herring.launch.meet import meet_as_server
 
 __all__ = ["run_server"]
 
 
 def run_server(
-    rendezvous: str | None = None, interface: str | None = None, stay: bool = False
+    rendezvous: str | None = None,
+    interface: str | None = None,
+    stay: bool = False,
+    ready_file: str | None = None,
 ) -> int:
     """Registers at the rendezvous and serves until all workers have left.
 
     Args:
-        rendezvous: ``HOST:PORT``; ``HERRING_RENDEZVOUS`` by default.
+        rendezvous: ``HOST:PORT``; by default ``HERRING_RENDEZVOUS``, else what Slurm or mpirun
+            tell, who started the server beside the workers.
         interface: Interface name or address to serve on; ``HERRING_INTERFACE`` by default.
         stay: Serve the next job at this rendezvous then, and so on, until SIGTERM or Ctrl-C; wait
             for each as long as it takes.
+        ready_file: Made once the server waits for its job, for whoever watches over it (a
+            readiness probe); removed at the end.
 
     Returns:
         0 when the job has ended.
@@ -31,28 +41,46 @@ def run_server(
         ConfigurationError: No rendezvous, no secret, or a setting is wrong.
         HerringError: As the core reports it (rendezvous not reachable, secret wrong, ...).
     """
-    address = rendezvous or os.environ.get("HERRING_RENDEZVOUS", "").strip()
-    if not address:
+    server = detect_server(os.environ, rendezvous)
+    if stay or ready_file:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with _ready(ready_file):
+        if not stay:
+            _serve(server, interface)
+            return 0
+        while True:
+            with contextlib.suppress(TimeoutError):  # nobody has come yet
+                try:
+                    _serve(server, interface)
+                except PeerLostError as error:  # the job has failed; the next may not
+                    print(f"herring server: {error}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _ready(path: str | None) -> Iterator[None]:
+    """The file is there meanwhile."""
+    importlib.import_module("herring._core")  # without which the server is not ready
+    if path is None:
+        yield
+        return
+    try:
+        Path(path).touch()
+    except OSError as error:
         raise ConfigurationError(
-            "the server does not know where the job meets: give --rendezvous HOST:PORT or set "
-            "HERRING_RENDEZVOUS, as for the workers"
-        )
-    if not stay:
-        _serve(address, interface)
-        return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    while True:
-        with contextlib.suppress(TimeoutError):  # nobody has come yet
-            try:
-                _serve(address, interface)
-            except PeerLostError as error:  # the job has failed; the next may not
-                print(f"herring server: {error}", file=sys.stderr, flush=True)
+            f"--ready-file {path} cannot be written: {error.strerror}"
+        ) from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
-def _serve(address: str, interface: str | None) -> None:
-    meeting = meet_as_server(address)
+def _serve(server: ServerEnvironment, interface: str | None) -> None:
     from herring import _core
 
+    patience, _ = _core.start_up_times({})
+    meeting = meet_as_server(server, timeout=patience)
     options: dict[str, object] = {"rendezvous": meeting.address, "secret": meeting.secret}
     if interface:
         options["interface"] = interface

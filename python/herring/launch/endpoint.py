@@ -1,0 +1,135 @@
+"""Where the rendezvous is: names become addresses, and rank 0 listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from collections.abc import Mapping
+
+from herring.errors import ConfigurationError
+from herring.launch import slurm
+from herring.launch.network import is_local_address, own_address
+from herring.launch.publication import Wait
+
+__all__ = ["bind", "is_loopback_name", "listen", "resolve", "within_reach"]
+
+_POLL_SECONDS = 0.5
+
+
+def resolve(host: str, variable: str, environ: Mapping[str, str], wait: Wait) -> str:
+    """The address of a host.
+
+    A node of Slurm's need not have a name that resolves: then its address is the one under which
+    Slurm reaches it. In Kubernetes a pod has a name only from when it runs: that is waited for.
+
+    Args:
+        host: Name or literal.
+        variable: Where it came from, for the message.
+        environ: The environment.
+        wait: Who wants to know, and how long it may take.
+
+    Returns:
+        An address literal.
+
+    Raises:
+        ConfigurationError: Nobody knows it.
+    """
+    while True:
+        try:
+            return _look_up(host)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if slurm.in_job(environ):
+            address = slurm.node_address(host, environ)
+            if not address:
+                reason += f", and 'scontrol show node {host}' gives no address either"
+                raise _unknown(host, variable, reason)
+            try:
+                return _look_up(address)
+            except OSError:
+                reason += f", nor can its NodeAddr {address!r}"
+                raise _unknown(host, variable, reason) from None
+        if "KUBERNETES_SERVICE_HOST" not in environ:
+            raise _unknown(host, variable, reason)
+        if not wait.goes_on(f"have the name {host}"):
+            reason += f" ({wait.timeout:g} s, HERRING_CONNECT_TIMEOUT): does its pod run?"
+            raise _unknown(host, variable, reason)
+        time.sleep(min(_POLL_SECONDS, wait.left()))
+
+
+def within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
+    """The rendezvous' address as seen by a process that others must reach.
+
+    Processes advertise the address from which they reach the rendezvous. On rank 0's own machine
+    its name often stands for 127.0.1.1, which would be of no use to anybody elsewhere.
+    """
+    if is_loopback_name(host) or not ipaddress.ip_address(resolved.partition("%")[0]).is_loopback:
+        return resolved
+    return own_address(interface=environ.get("HERRING_INTERFACE", ""))
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether `host` means this machine to everybody, and so only this machine can use it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, resolved: str, port: int, variable: str) -> socket.socket:
+    """Listens at the rendezvous: a literal of this machine exactly, else every interface.
+
+    Args:
+        host: As it was given.
+        resolved: Its address.
+        port: 1 to 65535.
+        variable: Where the port came from, for the message.
+
+    Raises:
+        ConfigurationError: The port is taken.
+    """
+    literal = host == resolved and is_local_address(resolved)
+    everywhere = "::" if ":" in resolved else "0.0.0.0"
+    where = resolved if literal or is_loopback_name(host) else everywhere
+    try:
+        return bind(where, port)
+    except OSError as error:
+        advice = "choose another port, the same for all ranks and servers"
+        if variable == "Slurm":
+            advice = (
+                "for jobs at the same time in one allocation set HERRING_JOB differently for each, "
+                "else HERRING_RENDEZVOUS=HOST:PORT, the same for all ranks and servers"
+            )
+        raise ConfigurationError(
+            f"{variable} names port {port}, which rank 0 cannot listen on ({error.strerror}): "
+            f"{advice}"
+        ) from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens at `host` (a literal) and `port` (0: any)."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _look_up(host: str) -> str:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    # IPv4 first: a dual-stack name otherwise depends on each host's resolver settings.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+def _unknown(host: str, variable: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{variable} names the host {host!r}, which cannot be resolved: {reason}"
+    )

@@ -1,0 +1,259 @@
+"""The hosts of `herring run -H host1:4,host2:4`, and which ranks and servers stand on them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from herring.errors import ConfigurationError
+from herring.launch.network import is_local_address
+
+__all__ = [
+    "THIS_MACHINE",
+    "Host",
+    "Layout",
+    "add_options",
+    "lay_out",
+    "read_hosts",
+    "require_range",
+]
+
+MAXIMUM_WORKERS = 1024
+# What ssh takes; nothing that it could take for an option.
+_NAME = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?:[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+(?:%\w+)?)")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of the list.
+
+    Attributes:
+        name: As ssh takes it: a name or address, perhaps with ``user@`` in front.
+        slots: How many workers it takes.
+        local: Whether it is this machine, where no ssh is needed.
+    """
+
+    name: str
+    slots: int
+    local: bool
+
+
+THIS_MACHINE = Host("localhost", 0, True)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the processes of a job run.
+
+    Attributes:
+        workers: For each host that has any, in the order of the list: the host, and how many.
+        servers: The host of each dedicated server.
+    """
+
+    workers: tuple[tuple[Host, int], ...]
+    servers: tuple[Host, ...]
+
+    @property
+    def remote(self) -> tuple[Host, ...]:
+        """The hosts other than this machine, each once, in the order of the list."""
+        found = dict.fromkeys([host for host, _ in self.workers] + list(self.servers))
+        return tuple(host for host in found if not host.local)
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return sum(count for _, count in self.workers)
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    """Adds the options of jobs on several hosts to the parser of `herring run`."""
+    options = run.add_argument_group("several hosts, by ssh")
+    options.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts and how many workers each takes, for ranks in this order: host1:4,host2:4",
+    )
+    options.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        type=Path,
+        help="the same in a file, a host in a line: host1 slots=4",
+    )
+    options.add_argument(
+        "-x",
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="a variable for all workers and servers; repeat it for more",
+    )
+    options.add_argument(
+        "-p", "--ssh-port", metavar="PORT", type=int, help="where sshd listens on the hosts"
+    )
+    options.add_argument(
+        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the private key for ssh"
+    )
+    options.add_argument(
+        "--ssh-command",
+        metavar="COMMAND",
+        help="ssh with other options, such as 'ssh -F file' (default: HERRING_SSH, else ssh)",
+    )
+    options.add_argument(
+        "--remote-python",
+        metavar="FILE",
+        help="the Python that has Herring on the other hosts (default: the path of this one)",
+    )
+    options.add_argument(
+        "--network-interface",
+        "--network-interfaces",
+        dest="network_interface",
+        metavar="NAME",
+        help="interface or address that all processes use on their hosts (HERRING_INTERFACE)",
+    )
+
+
+def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+    """The hosts of -H or --hostfile; none if neither was given.
+
+    Args:
+        hosts: For example ``host1:4,user@host2:4,[fd00::3]:4``; without a number 1 slot.
+        hostfile: A file with a line ``host1 slots=4`` or ``host1:4`` for each; ``#`` begins a
+            comment, and what follows the slots has no meaning.
+
+    Raises:
+        ConfigurationError: Both are given, the file cannot be read, an item is no host, or one
+            stands in two places.
+    """
+    if hosts is not None and hostfile is not None:
+        raise ConfigurationError("--hosts and --hostfile: give one of them")
+    if hosts is not None:
+        where = "-H"
+        items = [_item(item.strip(), where) for item in hosts.split(",") if item.strip()]
+    elif hostfile is not None:
+        where = f"--hostfile {hostfile}"
+        items = list(_lines(hostfile, where))
+    else:
+        return ()
+    if not items:
+        raise ConfigurationError(f"{where}: no host in it; allowed are host1:4,host2:4")
+    return _merged(items, where)
+
+
+def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layout:
+    """Places ranks by host in the order of the list, and servers on hosts that are left.
+
+    Args:
+        hosts: From `read_hosts`; none stands for this machine, which takes any number.
+        workers: -n, or None: all slots (1 without hosts).
+        servers: Number of dedicated servers. They stand on hosts without a worker (there are some
+            where -n is smaller than the slots), in turn; else on all hosts in turn.
+
+    Raises:
+        ConfigurationError: A number is out of range, or there are fewer slots than workers.
+    """
+    slots = sum(host.slots for host in hosts)
+    if workers is None:
+        workers = slots if hosts else 1
+    require_range("-n", workers, 1, MAXIMUM_WORKERS)
+    require_range("--servers", servers, 0, MAXIMUM_WORKERS)
+    if not hosts:
+        return Layout(((THIS_MACHINE, workers),), (THIS_MACHINE,) * servers)
+    if workers > slots:
+        raise ConfigurationError(f"-n {workers}: the hosts have {slots} slots; give them more")
+    placed = []
+    left = workers
+    for host in hosts:
+        count = min(host.slots, left)
+        left -= count
+        if count:
+            placed.append((host, count))
+    free = hosts[len(placed) :] or hosts
+    return Layout(tuple(placed), tuple(free[index % len(free)] for index in range(servers)))
+
+
+def require_range(name: str, value: int, least: int, most: int) -> None:
+    """Refuses the value of an option.
+
+    Raises:
+        ConfigurationError: It is not from `least` to `most`.
+    """
+    if not least <= value <= most:
+        raise ConfigurationError(
+            f"{name} {value} is not valid: allowed is an integer from {least} to {most}"
+        )
+
+
+def _item(text: str, where: str) -> Host:
+    match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:]+))(?::([^:]*))?", text)
+    if match is None:
+        raise _bad(text, where)
+    return _host(match.group(1) or match.group(2), match.group(3), where)
+
+
+def _lines(path: Path, where: str) -> Iterable[Host]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"{where}: {reason}") from None
+    for line in text.splitlines():
+        line = line.partition("#")[0].strip()
+        match = re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S*)(?:\s+.*)?", line)
+        if match:
+            yield _host(match.group(1).strip("[]"), match.group(2), where)
+        elif line:
+            yield _item(line, where)
+
+
+def _host(name: str, slots: str | None, where: str) -> Host:
+    if not _NAME.fullmatch(name):
+        raise _bad(name, where)
+    if slots is None:
+        slots = "1"
+    if not re.fullmatch(r"0*[1-9]\d{0,5}", slots, re.ASCII):
+        raise ConfigurationError(
+            f"{where}: {name} has {slots!r} slots; it must be an integer, 1 or more"
+        )
+    return Host(name, int(slots), _is_this_machine(name))
+
+
+def _bad(text: str, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where}: {text!r} is no host; allowed is HOST, HOST:SLOTS, USER@HOST:SLOTS or "
+        "[IPV6]:SLOTS"
+    )
+
+
+def _merged(items: list[Host], where: str) -> tuple[Host, ...]:
+    """The same with neighbours of one host made one, as ranks of a host stand in a block."""
+    found: list[Host] = []
+    for item in items:
+        last = found[-1] if found else None
+        if last is not None and (last.name == item.name or (last.local and item.local)):
+            found[-1] = replace(last, slots=last.slots + item.slots)
+        elif any(host.name == item.name or (host.local and item.local) for host in found):
+            raise ConfigurationError(
+                f"{where}: {item.name} stands in two places; name it once, with all of its slots, "
+                "as the ranks of a host follow each other"
+            )
+        else:
+            found.append(item)
+    return tuple(found)
+
+
+def _is_this_machine(name: str) -> bool:
+    if "@" in name:  # another user, perhaps
+        return False
+    own = socket.gethostname()
+    if name in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0], socket.getfqdn()):
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:  # perhaps a name that only ssh's configuration knows
+        return False
+    return all(is_local_address(str(address[0])) for *_, address in found)

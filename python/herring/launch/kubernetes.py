@@ -1,0 +1,377 @@
+"""`herring kubernetes`: manifests of a job with servers, for JobSet or for Kubeflow Trainer.
+
+The servers are a replicated job of their own. They are ready before the workers are created, which
+so need not wait for images with accelerators idle, and they end with them: the job has succeeded
+when all workers have. The job's secret is a Secret object, made up anew for every manifest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from herring.errors import ConfigurationError
+
+__all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
+
+HELP = """\
+examples:
+  herring kubernetes --name digits --image registry.example/trainer --workers 4 --servers 2 \\
+      -o digits.yaml -- python train.py
+      a JobSet: four pods with a worker each, two with a server; 'kubectl apply -f digits.yaml'
+
+  herring kubernetes --name digits --image registry.example/trainer --workers 2 --per-pod 8 \\
+      --gpus 8 --servers 2 -o digits.yaml -- python train.py
+      two pods of eight workers and eight GPUs, by torchrun, which must be in the image
+
+  herring kubernetes --kind runtime --name herring-torch --image registry.example/trainer \\
+      --workers 2 --servers 2 -o runtime.yaml -- python train.py
+      a TrainingRuntime of Kubeflow Trainer, for TrainJobs of this shape
+
+The manifest holds the job's secret: keep the file to yourself (-o makes it with mode 0600), or give
+--secret the name of a Secret that is there already, with the key 'secret' (at least 32 hexadecimal
+digits). JobSet must be 0.8 or newer, Kubeflow Trainer 2.0 or newer.
+"""
+
+_MOST = 4096
+_READY_FILE = "/tmp/herring-ready"
+_STORE_PORT = 29500  # of torchrun
+_CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and its image
+_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What a manifest is made from.
+
+    Attributes:
+        name: Of the JobSet or the TrainingRuntime.
+        image: With Herring and the script in it.
+        command: What each worker runs.
+        kind: ``jobset`` or ``runtime``.
+        workers: Pods with workers.
+        per_pod: Workers in each of them.
+        servers: Pods with a dedicated server each; with none, workers hold colocated ones.
+        gpus: GPUs of a worker pod.
+        namespace: Where it goes, or None: where ``kubectl`` puts it.
+        secret: Name of a Secret that exists, or None: one is made.
+        port: Where rank 0 listens.
+        restarts: How often the whole job is started again after a failure.
+    """
+
+    name: str
+    image: str
+    command: Sequence[str]
+    kind: str = "jobset"
+    workers: int = 1
+    per_pod: int = 1
+    servers: int = 0
+    gpus: int = 0
+    namespace: str | None = None
+    secret: str | None = None
+    port: int = 29600
+    restarts: int = 0
+
+    def check(self) -> None:
+        """Refuses what cannot work.
+
+        Raises:
+            ConfigurationError: Names the option, its value and what is allowed.
+        """
+        # Names of pods and hosts are made from it, and end at 63 characters.
+        _check_name("--name", self.name, 40)
+        for option, value in (("--namespace", self.namespace), ("--secret", self.secret)):
+            if value is not None:
+                _check_name(option, value, 63)
+        if not re.fullmatch(r"[!-~]{1,500}", self.image):
+            raise ConfigurationError(
+                f"--image {self.image!r} is not valid: allowed is the name of a container image"
+            )
+        if not self.command:
+            raise ConfigurationError(
+                "no command to run: put it behind '--', as in '-- python train.py'"
+            )
+        for option, number, least, most in (
+            ("--workers", self.workers, 1, _MOST),
+            ("--per-pod", self.per_pod, 1, 64),
+            ("--servers", self.servers, 0, _MOST),
+            ("--gpus", self.gpus, 0, 64),
+            ("--port", self.port, 1024, 65535),
+            ("--restarts", self.restarts, 0, 1000),
+        ):
+            if not least <= number <= most:
+                raise ConfigurationError(
+                    f"{option} {number} is not valid: allowed is an integer from {least} to {most}"
+                )
+        if self.port == _STORE_PORT and (self.per_pod > 1 or self.kind == "runtime"):
+            raise ConfigurationError(
+                f"--port {self.port} is not valid: torchrun listens there; allowed is another one"
+            )
+
+
+def manifests(options: JobOptions) -> list[dict[str, Any]]:
+    """The objects of the job, in the order in which they are to be made.
+
+    Args:
+        options: What the user asked for.
+
+    Returns:
+        A Secret, if none was named, and the JobSet or TrainingRuntime, as of their JSON.
+
+    Raises:
+        ConfigurationError: As of `JobOptions.check`.
+    """
+    options.check()
+    objects = []
+    if options.secret is None:
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(options, _secret_name(options)),
+                "type": "Opaque",
+                "stringData": {"secret": secrets.token_hex(32)},
+            }
+        )
+    spec = _jobset_spec(options)
+    metadata = _metadata(options, options.name)
+    if options.kind == "jobset":
+        spec["failurePolicy"] = {"maxRestarts": options.restarts}
+        version = "jobset.x-k8s.io/v1alpha2"
+        objects.append(
+            {"apiVersion": version, "kind": "JobSet", "metadata": metadata, "spec": spec}
+        )
+        return objects
+    if options.restarts:
+        spec["failurePolicy"] = {"maxRestarts": options.restarts}
+    objects.append(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainingRuntime",
+            "metadata": {**metadata, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+            "spec": {
+                # How many workers a pod has, versions of Trainer want said in different places; all
+                # take it from torchrun's own option.
+                "mlPolicy": {"numNodes": options.workers, "torch": {}},
+                "template": {"spec": spec},
+            },
+        }
+    )
+    return objects
+
+
+def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
+    """The objects as documents of YAML."""
+    return "".join("---\n" + "\n".join(_lines(each)) + "\n" for each in objects)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring kubernetes`."""
+    command.usage = "herring kubernetes --name NAME --image IMAGE [options] -- COMMAND [ARG ...]"
+    command.add_argument("--name", required=True, help="of the job, and so of its pods")
+    command.add_argument("--image", required=True, help="with Herring and the script in it")
+    command.add_argument(
+        "--kind",
+        choices=("jobset", "runtime"),
+        default="jobset",
+        help="a JobSet (default), or a TrainingRuntime of Kubeflow Trainer",
+    )
+    for option, letter, default, text in (
+        ("--workers", "N", 1, "pods with workers (default 1)"),
+        ("--per-pod", "M", 1, "workers in each of them (default 1; more need torchrun)"),
+        ("--servers", "S", 0, "pods with a dedicated server each (default 0)"),
+        ("--gpus", "G", 0, "GPUs of each worker pod (default 0)"),
+        ("--port", "PORT", 29600, "where rank 0 listens (default 29600)"),
+        ("--restarts", "R", 0, "starts of the whole job after a failure (default 0)"),
+    ):
+        command.add_argument(option, type=int, metavar=letter, default=default, help=text)
+    command.add_argument("--namespace", help="where the job goes")
+    command.add_argument("--secret", metavar="NAME", help="a Secret that is there already")
+    command.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
+    command.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs"
+    )
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Writes the manifest."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    asked = {
+        name: getattr(options, name)
+        for name in JobOptions.__dataclass_fields__
+        if name != "command"
+    }
+    text = to_yaml(manifests(JobOptions(command=command, **asked)))
+    if options.output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        # It holds the secret; a file that is there already keeps its mode, so it goes first.
+        if os.path.lexists(options.output):
+            os.unlink(options.output)
+        descriptor = os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {options.output} cannot be written: {error.strerror}"
+        ) from None
+    return 0
+
+
+def _jobset_spec(options: JobOptions) -> dict[str, Any]:
+    # Kubeflow Trainer looks for its own words; the name of a TrainJob is its JobSet's.
+    worker = "worker" if options.kind == "jobset" else "node"
+    workers = {
+        "name": worker,
+        "replicas": 1,
+        "template": _job(options.workers, _worker_container(options, worker)),
+    }
+    if options.kind == "runtime":
+        label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        workers["template"]["metadata"] = {"labels": label}
+    jobs = [workers]
+    if options.servers:
+        workers["dependsOn"] = [{"name": "server", "status": "Ready"}]
+        server = {
+            "name": "server",
+            "replicas": 1,
+            "template": _job(options.servers, _server_container(options, worker)),
+        }
+        jobs.insert(0, server)
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [worker]},
+        "replicatedJobs": jobs,
+    }
+
+
+def _job(pods: int, container: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "spec": {
+            "parallelism": pods,
+            "completions": pods,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,  # a process that is lost cannot come back into its job
+            "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+        }
+    }
+
+
+def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
+    command = list(options.command)
+    environment = _environment(options, worker)
+    if options.kind == "runtime":
+        # How many nodes there are, and which one this is, Trainer says by torchrun's variables.
+        processes = f"--nproc-per-node={options.per_pod}"
+        command = ["torchrun", processes, "--no-python", *command]
+    elif options.per_pod == 1:
+        environment.append(_field("HERRING_RANK", _INDEX))
+        environment.append({"name": "HERRING_SIZE", "value": str(options.workers)})
+    else:
+        environment.append(_field("POD_INDEX", _INDEX))
+        command = [
+            "torchrun",
+            f"--nnodes={options.workers}",
+            f"--nproc-per-node={options.per_pod}",
+            "--node-rank=$(POD_INDEX)",
+            f"--master-addr={_first_host(options, worker)}",
+            f"--master-port={_STORE_PORT}",
+            "--no-python",
+            *command,
+        ]
+    container: dict[str, Any] = {
+        "name": worker,
+        "image": options.image,
+        "command": command,
+        "env": environment,
+    }
+    if options.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
+    return container
+
+
+def _server_container(options: JobOptions, worker: str) -> dict[str, Any]:
+    return {
+        "name": "server",
+        "image": options.image,
+        "command": ["herring", "server", "--ready-file", _READY_FILE],
+        "env": _environment(options, worker),
+        "readinessProbe": {
+            "exec": {"command": ["test", "-e", _READY_FILE]},
+            "periodSeconds": 2,
+        },
+    }
+
+
+def _environment(options: JobOptions, worker: str) -> list[dict[str, Any]]:
+    """What workers and servers share."""
+    environment: list[dict[str, Any]] = []
+    name = options.name
+    if options.kind == "runtime":
+        environment.append(_field("JOBSET_NAME", f"metadata.labels['{_JOBSET_LABEL}']"))
+        name = "$(JOBSET_NAME)"
+    key = {"name": options.secret or _secret_name(options), "key": "secret"}
+    values = {
+        "HERRING_JOB": name,
+        "HERRING_RENDEZVOUS": f"{_first_host(options, worker)}:{options.port}",
+        "HERRING_SERVERS": str(options.servers),
+        "HERRING_CONNECT_TIMEOUT": _CONNECT_SECONDS,
+    }
+    environment += [{"name": variable, "value": value} for variable, value in values.items()]
+    environment.append({"name": "HERRING_SECRET", "valueFrom": {"secretKeyRef": key}})
+    return environment
+
+
+def _first_host(options: JobOptions, worker: str) -> str:
+    """The name of rank 0's pod, as JobSet gives it."""
+    name = "$(JOBSET_NAME)" if options.kind == "runtime" else options.name
+    return f"{name}-{worker}-0-0.{name}"
+
+
+def _field(variable: str, path: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _secret_name(options: JobOptions) -> str:
+    return f"{options.name}-secret"
+
+
+def _metadata(options: JobOptions, name: str) -> dict[str, Any]:
+    if options.namespace is None:
+        return {"name": name}
+    return {"name": name, "namespace": options.namespace}
+
+
+def _check_name(option: str, value: str, most: int) -> None:
+    if len(value) > most or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", value):
+        raise ConfigurationError(
+            f"{option} {value} is not valid: allowed are at most {most} lower-case letters, digits "
+            "and hyphens, with a letter first and no hyphen last"
+        )
+
+
+def _lines(value: Any) -> list[str]:
+    """A dictionary or list as lines of YAML. Scalars, and what is empty, are written as in JSON."""
+    found = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, (dict, list)) and item:
+                found += [f"{key}:", *(f"  {line}" for line in _lines(item))]
+            else:
+                found.append(f"{key}: {json.dumps(item)}")
+        return found
+    for item in value:
+        first, *rest = (
+            _lines(item) if isinstance(item, (dict, list)) and item else [json.dumps(item)]
+        )
+        found += [f"- {first}", *(f"  {line}" for line in rest)]
+    return found

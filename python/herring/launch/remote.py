@@ -1,0 +1,314 @@
+"""The agent of `herring run` on another host: starts processes there, and ends them.
+
+It is started by ssh, learns all it has to know from its standard input (`herring.launch.frames`),
+and decides nothing: output and ends of processes are reported, signals are passed on. When its
+input ends, because the job has ended, the launcher was killed or the connection broke, it ends all
+that is left, within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import IO
+
+from herring.errors import ConfigurationError, HerringError
+from herring.launch.endpoint import bind
+from herring.launch.frames import Frame, Inbox, Outbox, kind
+from herring.launch.job import (
+    SERVER_COMMAND,
+    machine_defaults,
+    own_environment,
+    resolve_command,
+)
+from herring.launch.network import is_reachable_address, own_address
+from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+
+__all__ = ["Agent", "main"]
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_BEAT_SECONDS = 10.0
+_KEPT_BYTES = 1 << 20  # of output that ssh does not take; processes wait then
+_LAST_SECONDS = 1.0  # to hand over what was printed last
+
+
+class Agent:
+    """One host's part of a job."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._inbox = Inbox()
+        self._job: dict[str, object] = {}
+        self._command: list[str] = []
+        self._environment: dict[str, str] = {}
+        self._grace = LEFTOVER_SECONDS
+        self._running: dict[int, Process] = {}
+        self._pipes: dict[IO[bytes], _Pipe] = {}
+        self._waiting = False  # whether pipes are not read at present
+        self._listener: socket.socket | None = None
+        self._ending = False
+        self._kill_at: float | None = None
+        self._beat_at = time.monotonic() + _BEAT_SECONDS
+
+    def run(self) -> int:
+        """Serves until the input ends; then ends everything.
+
+        Returns:
+            0, for the shell.
+        """
+        self._processes = Processes()
+        wake, wake_write = socket.socketpair()
+        for end in (wake, wake_write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        signals_to_loop((*_STOPPING, signal.SIGCHLD), ())
+        self._selector.register(wake, selectors.EVENT_READ, wake)
+        # Nothing else may write there.
+        self._outbox = Outbox(os.dup(1), self._selector)
+        os.dup2(2, 1)
+        os.set_blocking(0, False)
+        self._selector.register(0, selectors.EVENT_READ, None)
+        try:
+            self._outbox.greet()
+            while not self._ending or self._left():
+                self._turn()
+            self._processes.end_leftovers(signal.SIGTERM, self._grace)
+            self._drain()
+        finally:
+            self._processes.end_leftovers(signal.SIGKILL, LEFTOVER_SECONDS)
+            self._processes.forget()
+            self._processes.close()
+            self._outbox.close()
+        return 0
+
+    def _left(self) -> bool:
+        return any(not process.ended for process in self._running.values())
+
+    # The loop.
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        soonest = min(each for each in (self._beat_at, self._kill_at) if each is not None)
+        for key, _ in self._selector.select(max(0.0, soonest - now)):
+            if isinstance(key.data, Outbox):
+                key.data.flush()
+            elif isinstance(key.data, _Pipe):
+                self._forward(key.data)
+            elif isinstance(key.data, socket.socket):
+                self._on_signals(key.data)
+            else:
+                self._read()
+        for process in self._processes.reap():
+            for number, each in self._running.items():
+                if each is process:
+                    self._outbox.send(kind.ENDED, number, process.code)
+        self._regulate()
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + _BEAT_SECONDS
+            if not self._outbox.pending:
+                self._outbox.send(kind.BEAT)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal_all(signal.SIGKILL)
+        if not self._outbox.open:
+            self._end()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(0)
+            self._end()
+            return
+        try:
+            for frame in self._inbox.feed(data):
+                self._on_frame(frame)
+        except HerringError as error:
+            status = getattr(error, "status", 1)
+            self._outbox.send(kind.FAILED, 0, {"message": str(error), "status": status})
+            self._end()
+
+    def _on_signals(self, wake: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if any(number in _STOPPING for number in wake.recv(4096)):
+                self._end()  # the machine shuts down, or somebody ends this process by hand
+
+    def _end(self) -> None:
+        """Asks all processes to end, and soon makes them."""
+        if self._ending:
+            return
+        self._ending = True
+        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGCONT)
+        self._kill_at = time.monotonic() + self._grace
+
+    def _signal_all(self, number: int) -> None:
+        for process in self._running.values():
+            self._processes.signal(process, number)
+
+    # What the launcher wants.
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == kind.JOB:
+            self._prepare(frame)
+        elif frame.kind == kind.LISTEN:
+            self._listen(frame)
+        elif frame.kind == kind.START:
+            self._start(frame)
+        elif frame.kind == kind.SIGNAL:
+            process = self._running.get(frame.number)
+            if process is not None:
+                self._processes.signal(process, frame.integer())
+
+    def _prepare(self, frame: Frame) -> None:
+        job = frame.content()
+        folder = str(job["folder"])
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the working directory {folder} cannot be entered ({error.strerror}): it has to "
+                "be there on every host"
+            ) from None
+        environment = own_environment(os.environ, several=True)
+        environment.update({**job["environment"], "PWD": folder})
+        machine_defaults(environment, int(job["workers"]), bool(job["horovod"]))
+        self._environment = environment
+        self._grace = min(float(job["grace"]), LEFTOVER_SECONDS)
+        os.environ["PATH"] = environment.get("PATH", os.defpath)
+        if "VIRTUAL_ENV" in environment:
+            os.environ["VIRTUAL_ENV"] = environment["VIRTUAL_ENV"]
+        self._command = resolve_command(job["command"])
+        client, _ = _ends()
+        self._outbox.send(kind.READY, 0, {"client": client})
+
+    def _listen(self, frame: Frame) -> None:
+        interface = str(frame.content()["interface"])
+        # Where the launcher reaches this host, others do, unless the two are one machine.
+        _, address = _ends()
+        if interface or not is_reachable_address(address):
+            address = own_address(interface=interface or os.environ.get("HERRING_INTERFACE", ""))
+        try:
+            self._listener = bind(address, 0)
+        except OSError as error:
+            raise ConfigurationError(
+                f"rank 0 cannot listen on {address} ({error.strerror}): name another interface or "
+                "address (--network-interface)"
+            ) from None
+        port = self._listener.getsockname()[1]
+        literal = f"[{address}]" if ":" in address else address
+        self._outbox.send(kind.LISTENING, 0, f"{literal}:{port}")
+
+    def _start(self, frame: Frame) -> None:
+        task = frame.content()
+        environment = {**self._environment, **task["environment"]}
+        keep: tuple[int, ...] = ()
+        command = self._command
+        if not task["worker"]:
+            command = [*SERVER_COMMAND, "--rendezvous", environment["HERRING_RENDEZVOUS"]]
+        elif self._listener is not None and task["listener"]:
+            keep = (self._listener.fileno(),)
+            environment["HERRING_RENDEZVOUS_FD"] = str(keep[0])
+        pipe = subprocess.PIPE
+        process = self._processes.start(
+            task["name"], command, environment, keep, subprocess.DEVNULL, pipe, pipe
+        )
+        if keep and self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._running[frame.number] = process
+        self._outbox.send(kind.STARTED, frame.number, process.pid)
+        for stream, kind_ in (
+            (process.popen.stdout, kind.OUTPUT),
+            (process.popen.stderr, kind.ERRORS),
+        ):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._pipes[stream] = _Pipe(stream, kind_, frame.number)
+            if not self._waiting:
+                self._selector.register(stream, selectors.EVENT_READ, self._pipes[stream])
+
+    # Output.
+
+    def _forward(self, pipe: _Pipe) -> bool:
+        """Moves one piece of output; whether there was any."""
+        try:
+            data = os.read(pipe.stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            self._outbox.send(pipe.kind, pipe.number, data)
+            return True
+        if not self._waiting:
+            self._selector.unregister(pipe.stream)
+        del self._pipes[pipe.stream]
+        pipe.stream.close()
+        return False
+
+    def _regulate(self) -> None:
+        """Lets processes wait while ssh does not take what they print."""
+        wait = self._outbox.pending > _KEPT_BYTES
+        if wait == self._waiting:
+            return
+        self._waiting = wait
+        for stream, pipe in self._pipes.items():
+            if wait:
+                self._selector.unregister(stream)
+            else:
+                self._selector.register(stream, selectors.EVENT_READ, pipe)
+
+    def _drain(self) -> None:
+        """Hands over what was printed last."""
+        deadline = time.monotonic() + _LAST_SECONDS
+        while self._outbox.open and time.monotonic() < deadline:
+            if self._outbox.pending:
+                self._selector.select(0.01)
+                self._outbox.flush()
+                continue
+            moved = [self._forward(pipe) for pipe in list(self._pipes.values())]
+            if not any(moved):
+                break
+
+
+def _ends() -> tuple[str, str]:
+    """The addresses of ssh's two ends, the launcher's and this host's; empty if sshd says none."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return (words[0], words[2]) if len(words) == 4 else ("", "")
+
+
+class _Pipe:
+    """Output of a process.
+
+    Attributes:
+        stream: Its reading end.
+        kind: Of the frames it goes into.
+        number: Of the process.
+    """
+
+    def __init__(self, stream: IO[bytes], kind_: int, number: int) -> None:
+        self.stream = stream
+        self.kind = kind_
+        self.number = number
+
+
+def main() -> int:
+    """Runs the agent; it is of no use by hand."""
+    if sys.stdin.isatty():
+        print("herring.launch.remote: started by 'herring run -H', not by hand", file=sys.stderr)
+        return 2
+    return Agent().run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Launchers that tests start in the background, and the processes of their jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+HERRING = [sys.executable, "-m", "herring.launch.cli"]
+LIMIT = 60.0
+
+
+class Job:
+    """A launcher in the background, whose output is read line by line."""
+
+    def __init__(
+        self, *arguments: str, stdout: int = subprocess.PIPE, env: dict[str, str] | None = None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*HERRING, "run", *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+        )
+
+    def lines(self, count: int) -> list[str]:
+        return [self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)]
+
+    def end(self) -> tuple[int, str]:
+        rest = self.process.communicate(timeout=LIMIT)[0].decode()
+        return self.process.returncode, rest
+
+
+def gone(pids: Sequence[int]) -> bool:
+    """Whether all processes end within the limit (as zombies of somebody else they count)."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        alive = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                if stat.rpartition(")")[2].split()[0] not in "ZX":
+                    alive.append(pid)
+        if not alive:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def pids_of(lines: Sequence[str]) -> list[int]:
+    return [int(number) for line in lines for number in re.findall(r"pid=(\d+)", line)]

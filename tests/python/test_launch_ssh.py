@@ -1,0 +1,560 @@
+"""`herring run -H` without a network: a program in place of ssh starts agents on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from herring.launch.frames import GREETING, Frame, Inbox, kind
+from herring.launch.hosts import Host
+from herring.launch.job import SshOptions
+from herring.launch.network import is_reachable_address
+from herring.launch.ssh import ssh_command
+from launched import HERRING, LIMIT, Job, gone, pids_of
+
+# A login shell there: its own environment, its own words at the beginning, another directory.
+SSH = r"""#!/bin/bash
+host=${@: -2:1}
+echo "host=$host pid=$$" >> "$LOG"
+printf '%s\n' "$@" >> "$LOG.arguments"
+case $host in
+  refused*) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255;;
+  locked*) echo "me@$host: Permission denied (publickey)." >&2; exit 255;;
+  strange*) echo "Host key verification failed." >&2; exit 255;;
+  nowhere*) echo "ssh: Could not resolve hostname $host: Name or service not known" >&2; exit 255;;
+  silent*) exec sleep 1000;;
+  babbling*) exec yes;;
+  older*) echo "herring-remote 0"; exec sleep 1000;;
+esac
+echo "Welcome to $host"
+cd /
+exec 3<&0
+set -o pipefail
+# Out of reach of whoever kills this: all that tells the agent so is the end of its input.
+setsid -w env -i HOME="$HOME" PATH=/usr/bin:/bin HERRING_HOST_ID=$host THERE=$host \
+  sh -c "${@: -1}" < <(exec cat <&3) | cat
+"""
+# A Python there without Herring.
+BARE = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
+
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file where the program in place of ssh notes whom it was asked for."""
+    program = tmp_path / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setenv("HERRING_SSH", str(program))
+    monkeypatch.setenv("LOG", str(log))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PWD", raising=False)
+    return log
+
+
+@pytest.fixture
+def job(ssh: Path) -> Iterator[type[Job]]:
+    started: list[Job] = []
+
+    class Tracked(Job):
+        def __init__(self, *arguments: str) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+    yield Tracked
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        each.process.stdout.close()
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HERRING, "run", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        **options,
+    )
+
+
+def shell(script: str) -> list[str]:
+    return ["--", "bash", "-c", script]
+
+
+# What processes get, and what they say.
+
+
+def test_ranks_stand_on_hosts_in_the_given_order(ssh: Path) -> None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    script = " ".join(f"$HERRING_{name}" for name in names)
+    done = run("-H", "b:2,localhost:1,a:1", *shell(f"echo {script} ${{THERE-here}}; echo e >&2"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 4 0 2 b",
+        "[1] 1 4 1 2 b",
+        "[2] 2 4 0 1 here",
+        "[3] 3 4 0 1 a",
+    ]
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] e" for rank in range(4)]
+
+
+def test_environment_and_directory(ssh: Path, tmp_path: Path) -> None:
+    outer = {
+        **os.environ,
+        "HERRING_FLOWS": "2",
+        "HERRING_RANK": "7",
+        "HERRING_HOST_ID": "outer",
+        "PRIVATE": "stays",
+        "NAMED": "a b'c",
+    }
+    del outer["OMP_NUM_THREADS"]
+    done = run(
+        *("-H", "a:2", "-x", "NAMED", "--env", "GIVEN=x=y", "--start-timeout", "33"),
+        *("--network-interface", "lo"),
+        *shell(f"env > {tmp_path}/$HERRING_RANK; pwd"),
+        env=outer,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[0] {tmp_path}", f"[1] {tmp_path}"]
+    found = dict(
+        line.split("=", 1) for line in (tmp_path / "0").read_text().splitlines() if "=" in line
+    )
+    assert (found["NAMED"], found["GIVEN"], found["HERRING_FLOWS"]) == ("a b'c", "x=y", "2")
+    assert found["PATH"] == outer["PATH"]
+    assert found["HERRING_HOST_ID"] == "a"  # as the host has it
+    assert found["HERRING_CONNECT_TIMEOUT"] == "33"
+    assert found["HERRING_INTERFACE"] == "lo"
+    assert found["HERRING_RENDEZVOUS"].startswith("127.0.0.1:")  # of that interface
+    assert found["PYTHONUNBUFFERED"] == "1"
+    assert int(found["OMP_NUM_THREADS"]) >= 1
+    assert not {"PRIVATE", "HERRING_SSH", "LOG"} & found.keys()
+
+
+SPY = """
+import os, pathlib
+if os.environ["HERRING_RANK"] == "0":
+    secret = os.environ["HERRING_SECRET"].encode()
+    seen = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            try:
+                content = (process / name).read_bytes()
+            except OSError:
+                continue
+            if secret in content:
+                command = (process / "cmdline").read_bytes()
+                seen.append((name, b"spy" in command or b"launch.cli\\0server" in command))
+    print(len(secret), sorted(seen))
+import herring
+herring.init()
+herring.barrier()
+herring.shutdown()
+"""
+
+
+def test_the_secret_is_in_no_command_line(ssh: Path, tmp_path: Path) -> None:
+    path = tmp_path / "spy.py"
+    path.write_text(SPY)
+    done = run("-H", "a:1,b:1", "--servers", "1", "--", sys.executable, str(path))
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"\[0\] 64 (\[.*\])", done.stdout).group(1)
+    # In the environment of the processes of the job, which only their user can read, and nowhere.
+    assert set(re.findall(r"\('(\w+)', (\w+)\)", found)) == {("environ", "True")}
+
+
+def test_a_job_across_hosts(ssh: Path, tmp_path: Path) -> None:
+    script = (
+        "import herring, numpy as np; herring.init(); a = np.full(99_999, herring.rank(), 'f4');"
+        "herring.allreduce(a); dedicated = sum(s['dedicated'] for s in herring.stats()['servers']);"
+        "print(a.min(), a.max(), herring.num_nodes(), dedicated); herring.shutdown()"
+    )
+    for options, expected in (
+        (["-H", "a:2,b:1"], "1.0 1.0 2 0"),
+        (["-H", "localhost:1,b:2"], "1.0 1.0 2 0"),
+        (["-H", "a:2,b:1,c:1,localhost:1", "-n", "3", "--servers", "2"], "1.0 1.0 2 2"),
+    ):
+        done = run(*options, "--", sys.executable, "-c", script)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[{rank}] {expected}" for rank in range(3)]
+
+
+def test_import_horovod_there(ssh: Path) -> None:
+    script = "import horovod; print(horovod.__name__)"
+    done = run("-H", "a:1", "--horovod", "--", sys.executable, "-c", script)
+    assert (done.returncode, done.stdout) == (0, "[0] herring.horovod\n"), done.stderr
+
+
+def test_output_files(ssh: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    done = run(
+        *("-H", "a:1,b:1", "--output-filename", str(folder)),
+        *shell("printf out$HERRING_RANK; echo err >&2"),
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in "01":
+        assert (folder / f"rank.{rank}" / "stdout").read_text() == f"out{rank}"
+        assert (folder / f"rank.{rank}" / "stderr").read_text() == "err\n"
+
+
+def test_much_output_arrives_whole(ssh: Path) -> None:
+    script = (
+        "head -c 6000000 /dev/zero | tr '\\0' x; echo; head -c 100000 /dev/zero | tr '\\0' '\\n'"
+    )
+    done = run("-H", "a:2", "--no-prefix", *shell(script))
+    assert done.returncode == 0
+    assert done.stdout.count("x") == 12_000_000
+    assert done.stdout.count("\n") >= 200_002
+
+
+def test_ssh_is_told_port_and_key_and_never_to_ask(ssh: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    done = run("-H", "me@a:1", "-p", "2222", "-i", str(key), "--", "true")
+    assert done.returncode == 0, done.stderr
+    arguments = ssh.with_suffix(".arguments").read_text().splitlines()
+    for pair in (["-o", "BatchMode=yes"], ["-p", "2222"], ["-i", str(key)]):
+        assert any(arguments[at : at + 2] == pair for at in range(len(arguments)))
+    assert arguments[-2] == "me@a"
+    assert arguments[-1].endswith(f"{sys.executable} -m herring.launch.remote")
+
+
+def test_what_a_shell_reads_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/a b;true")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    command = ssh_command(Host("a", 1, False), SshOptions(python="/my python"), 7.4)
+    assert command[-1] == ("exec env 'PYTHONPATH=/a b;true' '/my python' -m herring.launch.remote")
+    assert "ConnectTimeout=7" in command
+
+
+# Hosts that cannot take part.
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("refused", ["refused cannot be reached", "sshd", "Connection refused"]),
+        ("locked", ["locked refuses the login", "ssh-copy-id", "-i FILE", "Permission denied"]),
+        ("strange", ["strange is not known to ssh", "'ssh strange'"]),
+        ("nowhere", ["nowhere has no address", "Could not resolve"]),
+        ("silent", ["silent has not answered in 2 s (--start-timeout)"]),
+        ("babbling", ["babbling", "no agent of herring run"]),
+        ("older", ["older: its Herring is of another version"]),
+    ],
+)
+def test_a_host_that_cannot_be_reached(ssh: Path, host: str, words: list[str]) -> None:
+    done = run("-H", f"localhost:1,a:1,{host}:1", "--start-timeout", "2", "--", "echo", "started")
+    assert done.returncode == 255
+    assert not done.stdout  # nobody has begun
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert done.stderr.count("herring run:") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert gone([int(pid) for pid in re.findall(r"pid=(\d+)", ssh.read_text())])
+
+
+def test_a_host_without_herring(ssh: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(BARE)
+    bare.chmod(0o755)
+    for python, reason in ((str(bare), "No module named"), ("/no/python", "/no/python")):
+        done = run("-H", "a:1,b:1", "--remote-python", python, "--", "echo", "started")
+        assert (done.returncode, done.stdout) == (255, ""), done.stderr
+        assert f"has no Herring at {python}" in done.stderr
+        assert reason in done.stderr
+        assert "--remote-python" in done.stderr
+
+
+def test_a_command_that_is_not_there(ssh: Path) -> None:
+    done = run("-H", "a:1,b:1", "--", "no-such-program-here")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert re.search(r"herring run: [ab]: no-such-program-here: no such program", done.stderr)
+
+
+def test_an_executable_that_is_none(ssh: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    path.write_bytes(b"\x7fELF nonsense")
+    path.chmod(0o755)
+    done = run("-H", "a:1,b:1", "--", str(path))
+    assert done.returncode == 126
+    assert "cannot start rank" in done.stderr
+
+
+# How it ends.
+
+WAIT = "echo pid=$$; (sleep 1000 & echo pid=$!; wait) & echo pid=$!; wait"
+
+
+def test_the_first_failure_decides_and_ends_the_others_everywhere(job: type[Job]) -> None:
+    script = f"[ $HERRING_RANK != 2 ] || {{ read x < /dev/null; exit 7; }}; {WAIT}"
+    each = job("-H", "localhost:1,a:1,b:1,c:1", *shell(script))
+    status, output = each.end()
+    assert status == 7
+    assert re.search(r"herring run: rank 2 \(process \d+ on b\) exited with status 7", output)
+    assert output.count("herring run:") == 1
+    assert gone(pids_of(output.splitlines()))
+
+
+def test_death_by_a_signal_is_named(ssh: Path) -> None:
+    done = run("-H", "a:1,b:1", *shell("[ $HERRING_RANK = 0 ] && kill -SEGV $$; exec sleep 1000"))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert re.search(r"rank 0 \(process \d+ on a\) was killed by SIGSEGV", done.stderr)
+
+
+KILL_THE_SERVER = """
+import os, pathlib, signal, time
+job = os.environ["HERRING_JOB"].encode()
+while True:
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            ours = job + b"-server-0" in (process / "environ").read_bytes()
+            if ours and b"--rendezvous" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.05)
+"""
+
+
+def test_a_server_that_dies_ends_the_job(ssh: Path) -> None:
+    options = ["-H", "a:1,b:1", "-n", "1", "--servers", "1"]
+    done = run(*options, "--", sys.executable, "-c", KILL_THE_SERVER)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert re.search(r"herring run: server 0 \(process \d+ on b\) was killed by SIGK", done.stderr)
+
+
+def test_a_process_deaf_to_sigterm_is_killed(ssh: Path) -> None:
+    script = "[ $HERRING_RANK = 0 ] && exit 1; trap '' TERM; while :; do sleep 0.1; done"
+    done = run("-H", "a:1,b:1", "--grace", "0.3", *shell(script))
+    assert done.returncode == 1
+
+
+def test_keep_going(ssh: Path) -> None:
+    script = "[ $HERRING_RANK = 0 ] && exit 3; sleep 0.3; echo done"
+    done = run("-H", "a:1,b:1", "--keep-going", *shell(script))
+    assert done.returncode == 3
+    assert "[1] done" in done.stdout
+
+
+def test_time_limit(ssh: Path) -> None:
+    done = run("-H", "a:1,b:1", "--timeout", "2", "--", "sleep", "1000")
+    assert done.returncode == 124
+    assert "rank 0, rank 1" in done.stderr
+    done = run("-H", "silent:1", "--timeout", "0.5", "--", "sleep", "1000")
+    assert done.returncode == 124
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_every_worker(job: type[Job], number: signal.Signals) -> None:
+    name = number.name[3:]
+    script = f"trap 'echo caught {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
+    each = job("-H", "localhost:1,a:1,b:1", *shell(script))
+    assert sorted(each.lines(3)) == ["[0] ready", "[1] ready", "[2] ready"]
+    each.process.send_signal(number)
+    status, output = each.end()
+    assert status == 128 + number
+    for rank in (0, 1, 2):
+        assert f"[{rank}] caught {name}" in output
+
+
+def test_ctrl_c_while_a_host_is_silent(job: type[Job], ssh: Path) -> None:
+    each = job("-H", "silent:1", "--", "true")
+    while "pid=" not in ssh.read_text():
+        assert each.process.poll() is None
+    each.process.send_signal(signal.SIGINT)
+    status, _ = each.end()
+    assert status == 128 + signal.SIGINT
+    assert gone(pids_of([ssh.read_text()]))
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(job: type[Job]) -> None:
+    each = job("-H", "a:2,b:1", *shell(WAIT))
+    pids = pids_of(each.lines(9))
+    assert len(set(pids)) == 9
+    each.process.kill()
+    assert gone(pids)
+
+
+def test_a_connection_that_breaks_ends_the_job(job: type[Job], ssh: Path) -> None:
+    each = job("-H", "localhost:1,a:1,b:1", *shell(WAIT))
+    pids = pids_of(each.lines(9))
+    os.kill(int(re.search(r"host=b pid=(\d+)", ssh.read_text()).group(1)), signal.SIGKILL)
+    status, output = each.end()
+    assert status == 255
+    assert re.search(r"herring run: b is lost: its ssh has ended .*; stopping the other 2", output)
+    assert gone(pids)
+
+
+def test_what_leaves_its_group_ends_with_the_job(job: type[Job]) -> None:
+    each = job("-H", "a:1", *shell("setsid sleep 1000 > /dev/null 2>&1 & echo pid=$!; exit 0"))
+    pids = pids_of(each.lines(1))
+    assert each.end()[0] == 0
+    assert gone(pids)
+
+
+def test_a_reader_that_leaves_ends_the_job(job: type[Job]) -> None:
+    each = job("-H", "a:2", *shell("echo pid=$$; exec yes"))
+    line = each.lines(1)
+    each.process.stdout.close()
+    assert each.process.wait(LIMIT) == 128 + signal.SIGPIPE
+    assert gone(pids_of(line))
+
+
+def test_the_directory_is_called_as_the_shell_calls_it(ssh: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    for named, expected in ((str(link), link), ("/", tmp_path)):
+        done = run("-H", "a:1", *shell("pwd"), cwd=link, env={**os.environ, "PWD": named})
+        assert done.stdout == f"[0] {expected}\n", done.stderr
+
+
+def test_a_working_directory_that_is_gone(ssh: Path, tmp_path: Path) -> None:
+    gone_folder = tmp_path / "gone"
+    gone_folder.mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, str(gone_folder), *HERRING, "run", "-H", "a:1", "--", "/bin/true"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "there is no working directory" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["", "UNKNOWN", "127.0.0.1", "::1", "fe80::1%lo", "192.0.2.99"])
+def test_addresses_that_are_of_no_use_to_others(address: str) -> None:
+    assert not is_reachable_address(address)
+
+
+# The agent alone.
+
+
+class Agent:
+    """An agent on pipes."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "herring.launch.remote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._inbox = Inbox(GREETING)
+        self._frames: list[Frame] = []
+
+    def send(self, kind_: int, number: int, content: object) -> None:
+        payload = json.dumps(content).encode()
+        header = kind_.to_bytes(1, "big") + number.to_bytes(4, "big")
+        self.process.stdin.write(header + len(payload).to_bytes(4, "big") + payload)
+        self.process.stdin.flush()
+
+    def job(self, **more: object) -> None:
+        content = {"folder": "/", "environment": {}, "command": ["sh", "-c", "exec sleep 1000"]}
+        content.update({"workers": 1, "horovod": False, "grace": 1.0})
+        self.send(kind.JOB, 0, {**content, **more})
+
+    def frame(self) -> Frame:
+        while not self._frames:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert data, self.process.stderr.read()
+            self._frames += self._inbox.feed(data)
+        return self._frames.pop(0)
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    started = Agent()
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+DEAF = "trap '' TERM; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("script", ["exec sleep 1000", DEAF], ids=["sleep", "deaf"])
+def test_the_end_of_its_input_ends_its_processes(agent: Agent, script: str) -> None:
+    agent.job(command=["bash", "-c", script], grace=0.2)
+    assert agent.frame().kind == kind.READY
+    task = {"name": "rank 5", "worker": True, "listener": False, "environment": {}}
+    agent.send(kind.START, 5, task)
+    frame = agent.frame()
+    assert (frame.kind, frame.number) == (kind.STARTED, 5)
+    agent.process.stdin.close()
+    agent.process.stdin = None
+    assert agent.process.wait(LIMIT) == 0
+    assert gone([frame.integer()])
+
+
+def test_rank_0_inherits_the_listening_socket(agent: Agent) -> None:
+    program = (
+        "import os, socket; from herring.launch.meet import meet\n"
+        "from herring.launch.detect import detect\n"
+        "meeting = meet(detect(os.environ))\n"
+        "listener = socket.socket(fileno=meeting.take_descriptor())\n"
+        "print(listener.accept()[0].recv(100).decode())\n"
+    )
+    agent.job(command=[sys.executable, "-c", program])
+    assert agent.frame().kind == kind.READY
+    agent.send(kind.LISTEN, 0, {"interface": "lo"})
+    frame = agent.frame()
+    assert frame.kind == kind.LISTENING
+    address = frame.payload.decode()
+    environment = {"HERRING_RENDEZVOUS": address, "HERRING_RANK": "0", "HERRING_SIZE": "2"}
+    environment["HERRING_SECRET"] = "ab" * 32
+    task = {"name": "rank 0", "worker": True, "listener": True, "environment": environment}
+    agent.send(kind.START, 0, task)
+    assert agent.frame().kind == kind.STARTED
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), LIMIT) as peer:
+        peer.sendall(b"hello")
+        printed = b""
+        while not printed.endswith(b"\n"):
+            frame = agent.frame()
+            assert frame.kind == kind.OUTPUT
+            printed += frame.payload
+    assert printed == b"hello\n"
+    frame = agent.frame()
+    assert (frame.kind, frame.integer()) == (kind.ENDED, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "words"),
+    [
+        ({"folder": "/nowhere"}, 1, "working directory /nowhere cannot be entered"),
+        ({"command": ["no-such-program"]}, 127, "no-such-program: no such program"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    agent: Agent, more: dict[str, object], status: int, words: str
+) -> None:
+    agent.job(**more)
+    frame = agent.frame()
+    assert frame.kind == kind.FAILED
+    assert frame.content()["status"] == status
+    assert words in frame.content()["message"]
+    assert agent.process.wait(LIMIT) == 0
+
+
+def test_nonsense_at_its_input_ends_it(agent: Agent) -> None:
+    agent.process.stdin.write(b"\xff" * 100)
+    agent.process.stdin.flush()
+    assert agent.frame().kind == kind.FAILED
+    assert agent.process.wait(LIMIT) == 0
