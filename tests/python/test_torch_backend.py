@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -110,8 +112,90 @@ def test_stores_and_deaths(tmp_path: Path) -> None:
     assert "survived" in job.stdout, job.stdout[-6000:]
 
 
+DEATHS = """
+    import herring.torch, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("herring", init_method="herring://")
+    model = DistributedDataParallel(torch.nn.Linear(300, 300))
+    if os.environ["HOOK"]:
+        model.register_comm_hook(None, herring.torch.ddp_comm_hook)
+    model(torch.ones(2, 300)).sum().backward()
+    loss = model(torch.ones(2, 300)).sum()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    raises(RuntimeError, "rank 1", loss.backward)  # C++ reads the future here
+    print("survived", flush=True)
+"""
+
+
+@pytest.mark.parametrize("hook", ["", "hook"])
+@pytest.mark.timeout(100)
+def test_death_in_stock_ddp(hook: str) -> None:
+    job = run_job(["-n", "2", "--keep-going"], textwrap.dedent(DEATHS), 80, HOOK=hook)
+    assert "survived" in job.stdout, job.stdout[-6000:]
+
+
+SCRIPT = """
+    import os, sys
+    import torch, torch.distributed as dist
+
+    assert dist.get_backend() == "herring" and sys.argv[1:] == ["--lr", "1"], sys.argv
+    place = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    assert place == {"RANK": dist.get_rank(), "WORLD_SIZE": 2, "LOCAL_RANK": 0}, place
+    assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"]) > 0
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"total {total.item():g}", flush=True)
+    sys.exit(int(os.environ["STATUS"]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.timeout(100)
+def test_script_in_a_group(tmp_path: Path, status: int) -> None:
+    """`python -m herring.torch`: torchrun's variables are there under every launcher."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    job = subprocess.run(
+        [*herring_run("-n", "2", "--nodes", "2"), "-m", "herring.torch", str(path), "--lr", "1"],
+        env={**os.environ, "STATUS": str(status)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert job.returncode == status and job.stdout.count("total 2") == 2, job.stdout[-4000:]
+
+
+@pytest.mark.timeout(60)
+def test_script_is_missing() -> None:
+    job = subprocess.run(
+        [sys.executable, "-m", "herring.torch"], stderr=subprocess.PIPE, text=True, timeout=50
+    )
+    assert job.returncode == 2 and "usage: python -m herring.torch" in job.stderr
+
+
 @pytest.mark.timeout(60)
 def test_entry_point_loads_nothing() -> None:
     script = "import sys, herring.autoload as a; assert 'numpy' not in sys.modules; "
     script += "assert 'torch' not in sys.modules; sys.modules['torch'] = None; a.register()"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+
+
+@pytest.mark.timeout(100)
+def test_example() -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "ddp_backend.py"
+    job = subprocess.run(
+        [*TORCHRUN[:-1], "2", str(example)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", job.stdout)]
+    assert job.returncode == 0 and len(losses) == 5, job.stdout
+    assert losses[-1] < 0.2 * losses[0], losses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -141,3 +142,65 @@ def test_optimizer_state_is_taken_apart_and_put_together():
     assert restored["state"][0]["none"] is None
     assert torch.equal(restored["state"][0]["m"], torch.ones(2, 2))
     assert restored["state"][0]["step"].item() == 3.0
+
+
+class Complete:
+    """An operation that is complete."""
+
+    counts = ()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, seconds: float = 0) -> None:
+        pass
+
+
+class Handover:
+    """A lock whose first owner goes on only when the second has had it too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._releases = 0
+        self._second = threading.Event()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._releases += 1
+        if self._releases == 2:
+            self._second.set()
+        self._lock.release()
+        assert self._second.wait(30)
+
+
+def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from herring.torch.backend import works
+
+    entered, follows, errors = threading.Event(), threading.Event(), []
+
+    def call_later(*_: object) -> bool:
+        follows.set()
+        return False
+
+    def then(_: object) -> None:
+        entered.set()
+        assert follows.wait(30)
+
+    def attempt(call) -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    monkeypatch.setattr(works, "call_later", call_later)
+    work = works.OperationWork(works.Owner(), [Complete()], [torch.ones(1)], then)
+    work._step = Handover()
+    waits = threading.Thread(target=attempt, args=(work.wait,))
+    waits.start()
+    assert entered.wait(30)
+    attempt(work.get_future)
+    waits.join(30)
+    assert errors == []
+    assert work.get_future().wait()[0].item() == 1

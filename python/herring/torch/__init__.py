@@ -58,6 +58,7 @@ from herring.torch.join import Join
 from herring.torch.optimizer import DistributedOptimizer
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_optimizer_state, broadcast_parameters
+from herring.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "AuthenticationError",
@@ -77,6 +78,7 @@ __all__ = [
     "RoundInfo",
     "RoundStatistics",
     "ShutdownError",
+    "SyncBatchNorm",
     "TimeoutError",
     "allgather",
     "allgather_object",

@@ -11,6 +11,7 @@ from herring.collectives import Handle
 from herring.errors import InvalidArgumentError
 from herring.groups import Group
 from herring.torch.backend.group import HerringProcessGroup
+from herring.torch.promises import Promise
 from herring.torch.tensors import on_host
 
 __all__ = ["ddp_comm_hook"]
@@ -30,8 +31,8 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
       bucket: [n], floats; what torch hands over.
 
     Returns:
-      The average, in the bucket's own memory, once it is there. The future fails with the
-      herring error if the operation does.
+      The average, in the bucket's own memory, once it is there. If the operation fails, so does
+      the future, with a RuntimeError that has the name and the text of the herring error.
 
     Raises:
       InvalidArgumentError: `state` is something else.
@@ -50,16 +51,16 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         )
     host = on_host(buffer.data, "ddp_comm_hook")
     devices = [buffer.device] if buffer.is_cuda else None
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    promise = Promise(devices)
 
     def finish(handle: Handle) -> None:
         error = handle.exception()
         if error is not None:
-            future.set_exception(error)
+            promise.fail(error)
             return
         if host.data_ptr() != buffer.data_ptr():
             buffer.copy_(host)
-        future.set_result(buffer)
+        promise.complete(buffer)
 
     herring.allreduce_async(host, "average", group=state).add_done_callback(finish)
-    return future
+    return promise.future

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -133,6 +135,55 @@ def uneven_inputs() -> None:
         results.append(copy.deepcopy(list(model.module.parameters())))
     for one, other in zip(*results):
         torch.testing.assert_close(one, other)
+
+
+@case
+def mixed_precision() -> None:
+    """Autocast, a scaler and SyncBatchNorm in stock DDP; one rank overflows, and all skip."""
+    results = []
+    for group in (None, gloo()):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
+        model = DistributedDataParallel(
+            herring.torch.SyncBatchNorm.convert_sync_batchnorm(net), process_group=group
+        )
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                output = model(_embedded(step)).float().square().mean()
+            factor = float("inf") if step == 1 and dist.get_rank() == 3 else 1.0
+            scaler.scale(output * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 128.0
+        results.append([one.detach().clone() for one in net.state_dict().values()])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@case
+def sharded_scaler() -> None:
+    """FSDP's scaler: what is infinite in one rank's shard counts for all."""
     torch.manual_seed(0)
-    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3))
-    assert isinstance(net, torch.nn.SyncBatchNorm)
+    model = FullyShardedDataParallel(torch.nn.Linear(6, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = ShardedGradScaler(device="cpu", init_scale=256.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        factor = float("inf") if step == 1 and dist.get_rank() == 1 else 1.0
+        scaler.scale(model(_embedded(step)).sum() * factor).backward()
+        if step == 1 and dist.get_rank() != 1:
+            for one in model.parameters():
+                one.grad.nan_to_num_(0.0, 0.0, 0.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 256.0 / (1 + step)
+
+
+def _embedded(step: int) -> torch.Tensor:
+    make = torch.Generator().manual_seed(100 * dist.get_rank() + step)
+    return torch.randn(8, 6, generator=make)

@@ -4,7 +4,18 @@ Every case runs on all ranks of a job and fails by raising. `test_torch.py` star
 `test_torch_groups.py` those of four workers.
 """
 
-from . import collectives, grids, groups, models, optimizers, partial, programs, steps, wrapper
+from . import (
+    collectives,
+    grids,
+    groups,
+    models,
+    norms,
+    optimizers,
+    partial,
+    programs,
+    steps,
+    wrapper,
+)
 from .support import CASES, GROUP_CASES
 
 __all__ = [
@@ -14,6 +25,7 @@ __all__ = [
     "grids",
     "groups",
     "models",
+    "norms",
     "optimizers",
     "partial",
     "programs",

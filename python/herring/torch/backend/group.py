@@ -13,7 +13,7 @@ from herring.collectives import submit
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.torch.backend.base import routed
 from herring.torch.backend.reducing import ReducingProcessGroup
-from herring.torch.backend.reductions import movable, typed
+from herring.torch.backend.reductions import movable, place_for, typed
 from herring.torch.backend.tensors import as_dense, copy_back, limit_of, list_of, option
 from herring.torch.backend.works import JoinedWork, Operations
 
@@ -74,9 +74,12 @@ class HerringProcessGroup(ReducingProcessGroup):
             host = as_dense(input)
         if self._gathers_in_place(output, host):
             return self._gathered_in_place(output, host, name, opts)
-        operation = self._start("allgather", movable(host), name, opts)
+        into = place_for(output, host) if self._blocks.same else None
+        operation = self._start("allgather", movable(host), name, opts, into=into)
 
         def then(operations: Operations) -> None:
+            if operations[0].placed:
+                return
             found = typed(operations[0].result(), output.dtype)
             copy_back(output, self._blocks.sorted(found))
 
@@ -177,11 +180,16 @@ class HerringProcessGroup(ReducingProcessGroup):
           opts: timeout.
         """
         with self._call("alltoall") as name:
-            pieces = self._parts(as_dense(input), input_splits, "input")
-            flat, splits = self._blocks.joined([movable(one) for one in pieces])
+            host = as_dense(input)
+            pieces = [movable(one) for one in self._parts(host, input_splits, "input")]
+            if self._blocks.same:
+                flat, splits = movable(host), [piece.numel() for piece in pieces]
+            else:
+                flat, splits = self._blocks.joined(pieces)
             target = output if output.is_contiguous() else torch.empty_like(output).contiguous()
             parts = self._parts(target, output_splits, "output")
-        operation = self._start("alltoall", flat, name, opts, splits=splits)
+        into = place_for(target, flat) if self._blocks.same else None
+        operation = self._start("alltoall", flat, name, opts, splits=splits, into=into)
         spread = self._spread(parts)
 
         def then(operations: Operations) -> None:
@@ -253,20 +261,22 @@ class HerringProcessGroup(ReducingProcessGroup):
         """Copies what has come in from each rank to its place."""
 
         def then(operations: Operations) -> None:
-            data, at = typed(operations[0].result(), torch.uint8), 0
-            found = [0] * self.size()
+            placed, at = operations[0].placed, 0
             kinds = [output.element_size() for output in outputs]
             total = sum(kind * output.numel() for kind, output in zip(kinds, outputs))
-            width = data.numel() // max(sum(operations[0].counts), 1)
+            data = None if placed else typed(operations[0].result(), torch.uint8)
+            size = total if data is None else data.numel()
+            width = size // max(sum(operations[0].counts), 1)
             for rank in self._blocks.order:  # those of the core's places, one after the other
                 bytes_ = int(operations[0].counts[self._places[rank]]) * width
-                output, found[rank] = outputs[rank], bytes_
+                output = outputs[rank]
                 if bytes_ != output.numel() * output.element_size():
                     raise MismatchError(
                         f"rank {rank} has sent {bytes_} bytes, and the tensor for them has "
                         f"{output.numel()} elements of {output.dtype} (of {total} bytes in all)"
                     )
-                copy_back(output, data[at : at + bytes_].view(output.dtype))
+                if data is not None:
+                    copy_back(output, data[at : at + bytes_].view(output.dtype))
                 at += bytes_
 
         return then

@@ -9,7 +9,14 @@ import torch
 
 from herring.errors import InvalidArgumentError
 from herring.torch.backend.base import BaseProcessGroup, routed
-from herring.torch.backend.reductions import Reduction, divided, movable, reduction_of, typed
+from herring.torch.backend.reductions import (
+    Reduction,
+    divided,
+    movable,
+    place_for,
+    reduction_of,
+    typed,
+)
 from herring.torch.backend.sparse import SparseSum
 from herring.torch.backend.tensors import as_dense, copy_back, list_of, operator_of, packs
 from herring.torch.backend.works import JoinedWork, Operations
@@ -152,12 +159,14 @@ class ReducingProcessGroup(BaseProcessGroup):
             width = wire.numel() // max(host.numel(), 1)
             splits = [count * width for count in counts]
             more = {"op": reduction.op, "prescale": reduction.prescale, "splits": splits}
+            more["into"] = place_for(output, wire)
             operation = self._start("reduce_scatter", wire, name, opts, **more)
 
         def then(operations: Operations) -> None:
             if mine == 0:
                 return
-            found = typed(operations[0].result(), output.dtype)
+            placed = operations[0].placed
+            found = output.data if placed else typed(operations[0].result(), output.dtype)
             if reduction.fold is not None:
                 found = reduction.fold(found.view(self.size(), -1))
             copy_back(output, divided(found, reduction.divisor))

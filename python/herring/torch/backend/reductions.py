@@ -9,7 +9,7 @@ import torch
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["Reduction", "divided", "movable", "reduction_of", "typed"]
+__all__ = ["Reduction", "divided", "movable", "place_for", "reduction_of", "typed"]
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -68,6 +68,15 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
     return flat if flat.dtype in _NATIVE else flat.view(_WORDS[flat.element_size()])
+
+
+def place_for(output: torch.Tensor, moved: torch.Tensor) -> torch.Tensor | None:
+    """The output's memory as `movable` has it, for a result to go there; None: it cannot."""
+    target = output.data
+    if target.device.type != "cpu" or not target.is_contiguous() or target.numel() == 0:
+        return None
+    apart = target.untyped_storage().data_ptr() != moved.untyped_storage().data_ptr()
+    return movable(target) if apart else None
 
 
 def typed(data: np.ndarray, like: torch.dtype) -> torch.Tensor:

@@ -96,7 +96,7 @@ class Blocks:
     def __init__(self, places: Sequence[int]) -> None:
         self.order = sorted(range(len(places)), key=places.__getitem__)  # ranks by place
         self._places = list(places)
-        self._same = self.order == self._places
+        self.same = self.order == self._places
 
     def joined(self, blocks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
         """The blocks one after the other, flat, and how many elements each has."""
@@ -106,13 +106,13 @@ class Blocks:
     def equal(self, flat: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """As `joined`, for a flat tensor of blocks of one size."""
         count = flat.numel() // len(self.order)
-        if not self._same:
+        if not self.same:
             flat = flat.view(len(self.order), count)[self.order].reshape(-1)
         return flat, [count] * len(self.order)
 
     def sorted(self, flat: torch.Tensor) -> torch.Tensor:
         """Blocks of one size in the order of ranks again."""
-        if self._same:
+        if self.same:
             return flat
         return flat.view(len(self.order), -1)[self._places].reshape(-1)
 

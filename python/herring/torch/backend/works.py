@@ -15,6 +15,7 @@ from herring import _core
 from herring.errors import HerringError, TimeoutError
 from herring.handles import call_later
 from herring.torch.backend.outside import outside_graphs
+from herring.torch.promises import Promise
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner"]
 
@@ -36,7 +37,7 @@ class Owner:
 
 
 class _Work(dist.Work):
-    """What all works have in common; a work gets its outputs or an error by `_set`."""
+    """What all works have in common; a work gets its outputs or an error by `_finish`."""
 
     def __init__(self, owner: Owner, outputs: list[torch.Tensor]) -> None:
         super().__init__()
@@ -45,15 +46,14 @@ class _Work(dist.Work):
         self._lock = threading.Lock()
         self._finished = False
         self._error: BaseException | None = None
-        self._future: torch.futures.Future | None = None
+        self._promise: Promise | None = None
 
-    def _set(self, error: BaseException | None = None) -> None:
+    def _finish(self, error: BaseException | None = None) -> Promise | None:
+        """The work has its outputs or an error; returns what is to be completed, if anything."""
         with self._lock:
             self._error = error
             self._finished = True
-            future = self._future
-        if future is not None:
-            _complete(future, self._outputs, error)
+            return self._promise
 
     def _require_not_aborted(self) -> None:
         if self._owner.aborted:
@@ -69,16 +69,16 @@ class _Work(dist.Work):
     def get_future(self) -> torch.futures.Future:
         """The outputs as a list of tensors, once they are there, or the error."""
         with self._lock:
-            if self._future is not None:
-                return self._future
+            if self._promise is not None:
+                return self._promise.future
             devices = sorted({t.device for t in self._outputs if t.is_cuda}, key=str)
-            future = self._future = torch.futures.Future(devices=devices or None)
+            promise = self._promise = Promise(devices)
             finished = self._finished
         if finished:
-            _complete(future, self._outputs, self._error)
+            _complete(promise, self._outputs, self._error)
         else:
             self._follow()
-        return future
+        return promise.future
 
     @outside_graphs
     def is_completed(self) -> bool:
@@ -107,13 +107,11 @@ class _Work(dist.Work):
         self.wait()
 
 
-def _complete(
-    future: torch.futures.Future, outputs: list[torch.Tensor], error: BaseException | None
-) -> None:
+def _complete(promise: Promise, outputs: list[torch.Tensor], error: BaseException | None) -> None:
     if error is None:
-        future.set_result(outputs)
+        promise.complete(outputs)
     else:
-        future.set_exception(error)
+        promise.fail(error)
 
 
 class OperationWork(_Work):
@@ -203,7 +201,10 @@ class OperationWork(_Work):
                 self._operations, self._then = following
                 return
             self._then = None
-        self._set(error)
+            # Before another thread, which may be waiting here, finds the same operations complete.
+            promise = self._finish(error)
+        if promise is not None:
+            _complete(promise, self._outputs, error)
 
     def _poll(self) -> None:
         while not self._finished:
@@ -264,7 +265,9 @@ class LocalWork(_Work):
 
     def done(self, error: BaseException | None = None) -> None:
         """Completes it, or lets it fail."""
-        self._set(error)
+        promise = self._finish(error)
+        if promise is not None:
+            _complete(promise, self._outputs, error)
         self._complete.set()
 
     @outside_graphs
