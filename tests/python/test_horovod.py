@@ -50,7 +50,7 @@ from horovod.torch.mpi_ops import allreduce_async_, synchronize
 hvd.init()
 total = synchronize(allreduce_async_(torch.ones(1), op=hvd.Sum)).item()
 assert hvd.HorovodInternalError is HorovodInternalError and horovod.__version__
-for name in ("tensorflow", "spark"):
+for name in ("ray", "spark"):
     try:
         __import__(f"horovod.{name}")
     except ImportError as error:
@@ -99,7 +99,6 @@ def test_as_a_module_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-np", "2", "-H", "elsewhere:2"], ["'elsewhere' is not this machine", "torchrun"]),
         (["-np", "3", "-H", "localhost:2"], ["-n 3", "2 slots"]),
         (["-H", "localhost:none"], ["'none' slots", "1 or more"]),
         (["--hostfile", "/nowhere"], ["--hostfile /nowhere"]),
@@ -118,16 +117,6 @@ def test_refused_options(options: list[str], words: list[str]) -> None:
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_hostfile_counts_workers(tmp_path: Path) -> None:
-    from herring.launch.horovodrun import workers_of
-
-    path = tmp_path / "hosts"
-    path.write_text("# two lines\nlocalhost slots=2\n127.0.0.1 slots=1\n")
-    assert workers_of(None, None, path) == 3
-    assert workers_of(2, None, path) == 2
-    assert workers_of(None, None, None) == 1
-
-
 @pytest.mark.timeout(100)
 def test_death() -> None:
     script = """
@@ -144,6 +133,7 @@ def test_death() -> None:
     handle = hvd.allreduce_async(torch.ones(3), name="lost")
     raises(hvd.HorovodInternalError, "rank 2", hvd.synchronize, handle)
     raises(herring.PeerLostError, "rank 2", hvd.allreduce, torch.ones(3))
+    raises(hvd.HorovodInternalError, "rank 2", hvd.allreduce, torch.ones(3))
     hvd.shutdown()
     assert both.process_set_id is None
     print("survived")
@@ -152,6 +142,37 @@ def test_death() -> None:
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]
 
 
+@pytest.mark.parametrize(
+    ("package", "modules"),
+    [
+        ("tensorflow", ["tensorflow", "tensorflow.mpi_ops", "tensorflow.keras"]),
+        ("keras", ["keras", "keras.callbacks"]),
+        ("mxnet", ["mxnet", "mxnet.functions"]),
+    ],
+)
+@pytest.mark.timeout(100)
+def test_without_other_frameworks(package: str, modules: list[str]) -> None:
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+import herring.horovod.aliases
+herring.horovod.aliases.install()
+for name in {modules!r}:
+    try:
+        __import__("horovod." + name)
+    except ImportError as error:
+        assert "pip install 'herring-dl[{package}]" in str(error), error
+    else:
+        raise AssertionError(name)
+import horovod.common.util
+try:
+    horovod.common.util.check_extension("horovod.spark")
+except ImportError as error:
+    assert "horovod.tensorflow" in str(error)
+"""
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=90)
+
+
 def test_import_herring_loads_no_torch() -> None:
-    expect = "import sys, herring, herring.horovod; assert 'torch' not in sys.modules"
+    expect = "import sys, herring, herring.horovod; assert not {'torch', 'keras'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", expect], check=True, timeout=60)

@@ -2,6 +2,8 @@
 
     import herring.horovod.torch as hvd          # instead of: import horovod.torch as hvd
 
+also ``tensorflow``, ``tensorflow.keras``, ``keras`` and ``mxnet``.
+
 Scripts that say ``import horovod`` run unchanged under ``herring run --horovod`` or
 ``python -m herring.horovod script.py``; see docs/horovod.md.
 """

@@ -22,11 +22,7 @@ __all__ = ["install"]
 
 _OURS = "herring.horovod"
 _THEIRS = "horovod"
-_TORCH_ONLY = "herring has Horovod's API for PyTorch only"
 _OTHERS = {
-    "tensorflow": _TORCH_ONLY,
-    "keras": _TORCH_ONLY,
-    "mxnet": _TORCH_ONLY,
     "spark": "start the script with torchrun, mpirun or srun",
     "ray": "start the script with torchrun, mpirun or srun",
     "runner": "start the script with 'herring run -n N -- python ...'",
@@ -38,18 +34,17 @@ class _Alias(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Herring's module."""
-        self._spec = None
+        self._spec: ModuleSpec | None = None
         module = importlib.import_module(_OURS + spec.name.removeprefix(_THEIRS))
         self._spec = module.__spec__  # importing it by another name replaces it for a moment
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is left to do."""
-        module.__spec__ = self._spec
-        module.__loader__ = self._spec.loader
-        module.__package__ = (
-            self._spec.name if self._spec.submodule_search_locations else self._spec.parent
-        )
+        spec = module.__spec__ = self._spec
+        if spec is not None:
+            module.__loader__ = spec.loader
+            module.__package__ = spec.name if spec.submodule_search_locations else spec.parent
 
 
 class _Finder(MetaPathFinder):

@@ -54,11 +54,13 @@ class ProcessSet:
 
     def included(self) -> bool | None:
         """Whether this rank is in it; None: it is not registered."""
-        return None if self.process_set_id is None else herring.rank() in self.ranks
+        ranks = self._registered_ranks()
+        return None if ranks is None else herring.rank() in ranks
 
     def size(self) -> int | None:
         """Number of its ranks; None: it is not registered."""
-        return None if self.process_set_id is None else len(self.ranks)
+        ranks = self._registered_ranks()
+        return None if ranks is None else len(ranks)
 
     def rank(self) -> int | None:
         """This rank's place in it; None: it is not registered.
@@ -66,11 +68,15 @@ class ProcessSet:
         Raises:
           InvalidArgumentError: this rank is not in it.
         """
-        if self.process_set_id is None:
+        ranks = self._registered_ranks()
+        if ranks is None:
             return None
-        if not self.included():
+        if herring.rank() not in ranks:
             raise InvalidArgumentError(f"rank {herring.rank()} is not in {self}")
-        return self.ranks.index(herring.rank())
+        return ranks.index(herring.rank())
+
+    def _registered_ranks(self) -> list[int] | None:
+        return None if self.process_set_id is None else self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -96,12 +102,16 @@ class _All(ProcessSet):
 global_process_set: ProcessSet = _All()
 
 _registered: dict[int, ProcessSet] = {}  # by number, from 1 on
-_state = {"set up": False, "next": 1}
+
+
+class _State:
+    set_up = False  # `set_up` was called in this job
+    next = 1  # number of the next process set
 
 
 def is_set_up() -> bool:
     """Whether `set_up` was called in this job."""
-    return _state["set up"]
+    return _State.set_up
 
 
 def set_up(wanted: Sequence[ProcessSet]) -> None:
@@ -114,7 +124,7 @@ def set_up(wanted: Sequence[ProcessSet]) -> None:
         if not isinstance(one, ProcessSet):
             raise InvalidArgumentError(f"process_sets has {one!r}; it must be a list of ProcessSet")
     check_same("the process sets of init()", [one.ranks for one in wanted], name="horovod.init")
-    _state["set up"] = True
+    _State.set_up = True
     for one in wanted:
         _register(one)
 
@@ -123,26 +133,26 @@ def _forget() -> None:
     for one in _registered.values():
         one.process_set_id, one._group = None, None
     _registered.clear()
-    _state.update({"set up": False, "next": 1})
+    _State.set_up, _State.next = False, 1
 
 
 forget_job.append(_forget)
 
 
 def _register(process_set: ProcessSet) -> None:
-    size = herring.size()
-    if process_set.ranks[-1] >= size:
+    size, ranks = herring.size(), process_set.ranks
+    if ranks is None or ranks[-1] >= size:
         raise InvalidArgumentError(
-            f"{process_set}: ranks of the job are 0 to {size - 1}; ranks is {process_set.ranks}"
+            f"{process_set}: ranks of the job are 0 to {size - 1}; ranks is {ranks}"
         )
     for one in (global_process_set, *_registered.values()):
-        if one is process_set or one.ranks == process_set.ranks:
+        if one is process_set or one.ranks == ranks:
             raise InvalidArgumentError(
                 f"there is a process set with these ranks already: {one}; use that one"
             )
-    number = _state["next"]
-    _state["next"] += 1
-    process_set._group = new_group(process_set.ranks, name=f"process set {number}")
+    number = _State.next
+    _State.next += 1
+    process_set._group = new_group(ranks, name=f"process set {number}")
     process_set.process_set_id = number
     _registered[number] = process_set
 
@@ -164,7 +174,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise NotInitializedError("add_process_set() needs hvd.init() before it")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    name = f"horovod.add_process_set.{_state['next']}"
+    name = f"horovod.add_process_set.{_State.next}"
     check_same("the ranks of add_process_set()", process_set.ranks, name=name)
     _register(process_set)
     return process_set
@@ -187,7 +197,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or number == 0 or _registered.get(number) is not process_set:
         return False
     check_same("what remove_process_set() removes", number, name="horovod.remove_process_set")
-    process_set._group.destroy()
+    if process_set._group is not None:
+        process_set._group.destroy()
     process_set.process_set_id, process_set._group = None, None
     del _registered[number]
     return True
@@ -206,13 +217,19 @@ def group_of(process_set: ProcessSet) -> Group | None:
         if not herring.is_initialized():
             raise NotInitializedError("Horovod has not been initialized: hvd.init()")
         return None
-    if process_set.process_set_id is None:
+    group = process_set._group
+    if process_set.process_set_id is None or group is None:
         raise InvalidArgumentError(
             f"{process_set} is not registered: hvd.add_process_set(process_set) on all ranks, or "
             "init(process_sets=[...])"
         )
-    process_set._group.members()
-    return process_set._group
+    group.members()
+    return group
+
+
+def process_set_of(number: int) -> ProcessSet | None:
+    """The registered process set of this number; None: there is none."""
+    return global_process_set if number == 0 else _registered.get(number)
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
@@ -222,7 +239,7 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
       InvalidArgumentError: it is not in there.
     """
     ranks = process_set.ranks
-    if root_rank not in ranks:
+    if ranks is None or root_rank not in ranks:
         raise InvalidArgumentError(
             f"root_rank is {root_rank}; it must be a rank of the job in the process set, one of "
             f"{ranks}"

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 __all__ = ["check_extension", "gpu_available", "num_rank_is_power_2"]
 
 
+_PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.mxnet": "mxnet"}
+
+
 def check_extension(ext_name: str, *_: Any) -> None:
-    """Says nothing where Horovod's extension for a framework is there: of PyTorch it is.
+    """Says nothing where Horovod's extension for a framework is there.
 
     Raises:
-      ImportError: of any other framework.
+      ImportError: there is none, or its framework is not installed.
     """
-    if ext_name != "horovod.torch":
-        raise ImportError(f"{ext_name}: Herring has Horovod's API for PyTorch only")
+    package = _PACKAGES.get(ext_name)
+    if package is None:
+        raise ImportError(f"{ext_name}: Herring has Horovod's API for {', '.join(_PACKAGES)}")
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"{ext_name}: {package} is not installed")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether torch sees a GPU."""
-    del ext_base_name, verbose
+    """Whether the framework sees a GPU.
+
+    Args:
+      ext_base_name: "tensorflow", "mxnet" or "torch".
+      verbose: no meaning.
+    """
+    del verbose
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+    if ext_base_name == "mxnet":
+        import mxnet
+
+        return bool(mxnet.context.num_gpus())
     import torch
 
     return torch.cuda.is_available()

@@ -1,12 +1,11 @@
 """Horovod's API for PyTorch: ``import herring.horovod.torch as hvd``. See docs/horovod.md."""
 
 from herring.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from herring.horovod.common.objects import allgather_object, broadcast_object
 from herring.horovod.common.util import check_extension
 from herring.horovod.torch import elastic
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )

@@ -6,35 +6,9 @@ from typing import Any
 
 import torch
 
+from herring.horovod.common.compression import Compressor, NoneCompressor
+
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
-
-
-class Compressor:
-    """What makes a tensor smaller and brings it back. Scripts may derive their own."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor that travels, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor that came back, as it was."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
 
 
 class FP16Compressor(Compressor):

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import herring
-from herring.errors import InvalidArgumentError
+from herring.horovod.common.handles import Call
+from herring.horovod.common.operators import Average, Sum, require_linear
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.torch import starts
-from herring.horovod.torch.handles import Call
 
 __all__ = [
     "AllGather",
@@ -33,14 +33,6 @@ def _backward_name(call: Call) -> str:
     return f"{call.name.removeprefix('horovod.')}.gradient"
 
 
-def _require_linear(op: Any, kind: str) -> None:
-    if op not in (starts.Average, starts.Sum):
-        name = starts.operator_of(op, kind)
-        raise InvalidArgumentError(
-            f"{kind} with op {name!r} has no gradient: use hvd.Average or hvd.Sum, or detach()"
-        )
-
-
 class AllReduce(torch.autograd.Function):
     """Gradients are reduced as the tensor was."""
 
@@ -52,7 +44,7 @@ class AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        _require_linear(ctx.options[0], "allreduce")
+        require_linear(ctx.options[0], "allreduce", "detach()")
         found = AllReduce.apply(gradient, ctx.name, *ctx.options)
         return found, *[None] * (1 + len(ctx.options))
 
@@ -77,7 +69,7 @@ class GroupedAllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _require_linear(ctx.options[0], "grouped_allreduce")
+        require_linear(ctx.options[0], "grouped_allreduce", "detach()")
         found = GroupedAllReduce.apply(ctx.name, *ctx.options, *gradients)
         return *[None] * 5, *found
 
@@ -106,7 +98,7 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        options = starts.Average, 1.0, 1.0, ctx.process_set
+        options = Average, 1.0, 1.0, ctx.process_set
         found = AllReduce.apply(gradient, ctx.name, *options)
         first = _rows_before(ctx.rows, f"{ctx.name}.rows", ctx.process_set)
         return found.narrow(0, first, ctx.rows).reshape(ctx.shape), None, None
@@ -127,7 +119,7 @@ class GroupedAllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        options = starts.Average, 1.0, 1.0, ctx.process_set
+        options = Average, 1.0, 1.0, ctx.process_set
         found = GroupedAllReduce.apply(ctx.name, *options, *gradients)
         parts = []
         for i, (whole, rows, shape) in enumerate(zip(found, ctx.rows, ctx.shapes)):
@@ -149,7 +141,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        options = starts.Average, 1.0, 1.0, ctx.process_set
+        options = Average, 1.0, 1.0, ctx.process_set
         found = AllReduce.apply(gradient, ctx.name, *options)
         mine = found if herring.rank() == ctx.root else torch.zeros_like(found)
         return mine, None, None, None
@@ -177,7 +169,7 @@ class AllToAll(torch.autograd.Function):
 
 def _scattered(gradient: torch.Tensor, options: Sequence[Any]) -> torch.Tensor:
     op, prescale, postscale, process_set = options
-    factor = prescale * postscale * (process_set.size() if op == starts.Sum else 1)
+    factor = prescale * postscale * (process_set.size() if op == Sum else 1)
     return gradient if factor == 1 else gradient * factor
 
 
@@ -192,7 +184,7 @@ class ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        _require_linear(ctx.options[0], "reducescatter")
+        require_linear(ctx.options[0], "reducescatter", "detach()")
         whole = AllGather.apply(_scattered(gradient, ctx.options), ctx.name, ctx.options[3])
         return whole, *[None] * (1 + len(ctx.options))
 
@@ -217,6 +209,6 @@ class GroupedReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _require_linear(ctx.options[0], "grouped_reducescatter")
+        require_linear(ctx.options[0], "grouped_reducescatter", "detach()")
         sent = [_scattered(gradient, ctx.options) for gradient in gradients]
         return *[None] * 5, *GroupedAllGather.apply(ctx.name, ctx.options[3], *sent)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from herring.errors import HerringError
+from herring.horovod.common import rounds, timeline
 from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
-from herring.horovod.torch import rounds, starts, timeline
-from herring.horovod.torch.handles import Call
+from herring.horovod.torch import starts
 from herring.torch.reducer import GradientReducer
 
 __all__ = ["Named", "PlannedGradients", "TensorGradients"]
@@ -43,8 +44,8 @@ class _Counts:
 
     def _hook(
         self, name: str, produced: Callable[[str, torch.nn.Parameter, int], None]
-    ) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
+    ) -> Callable[[torch.nn.Parameter], None]:
+        def hook(parameter: torch.nn.Parameter) -> None:
             count = self._counts.get(id(parameter), 0) + 1
             if count > self.passes:
                 self.exceeded = True
@@ -315,9 +316,11 @@ class TensorGradients:
                 continue
             if found.layout == torch.strided:
                 found = self._compression.decompress(found, context)
-                parameter.grad.detach().copy_(found.view_as(parameter.grad))
-            else:
-                parameter.grad = found
+                if parameter.grad is not None:
+                    parameter.grad.detach().copy_(found.view_as(parameter.grad))
+                    continue
+                found = found.view_as(parameter)
+            parameter.grad = found
         timeline.ended(self._name, since)
         if failed is not None:
             raise failed

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import herring
-from herring.errors import InvalidArgumentError
+from herring.horovod.common import rounds
 from herring.horovod.common.basics import (
     ccl_built,
     cross_rank,
@@ -43,6 +43,16 @@ from herring.horovod.common.basics import (
     size,
 )
 from herring.horovod.common.exceptions import HorovodInternalError, internal_errors
+from herring.horovod.common.handles import SparseHandle, poll, synchronize
+from herring.horovod.common.operators import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    operator_or_average,
+)
 from herring.horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
@@ -50,11 +60,9 @@ from herring.horovod.common.process_sets import (
     group_of,
     remove_process_set,
 )
-from herring.horovod.torch import differentiable, rounds, starts
+from herring.horovod.common.timeline import start_timeline, stop_timeline
+from herring.horovod.torch import differentiable, starts
 from herring.horovod.torch.compression import Compression
-from herring.horovod.torch.handles import SparseHandle, poll, synchronize
-from herring.horovod.torch.starts import Adasum, Average, Max, Min, Product, Sum
-from herring.horovod.torch.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -120,17 +128,6 @@ __all__ = [
 ]
 
 
-def _op(op: Any, average: bool | None) -> Any:
-    """The operator, where the older argument `average` may say it."""
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError(
-            f"op is {op!r} and average is {average!r}; give op only (hvd.Average or hvd.Sum)"
-        )
-    return Average if average else Sum
-
-
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -142,7 +139,7 @@ def allreduce_async(
 ) -> int:
     """Starts an `allreduce`, without a gradient; returns its handle."""
     scales = prescale_factor, postscale_factor
-    op = _op(op, average)
+    op = operator_or_average(op, average)
     return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=False).handle()
 
 
@@ -157,7 +154,7 @@ def allreduce_async_(
 ) -> int:
     """Starts an `allreduce_`; leave the tensor alone until `synchronize` has returned it."""
     scales = prescale_factor, postscale_factor
-    op = _op(op, average)
+    op = operator_or_average(op, average)
     return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=True).handle()
 
 
@@ -195,7 +192,7 @@ def allreduce(
       HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
         (TimeoutError).
     """
-    op = _op(op, average)
+    op = operator_or_average(op, average)
     sent, context = compression.compress(tensor)
     options = op, prescale_factor, postscale_factor, process_set
     return compression.decompress(differentiable.AllReduce.apply(sent, name, *options), context)
@@ -226,7 +223,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `grouped_allreduce`, without a gradient; returns its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
     return starts.start_grouped_allreduce(tensors, name, *options, in_place=False).handle()
 
 
@@ -240,7 +237,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `grouped_allreduce_`; returns its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
     return starts.start_grouped_allreduce(tensors, name, *options, in_place=True).handle()
 
 
@@ -261,7 +258,7 @@ def grouped_allreduce(
     Returns:
       New tensors, as a list.
     """
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.GroupedAllReduce.apply(name, *options, *sent)
     return [compression.decompress(one, context) for one, context in zip(found, contexts)]
@@ -308,7 +305,7 @@ def sparse_allreduce_async(
     Returns:
       A handle: `synchronize(handle)`, or `handle()`, returns a new coalesced tensor.
     """
-    return starts.start_sparse_allreduce(tensor, name, op, process_set).handle(SparseHandle)
+    return starts.start_sparse_allreduce(tensor, name, op, process_set).handle_of(SparseHandle)
 
 
 def allgather_async(

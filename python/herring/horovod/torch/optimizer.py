@@ -12,9 +12,16 @@ import torch
 import herring
 from herring.collectives import name_of_next
 from herring.errors import InvalidArgumentError
+from herring.horovod.common.adasum import require_power_of_two
+from herring.horovod.common.operators import (
+    Adasum,
+    Average,
+    Sum,
+    check_gradient_options,
+    check_passes,
+)
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.torch import starts
-from herring.horovod.torch.adasum import require_power_of_two
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
 
@@ -111,7 +118,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes over how many backward passes gradients accumulate before a step."""
-        _check_passes(passes)
+        check_passes(passes)
         if self._gradients is not None:
             self._gradients.set_passes(passes)
 
@@ -119,7 +126,8 @@ class _Distributed(torch.optim.Optimizer):
         """Adds parameters (collective)."""
         before = {id(p) for group in self.param_groups for p in group["params"]}
         super().add_param_group(param_group)
-        if self.__dict__.get("_gradients") is None:
+        gradients = self.__dict__.get("_gradients")  # none yet while the base class is made
+        if gradients is None:
             return
         known = self._known
         if known is not None:
@@ -130,7 +138,7 @@ class _Distributed(torch.optim.Optimizer):
                 if id(p) not in {id(q) for _, q in known}
             ]
         named = _named_parameters(self, known)
-        self._gradients.adopt(named, [(n, p) for n, p in named if id(p) not in before])
+        gradients.adopt(named, [(n, p) for n, p in named if id(p) not in before])
 
 
 class _DistributedAdasum(_Distributed):
@@ -169,20 +177,13 @@ class _DistributedAdasum(_Distributed):
             pairs = [
                 self._compression.compress(p.detach() - old) for p, old in zip(parameters, before)
             ]
-            options = starts.Adasum, 1.0, 1.0, self._process_set
+            options = Adasum, 1.0, 1.0, self._process_set
             call = starts.start_grouped_allreduce(
                 [delta for delta, _ in pairs], f"{self._name}.delta", *options, in_place=True
             )
             for p, old, delta, (_, context) in zip(parameters, before, call.result(), pairs):
                 p.copy_(old + self._compression.decompress(delta, context))
         return loss
-
-
-def _check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgumentError(
-            f"backward_passes_per_step is {passes!r}; it must be an integer, 1 or more"
-        )
 
 
 def _check_named(optimizer: torch.optim.Optimizer, named: Any) -> Named | None:
@@ -260,7 +261,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    op: int = starts.Average,
+    op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
@@ -296,20 +297,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         that is impossible.
       MismatchError: the parameters differ between ranks.
     """
-    if op not in (starts.Average, starts.Sum, starts.Adasum):
-        raise InvalidArgumentError(f"op is {op!r}; it must be hvd.Average, hvd.Sum or hvd.Adasum")
-    if gradient_predivide_factor != 1.0 and op != starts.Average:
-        raise InvalidArgumentError(
-            f"gradient_predivide_factor is {gradient_predivide_factor}; with another op than "
-            "hvd.Average it must be 1"
-        )
+    check_gradient_options(op, gradient_predivide_factor)
     if isinstance(optimizer, _Distributed):
         raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     _check_groups(groups, num_groups)
     known = _check_named(optimizer, named_parameters)
-    base = _DistributedAdasum if op == starts.Adasum else _Distributed
-    kind = type(type(optimizer).__name__, (base, type(optimizer)), {"__doc__": base.__doc__})
+    base = _DistributedAdasum if op == Adasum else _Distributed
+    made_of: tuple[Any, ...] = (base, type(optimizer))
+    kind: Any = type(type(optimizer).__name__, made_of, {"__doc__": base.__doc__})
     wrapper = kind.__new__(kind)
     # Schedulers made before have put their own `step` there, which would pass ours by.
     wrapper.__dict__.update(
@@ -322,13 +318,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = _named_parameters(optimizer, known)
     herring.rank()  # a job is needed
     if process_set is not global_process_set and process_set.included() is False:
-        if op == starts.Adasum:
+        if op == Adasum:
             raise InvalidArgumentError(f"rank {herring.rank()} is not in {process_set}")
         return wrapper
     group = group_of(process_set)
     name = name_of_next("horovod.DistributedOptimizer", group)
-    if op == starts.Adasum:
-        require_power_of_two(process_set.size())
+    if op == Adasum:
+        require_power_of_two(process_set.size() or 1)
         wrapper._process_set, wrapper._compression, wrapper._name = process_set, compression, name
         return wrapper
     if process_set.size() == 1:
@@ -338,7 +334,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             named,
             name=name,
             passes=backward_passes_per_step,
-            sums=op == starts.Sum,
+            sums=op == Sum,
             half=compression is Compression.fp16,
             densify=sparse_as_dense,
             sparse=([p for _, p in named] if isinstance(optimizer, torch.optim.SparseAdam) else []),

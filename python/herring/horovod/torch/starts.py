@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +12,21 @@ import torch
 import herring
 from herring.collectives import checked_splits
 from herring.errors import InvalidArgumentError
+from herring.horovod.common.adasum import adasum, require_power_of_two
+from herring.horovod.common.handles import Call
+from herring.horovod.common.operators import (
+    LIST_OPERATIONS,
+    Adasum,
+    Average,
+    Sum,
+    digest,
+    operator_of,
+    scattering_operator,
+)
 from herring.horovod.common.process_sets import ProcessSet, root_in
-from herring.horovod.torch.adasum import adasum, require_power_of_two
-from herring.horovod.torch.handles import Call
 from herring.torch.tensors import dtype_name, on_host
 
 __all__ = [
-    "OPERATORS",
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "start_allgather",
     "start_allreduce",
     "start_alltoall",
@@ -36,24 +37,6 @@ __all__ = [
     "start_reducescatter",
     "start_sparse_allreduce",
 ]
-
-Average, Sum, Adasum, Min, Max, Product = range(6)
-OPERATORS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-_NAMES = {**OPERATORS, Adasum: "adasum"}
-LIST_OPERATIONS = 10  # that a list may have, one per dtype
-
-
-def operator_of(op: Any, kind: str) -> str:
-    """Herring's name of Horovod's operator; "adasum" is Horovod's alone.
-
-    Raises:
-      InvalidArgumentError: there is no such operator.
-    """
-    if op not in _NAMES:
-        raise InvalidArgumentError(
-            f"{kind}: op is {op!r}; it must be hvd.Average, Sum, Adasum, Min, Max or Product"
-        )
-    return _NAMES[op]
 
 
 def _dense(tensor: Any, kind: str) -> torch.Tensor:
@@ -89,12 +72,6 @@ def _sent(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
 def _text(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
-
-
-def _digest(text: str) -> int:
-    """What ranks compare, where operations do not see it themselves: 1 to 2**31 - 1."""
-    found = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return int.from_bytes(found, "little") & 0x7FFFFFFF or 1
 
 
 def _received(operation: Any, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -149,7 +126,7 @@ def start_allreduce(
             op=operation,
             prescale=prescale,
             postscale=postscale,
-            list=_digest(text) if wide else 0,
+            list=digest(text) if wide else 0,
         )
         target = tensor if in_place else None
 
@@ -183,7 +160,7 @@ def _start_adasum(
         flat = _sent(one, "allreduce").view(-1)
         flats.append((flat * prescale if prescale != 1.0 else flat).view(torch.uint8))
     whole = torch.cat(flats) if flats else torch.empty(0, dtype=torch.uint8)
-    operation = call.start(whole.view(1, -1), list=_digest("; ".join(call.about)))
+    operation = call.start(whole.view(1, -1), list=digest("; ".join(call.about)))
 
     def finish() -> list[torch.Tensor]:
         everyone = _received(operation, torch.uint8, (call.scope.size, len(whole)))
@@ -191,7 +168,8 @@ def _start_adasum(
         for tensor, one, flat in zip(tensors, dense, flats):
             rows = [row[at : at + len(flat)].clone().view(one.dtype) for row in everyone]
             at += len(flat)
-            found = adasum(rows)
+            wide = torch.float32 if one.dtype in (torch.float16, torch.bfloat16) else one.dtype
+            found = torch.from_numpy(adasum([row.to(wide).numpy() for row in rows])).to(one.dtype)
             if postscale != 1.0:
                 found *= postscale
             found = found.view(one.shape)
@@ -276,7 +254,7 @@ def start_allgather(tensor: torch.Tensor, name: str | None, process_set: Process
         rows = _rows(dense, "allgather")
         text = f"{dtype_name(rows.dtype)} {['n', *rows.shape[1:]]}"
         call.about = (text,)
-        operation = call.start(_words(rows), list=_digest(text))
+        operation = call.start(_words(rows), list=digest(text))
 
         def finish() -> torch.Tensor:
             shape = (sum(operation.counts), *rows.shape[1:])
@@ -324,7 +302,7 @@ def start_sparse_allreduce(
         text = f"sparse {_text(whole)}"
         call.about = (text,)
         operations = [
-            call.start(_words(part), list=_digest(text + which))
+            call.start(_words(part), list=digest(text + which))
             for part, which in ((indices, " indices"), (values, " values"))
         ]
 
@@ -389,7 +367,7 @@ def start_alltoall(
         empty = 0 in tail  # rows without elements: their numbers go alone
         sent = torch.tensor(counts) if empty else _words(rows)
         parts = [1] * call.scope.size if empty else counts
-        operation = call.start(sent, splits=parts, list=_digest(text))
+        operation = call.start(sent, splits=parts, list=digest(text))
 
         def finish() -> tuple[torch.Tensor, torch.Tensor]:
             if empty:
@@ -414,12 +392,6 @@ def _reducible(
     return sent.double() if _wide(tensor, op, prescale, postscale) else sent
 
 
-def _scattering_operator(op: Any, kind: str) -> str:
-    if op == Adasum:
-        raise InvalidArgumentError(f"{kind}: op is hvd.Adasum; use allreduce for it")
-    return operator_of(op, kind)
-
-
 def start_reducescatter(
     tensor: torch.Tensor,
     name: str | None,
@@ -433,12 +405,12 @@ def start_reducescatter(
     with Call(kind, name, process_set) as call:
         call.will_start("reduce_scatter")
         scales = {"prescale": prescale, "postscale": postscale}
-        by = _scattering_operator(op, kind)
+        by = scattering_operator(op, kind)
         dense = _dense(tensor, kind)
         host = _reducible(dense, by, prescale, postscale, kind)
         text = _text(dense)
         call.about = (text,)
-        operation = call.start(host, op=by, list=_digest(text), **scales)
+        operation = call.start(host, op=by, list=digest(text), **scales)
         size, rank = call.scope.size, call.scope.rank
         mine = len(dense) // size + (rank < len(dense) % size)
 
@@ -464,7 +436,7 @@ def start_grouped_reducescatter(
     kind = "grouped_reducescatter"
     with Call(kind, name, process_set) as call:
         call.will_start("reduce_scatter", LIST_OPERATIONS)
-        by = _scattering_operator(op, kind)
+        by = scattering_operator(op, kind)
         dense = _listed(tensors, kind)
         hosts = [_reducible(one, by, prescale, postscale, kind) for one in dense]
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.horovod.common.exceptions import NotSupportedError
+from herring.horovod.common.elastic import refuse
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise NotSupportedError(
-        f"hvd.elastic.{name} is not there: a job keeps the workers it has started with, and ends "
-        "when one is lost. Save checkpoints, and let the launcher start the job again (torchrun "
-        "--max-restarts, or Slurm's requeue); for samples use torch.utils.data.DistributedSampler"
-    )
+    refuse(__name__, name, "torch.utils.data.DistributedSampler")

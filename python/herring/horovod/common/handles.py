@@ -11,7 +11,7 @@ import itertools
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from herring.collectives import name_of_next, submit
 from herring.errors import (
@@ -22,9 +22,9 @@ from herring.errors import (
     ShutdownError,
 )
 from herring.groups import Group, scope_of
-from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common import timeline
+from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
-from herring.horovod.torch import timeline
 from herring.runtime import forget_job, job
 
 __all__ = ["Call", "poll", "synchronize"]
@@ -38,6 +38,9 @@ class Pending(Protocol):
 
     def wait(self) -> Any:
         """Waits until it is complete."""
+
+
+Number = TypeVar("Number", bound=int)
 
 
 class SparseHandle(int):
@@ -55,13 +58,16 @@ class Call:
       kind: Horovod's name of the collective.
       name: the caller's; None: the next of its kind.
       process_set: who takes part.
+      queues: whether it waits for an earlier one of this name, instead of refusing.
 
     Raises:
       InvalidArgumentError: an operation of this kind and name is in flight in the process set; the
         process set cannot be used.
     """
 
-    def __init__(self, kind: str, name: str | None, process_set: ProcessSet) -> None:
+    def __init__(
+        self, kind: str, name: str | None, process_set: ProcessSet, *, queues: bool = False
+    ) -> None:
         self.group: Group | None = group_of(process_set)
         self.scope = scope_of(self.group)
         label = f"horovod.{kind}"
@@ -73,14 +79,22 @@ class Call:
         self._names: list[tuple[str, str]] = []
         self._started = False
         self._noted: Callable[[], None] = _nothing
-        with _lock:
-            other = _in_flight.get(self.key)
-            if other is not None and not other.done():
+        while (other := self._register()) is not None:
+            if not queues:
                 raise InvalidArgumentError(
                     f"{kind}: an operation named '{name}' is in flight; synchronize it before the "
                     "name is used again, or give each a name of its own"
                 )
+            other.wait()
+
+    def _register(self) -> Call | None:
+        """Takes the name; returns the call that has it, if there is one in flight."""
+        with _lock:
+            other = _in_flight.get(self.key)
+            if other is not None and not other.done():
+                return other
             _in_flight[self.key] = self
+        return None
 
     def will_start(self, kind: str, count: int = 1) -> None:
         """Says which operations it consists of: what the others are told of if it fails.
@@ -122,7 +136,9 @@ class Call:
         with _lock:
             if not self.pending:
                 _in_flight.pop(self.key, None)
-        if isinstance(error, (PeerLostError, ShutdownError)) or not isinstance(error, Exception):
+        if isinstance(error, PeerLostError):
+            raise as_horovod(error) from error  # it was lost before
+        if isinstance(error, ShutdownError) or not isinstance(error, Exception):
             return
         why = str(error) if isinstance(error, HerringError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(HerringError):
@@ -133,8 +149,14 @@ class Call:
         """Whether `result` would return, or raise, at once."""
         return self._started and all(one.done() for one in self.pending)
 
+    def wait(self) -> None:
+        """Returns when all of it is complete, or has failed; leaves its result alone."""
+        for one in self.pending:
+            with contextlib.suppress(HerringError):
+                one.wait()
+
     def result(self) -> Any:
-        """Waits for all of it.
+        """Waits for all of it, and takes its result.
 
         Raises:
           HorovodInternalError: it has failed; also an error of Herring's that says why.
@@ -165,12 +187,16 @@ class Call:
         text = re.sub(r", root (\d+)", lambda found: f", tensor #{int(found[1]):x}", str(error))
         return MismatchError(f"{text}; rank {job().rank} gave {', '.join(self.about)}")
 
-    def handle(self, kind: type[int] = int) -> int:
+    def handle(self) -> int:
         """Keeps it until it is synchronized.
 
         Returns:
           A number that no other call of this process has.
         """
+        return self.handle_of(int)
+
+    def handle_of(self, kind: type[Number]) -> Number:
+        """As `handle`, with a number of this type."""
         handle = kind(next(_numbers))
         with _lock:
             _calls[handle] = self

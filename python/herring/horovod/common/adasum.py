@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from herring.errors import InvalidArgumentError
 
@@ -24,29 +24,26 @@ def require_power_of_two(ranks: int) -> None:
         )
 
 
-def adasum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Combines the vectors of all ranks.
-
-    Dot products are taken in float64, the vectors combined in float32 where they have 16 bits.
+def adasum(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Combines the vectors of all ranks; dot products are taken in float64.
 
     Args:
-      rows: one flat tensor per rank, in rank order; a power of two of them.
+      rows: one flat array per rank, in rank order, float32 or float64; a power of two of them.
 
     Returns:
-      A new tensor of their dtype.
+      A new array of their dtype.
     """
-    dtype = rows[0].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    level = [row.to(wide) for row in rows]
+    level = list(rows)
     while len(level) > 1:
         level = [_pair(a, b) for a, b in zip(level[::2], level[1::2])]
-    return level[0].to(dtype, copy=True)
+    return level[0].copy() if len(rows) == 1 else level[0]
 
 
-def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    long_a, long_b = a.double(), b.double()
+def _pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    long_a, long_b = a.astype(np.float64), b.astype(np.float64)
     dot = float(long_a @ long_b)
     square_a, square_b = float(long_a @ long_a), float(long_b @ long_b)
     of_a = 1 - dot / (2 * square_a) if square_a else 1.0
     of_b = 1 - dot / (2 * square_b) if square_b else 1.0
-    return of_a * a + of_b * b
+    combined: np.ndarray = a.dtype.type(of_a) * a + b.dtype.type(of_b) * b
+    return combined

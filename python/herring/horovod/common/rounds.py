@@ -6,19 +6,28 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from herring.errors import HerringError
-from herring.torch.reducer import GradientReducer
 
 __all__ = ["reducers", "without_this_rank"]
 
 _Result = TypeVar("_Result")
 
-reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()  # those of this process
+
+class Reducer(Protocol):
+    """What averages gradients in planned rounds."""
+
+    contributors: int  # of the last round
+
+    def shadow(self) -> None:
+        """Takes part in a round without contributing."""
 
 
-def _shadow(reducer: GradientReducer) -> None:
+reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # those of this process
+
+
+def _shadow(reducer: Reducer) -> None:
     """Takes part in rounds without contributing, up to one to which nobody contributes."""
     try:
         while True:

@@ -1,0 +1,119 @@
+"""How tapes and optimizers average gradients: in planned rounds, or as a list of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import herring
+from herring.horovod.common import rounds
+from herring.horovod.common.adasum import require_power_of_two
+from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.operators import Adasum, Sum
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
+from herring.horovod.tensorflow import mpi_ops
+from herring.horovod.tensorflow.compression import Compression
+from herring.tensorflow.averaging import TensorAverager
+
+__all__ = ["make_averager"]
+
+
+def make_averager(
+    name: str, *, op: int, compression: Any, sparse_as_dense: bool, process_set: ProcessSet
+) -> Any:
+    """What averages lists of gradients.
+
+    Args:
+      name: of its operations; the same on all ranks, different for each averager.
+      op: Average, Sum or Adasum, which combines gradients.
+      compression: `Compression.none`, `Compression.fp16` or a class like these.
+      sparse_as_dense: make tensors of tf.IndexedSlices; else the slices of all ranks are handed
+        out.
+      process_set: who takes part; a rank that is not in it keeps its gradients.
+
+    Returns:
+      An object with ``average(gradients, variables)``, which returns a list.
+
+    Raises:
+      InvalidArgumentError: the process set is not registered; Adasum of ranks that are no power of
+        two.
+    """
+    herring.rank()  # a job is needed
+    if process_set is not global_process_set and process_set.included() is False:
+        return _Alone()
+    group = group_of(process_set)
+    if op == Adasum:
+        require_power_of_two(process_set.size() or 1)
+    if op != Adasum and compression in (Compression.none, Compression.fp16):
+        return _Planned(
+            name,
+            op="sum" if op == Sum else "average",
+            wire_dtype="float16" if compression is Compression.fp16 else None,
+            sparse="densify" if sparse_as_dense else "gather",
+            group=group,
+        )
+    return _Listed(name, op, compression, sparse_as_dense, process_set)
+
+
+class _Alone:
+    """Averages nothing."""
+
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients."""
+        return list(gradients)
+
+
+class _Planned(TensorAverager):
+    """Averages in planned rounds, of which a rank that has joined is a part."""
+
+    @tf.autograph.experimental.do_not_convert
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Averages over all ranks; as of `TensorAverager`, with Horovod's errors."""
+        with internal_errors():
+            averages = super().average(gradients, variables)
+        rounds.reducers.update(self._rounds.values())
+        return averages
+
+
+class _Listed:
+    """Reduces a list of gradients as one operation, with what a compressor makes of them."""
+
+    def __init__(
+        self, name: str, op: int, compression: Any, densify: bool, process_set: ProcessSet
+    ) -> None:
+        self._name = name
+        self._compression = compression
+        self._densify = densify
+        self._options: dict[str, Any] = {"op": op, "process_set": process_set}
+
+    @tf.autograph.experimental.do_not_convert
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Averages over all ranks (collective).
+
+        Args:
+          gradients: per variable a tensor, tf.IndexedSlices or None, on all ranks in the same
+            places.
+          variables: what they are gradients of.
+
+        Returns:
+          Per variable the average, or None.
+        """
+        result: list[Any] = list(gradients)
+        dense = []
+        for i, one in enumerate(gradients):
+            if isinstance(one, tf.IndexedSlices) and not self._densify:
+                name = f"{self._name}.{i}"
+                result[i] = mpi_ops.allreduce(one, name=name, **self._options)
+            elif one is not None:
+                dense.append(i)
+        found = mpi_ops.grouped_allreduce(
+            [tf.convert_to_tensor(gradients[i]) for i in dense],
+            compression=self._compression,
+            name=self._name,
+            **self._options,
+        )
+        for i, one in zip(dense, found):
+            result[i] = one
+        return result

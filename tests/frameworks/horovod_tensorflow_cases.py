@@ -1,0 +1,564 @@
+"""What a job of Horovod's API for TensorFlow does; run by test_horovod_tensorflow.py."""
+
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import herring
+import herring.horovod.tensorflow as hvd
+
+FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
+DTYPES = (*FLOATS, tf.uint8, tf.int8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64)
+
+
+def raises(kind, text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        assert text in str(error), str(error)
+        return error
+    raise AssertionError(f"no {kind} for {text}")
+
+
+def same_everywhere(tensors):
+    digests = hvd.allgather_object([np.asarray(t).tobytes() for t in tensors])
+    return all(d == digests[0] for d in digests)
+
+
+def close(left, right, tolerance=1e-5):
+    return all(np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(left, right))
+
+
+def both(function):
+    """Calls it eagerly and twice as a graph."""
+    graph = tf.function(function, reduce_retracing=False)
+    return [function(), graph(), graph()]
+
+
+def value(tensor):
+    return np.asarray(tensor).astype(np.float64)
+
+
+def test_every_dtype(rank, size):
+    total = size * (size + 1) // 2
+    for dtype in DTYPES:
+        average = (size + 1) / 2 if dtype.is_floating else (size + 1) // 2
+
+        def step(dtype=dtype):
+            x = tf.cast(tf.fill([3, 2], rank + 1), dtype)
+            rows = tf.cast(tf.fill([rank, 2], rank), dtype)
+            ones = tf.cast(tf.fill([size, 2], rank + 1), dtype)
+            odd = tf.cast(tf.fill([size + 1, 2], rank + 1), dtype)
+            sent = tf.cast(tf.fill([total, 3], rank), dtype)
+            return (
+                hvd.allreduce(x, op=hvd.Sum),
+                hvd.allreduce(x),
+                hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0),
+                hvd.allreduce(x, op=hvd.Max),
+                hvd.allgather(rows),
+                hvd.broadcast(x, root_rank=size - 1),
+                hvd.alltoall(sent, splits=tf.range(1, size + 1)),
+                hvd.reducescatter(odd, op=hvd.Sum),
+                hvd.grouped_allreduce([ones, tf.constant(rank + 1.0)]),
+                hvd.grouped_allgather([rows, tf.ones([1])]),
+                hvd.grouped_reducescatter([ones, tf.ones([size])]),
+            )
+
+        for found in both(step):
+            (summed, mean, scaled, most, every, given, (came, splits), part) = found[:8]
+            group, wholes, parts = found[8:]
+            assert all(one.dtype == dtype for one in (summed, mean, scaled, most, every, part))
+            assert (value(summed) == total).all() and (value(mean) == average).all()
+            assert (value(scaled) == 2 * total).all() and (value(most) == size).all()
+            expected = np.concatenate([np.full((r, 2), r) for r in range(size)])
+            assert np.array_equal(value(every), expected)
+            assert (value(given) == size).all()
+            assert splits.dtype == tf.int32 and (splits.numpy() == rank + 1).all()
+            rows = [np.full((rank + 1, 3), r) for r in range(size)]
+            assert np.array_equal(value(came), np.concatenate(rows))
+            assert (value(part) == total).all() and len(part) == 1 + (rank == 0)
+            assert group[0].dtype == dtype and (value(group[0]) == average).all()
+            assert group[1] == (size + 1) / 2
+            assert np.array_equal(value(wholes[0]), expected) and len(wholes[1]) == size
+            assert parts[0].dtype == dtype and (value(parts[0]) == average).all()
+
+
+def test_shapes_and_options(rank, size):
+    def step():
+        return (
+            hvd.allreduce(tf.zeros([0, 3])),
+            hvd.allgather(tf.zeros([2, 0])),
+            hvd.allgather(tf.constant(1.0)),
+            hvd.alltoall(tf.zeros([size, 0]), splits=[1] * size),
+            hvd.allgather(tf.constant([[True], [rank == 0]])),
+            hvd.broadcast(tf.constant(1 + 2j * rank, tf.complex128), 1),
+            hvd.allreduce(tf.fill([2], 1.5), compression=hvd.Compression.fp16),
+            hvd.allreduce(tf.constant(rank), average=False),
+            hvd.size_op() + 10 * hvd.rank_op() + 100 * hvd.local_size_op(),
+            hvd.process_set_included_op(),
+        )
+
+    for found in both(step):
+        assert found[0].shape == (0, 3) and found[1].shape == (2 * size, 0)
+        assert found[2].shape == (size,)
+        assert found[3][0].shape == (size, 0) and (found[3][1].numpy() == 1).all()
+        assert found[4].shape == (2 * size, 1) and found[4].numpy().sum() == size + 1
+        assert found[5].numpy() == 1 + 2j
+        assert found[6].dtype == tf.float32 and (found[6].numpy() == 1.5).all()
+        assert found[7].numpy() == size * (size - 1) // 2
+        assert found[8].numpy() == size + 10 * rank + 100 * hvd.local_size()
+        assert found[9].numpy() == 1
+    assert hvd.grouped_allreduce([]) == hvd.grouped_allgather([]) == []
+    assert hvd.allreduce(tf.constant([200], tf.uint8)).numpy() == 200  # the sum does not wrap
+    assert not hvd.mpi_built() and hvd.nccl_built() == 0 and hvd.is_homogeneous()
+    raises(ValueError, "hvd.Average", hvd.allreduce, tf.ones(1), average=True, op=hvd.Sum)
+    for text in ("broadcast_variables", "TensorFlow 2"):
+        raises(NotImplementedError, text, hvd.broadcast_global_variables, 0)
+        raises(NotImplementedError, text, hvd.BroadcastGlobalVariablesHook, 0)
+    raises(NotImplementedError, "tf.data", lambda: hvd.elastic.TensorFlowKerasState)
+
+
+def test_slices(rank, size):
+    def step():
+        slices = tf.IndexedSlices(tf.fill([rank + 1, 2], 1.0), tf.range(rank + 1), [5, 2])
+        return [tf.convert_to_tensor(hvd.allreduce(slices, op=op)) for op in (hvd.Sum, hvd.Average)]
+
+    expected = np.zeros((5, 2))
+    for r in range(size):
+        expected[: r + 1] += 1
+    for summed, mean in both(step):
+        assert np.allclose(summed, expected) and np.allclose(mean, expected / size)
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), [5, 2])
+    raises(ValueError, "hvd.Sum", hvd.allreduce, slices, op=hvd.Max)
+
+
+def test_adasum(rank, size):
+    if size & (size - 1):
+        raises(ValueError, "power of two", hvd.allreduce, tf.ones(1), op=hvd.Adasum)
+        return
+    vectors = [np.random.default_rng(r).normal(size=7) for r in range(size)]
+    level = vectors
+    while len(level) > 1:
+        level = [
+            (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
+            for a, b in zip(level[::2], level[1::2])
+        ]
+
+    def step():
+        mine = tf.constant(vectors[rank])
+        one, other = hvd.grouped_allreduce([tf.cast(mine, tf.float32), mine], op=hvd.Adasum)
+        return hvd.allreduce(mine, op=hvd.Adasum), one, other
+
+    for found in both(step):
+        assert close(found, [level[0]] * 3) and found[1].dtype == tf.float32
+
+
+def test_gradients(rank, size):
+    mean = (size + 1) / 2
+    weighted = {
+        "sum": lambda x: hvd.allreduce(x, op=hvd.Sum) * (rank + 1),
+        "average": lambda x: hvd.allreduce(x) * (rank + 1),
+        "gathered": lambda x: hvd.allgather(x) * (rank + 1),
+        "group": lambda x: tf.add_n(hvd.grouped_allreduce([x, x])) * (rank + 1),
+        "wholes": lambda x: tf.add_n(hvd.grouped_allgather([x, x])) * (rank + 1),
+    }
+    factors = {"sum": size * mean, "group": 2 * mean, "wholes": 2 * mean}
+
+    def gradient_of(function, *shape):
+        x = tf.ones(shape)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x)
+
+    for kind, function in weighted.items():
+        rows = rank + 1 if kind in ("gathered", "wholes") else 2
+        for found in both(lambda f=function, r=rows: gradient_of(f, r, 3)):
+            assert np.allclose(found, factors.get(kind, mean)), (kind, found)
+            assert found.shape == (rows, 3)
+    for found in both(lambda: gradient_of(lambda x: hvd.broadcast(x, 0), 3)):
+        assert (found.numpy() == (rank == 0)).all()
+
+    def exchanged(x):
+        return hvd.alltoall(x, splits=[2] * size)[0] * (rank + 1)
+
+    for found in both(lambda: gradient_of(exchanged, 2 * size, 2)):
+        assert np.array_equal(found[:, 0], np.arange(1.0, size + 1).repeat(2))
+    scattered = lambda x: hvd.reducescatter(x, op=hvd.Sum)  # noqa: E731
+    group = lambda x: hvd.grouped_reducescatter([x, x])[0]  # noqa: E731
+    for function, expected in ((scattered, size), (group, 1)):
+        for found in both(lambda f=function: gradient_of(f, size, 2)):
+            assert (found.numpy() == expected).all()
+    raises(ValueError, "no gradient", gradient_of, lambda x: hvd.allreduce(x, op=hvd.Max), 2)
+
+
+def test_any_order_in_a_graph(rank, size):
+    x = tf.Variable(1.0)
+    numbers = list(range(20))  # more than TensorFlow has threads
+
+    @tf.function
+    def step():
+        order = numbers if rank % 2 else numbers[::-1]
+        found = {i: hvd.allreduce(x * (rank + i), name=f"t{i}", op=hvd.Sum) for i in order}
+        hvd.allreduce(x, name="nobody asks for it")
+        return tf.stack([found[i] for i in numbers])
+
+    for _ in range(50):
+        assert np.allclose(step(), [size * i + size * (size - 1) / 2 for i in numbers])
+
+    @tf.function
+    def effects():
+        x.assign(hvd.allreduce(x + rank, op=hvd.Max))
+        tf.debugging.assert_greater(x, 0.0)
+        y = hvd.allreduce(x * 2.0)
+        x.assign_add(y - y)
+        return hvd.allgather(tf.reshape(x + y, [1])), hvd.allreduce(x)
+
+    for _ in range(3):
+        x.assign(1.0)
+        gathered, mean = effects()
+        assert np.allclose(gathered, 3.0 * size) and np.isclose(mean, size)
+
+    @tf.function
+    def loop(n):
+        total = tf.constant(0.0)
+        for i in tf.range(n):
+            total += hvd.allreduce(tf.cast(i, tf.float32) + rank, op=hvd.Sum)
+        return total
+
+    for n in (3, 10):
+        assert loop(tf.constant(n)).numpy() == size * n * (n - 1) / 2 + n * size * (size - 1) / 2
+
+
+def test_a_rank_traces_again(rank, size):
+    @tf.function
+    def step(rows):
+        return hvd.allreduce(tf.reduce_sum(rows)), hvd.allreduce(tf.ones([]), op=hvd.Sum)
+
+    for rows in (1, 2, 3):
+        total, count = step(tf.ones([rows if rank == 0 else 1]))
+        assert np.isclose(total, (rows + size - 1) / size) and count.numpy() == size
+
+
+def test_process_sets(rank, size):
+    first = hvd.add_process_set([0])
+    everyone = hvd.ProcessSet(range(size))
+    raises(ValueError, "already", hvd.add_process_set, everyone)
+    if rank == 0:
+        for found in both(lambda: hvd.allreduce(tf.constant(3.0), process_set=first)):
+            assert found.numpy() == 3
+        gathered = hvd.allgather(tf.ones([2]), process_set=first)
+        assert len(gathered) == 2
+    else:
+        raises(ValueError, "not in", hvd.allreduce, tf.ones(1), process_set=first)
+    number = first.process_set_id
+    assert hvd.size_op(number).numpy() == 1
+    assert hvd.process_set_included_op(number).numpy() == (rank == 0)
+    v = tf.Variable(float(rank + 1))
+    with tf.GradientTape() as tape:
+        loss = v * (rank + 1)
+    tape = hvd.DistributedGradientTape(tape, process_set=first)
+    assert tape.gradient(loss, [v])[0].numpy() == rank + 1
+    hvd.remove_process_set(first)
+    raises(Exception, "no process set", hvd.size_op, number)
+    raises(ValueError, "not registered", hvd.allreduce, tf.ones(1), process_set=first)
+
+
+def test_mismatches(rank, size):
+    first = rank == 0
+    variable = tf.Variable(tf.ones([2 + first]))
+    calls = [
+        lambda: hvd.allreduce(tf.ones([2 + first]), name="m"),
+        lambda: hvd.allreduce(tf.ones([2]), op=hvd.Sum if first else hvd.Max, name="m"),
+        lambda: hvd.allgather(tf.ones([2, 1 + first]), name="m"),
+        lambda: hvd.allgather(tf.ones([2], tf.float32 if first else tf.int32), name="m"),
+        lambda: hvd.broadcast(tf.ones([2 + first]), 0, name="m"),
+        lambda: hvd.reducescatter(tf.ones([size + first]), name="m"),
+        lambda: hvd.grouped_allreduce([tf.ones([2])] * (1 + first), name="m"),
+        lambda: hvd.broadcast_variables([variable], 0),
+    ]
+    refusals = [
+        lambda: hvd.allreduce(tf.ones([2], tf.complex64 if first else tf.float32), name="m"),
+        lambda: hvd.alltoall(tf.ones([size]), splits=[2 if first else 1] * size, name="m"),
+        lambda: hvd.allreduce(tf.ones([2]), op=9 if first else hvd.Sum, name="m"),
+        lambda: hvd.reducescatter(tf.ones([]) if first else tf.ones([size]), name="m"),
+    ]
+    for call in calls:
+        error = raises(hvd.HorovodInternalError, "", call)
+        assert isinstance(error, herring.MismatchError), error
+        raises(tf.errors.OpError, "", tf.function(call))
+    for call in refusals:
+        raises((hvd.HorovodInternalError, ValueError), "", call)
+        raises(tf.errors.OpError, "", tf.function(call))
+    assert hvd.allreduce(tf.ones([1]), name="m").numpy() == 1
+    assert tf.function(lambda: hvd.allreduce(tf.ones([1]), name="m"))().numpy() == 1
+    raises(
+        Exception,
+        "jit_compile=False",
+        tf.function(lambda: hvd.allreduce(tf.ones([1])), jit_compile=True),
+    )
+
+
+def test_variables_and_objects(rank, size):
+    def fresh():
+        return [tf.Variable(tf.fill([3], float(rank))), tf.Variable(rank), tf.Variable(rank == 1)]
+
+    eager, traced = fresh(), fresh()
+    hvd.broadcast_variables(eager, root_rank=1)
+
+    @tf.function
+    def step(first):
+        if first:
+            hvd.broadcast_variables(traced, root_rank=1)
+        return traced[0] + 1.0
+
+    assert (step(True).numpy() == 2).all() and (step(False).numpy() == 2).all()
+    for v in (eager, traced, hvd.broadcast_(fresh(), 1, name="named")):
+        assert (v[0].numpy() == 1).all() and v[1].numpy() == 1 and v[2].numpy()
+    assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+    assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
+    assert hvd.allgather_object(rank) == list(range(size))
+    raises(ValueError, "session", hvd.broadcast_object, 1, session=3)
+    hvd.barrier()
+
+
+def data(rank, size, rows=12):
+    x = np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32)
+    return tf.constant(x), tf.constant(x[rank * rows // size : (rank + 1) * rows // size])
+
+
+def variables(seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        tf.Variable(rng.normal(size=shape).astype(np.float32)) for shape in ((6, 40), (40,), ())
+    ]
+
+
+def loss_of(v, x):
+    return tf.reduce_mean(tf.square(tf.reduce_mean(x @ v[0] + v[1], axis=1) * v[2] - 1.0))
+
+
+class Own(hvd.Compression.fp16):
+    """A compressor of the user's own."""
+
+
+def test_tapes(rank, size):
+    v = variables()
+    everything, mine = data(rank, size)
+    with tf.GradientTape() as tape:
+        loss = loss_of(v, everything)
+    expected = tape.gradient(loss, v)
+    for options in (
+        {},
+        {"op": hvd.Sum},
+        {"compression": hvd.Compression.fp16},
+        {"compression": Own},
+        {"gradient_predivide_factor": 2.0, "num_groups": 1},
+        {"op": hvd.Adasum},
+    ):
+        if options.get("op") == hvd.Adasum and size & (size - 1):
+            continue
+
+        def step(options=options):
+            with tf.GradientTape() as tape:
+                loss = loss_of(v, mine)
+            return hvd.DistributedGradientTape(tape, **options).gradient(loss, v)
+
+        for found in both(step):
+            assert same_everywhere(found), options
+            if options.get("op") == hvd.Adasum:
+                continue
+            scale = size if options.get("op") == hvd.Sum else 1
+            tolerance = 1e-2 if "compression" in options else 1e-5
+            assert close([g / scale for g in found], expected, tolerance), options
+    make = hvd.DistributedGradientTape
+    raises(ValueError, "op is 4", make, tf.GradientTape(), op=hvd.Max)
+    raises(
+        ValueError, "must be 1", make, tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
+    )
+    raises(ValueError, "groups is -1", make, tf.GradientTape(), groups=-1)
+
+
+def test_sparse_and_local_gradients(rank, size):
+    table = tf.Variable(np.arange(15, dtype=np.float32).reshape(5, 3))
+    local = tf.Variable(2.0)
+    expected = np.zeros((5, 3), np.float32)
+    expected[:size] += 1 / size
+    expected[3] += 1
+    for dense in (False, True):
+        for compression in (hvd.Compression.none, Own):
+            for scales in (False, True):
+
+                def step(dense=dense, compression=compression, scales=scales):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_sum(tf.gather(table, [rank, 3])) + local * (rank + 1)
+                    tape = hvd.DistributedGradientTape(
+                        tape,
+                        sparse_as_dense=dense,
+                        compression=compression,
+                        scale_local_gradients=scales,
+                    )
+                    tape.register_local_source(local)
+                    return tape.gradient(loss, [table, local])
+
+                for found, own in both(step):
+                    assert isinstance(found, tf.IndexedSlices) != dense
+                    assert np.allclose(tf.convert_to_tensor(found), expected, atol=1e-3), found
+                    assert np.isclose(own, (rank + 1) / (size if scales else 1))
+    layers = [keras.layers.Dense(2), keras.layers.Dense(1)]
+    for layer in layers:
+        layer.build((None, 2))
+        hvd.broadcast_variables(layer.variables, 0)
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(layers[1](layers[0](tf.ones([1, 2]) * (rank + 1.0))))
+    tape = hvd.PartialDistributedGradientTape(tape, local_layers=layers[1])
+    sources = [v for layer in layers for v in layer.trainable_variables]
+    found = tape.gradient(y, sources)
+    everyone = hvd.allgather_object([g.numpy().tolist() for g in found])
+    assert all(one[:2] == everyone[0][:2] for one in everyone) and everyone[0][2] != everyone[1][2]
+    raises(ValueError, "local_layers", hvd.PartialDistributedGradientTape, tape, local_layers=[3])
+
+
+def optimized(optimizer, x, steps, passes, graph=True):
+    v = variables()
+
+    def step(part):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, part)
+        optimizer.apply_gradients(zip(tape.gradient(loss, v), v))
+
+    run = tf.function(step) if graph else step
+    for i in range(steps * passes):
+        run(tf.roll(x, i, 1))
+    return v
+
+
+def test_optimizers(rank, size):
+    everything, mine = data(rank, size)
+    sgd = keras.optimizers.SGD
+    for options in (
+        {},
+        {"compression": hvd.Compression.fp16},
+        {"compression": Own},
+        {"backward_passes_per_step": 2},
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+    ):
+        passes = options.get("backward_passes_per_step", 1)
+        for graph in (True, False):
+            optimizer = hvd.DistributedOptimizer(sgd(0.02, momentum=0.9), **options)
+            assert isinstance(optimizer, sgd) and type(optimizer).__name__ == "SGD"
+            found = optimized(optimizer, mine, 3, passes, graph)
+            assert optimizer.iterations.numpy() == 3 * passes
+            assert same_everywhere(found), options
+            alone = sgd(0.02, momentum=0.9, gradient_accumulation_steps=None)
+            reference = variables()
+            for i in range(3):
+                total = [tf.zeros_like(v) for v in reference]
+                for j in range(passes):
+                    with tf.GradientTape() as tape:
+                        loss = loss_of(reference, tf.roll(everything, i * passes + j, 1))
+                    part = tape.gradient(loss, reference)
+                    total = [a + b for a, b in zip(total, part)]
+                if options.get("average_aggregated_gradients"):
+                    total = [a / passes for a in total]
+                alone.apply_gradients(zip(total, reference))
+            tolerance = 1e-2 if "compression" in options else 1e-5
+            assert close(found, reference, tolerance), options
+    if not size & (size - 1):
+        optimizer = hvd.DistributedOptimizer(sgd(0.02), op=hvd.Adasum)
+        assert same_everywhere(optimized(optimizer, mine, 2, 1))
+    make = hvd.DistributedOptimizer
+    raises(ValueError, "Keras 3", make, 3)
+    raises(ValueError, "already", make, make(sgd(0.1)))
+    raises(ValueError, "backward_passes_per_step is 0", make, sgd(0.1), backward_passes_per_step=0)
+    old = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    raises(NotImplementedError, "TensorFlow 1", make, old)
+
+
+def test_joins(rank, size):
+    v, w = variables(), variables()
+    _, mine = data(rank, size)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, x)
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, v)
+        for one, gradient in zip(v, gradients):
+            one.assign_sub(0.05 * gradient)
+
+    for i in range(1 + rank):
+        step(mine)
+        there = [r for r in range(size) if i < 1 + r]
+        count = hvd.allreduce(tf.ones([1]), op=hvd.Sum)
+        assert count.numpy() == len(there)
+    assert hvd.join() == size - 1
+    hvd.broadcast_variables(v, size - 1)
+    for i in range(size):
+        there = [r for r in range(size) if i < 1 + r]
+        total = [tf.zeros_like(one) for one in w]
+        for r in there:
+            with tf.GradientTape() as tape:
+                loss = loss_of(w, data(r, size)[1])
+            total = [a + b for a, b in zip(total, tape.gradient(loss, w))]
+        for one, gradient in zip(w, total):
+            one.assign_sub(0.05 * gradient / len(there))
+    assert close(v, w)
+    step(mine)
+    assert same_everywhere(v)
+
+
+def test_sync_batch_norm(rank, size):
+    rows = [r + 2 for r in range(size)]
+    x = np.random.default_rng(3).normal(size=(sum(rows), 4)).astype(np.float32)
+    first = sum(rows[:rank])
+    mine = tf.constant(x[first : first + rows[rank]])
+    layer, alone = hvd.SyncBatchNormalization(), keras.layers.BatchNormalization()
+    weights = tf.constant(np.random.default_rng(4).normal(size=x.shape).astype(np.float32))
+
+    def run(layer, x, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x, training=True) * weights)
+        return tape.gradient(loss, x)
+
+    everything = tf.constant(x)
+    layer.build(x.shape)
+    alone.build(x.shape)
+    expected = run(alone, everything, weights)[first : first + rows[rank]]
+    part = weights[first : first + rows[rank]]
+    found = run(layer, mine, part)
+    assert np.allclose(found, expected, atol=1e-4)
+    assert close([layer.moving_mean], [alone.moving_mean])
+    traced = tf.function(lambda: run(layer, mine, part))()
+    assert np.allclose(traced, expected, atol=1e-4)
+    loaded = hvd.SyncBatchNormalization.from_config(layer.get_config())
+    assert isinstance(loaded, hvd.SyncBatchNormalization)
+
+
+def test_timelines(rank, size):
+    path = os.path.join(tempfile.gettempdir(), f"herring-timeline-{os.getpid()}.json")
+    hvd.start_timeline(path)
+    hvd.allreduce(tf.ones([2]), name="seen")
+    hvd.stop_timeline()
+    if rank == 0:
+        with open(path) as file:
+            assert "horovod.allreduce.seen" in file.read()
+        os.unlink(path)
+
+
+CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}
+
+if __name__ == "__main__":
+    hvd.init()
+    for name in sys.argv[1:] or CASES:
+        CASES[name](hvd.rank(), hvd.size())
+        hvd.barrier()
+        if hvd.rank() == 0:
+            print(f"passed {name}", flush=True)

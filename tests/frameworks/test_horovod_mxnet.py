@@ -1,0 +1,57 @@
+"""herring.horovod.mxnet in real jobs: every case of horovod_mxnet_cases.py, and a script."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("mxnet") is None:
+    pytest.skip("needs mxnet", allow_module_level=True)
+
+from cases import LAYOUTS, check, check_script, jobs, listed, without
+
+SCRIPT = "horovod_mxnet_cases.py"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", listed(SCRIPT))
+@pytest.mark.timeout(900)
+def test_case(layout: str, case: str) -> None:
+    check(SCRIPT, layout, case)
+
+
+@pytest.mark.timeout(300)
+def test_unchanged_script() -> None:
+    check_script("horovod_mxnet_mnist.py", "weights of all ranks are the same")
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_dies() -> None:
+    seconds, output = jobs().seconds_until_known(
+        ["-n", "3", "--nodes", "3"],
+        """
+        import mxnet as mx
+        import herring.horovod.mxnet as hvd
+        hvd.init()
+        start = time.time()  # the others may learn of it in the step before
+        try:
+            for step in range(1000000):
+                if step == 20:
+                    start = time.time()
+                    if hvd.rank() == int(os.environ["VICTIM"]):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                hvd.allreduce(mx.nd.ones((2, 4)))
+        except hvd.HorovodInternalError as error:
+            assert "rank 1" in str(error)
+            print(f"learned in {time.time() - start:.2f} s", flush=True)
+        """,
+        victim=1,
+        survivors=2,
+    )
+    assert seconds < 10, output
+
+
+@pytest.mark.timeout(90)
+def test_without_it() -> None:
+    assert "herring-dl[mxnet]" in without("mxnet", "herring.horovod.mxnet")

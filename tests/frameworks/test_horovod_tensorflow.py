@@ -1,0 +1,73 @@
+"""herring.horovod.tensorflow in real jobs: every case of horovod_tensorflow_cases.py, and more."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("needs tensorflow", allow_module_level=True)
+
+from cases import LAYOUTS, check, check_script, jobs, listed, without
+
+SCRIPT = "horovod_tensorflow_cases.py"
+# Those that care whether numbers are powers of two, or who is where.
+OF_THREE = ["every_dtype", "adasum", "gradients", "joins", "sync_batch_norm"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [("two-nodes", case) for case in listed(SCRIPT)] + [("three", case) for case in OF_THREE],
+)
+@pytest.mark.timeout(1000)
+def test_case(layout: str, case: str) -> None:
+    LAYOUTS["three"] = ["-n", "3"]
+    check(SCRIPT, layout, case, cases=tuple(OF_THREE) if layout == "three" else ())
+
+
+@pytest.mark.timeout(300)
+def test_unchanged_script() -> None:
+    check_script("horovod_tensorflow2_mnist.py", "weights of all ranks are the same")
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_dies() -> None:
+    seconds, output = jobs().seconds_until_known(
+        ["-n", "3", "--nodes", "3"],
+        """
+        import tensorflow as tf
+        import herring.horovod.tensorflow as hvd
+        hvd.init()
+
+        @tf.function
+        def step():
+            return hvd.allreduce(tf.ones([1000]))
+
+        step()
+        start = time.time()
+        try:
+            for i in range(1000000):
+                if i == 20:
+                    start = time.time()
+                    if hvd.rank() == int(os.environ["VICTIM"]):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                step()
+        except tf.errors.OpError as error:
+            assert "rank 1" in str(error), error
+            try:
+                hvd.allreduce(tf.ones([1]))
+            except hvd.HorovodInternalError as error:
+                assert "rank 1" in str(error), error
+                print(f"learned in {time.time() - start:.2f} s", flush=True)
+        """,
+        victim=1,
+        survivors=2,
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    assert seconds < 10, output
+
+
+@pytest.mark.timeout(90)
+def test_without_it() -> None:
+    assert "herring-dl[tensorflow]" in without("tensorflow", "herring.horovod.tensorflow")
