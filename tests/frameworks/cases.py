@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -55,17 +58,30 @@ def run(
     return re.findall(r"passed (\w+)", job.stdout), job.returncode, job.stdout
 
 
-def check(script: str, layout: str, case: str, backend: str = "") -> None:
-    """Fails unless a case passes; all of them are run as one job, which saves most of the time."""
-    passed, status, output = run(script, layout, (), backend)
-    if case not in passed and len(passed) < listed(script).index(case):  # another failed before
+def check(
+    script: str, layout: str, case: str, backend: str = "", cases: tuple[str, ...] = ()
+) -> None:
+    """Fails unless a case passes; all of them are run as one job, which saves most of the time.
+
+    Args:
+      script: with the cases.
+      layout: of the job.
+      case: the one that is looked at.
+      backend: of Keras.
+      cases: those of the script that are run in this layout; none: all.
+    """
+    passed, status, output = run(script, layout, cases, backend)
+    if case not in passed and len(passed) < [*(cases or listed(script))].index(case):
+        # Another failed before.
         passed, status, output = run(script, layout, (case,), backend)
     if case not in passed:
         pytest.fail(f"exit status {status}\n{output[-6000:]}", pytrace=False)
 
 
-def check_example(name: str, arguments: Sequence[str], text: str, backend: str = "") -> str:
-    """Runs an example as a job of two nodes; returns its output, which must hold `text`."""
+def check_example(
+    name: str, arguments: Sequence[str], text: str, backend: str = "", nodes: int = 2
+) -> str:
+    """Runs an example, a rank on each node; returns its output, which must hold `text`."""
     path = HERE.parents[1] / "examples" / name
     code = f"""
         import runpy
@@ -74,17 +90,50 @@ def check_example(name: str, arguments: Sequence[str], text: str, backend: str =
     """
     environment = {"KERAS_BACKEND": backend} if backend else {}
     job = jobs().run_job(
-        ["-n", "2", "--nodes", "2"], code, timeout=200, TF_CPP_MIN_LOG_LEVEL="3", **environment
+        ["-n", str(nodes), "--nodes", str(nodes)],
+        code,
+        timeout=200,
+        TF_CPP_MIN_LOG_LEVEL="3",
+        **environment,
     )
     output = jobs().expect_success(job)
     assert text in output, output[-4000:]
     return output
 
 
+def check_script(name: str, text: str, **environment: str) -> str:
+    """Runs a script that knows Horovod only; returns its output, which must hold `text`."""
+    path = HERE / "scripts" / name
+    command = [*(sys.executable, "-m", "herring.launch.cli"), "run", "-np", "2", "--horovod"]
+    done = subprocess.run(
+        [*command, "--timeout", "200", "--", sys.executable, str(path)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert text in done.stdout, done.stdout[-4000:]
+    return done.stdout
+
+
+def check_losses(name: str, text: str) -> None:
+    """Fails unless the losses an example prints are those of a single process on whole batches."""
+    together, alone = (
+        [float(loss) for loss in re.findall(r"loss (\S+)", check_example(name, [], text, nodes=n))]
+        for n in (2, 1)
+    )
+    assert len(together) == 3 and together[0] == pytest.approx(alone[0], rel=0.02), (
+        together,
+        alone,
+    )
+
+
 def without(package: str, module: str) -> str:
     """What importing `module` says where `package` is not installed."""
-    import subprocess
-
     code = f"import sys; sys.modules[{package!r}] = None; import herring; import {module}"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -96,3 +145,18 @@ def without(package: str, module: str) -> str:
     )
     assert done.returncode == 1
     return done.stderr
+
+
+def example(name: str, *options: str, timeout: float = 200) -> dict[str, Any]:
+    """Runs a script of examples/; what it says in JSON in its last line of output."""
+    done = subprocess.run(
+        [sys.executable, str(HERE.parents[1] / "examples" / name), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -180,6 +180,42 @@ for _ in range(4):
     run(TWO, script)
 
 
+def test_averages_are_on_their_way_during_the_backward_pass() -> None:
+    # Rank 1 waits for the average of the first layer before it begins with that of the next: which
+    # has no end unless rank 0 goes on with its backward pass while others wait.
+    script = """
+from herring.jax import collectives
+from herring.jax.calls import Call, execute
+from herring.jax.keys import key_of
+
+herring.init(timeout=30)
+collectives._BUCKET_BYTES = 1
+weights = [jnp.full((64, 64), 0.01 * (i + 1)) for i in range(6)]
+
+def loss(weights):
+    value = jnp.ones((8, 64))
+    for weight in weights:
+        value = jnp.tanh(value @ weight)
+    return jnp.sum(value)
+
+gradients = jax.jit(jax.grad(loss))(weights)
+for _ in range(3):
+    if rank() == 0:
+        step = jax.jit(lambda weights: hj.allreduce(jax.grad(loss)(weights), name="g"))
+        found = step(weights)
+    else:
+        key = key_of("allreduce", "g", weights)
+        found = []
+        for i in range(6):
+            name = f"{key}/{5 - i}" if i < 5 else key
+            shape = jax.ShapeDtypeStruct((64, 64), gradients[i].dtype)
+            found += execute(Call("allreduce", name, op="average"), gradients[i : i + 1], [shape])
+    for one, expected in zip(found, gradients):
+        assert jnp.allclose(one, expected, rtol=1e-5), (one, expected)
+"""
+    run(TWO, script)
+
+
 def test_programs_that_look_alike() -> None:
     script = """
 herring.init()

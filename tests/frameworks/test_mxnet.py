@@ -9,7 +9,7 @@ import pytest
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("needs mxnet", allow_module_level=True)
 
-from cases import LAYOUTS, check, check_example, jobs, listed, without
+from cases import LAYOUTS, check, check_losses, jobs, listed, without
 
 SCRIPT = "mxnet_cases.py"
 
@@ -22,8 +22,8 @@ def test_case(layout: str, case: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_example() -> None:
-    check_example("mxnet_step.py", [], "weights of all ranks: bit-identical")
+def test_example_equals_a_single_process() -> None:
+    check_losses("mxnet_step.py", "weights of all ranks: bit-identical")
 
 
 @pytest.mark.timeout(300)
@@ -37,7 +37,7 @@ def test_a_rank_dies() -> None:
         net = mx.gluon.nn.Dense(1, in_units=4)
         net.initialize()
         trainer = herring.mxnet.DistributedTrainer(net.collect_params(), "sgd")
-        start = None
+        start = time.time()  # the others may learn of it in the step before
         try:
             for step in range(1000000):
                 with mx.autograd.record():

@@ -25,7 +25,12 @@ _NUMBERS = {int: np.int64, float: np.float64}
 
 
 class Call(NamedTuple):
-    """What a call site says of itself; hashable, since programs are cached by it."""
+    """What a call site says of itself; hashable, since programs are cached by it.
+
+    With ``in_place`` results take the place of what they are made of. Memory that only the call
+    reads would be given to what comes after it, which would then wait until the call is complete;
+    on the other hand arguments of the program are copied then.
+    """
 
     kind: str
     key: str
@@ -35,6 +40,7 @@ class Call(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     timeout: float = 0.0
+    in_place: bool = False
 
     def attributes(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """By the names that the core knows them by."""
@@ -82,7 +88,10 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
             "of one CPU)"
         )
     collective = _traced(
-        _implementation() == "ffi", tuple(call.attributes(leaves).items()), tuple(results)
+        _implementation() == "ffi",
+        call.in_place,
+        tuple(call.attributes(leaves).items()),
+        tuple(results),
     )
     try:
         found = list(collective(*leaves))
@@ -96,6 +105,7 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
 @functools.lru_cache(maxsize=1024)  # the same function again is not traced again
 def _traced(
     native: bool,
+    in_place: bool,
     attributes: tuple[tuple[str, Any], ...],
     results: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
@@ -109,7 +119,14 @@ def _traced(
                 name: value if isinstance(value, str) else _NUMBERS[type(value)](value)
                 for name, value in attributes
             }
-            call = jax.ffi.ffi_call(_TARGET, results, has_side_effect=True)
+            aliases = {
+                i: i
+                for i, (array, result) in enumerate(zip(arrays, results))
+                if in_place and (array.shape, array.dtype) == (result.shape, result.dtype)
+            }
+            call = jax.ffi.ffi_call(
+                _TARGET, results, has_side_effect=True, input_output_aliases=aliases
+            )
             return tuple(call(*arrays, **typed))
         # In order: each waits in a thread, of which there are few.
         return io_callback(_Callback(given, results), results, *arrays, ordered=True)

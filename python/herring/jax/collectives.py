@@ -25,7 +25,9 @@ __all__ = ["allgather", "allreduce", "broadcast", "reduce_scatter"]
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REDUCIBLE = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
 _OPS = ("average", "sum", "min", "max", "product")
-_BUCKET_BYTES = 16 << 20  # leaves of one dtype go together as far as this; a larger one by itself
+# Leaves of one dtype go together as far as this, a larger one by itself; the first are on their way
+# while the backward pass still computes the others.
+_BUCKET_BYTES = 4 << 20
 
 
 def allreduce(
@@ -40,7 +42,7 @@ def allreduce(
 ) -> Any:
     """Reduces every leaf of `tree` over all ranks, element by element.
 
-    Leaves of a dtype go together in operations of up to 16 MiB. "sum" and "average" can be
+    Leaves of a dtype go together in operations of up to 4 MiB. "sum" and "average" can be
     differentiated (reverse mode): the gradient is reduced likewise, which is that of the sum of all
     ranks' losses.
 
@@ -222,10 +224,13 @@ def _check_reduction(
 
 
 def _buckets(leaves: Sequence[Any]) -> list[list[int]]:
-    """Places of leaves that go together: of one dtype, in order, up to a size."""
+    """Places of leaves that go together: of one dtype, in order, up to a size.
+
+    The last leaves first: backward passes produce gradients in that order.
+    """
     buckets: list[list[int]] = []
     open_ones: dict[str, tuple[list[int], int]] = {}
-    for place, leaf in enumerate(leaves):
+    for place, leaf in reversed(list(enumerate(leaves))):
         if leaf.size == 0:
             continue
         bucket, held = open_ones.get(str(leaf.dtype), ([], 0))
@@ -235,7 +240,7 @@ def _buckets(leaves: Sequence[Any]) -> list[list[int]]:
             buckets.append(bucket)
         bucket.append(place)
         open_ones[str(leaf.dtype)] = (bucket, held + leaf.nbytes)
-    return buckets
+    return [sorted(bucket) for bucket in buckets]
 
 
 def _all_at_once(leaves: Sequence[Any]) -> list[list[int]]:
@@ -267,7 +272,7 @@ def _in_calls(
     for number, bucket in enumerate(buckets):
         call = Call(
             kind, f"{key}/{number}" if number else key, group=group, timeout=timeout or 0.0,
-            **options,
+            in_place=len(buckets) > 1, **options,
         )  # fmt: skip
         results = tuple(
             jax.ShapeDtypeStruct(shapes[place], leaves[place].dtype) for place in bucket

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from herring.errors import InvalidArgumentError
 from herring.groups import Group
 from herring.keras.averaging import make_averager
 
-__all__ = ["DistributedOptimizer", "is_distributed", "load_model"]
+__all__ = ["DistributedOptimizer", "distribute", "is_distributed", "load_model", "require_plain"]
 
 _AVERAGER = "_herring_averager"
 
@@ -55,12 +56,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
       InvalidArgumentError: not an optimizer of Keras 3, or averaging already.
       ShutdownError: `herring.init` was not called.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise InvalidArgumentError(
-            f"optimizer is {optimizer!r}; it must be a keras.optimizers.Optimizer of Keras 3"
-        )
-    if is_distributed(optimizer):
-        raise InvalidArgumentError(f"{optimizer.name!r} averages gradients already")
+    require_plain(optimizer)
     name = name or name_of_next("optimizer", group)
     averager = make_averager(
         name,
@@ -72,9 +68,31 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             "group": group,
         },
     )
+    return distribute(optimizer, averager)
+
+
+def require_plain(optimizer: Any) -> None:
+    """Raises InvalidArgumentError unless it is an optimizer of Keras that averages nothing yet."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidArgumentError(
+            f"optimizer is {optimizer!r}; it must be a keras.optimizers.Optimizer of Keras 3"
+        )
+    if is_distributed(optimizer):
+        raise InvalidArgumentError(f"{optimizer.name!r} averages gradients already")
+
+
+def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | None = None) -> Any:
+    """Makes an optimizer apply what `averager` makes of its gradients, and returns it.
+
+    Args:
+      optimizer: one that `require_plain` passes.
+      averager: has ``average(gradients, variables)``, which returns a list.
+      derived: makes of the class that averages the one that the optimizer gets; None: that one.
+    """
     # Past Keras' own __setattr__, which would track it as state to be saved.
     object.__setattr__(optimizer, _AVERAGER, averager)
-    object.__setattr__(optimizer, "__class__", _distributed(type(optimizer)))
+    kind = _distributed(type(optimizer))
+    object.__setattr__(optimizer, "__class__", kind if derived is None else derived(kind))
     return optimizer
 
 

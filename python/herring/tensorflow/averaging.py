@@ -144,7 +144,7 @@ class TensorAverager:
         dtypes = [part.dtype for part in flat]
 
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
-            halves = [a.view(np.uint16) if a.dtype.name == "bfloat16" else a for a in arrays]
+            halves = [a.view(np.int16) if a.dtype.name == "bfloat16" else a for a in arrays]
             wholes = grouped_allgather(
                 halves, name=f"{self.name}.slices", group=self._options["group"]
             )

@@ -36,7 +36,7 @@ class _KnownList(dict):
 # Tapes come and go with each step; what lists of variables they have seen stays. Lists are numbered
 # in the order in which they are first seen.
 _lists: list[_KnownList] = []
-_named: dict[tuple[Any, ...], TensorAverager] = {}
+_named: dict[tuple[Any, ...], Any] = {}
 forget_job.append(_lists.clear)
 forget_job.append(_named.clear)
 
@@ -92,7 +92,7 @@ class DistributedGradientTape(tf.GradientTape):
             self.__dict__.update(tape.__dict__)
         scope_of(group)
         self._herring_name = name
-        self._herring_options = {
+        self._herring_options: dict[str, Any] = {
             "op": op,
             "wire_dtype": wire_dtype,
             "buffer_bytes": buffer_bytes,
@@ -124,21 +124,29 @@ class DistributedGradientTape(tf.GradientTape):
         """
         variables = tf.nest.flatten(sources)
         gradients = super().gradient(target, variables, output_gradients, unconnected_gradients)
-        averages = self._averager(variables).average(gradients, variables)
+        averages = self._average(list(gradients), variables)
         return tf.nest.pack_sequence_as(sources, averages)
 
-    def _averager(self, variables: Sequence[Any]) -> TensorAverager:
+    def _average(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._averager(variables).average(gradients, variables)
+
+    def _next_name(self) -> str:
+        return name_of_next("tape", self._herring_options["group"])
+
+    def _new_averager(self, name: str) -> Any:
+        return TensorAverager(name, **self._herring_options)
+
+    def _averager(self, variables: Sequence[Any]) -> Any:
         options = tuple(self._herring_options.items())
         if self._herring_name is not None:
             return _found(
                 _named,
                 (self._herring_name, *options),
-                lambda: TensorAverager(self._herring_name, **self._herring_options),
+                lambda: self._new_averager(self._herring_name),
             )
 
-        def make() -> TensorAverager:
-            name = name_of_next("tape", self._herring_options["group"])
-            return TensorAverager(name, **self._herring_options)
+        def make() -> Any:
+            return self._new_averager(self._next_name())
 
         if any(not _is_variable(variable) for variable in variables):
             # Tensors are new in each step: what tells such lists apart is what is in them.

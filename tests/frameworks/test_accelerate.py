@@ -1,0 +1,37 @@
+"""Accelerate over Herring: the script is unchanged, and ends as under Gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("accelerate") is None:
+    pytest.skip("needs accelerate", allow_module_level=True)
+
+from trained import STARTS, TORCHRUN, check_death, compare
+
+SCRIPT = "accelerate_script.py"
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.timeout(250)
+def test_unchanged(start: str) -> None:
+    report = compare(STARTS[start], SCRIPT)
+    assert report["kind"].endswith("MULTI_CPU") and report["wrapper"] == "DistributedDataParallel"
+
+
+@pytest.mark.timeout(250)
+def test_mixed_precision() -> None:
+    compare(STARTS["torchrun"], SCRIPT, "bf16")
+
+
+@pytest.mark.timeout(250)
+def test_one_line() -> None:
+    """`init_process_group` before `Accelerator()`."""
+    compare(TORCHRUN, SCRIPT, BACKEND="herring")
+
+
+@pytest.mark.timeout(130)
+def test_a_rank_dies() -> None:
+    check_death(SCRIPT)

@@ -1,0 +1,41 @@
+"""Lightning's Trainer and Fabric over Herring: they end as under Gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("lightning") is None:
+    pytest.skip("needs lightning", allow_module_level=True)
+
+from trained import STARTS, TORCHRUN, check_death, compare
+
+TRAINER, FABRIC = "lightning_script.py", "fabric_script.py"
+
+
+@pytest.mark.parametrize("script", [TRAINER, FABRIC])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.timeout(250)
+def test_unchanged(start: str, script: str) -> None:
+    nodes = {"DEVICES": "1", "NODES": "2"} if start == "two-nodes" else {}
+    compare(STARTS[start], script, **nodes)
+
+
+@pytest.mark.parametrize("script", [TRAINER, FABRIC])
+@pytest.mark.timeout(250)
+def test_strategy(script: str) -> None:
+    """`DDPStrategy(process_group_backend="herring")`."""
+    compare(TORCHRUN, script, BACKEND="herring")
+
+
+@pytest.mark.parametrize("script", [TRAINER, FABRIC])
+@pytest.mark.timeout(250)
+def test_mixed_precision(script: str) -> None:
+    compare(STARTS["torchrun"], script, "bf16-mixed")
+
+
+@pytest.mark.parametrize("script", [TRAINER, FABRIC])
+@pytest.mark.timeout(130)
+def test_a_rank_dies(script: str) -> None:
+    check_death(script)

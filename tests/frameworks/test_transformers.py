@@ -1,0 +1,30 @@
+"""The Trainer of Transformers over Herring: the script is unchanged, and ends as under Gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("transformers") is None:
+    pytest.skip("needs transformers", allow_module_level=True)
+
+from trained import STARTS, check_death, compare
+
+SCRIPT = "transformers_script.py"
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.timeout(250)
+def test_unchanged(start: str) -> None:
+    assert compare(STARTS[start], SCRIPT)["wrapper"] == "DistributedDataParallel"
+
+
+@pytest.mark.timeout(250)
+def test_mixed_precision() -> None:
+    compare(STARTS["torchrun"], SCRIPT, "bf16")
+
+
+@pytest.mark.timeout(130)
+def test_a_rank_dies() -> None:
+    check_death(SCRIPT)
