@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring import models
-from herring.bench import pattern, peers, report, sizes
+from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
+from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.bench.measure import Request, measure
-from herring.errors import HerringError
+from herring.errors import ConfigurationError, HerringError
+from herring.parts import missing_part
 
 _DESCRIPTION = """\
 Measures how long operations take. Start it like any training script, once per worker:
@@ -83,7 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _open(options: argparse.Namespace) -> Communicator:
     if options.peer != "herring":
-        return peers.open_peer(options.peer, options.algorithm)
+        try:
+            from herring.bench.peers import open_peer
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"--peer {options.peer}: {missing_part(error) or error}"
+            ) from error
+        return open_peer(options.peer, options.algorithm)
     return HerringCommunicator(options.array == "herring", options.algorithm or "herring")
 
 
@@ -200,7 +208,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     allreduce.add_argument(
         "--peer",
-        choices=("herring", *peers.PEERS),
+        choices=("herring", *PEERS),
         default="herring",
         help="measure another library with the same loop: gloo and nccl need torch, mpich and "
         "openmpi need mpi4py and their launcher",
@@ -208,13 +216,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     allreduce.add_argument(
         "--algorithm",
         choices=sorted(
-            {*models.ALGORITHMS, *(a for p in peers.PEERS for a in peers.ALGORITHMS[p])}
+            {*models.ALGORITHMS, *(name for peer in PEERS for name in ALGORITHMS[peer])}
         ),
         help="of Herring: herring (through servers; the default) or between the workers: server, "
         "tree, ring, butterfly. Of a peer: by default its own choice, else one that it has",
     )
     options = parser.parse_args(argv)
-    known = models.ALGORITHMS if options.peer == "herring" else peers.ALGORITHMS[options.peer]
+    known = models.ALGORITHMS if options.peer == "herring" else ALGORITHMS[options.peer]
     if options.algorithm is not None and options.algorithm not in known:
         has = ", ".join(known) or "none to choose: it chooses its own"
         allreduce.error(f"--algorithm {options.algorithm}: {options.peer} has {has}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from herring.bench import pattern
 from herring.bench.communicator import Communicator, Prepared
+from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.lab import mpi
 
@@ -30,25 +31,6 @@ __all__ = [
     "open_peer",
     "torch_rendezvous",
 ]
-
-#: Algorithms of an all-reduce that can be asked of a peer, and what the peer calls them. Each also
-#: has one of its own choice, by size and number of ranks.
-ALGORITHMS: Mapping[str, Mapping[str, str]] = {
-    "gloo": {},
-    "nccl": {"ring": "Ring", "tree": "Tree"},
-    "mpich": {"butterfly": "reduce_scatter_allgather", "doubling": "recursive_doubling"},
-    "openmpi": {
-        "linear": "1",
-        "tree": "2",  # reduce, then broadcast
-        "doubling": "3",
-        "ring": "4",
-        "segmented-ring": "5",
-        "butterfly": "6",  # Rabenseifner's
-    },
-}
-
-#: Values of ``--peer`` beside herring.
-PEERS = tuple(ALGORITHMS)
 
 _TORCH = "torch is not installed (pip install 'herring-dl[torch]')"
 
