@@ -1,0 +1,131 @@
+"""Trains a small network on handwritten digits in a barrier stage of Spark.
+
+    python examples/spark_digits.py --workers 2 --servers 1
+    spark-submit --master spark://host:7077 examples/spark_digits.py --workers 4
+
+Every worker of the training, and every server, is a task of the stage; barrier mode starts all of
+them at the same time, or none. Rank 0 tells the others by allGather where the job meets, and its
+secret: spark.network.crypto.enabled encrypts that where others can listen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark import BarrierTaskContext, SparkConf
+from pyspark.sql import SparkSession
+
+
+@contextlib.contextmanager
+def job(workers: int, servers: int) -> Iterator[int]:
+    """The variables that Herring reads; Spark's process goes on to other tasks without them."""
+    context = BarrierTaskContext.get()
+    number = context.partitionId()
+    note = ""
+    with contextlib.ExitStack() as stack:
+        if number == 0:
+            # The port is opened here, so that nobody else can take it.
+            host = context.getTaskInfos()[0].address.partition(":")[0]
+            host = socket.gethostbyname(host)
+            listener = stack.enter_context(socket.create_server((host, 0), backlog=1024))
+            meet = f"{host}:{listener.getsockname()[1]}"
+            note = json.dumps([meet, secrets.token_hex(32)])
+        meet, secret = json.loads(context.allGather(note)[0])
+        variables = {
+            "HERRING_RENDEZVOUS": meet,
+            "HERRING_SECRET": secret,
+            "HERRING_SERVERS": str(servers),
+        }
+        if number < workers:
+            variables.update(HERRING_RANK=str(number), HERRING_SIZE=str(workers))
+        if number == 0:
+            variables["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
+        os.environ.update(variables)
+        try:
+            yield number
+        finally:
+            for name in variables:
+                os.environ.pop(name, None)
+
+
+def train(epochs: int) -> dict[str, object]:
+    """One worker; the accuracy on the test set, and a hash of the parameters."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    import herring.torch as herring
+
+    herring.init()
+    try:
+        rank, size = herring.rank(), herring.size()
+        torch.set_num_threads(1)
+        digits = load_digits()
+        images = torch.from_numpy(digits.images).float().flatten(1) / 16
+        labels = torch.from_numpy(digits.target)
+        shuffle = torch.Generator().manual_seed(0)  # alike on all ranks
+        order = torch.randperm(len(labels), generator=shuffle)
+        test, rest = order[:600], order[600:]
+        layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        model = herring.DistributedDataParallel(torch.nn.Sequential(*layers))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        for _ in range(epochs):
+            order = rest[torch.randperm(len(rest), generator=shuffle)]
+            for first in range(0, len(rest) - 32 * size + 1, 32 * size):
+                mine = order[first : first + 32 * size][rank::size]
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(images[mine]), labels[mine]).backward()
+                optimizer.step()
+        right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
+        digest = hashlib.sha256()
+        for parameter in model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        servers = sum(server["dedicated"] for server in herring.stats()["servers"])
+        return {"accuracy": right, "parameters": digest.hexdigest(), "servers": servers}
+    finally:
+        herring.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains a small network in tasks of Spark.")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the training")
+    parser.add_argument("--servers", type=int, default=0, help="dedicated servers")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training set")
+    options = parser.parse_args()
+    workers, servers, epochs = options.workers, options.servers, options.epochs
+
+    def task(_: Iterable[Any]) -> Iterator[dict[str, object]]:
+        with job(workers, servers) as number:
+            if number < workers:
+                yield train(epochs)
+                return
+            from herring.launch.server import run_server
+
+            run_server()  # until the job ends
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("digits")
+    if not SparkConf().contains("spark.master"):  # which spark-submit sets
+        builder = builder.master(f"local[{workers + servers}]")
+    session = builder.getOrCreate()
+    try:
+        stage = session.sparkContext.parallelize(range(workers + servers), workers + servers)
+        results = stage.barrier().mapPartitions(task).collect()
+    finally:
+        session.stop()
+    same = len({result["parameters"] for result in results}) == 1
+    print(json.dumps({"workers": len(results), "identical": same, **results[0]}))
+    if not same:
+        raise SystemExit("spark_digits.py: the ranks ended with different parameters")
+
+
+if __name__ == "__main__":
+    main()
