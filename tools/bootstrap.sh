@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that what the build needs from the system is there. Installs what is missing through
 # apt-get where it may (as root, or with a sudo that asks for no password); elsewhere names it in
-# one line. Usage: tools/bootstrap.sh [build] [test]
+# one line. Usage: tools/bootstrap.sh [build] [test] [cross]
 set -euo pipefail
 
 missing=()
@@ -37,6 +37,7 @@ else
   need libssl-dev has_header openssl/evp.h
   [[ " $* " != *" test "* ]] || need libgtest-dev has_header gtest/gtest.h
 fi
+[[ " $* " != *" cross "* ]] || need g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 command="apt-get install -y --no-install-recommends ${missing[*]}"

@@ -1,6 +1,7 @@
 """House rules that no linter knows: width of C++ lines, length of files, plain text, no circles.
 
-No circle: Python modules do not import each other, not even in a function.
+No circle: Python modules do not import each other, not even in a function. No "X | None" where it
+is evaluated: Python 3.9 has it in annotations only.
 
 Usage: python tools/check_style.py (in the root of the repository). Lists every breach and ends with
 status 1 if there is one.
@@ -39,6 +40,22 @@ def breaches(path: Path) -> list[str]:
     return found
 
 
+def evaluated_unions(path: Path) -> list[str]:
+    """Where the Python file at `path` has "X | None" outside of annotations."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    annotations = (
+        getattr(node, name, None) for node in nodes for name in ("annotation", "returns")
+    )
+    text = {id(part) for one in annotations if one is not None for part in ast.walk(one)}
+    return [
+        f"{path}:{node.lineno}: '{ast.unparse(node)}' is evaluated, which needs Python 3.10: "
+        "typing.Optional"
+        for node in nodes
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and id(node) not in text
+        if any(isinstance(e, ast.Constant) and e.value is None for e in (node.left, node.right))
+    ]
+
+
 def module_name(path: Path) -> str:
     """As ``import`` has it."""
     parts = path.with_suffix("").relative_to(PACKAGE.parent).parts
@@ -75,7 +92,9 @@ def main() -> int:
     paths = [Path(name) for name in listed.stdout.split("\0") if name]
     paths = [path for path in paths if path.suffix in SOURCES and path.is_file()]
     found = [breach for path in paths for breach in breaches(path)]
-    found += circles([path for path in paths if path.suffix == ".py"])
+    sources = [path for path in paths if path.suffix == ".py"]
+    found += [union for path in sources for union in evaluated_unions(path)]
+    found += circles(sources)
     print("\n".join(found) if found else f"style: {len(paths)} files are fine")
     return int(bool(found))
 

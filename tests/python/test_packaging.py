@@ -1,0 +1,105 @@
+"""What is installed with what: the parts of the lab, and what is said where they are missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import herring
+from herring.parts import LAB_PARTS, missing_part
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# As where only herring-dl is installed: the parts of the lab cannot be found.
+WITHOUT_LAB = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == part or name.startswith(part + ".") for part in {LAB_PARTS}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run_without_lab(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_LAB + program],
+        env={k: v for k, v in os.environ.items() if not k.startswith("HERRING_")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("command", ["lab", "study", "simulate"])
+def test_a_command_that_is_not_installed_says_what_to_install(command):
+    program = f"from herring.launch.cli import main; sys.exit(main(['{command}', '--help']))"
+    done = run_without_lab(program)
+    assert done.returncode == 2, done.stderr
+    assert f"herring.{command}" in done.stderr and "pip install herring-dl-lab" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_all_of_what_trains_does_without_the_lab():
+    program = """
+import importlib, pkgutil, herring
+from herring.launch.cli import main
+from herring.bench.cli import main as bench
+for name in ("bench", "grouped", "launch", "partial"):
+    for module in pkgutil.walk_packages([f"{folder}/{name}" for folder in herring.__path__],
+                                        f"herring.{name}."):
+        if not module.name.endswith(("__main__", "peers")):
+            importlib.import_module(module.name)
+for name in herring.__all__:
+    getattr(herring, name)
+main(["config"])
+sys.exit(bench(["allreduce", "--sizes", "4K", "--iterations", "1"]))
+"""
+    done = run_without_lab(program)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_benchmark_says_where_its_peers_are():
+    program = """
+from herring.bench.cli import main
+sys.exit(main(["allreduce", "--peer", "gloo", "--sizes", "4K"]))
+"""
+    done = run_without_lab(program)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "--peer gloo" in done.stderr and "pip install herring-dl-lab" in done.stderr
+
+
+def test_another_missing_module_is_no_part_of_the_lab():
+    assert missing_part(ModuleNotFoundError("no torch", name="torch")) == ""
+    assert missing_part(ModuleNotFoundError("no laboratory", name="herring.laboratory")) == ""
+    assert "herring.lab.units" in missing_part(ModuleNotFoundError("x", name="herring.lab.units"))
+
+
+def test_all_say_the_same_version():
+    def found(file: str, pattern: str) -> list[str]:
+        return re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+    version = [herring.__version__]
+    assert found("pyproject.toml", r'^version = "(.*)"$') == version
+    assert found("lab/pyproject.toml", r'^version = "(.*)"$') == version
+    assert found("lab/pyproject.toml", r'"herring-dl==(.*?)"') == version
+    assert found("CMakeLists.txt", r"^project\(herring VERSION (\S+)") == version
+
+
+def test_every_part_of_the_lab_is_in_one_distribution_only():
+    trainer = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    excluded = re.search(r"^wheel.exclude = \[(.*?)\]", trainer, re.MULTILINE | re.DOTALL)
+    assert excluded is not None
+    listed = {name.split("/**")[0] for name in re.findall(r'"(.*?)"', excluded[1])}
+    parts = {part.replace(".", "/") for part in LAB_PARTS}
+    assert {name.removesuffix(".py") for name in listed} - {"herring/_simulate.pyi"} == parts
+    installed = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    for part in LAB_PARTS:
+        assert re.search(rf"\b{part.split('.')[1]}\b", installed), part

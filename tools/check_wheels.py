@@ -1,0 +1,166 @@
+"""Checks the wheels of herring-dl and herring-dl-lab as a user meets them, without a compiler.
+
+Usage: python tools/check_wheels.py WHEELS NEEDS. Makes an environment of this Python, installs what
+Herring needs from the folder NEEDS and Herring from the folder WHEELS, with only that environment's
+programs in PATH. Trains nothing: runs small jobs, measures the import, and compares files before
+and after with those that are left when all is uninstalled. Ends with status 1 at the first breach.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "cmake", "ninja")
+IMPORT_LIMIT = 0.15  # seconds of `import herring`, without the interpreter's own start
+RUNS = 20
+JOB = """
+import herring
+import numpy as np
+
+herring.init(timeout=60)
+array = np.full(100_000, herring.rank() + 1, dtype=np.float32)
+herring.allreduce(array)
+assert (array == (herring.size() + 1) / 2).all(), array
+print("rank", herring.rank(), "has the average", array[0])
+herring.shutdown()
+"""
+
+
+class Environment:
+    """A fresh environment in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=True)
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+
+    def try_run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command with the environment's programs, and nothing else, in PATH."""
+        return subprocess.run(
+            [str(self.folder / "bin" / command[0]), *command[1:]],
+            env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder)},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def run(self, *command: str) -> str:
+        """Runs a command that must succeed; returns what it prints."""
+        done = self.try_run(*command)
+        require(done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def pip(self, *arguments: str) -> str:
+        """Runs pip without an index."""
+        return self.run("python", "-m", "pip", "-q", "--disable-pip-version-check", *arguments)
+
+    def files(self) -> set[str]:
+        """What is in there, but for what other packages have compiled."""
+        found = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+        return {name for name in found if "__pycache__" not in name or "herring" in name}
+
+    def seconds_of(self, programs: Sequence[str]) -> list[float]:
+        """How long an interpreter takes with each of the programs, in turns: medians."""
+        times: list[list[float]] = [[] for _ in programs]
+        for _ in range(RUNS + 1):  # the first writes what is compiled
+            for program, taken in zip(programs, times):
+                began = time.perf_counter()
+                self.run("python", "-c", program)
+                taken.append(time.perf_counter() - began)
+        return [statistics.median(taken[1:]) for taken in times]
+
+
+def require(holds: bool, text: str) -> None:
+    """Ends with status 1 unless it holds."""
+    if not holds:
+        sys.exit(f"error: {text}")
+
+
+def check_import(environment: Environment) -> None:
+    """The time of `import herring`, and numpy's beside it."""
+    programs = ("pass", "import herring", "import herring; herring.allreduce", "import numpy")
+    bare, *times = environment.seconds_of(programs)
+    taken, ready, numpy = (each - bare for each in times)
+    print(
+        f"import herring: {taken:.3f} s; with its functions and the core: {ready:.3f} s; numpy "
+        f"alone: {numpy:.3f} s; the interpreter's start: {bare:.3f} s (medians of {RUNS})"
+    )
+    require(taken < IMPORT_LIMIT, f"import herring took {taken:.3f} s, allowed are {IMPORT_LIMIT}")
+
+
+def check_trainer(environment: Environment) -> None:
+    """What herring-dl alone can do, and what it says of the rest."""
+    (environment.folder / "job.py").write_text(JOB)
+    for layout in (["-n", "2"], ["-n", "2", "--nodes", "2", "--servers", "1"]):
+        print(environment.run("herring", "run", *layout, "--", "python", "job.py"), end="")
+    arguments = ("allreduce", "--check", "--sizes", "4K,1M", "--iterations", "3")
+    said = environment.run(
+        "herring", "run", "-n", "2", "--", "python", "-m", "herring.bench", *arguments
+    )
+    require("wrong elements: 0 OK" in said, said)
+    for part in ("lab", "study", "simulate"):
+        missing = environment.try_run("herring", part, "--help")
+        require(
+            missing.returncode == 2 and "pip install herring-dl-lab" in missing.stderr,
+            f"herring {part}: {missing.returncode} {missing.stdout}{missing.stderr}",
+        )
+    print(missing.stderr, end="")
+    (environment.folder / "job.py").unlink()
+
+
+def check_lab(environment: Environment) -> None:
+    """That the second distribution adds what it says."""
+    said = environment.run(
+        *("herring", "simulate", "--nodes", "4", "--servers", "4", "--size", "25M"),
+        *("--rate", "10gbit", "--rtt", "50us"),
+    )
+    require("best servers" in said, said)
+    code = "import os, herring.lab.strict as s; print(os.access(s.find_switch() or '', os.X_OK))"
+    said = environment.run("python", "-c", code)
+    require(said == "True\n", f"herring_lab_switch can be run: {said}")
+    environment.run("herring", "lab", "--help")
+    environment.run("herring", "study", "--help")
+
+
+def main() -> None:
+    """Runs all checks."""
+    wheels, needs = (Path(folder).resolve() for folder in sys.argv[1:])
+    index = ("--no-index", "--find-links", str(wheels), "--find-links", str(needs))
+    with tempfile.TemporaryDirectory(prefix="herring-wheels-") as folder:
+        environment = Environment(Path(folder))
+        path = str(environment.folder / "bin")
+        compilers = [name for name in COMPILERS if shutil.which(name, path=path)]
+        require(not compilers, f"{path} has {compilers}")
+        environment.pip("install", *index, "numpy", "rich", "matplotlib")
+        before = environment.files()
+
+        environment.pip("install", *index, "herring-dl")
+        require(environment.run("herring", "--version").startswith("herring "), "no version")
+        check_import(environment)
+        check_trainer(environment)
+        trainer = environment.files()
+
+        environment.pip("install", *index, "herring-dl-lab")
+        check_lab(environment)
+        environment.pip("uninstall", "-y", "herring-dl-lab")
+        left = {name for name in environment.files() - trainer if "__pycache__" not in name}
+        require(not left, f"uninstalling herring-dl-lab left {sorted(left)}")
+        check_trainer(environment)
+
+        environment.pip("uninstall", "-y", "herring-dl")
+        left = environment.files() - before
+        require(not left, f"uninstalling herring-dl left {sorted(left)}")
+        print("uninstalled: no file is left")
+
+
+if __name__ == "__main__":
+    main()
