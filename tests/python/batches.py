@@ -58,9 +58,18 @@ def outcomes(
             passed = [name_in(line) for line in report.read_text().splitlines()]
         found.update(dict.fromkeys(passed, ""))
         left = left[len(passed) :]
-        text = f"exit status {job.returncode}\n{job.stdout[-6000:]}"
+        text = f"exit status {job.returncode}\n{_shortened(job.stdout)}"
         if left:
             found[left.pop(0)] = text
         elif job.returncode != 0:
             found[passed[-1]] = text
     return found
+
+
+def _shortened(output: str) -> str:
+    """Its end, and what was said first of an error: others fail because one did."""
+    end = output[-6000:]
+    first = output.find("Traceback")
+    if first < 0 or first >= len(output) - len(end):
+        return end
+    return f"{output[first : first + 6000]}\n...\n{end}"

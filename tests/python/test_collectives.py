@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jobs import LAYOUTS, REDUCTIONS, expect_success, run_job
@@ -255,3 +257,52 @@ def test_float32_bits_do_not_depend_on_layout_or_settings() -> None:
     }
     for name, (layout, environment) in others.items():
         assert digests(["-n", "8", *layout], **environment) == expected, name
+
+
+BYTES = """
+herring.init()
+rank, count = herring.rank(), 1_000_000
+array = np.full(count, float(rank), np.float32)
+
+def moved(call):
+    herring.barrier()
+    before = herring.stats()
+    call()
+    after = herring.stats()
+    return [(after[key] - before[key]) / array.nbytes for key in ("bytes_sent", "bytes_received")]
+
+found = [
+    moved(lambda: herring.broadcast(array, 1)),
+    moved(lambda: herring.reduce_scatter(array)),
+    moved(lambda: herring.allgather(array[: count // 4])),
+    moved(lambda: herring.alltoall(array)),
+]
+everyone = herring.allgather_object(found)
+if rank == 0:
+    for name, of in zip(("broadcast", "reduce_scatter", "allgather", "alltoall"), zip(*everyone)):
+        print("moved", name, *(f"{sent:.1f}/{received:.1f}" for sent, received in of))
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "broadcast", "reduce_scatter"),
+    [
+        # Each of a node's ranks moves its half for both.
+        (
+            ["-n", "4", "--nodes", "2", "--servers", "1"],
+            "0.5/0.5 0.5/0.5 0.0/0.5 0.0/0.5",
+            "0.5/0.5",
+        ),
+        (["-n", "4"], "0.0/0.0 0.0/0.0 0.0/0.0 0.0/0.0", "0.0/0.0"),
+    ],
+    ids=["two-nodes", "one-node"],
+)
+def test_bytes_of_exchanges_cross_once(
+    layout: list[str], broadcast: str, reduce_scatter: str
+) -> None:
+    output = expect_success(run_job(layout, BYTES))
+    moved = dict(re.findall(r"moved (\w+) (.*)", output))
+    assert moved["broadcast"] == broadcast, output
+    assert moved["reduce_scatter"] == " ".join([reduce_scatter] * 4), output
+    if "--nodes" not in layout:
+        assert moved["allgather"] == moved["alltoall"] == broadcast, output

@@ -275,7 +275,7 @@ for number in range(1000):
         assert f"rank {victim} (" in str(error), error
         assert time.monotonic() - start < 20, error
         break
-assert 20 <= number < 999, number
+assert 19 <= number < 999, number  # 19: formed where the victim was, not yet everywhere
 array = np.full(100_000, 1.0, np.float32)
 assert (herring.allreduce(array, "sum", group=rest) == n - 1).all()
 print("went on", r, flush=True)

@@ -33,6 +33,69 @@ size: str = herring.size()  # assignment
 herring.nothing()  # attr-defined
 """
 
+# What type checkers must find nothing in.
+SCRIPT = """
+from __future__ import annotations
+
+import herring
+import herring.horovod.torch as hvd
+import herring.torch as herring_torch
+import numpy as np
+import torch
+import torch.nn as nn
+from numpy.typing import NDArray
+
+
+def arrays() -> NDArray[np.float32]:
+    herring.init(timeout=60)
+    array = np.full(1000, herring.rank(), dtype=np.float32)
+    herring.allreduce(array)
+    total: NDArray[np.float32] = herring.allreduce(array, "sum", name="total")
+    handle: herring.Handle = herring.allreduce_async(array, "sum")
+    handle.wait(timeout=3.0)
+    group: herring.Group = herring.new_group([0, 1])
+    herring.broadcast(array, root=0, group=group)
+    try:
+        herring.barrier()
+    except herring.PeerLostError as error:
+        print(str(error))
+    herring.shutdown()
+    return total
+
+
+def train(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    herring_torch.init()
+    wrapped = herring_torch.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    loss = torch.zeros(())
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(wrapped(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    mean: torch.Tensor = herring_torch.allreduce(loss.detach())
+    return float(mean)
+
+
+def train_as_with_horovod(model: nn.Module, inputs: torch.Tensor) -> None:
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size()),
+        named_parameters=model.named_parameters(),
+        op=hvd.Average,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    loss: torch.Tensor = model(inputs).mean()
+    loss.backward()
+    optimizer.step()
+    handle: int = hvd.allreduce_async(loss.detach(), name="loss")
+    average: torch.Tensor = hvd.synchronize(handle)
+    members: hvd.ProcessSet = hvd.add_process_set([0])
+    place: int | None = members.rank()
+    print(average.item(), place, hvd.local_rank())
+"""
+
 
 def test_every_name_is_listed_and_there():
     assert set(herring.__all__) <= set(dir(herring))
@@ -43,24 +106,47 @@ def test_every_name_is_listed_and_there():
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.timeout(300)
-def test_mypy_finds_wrong_arguments(tmp_path):
-    pytest.importorskip("mypy")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    check = subprocess.run(
-        [
-            *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"),
-            *("--cache-dir", str(tmp_path / "cache"), str(program)),
-        ],
+def mypy(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The type checker, with what the package says as what a user has installed says it."""
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(folder / "cache"), *arguments],
         env={**os.environ, "MYPYPATH": str(PACKAGE.parent)},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
+
+
+@pytest.mark.timeout(300)
+def test_mypy_finds_wrong_arguments(tmp_path):
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    check = mypy(tmp_path, "--strict", "--follow-imports=silent", str(program))
     found = re.findall(r"program.py:(\d+): error: .*\[([\w-]+)\]", check.stdout)
     lines = enumerate(PROGRAM.splitlines(), 1)
     expected = [(str(n), line.split("  # ")[1]) for n, line in lines if "  # " in line]
     assert found == expected, check.stdout + check.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_users_script_is_right_for_mypy(tmp_path):
+    pytest.importorskip("mypy")
+    pytest.importorskip("torch")
+    program = tmp_path / "script.py"
+    program.write_text(SCRIPT)
+    # Tensor.backward has no types.
+    options = ("--strict", "--untyped-calls-exclude=torch", "--follow-imports=silent")
+    check = mypy(tmp_path, *options, str(program))
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+@pytest.mark.timeout(300)
+def test_mypy_finds_nothing_in_the_horovod_module(tmp_path):
+    pytest.importorskip("mypy")
+    pytest.importorskip("torch")
+    configuration = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    check = mypy(tmp_path, "--config-file", str(configuration), "-p", "herring.horovod")
+    assert check.returncode == 0, check.stdout + check.stderr

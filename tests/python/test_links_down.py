@@ -1,0 +1,55 @@
+"""A host whose network is gone: it learns of that as soon as the others do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from emulated import needs_hosts
+from herring.lab import Cluster
+from herring.lab.runner import Plan, run
+
+WORKER = """
+import sys, time
+import numpy as np
+import herring
+
+herring.init()
+rank, array = herring.rank(), np.ones(200_000, np.float32)
+herring.allreduce(array)
+if rank == 0:
+    open(sys.argv[1], "w").close()  # all are at work
+try:
+    while True:
+        herring.allreduce(array, "average")
+        last = time.monotonic()
+except herring.PeerLostError as error:
+    print("lost", rank, time.monotonic() - last, error, flush=True)
+"""
+
+
+@needs_hosts()
+@pytest.mark.parametrize("switch", [False, True], ids=["its-own", "the-switch's"])
+@pytest.mark.parametrize("host", [0, 2])
+@pytest.mark.timeout(90)
+def test_a_link_goes_down(
+    host: int, switch: bool, tmp_path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = tmp_path / "started"
+    plan = Plan([sys.executable, "-c", WORKER, str(started)], 3, timeout=60, grace=50)
+    with Cluster(3) as hosts:
+        own = hosts.namespace(host)
+        device = ["-n", own, "link", "set", "eth0"]
+        if switch:
+            device = ["-n", f"{own.rpartition('-')[0]}-sw0", "link", "set", f"p{host}"]
+        cut = f"until [ -e {started} ]; do sleep 0.05; done; ip {' '.join(device)} down"
+        with subprocess.Popen(["sh", "-c", cut]) as cutting:
+            status = run(hosts, plan)
+            cutting.kill()
+    output = capfd.readouterr().out
+    found = re.findall(r"lost (\d) ([\d.]+)", output)
+    assert status == 0 and sorted(rank for rank, _ in found) == ["0", "1", "2"], output
+    assert all(float(seconds) < 20 for _, seconds in found), output
