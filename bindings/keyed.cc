@@ -5,6 +5,8 @@
 #include <numeric>
 #include <thread>
 
+#include "base/huge_pages.h"
+
 namespace herring::bindings {
 namespace {
 
@@ -156,6 +158,8 @@ Status KeyedCalls::Running::unpack_gathered() const {
 }
 
 Status KeyedCalls::Running::unpack() const {
+  // The program's allocator gives new memory for each call, whose pages are not there yet.
+  for (const Buffer& one : call.outputs) advise_huge_pages(one.data, one.bytes());
   const char* from = staging;
   switch (call.kind) {
     case wire::Collective::kAllgather: return unpack_gathered();

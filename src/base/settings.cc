@@ -18,7 +18,8 @@ using enum SettingType;
 constexpr std::string_view kPrefix = "HERRING_";
 // No settings of a job: read by launchers, and by adapters where there is no job to ask.
 constexpr std::string_view kOfOthers[] = {"HERRING_RENDEZVOUS_FD", "HERRING_JAX_IMPL",
-                                          "HERRING_AS_HOROVOD", "HERRING_SSH"};
+                                          "HERRING_TENSORFLOW_IMPL", "HERRING_AS_HOROVOD",
+                                          "HERRING_SSH"};
 constexpr double kKiB = 1024;
 constexpr double kMiB = 1024 * kKiB;
 constexpr double kGiB = 1024 * kMiB;

@@ -37,7 +37,12 @@ def listed(script: str) -> list[str]:
 
 @functools.cache
 def run(
-    script: str, layout: str, cases: tuple[str, ...] = (), backend: str = "", timeout: float = 400
+    script: str,
+    layout: str,
+    cases: tuple[str, ...] = (),
+    backend: str = "",
+    timeout: float = 400,
+    **environment: str,
 ) -> tuple[list[str], int, str]:
     """Runs cases (none: all) on every rank; those that passed, the exit status, the output."""
     code = f"""
@@ -54,12 +59,18 @@ def run(
             SCRATCH=scratch,
             TF_CPP_MIN_LOG_LEVEL="3",
             **({"KERAS_BACKEND": backend} if backend else {}),
+            **environment,
         )
     return re.findall(r"passed (\w+)", job.stdout), job.returncode, job.stdout
 
 
 def check(
-    script: str, layout: str, case: str, backend: str = "", cases: tuple[str, ...] = ()
+    script: str,
+    layout: str,
+    case: str,
+    backend: str = "",
+    cases: tuple[str, ...] = (),
+    **environment: str,
 ) -> None:
     """Fails unless a case passes; all of them are run as one job, which saves most of the time.
 
@@ -69,11 +80,12 @@ def check(
       case: the one that is looked at.
       backend: of Keras.
       cases: those of the script that are run in this layout; none: all.
+      environment: more variables of the job.
     """
-    passed, status, output = run(script, layout, cases, backend)
+    passed, status, output = run(script, layout, cases, backend, **environment)
     if case not in passed and len(passed) < [*(cases or listed(script))].index(case):
         # Another failed before.
-        passed, status, output = run(script, layout, (case,), backend)
+        passed, status, output = run(script, layout, (case,), backend, **environment)
     if case not in passed:
         pytest.fail(f"exit status {status}\n{output[-6000:]}", pytrace=False)
 

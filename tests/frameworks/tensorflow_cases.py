@@ -184,6 +184,59 @@ def test_functions(rank, size):
     raises(herring.MismatchError, "variables", herring.broadcast_variables, [wrong])
 
 
+def test_memory_of_results(rank, size):
+    from herring.tensorflow import ops
+
+    seen = []
+
+    def note(arrays):
+        seen.append(arrays[0].ctypes.data)
+
+    def double(arrays):
+        note(arrays)
+        arrays[0][...] *= 2
+
+    @tf.function
+    def step(x, keeps):
+        mine = x + 1.0
+        with tf.control_dependencies([ops.read(note, [mine])]):
+            (result,) = ops.update(double, [mine])
+        return result, mine if keeps else None
+
+    for x in (tf.ones([1000]), tf.ones([0, 3]), tf.ones([])):
+        seen.clear()
+        assert np.array_equal(step(x, False)[0], 2 * (x + 1))
+        result, mine = step(x, True)
+        assert np.array_equal(result, 2 * (x + 1)) and np.array_equal(mine, x + 1)
+        native = os.environ.get("HERRING_TENSORFLOW_IMPL") != "function"
+        assert (ops._operations() is not None) == native
+        if native and x.shape.num_elements():
+            assert seen[0] == seen[1] and seen[2] != seen[3]
+    for kind in (tf.bool, tf.int8, tf.uint8, tf.int16, tf.int32, tf.int64, tf.float16, tf.float64):
+        total = tf.function(lambda x: herring.allreduce(x, "max"))(tf.ones([2, 3], kind))
+        assert total.dtype == kind and total.shape == (2, 3) and np.all(tf.cast(total, tf.int32))
+
+    v = variables()
+    _, mine = data(rank, size)
+
+    @tf.function
+    def twice(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, x)
+        own = tape.gradient(loss, v)
+        with tf.GradientTape() as tape:
+            loss = loss_of(v, x)
+        averages = herring.DistributedGradientTape(tape).gradient(loss, v)
+        again = herring.TensorAverager("again").average(own, v)
+        return own, averages, again
+
+    own, averages, again = twice(mine)
+    assert close(averages, again, 0) and same_everywhere(averages)
+    with tf.GradientTape() as tape:
+        loss = loss_of(v, mine)
+    assert close(own, tape.gradient(loss, v))  # what somebody else needs was not overwritten
+
+
 def test_order_of_gradients(rank, size):
     from herring.gradients import GradientRounds, Source
 

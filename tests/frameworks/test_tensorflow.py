@@ -23,6 +23,13 @@ def test_case(layout: str, case: str) -> None:
     check(SCRIPT, layout, case)
 
 
+@pytest.mark.timeout(500)
+def test_without_operations() -> None:
+    """By tf.numpy_function, as where TensorFlow does not load them."""
+    for case in listed(SCRIPT):
+        check(SCRIPT, "two-nodes", case, HERRING_TENSORFLOW_IMPL="function")
+
+
 @pytest.mark.timeout(300)
 def test_example_equals_a_single_process() -> None:
     check_losses("tensorflow_step.py", "variables of all ranks: bit-identical")

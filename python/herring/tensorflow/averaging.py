@@ -14,6 +14,7 @@ from herring.errors import InvalidArgumentError
 from herring.gradients import GradientRounds, Source
 from herring.grouped import grouped_allgather
 from herring.groups import Group, scope_of
+from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["TensorAverager"]
@@ -201,28 +202,14 @@ def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list
 
 
 def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-    """Adds an operation per batch that hands it over, and one that waits for all averages.
-
-    Stateful operations of a graph are executed in the order in which they were added.
-    """
-    dtypes = [tf.as_dtype(rounds.sources[index].dtype) for index in rounds.used]
-    wanted = [dtype.as_numpy_dtype for dtype in dtypes]
-
-    def put(batch: list[int], *arrays: np.ndarray) -> np.int32:
-        rounds.put(batch, arrays)
-        return np.int32(0)
-
-    def finish(*_: np.ndarray) -> list[np.ndarray]:
-        return [*rounds.finish(wanted), np.int32(0)]  # with no gradients at all it must run too
-
+    """Adds an operation per batch that hands it over, and one that waits for all averages."""
     done = [
-        tf.numpy_function(
-            functools.partial(put, batch), [tensors[i] for i in batch], tf.int32, stateful=True
-        )
+        read(functools.partial(rounds.put, batch), [tensors[i] for i in batch])
         for batch in _batches(rounds, tensors)
     ]
+    places = [
+        tensors[i] if i in tensors else tf.zeros(rounds.sources[i].shape, rounds.sources[i].dtype)
+        for i in rounds.used
+    ]
     with tf.control_dependencies(done):
-        *averages, _ = tf.numpy_function(finish, done, [*dtypes, tf.int32], stateful=True)
-    for index, average in zip(rounds.used, averages):
-        average.set_shape(rounds.sources[index].shape)
-    return averages
+        return update(rounds.finish_into, places, copies=False)

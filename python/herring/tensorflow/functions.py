@@ -13,38 +13,32 @@ from herring.collectives import name_of_next
 from herring.errors import InvalidArgumentError
 from herring.gradients import fresh
 from herring.groups import Group, scope_of
+from herring.tensorflow.ops import update
 from herring.tensorflow.xla import refuse_xla
 from herring.values import broadcast_values
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables"]
 
 
-def _call(
-    kind: str,
-    tensor: Any,
-    name: str | None,
-    group: Group | None,
-    collective: Callable[..., np.ndarray],
-    shape: Callable[[tf.TensorShape], Any],
-) -> tf.Tensor:
+def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tuple[Any, str]:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype == tf.bfloat16:
         raise InvalidArgumentError(f"{kind}: cast the bfloat16 tensor to float32 first")
     scope_of(group)
     # In a graph: by the order of tracing, and the n-th execution meets the others' n-th.
     name = name or name_of_next(f"tensorflow.{kind}", group)
+    if not tf.executing_eagerly():
+        refuse_xla(name)
+    return tensor, name
 
-    def run(array: np.ndarray) -> np.ndarray:
-        mine = fresh(array.shape, array.dtype)
-        mine[...] = array
-        return collective(mine, name=name, group=group)
 
-    if tf.executing_eagerly():
-        return tf.convert_to_tensor(run(tensor.numpy()))
-    refuse_xla(name)
-    result = tf.numpy_function(run, [tensor], tensor.dtype, stateful=True)
-    result.set_shape(shape(tensor.shape))
-    return result
+def _in_place(tensor: tf.Tensor, collective: Callable[[np.ndarray], object]) -> tf.Tensor:
+    if not tf.executing_eagerly():
+        return update(lambda arrays: collective(arrays[0]), [tensor])[0]
+    array = fresh(tensor.shape, tensor.dtype.as_numpy_dtype)
+    array[...] = tensor.numpy()
+    collective(array)
+    return tf.convert_to_tensor(array)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -66,11 +60,8 @@ def allreduce(
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `herring.allreduce`;
         from a graph TensorFlow raises tf.errors.UnknownError with their text.
     """
-
-    def collective(array: np.ndarray, **options: Any) -> np.ndarray:
-        return herring.allreduce(array, op, **options)
-
-    return _call("allreduce", tensor, name, group, collective, lambda shape: shape)
+    tensor, name = _ready("allreduce", tensor, name, group)
+    return _in_place(tensor, lambda array: herring.allreduce(array, op, name=name, group=group))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -91,11 +82,8 @@ def broadcast(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-
-    def collective(array: np.ndarray, **options: Any) -> np.ndarray:
-        return herring.broadcast(array, root, **options)
-
-    return _call("broadcast", tensor, name, group, collective, lambda shape: shape)
+    tensor, name = _ready("broadcast", tensor, name, group)
+    return _in_place(tensor, lambda array: herring.broadcast(array, root, name=name, group=group))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -113,9 +101,16 @@ def allgather(tensor: Any, *, name: str | None = None, group: Group | None = Non
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    return _call(
-        "allgather", tensor, name, group, herring.allgather, lambda shape: [None, *shape[1:]]
-    )
+    tensor, name = _ready("allgather", tensor, name, group)
+
+    def gather(array: np.ndarray) -> np.ndarray:
+        return herring.allgather(array, name=name, group=group)
+
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(gather(tensor.numpy()))
+    result = tf.numpy_function(gather, [tensor], tensor.dtype, stateful=True)
+    result.set_shape([None, *tensor.shape[1:]])
+    return result
 
 
 def broadcast_variables(

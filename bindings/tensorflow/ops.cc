@@ -1,0 +1,167 @@
+// Two operations of TensorFlow that call a function with the memory of their tensors: HerringRead
+// with its inputs, HerringUpdate with its outputs, which are its inputs' memory where nothing else
+// needs them. (tf.numpy_function can only return new arrays.) The functions are Python's
+// (herring/tensorflow/ops.py); they are called without waiting for each other, on TensorFlow's
+// threads.
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/huge_pages.h"
+#include "tf_c.h"
+
+namespace {
+
+struct Array {
+  void* data;
+  int64_t bytes;
+  const int64_t* dims;
+  int32_t rank;
+  int32_t dtype;  // as TensorFlow numbers them
+};
+
+// Returns 0, or writes the text of an error.
+using Function = int (*)(int64_t call, int32_t count, const Array* arrays, char* text,
+                         int64_t room);
+Function function = nullptr;
+
+constexpr int kMaxRank = 254;  // of TensorFlow
+
+struct StatusDelete {
+  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
+};
+struct TensorDelete {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using StatusPointer = std::unique_ptr<TF_Status, StatusDelete>;
+using TensorPointer = std::unique_ptr<TF_Tensor, TensorDelete>;
+
+// As the graph has it.
+struct Call {
+  int64_t number = 0;          // of the function's work
+  unsigned char copies = 0;    // of an update: outputs begin as the inputs
+};
+
+// The tensors of a call, and their memory.
+class Arrays {
+ public:
+  explicit Arrays(int count) : dims_(count), arrays_(count) { tensors_.reserve(count); }
+
+  void add(TensorPointer tensor) {
+    const size_t i = tensors_.size();
+    const int rank = TF_NumDims(tensor.get());
+    for (int d = 0; d < rank; ++d) dims_[i].push_back(TF_Dim(tensor.get(), d));
+    arrays_[i] = {TF_TensorData(tensor.get()),
+                  static_cast<int64_t>(TF_TensorByteSize(tensor.get())), dims_[i].data(), rank,
+                  TF_TensorType(tensor.get())};
+    tensors_.push_back(std::move(tensor));
+  }
+  const Array* data() const { return arrays_.data(); }
+
+ private:
+  std::vector<TensorPointer> tensors_;
+  std::vector<std::vector<int64_t>> dims_;
+  std::vector<Array> arrays_;
+};
+
+TensorPointer input(TF_OpKernelContext* context, int index, TF_Status* status) {
+  TF_Tensor* tensor = nullptr;
+  TF_GetInput(context, index, &tensor, status);
+  return TensorPointer(tensor);
+}
+
+// The output that takes the place of an input. No tensor of that may exist while TensorFlow decides
+// whether the memory is needed elsewhere.
+TensorPointer output(TF_OpKernelContext* context, const Call& call, int index, TF_Status* status) {
+  std::array<int64_t, kMaxRank> dims;
+  int rank = 0;
+  {
+    const TensorPointer from = input(context, index, status);
+    if (TF_GetCode(status) != TF_OK) return nullptr;
+    rank = TF_NumDims(from.get());
+    for (int d = 0; d < rank; ++d) dims[d] = TF_Dim(from.get(), d);
+  }
+  int forwarded = -1;
+  TensorPointer to(TF_ForwardInputOrAllocateOutput(context, &index, 1, index, dims.data(), rank,
+                                                   &forwarded, status));
+  if (TF_GetCode(status) != TF_OK || forwarded >= 0) return to;
+  const size_t bytes = TF_TensorByteSize(to.get());
+  herring::advise_huge_pages(TF_TensorData(to.get()), bytes);
+  if (!call.copies || bytes == 0) return to;
+  const TensorPointer from = input(context, index, status);
+  if (TF_GetCode(status) == TF_OK) {
+    std::memcpy(TF_TensorData(to.get()), TF_TensorData(from.get()), bytes);
+  }
+  return to;
+}
+
+template <bool kUpdates>
+void compute(void* kernel, TF_OpKernelContext* context) {
+  const Call& call = *static_cast<const Call*>(kernel);
+  const StatusPointer status(TF_NewStatus());
+  const int count = TF_NumInputs(context);
+  Arrays arrays(count);
+  for (int i = 0; i < count; ++i) {
+    TensorPointer tensor = kUpdates ? output(context, call, i, status.get())
+                                    : input(context, i, status.get());
+    if (TF_GetCode(status.get()) != TF_OK) {
+      return TF_OpKernelContext_Failure(context, status.get());
+    }
+    arrays.add(std::move(tensor));
+  }
+  char text[4096] = "herring.tensorflow was not imported in this process";
+  if (function != nullptr &&
+      function(call.number, count, arrays.data(), text, sizeof text) == 0) {
+    return;
+  }
+  TF_SetStatus(status.get(), TF_UNKNOWN, text);
+  TF_OpKernelContext_Failure(context, status.get());
+}
+
+template <bool kUpdates>
+void* create(TF_OpKernelConstruction* construction) {
+  auto call = std::make_unique<Call>();
+  const StatusPointer status(TF_NewStatus());
+  TF_OpKernelConstruction_GetAttrInt64(construction, "call", &call->number, status.get());
+  if (kUpdates && TF_GetCode(status.get()) == TF_OK) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "copies", &call->copies, status.get());
+  }
+  if (TF_GetCode(status.get()) == TF_OK) return call.release();
+  TF_OpKernelConstruction_Failure(construction, status.get());
+  return nullptr;
+}
+
+void destroy(void* kernel) { delete static_cast<Call*>(kernel); }
+
+template <bool kUpdates>
+void add_operation(const char* name) {
+  const StatusPointer status(TF_NewStatus());
+  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddAttr(op, "call: int");
+  if (kUpdates) TF_OpDefinitionBuilderAddAttr(op, "copies: bool");
+  TF_OpDefinitionBuilderAddAttr(op,
+                                "T: list({bool, int8, int16, int32, int64, uint8, half, bfloat16, "
+                                "float, double, complex64, complex128}) >= 0");
+  TF_OpDefinitionBuilderAddInput(op, "inputs: T");
+  if (kUpdates) TF_OpDefinitionBuilderAddOutput(op, "outputs: T");
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, &TF_ShapeInferenceContextSetUnknownShape);
+  TF_RegisterOpDefinition(op, status.get());
+  TF_RegisterKernelBuilder(
+      name,
+      TF_NewKernelBuilder(name, "CPU", &create<kUpdates>, &compute<kUpdates>, &destroy),
+      status.get());
+}
+
+// TensorFlow takes note of what is registered while it loads the library.
+[[gnu::constructor]] void add_operations() {
+  add_operation<false>("HerringRead");
+  add_operation<true>("HerringUpdate");
+}
+
+}  // namespace
+
+extern "C" [[gnu::visibility("default")]] void herring_tensorflow_attach(Function calls) {
+  function = calls;
+}

@@ -1,0 +1,158 @@
+"""Functions of Python as operations of TensorFlow that work on the memory of tensors.
+
+`read` hands over tensors to a function; `update` has a function write results into them. Of
+`tf.numpy_function`, which goes where the library with the operations cannot be loaded, results are
+new arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from herring.errors import ConfigurationError
+from herring.gradients import fresh
+
+__all__ = ["read", "update"]
+
+# What a function gets: an array per tensor, writable in an update.
+Function = Callable[[list[np.ndarray]], None]
+
+_functions: dict[
+    int, Function
+] = {}  # as long as graphs with them may run: as TensorFlow keeps its own
+_numbers = itertools.count()
+
+
+class _Array(ctypes.Structure):
+    """`Array` of bindings/tensorflow/ops.cc."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+def _view(array: _Array) -> np.ndarray:
+    dtype = tf.as_dtype(array.dtype).as_numpy_dtype
+    shape = array.dims[: array.rank]
+    if array.bytes == 0:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * array.bytes).from_address(array.data)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.POINTER(_Array),
+    ctypes.c_void_p,
+    ctypes.c_int64,
+)
+def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
+    try:
+        _functions[number]([_view(arrays[i]) for i in range(count)])
+    except BaseException as error:  # an exception must not leave a callback
+        said = f"{type(error).__name__}: {error}".encode()[: room - 1] + b"\0"
+        ctypes.memmove(text, said, len(said))
+        return 1
+    return 0
+
+
+@functools.cache
+def _operations() -> Any:
+    """The module with both operations, or None."""
+    chosen = os.environ.get("HERRING_TENSORFLOW_IMPL", "").strip()
+    if chosen not in ("", "op", "function"):
+        raise ConfigurationError(
+            f"HERRING_TENSORFLOW_IMPL is {chosen!r}; it must be 'op' (a native operation, which "
+            "needs tensors in host memory) or 'function' (tf.numpy_function)"
+        )
+    library = importlib.util.find_spec("herring.tensorflow._ops")
+    if chosen == "function" or library is None or library.origin is None:
+        return None
+    try:
+        operations = tf.load_op_library(library.origin)
+    except (tf.errors.OpError, OSError):
+        return None
+    ctypes.CDLL(library.origin).herring_tensorflow_attach(_call)
+    return operations
+
+
+def _add(function: Function) -> int:
+    number = next(_numbers)
+    _functions[number] = function
+    return number
+
+
+def read(function: Function, tensors: Sequence[tf.Tensor]) -> tf.Operation | tf.Tensor:
+    """Adds to a graph an operation that calls a function with tensors.
+
+    Stateful operations of a graph are executed in the order in which they were added.
+
+    Args:
+      function: gets the tensors' memory as arrays, valid during the call only; it may raise, which
+        TensorFlow says as tf.errors.UnknownError with the name and text of the error.
+      tensors: not strings.
+
+    Returns:
+      What other operations can be made to wait for.
+    """
+    operations = _operations()
+    if operations is not None:
+        return operations.herring_read(tensors, call=_add(function))
+
+    def call(*arrays: np.ndarray) -> np.int32:
+        function([np.asarray(array) for array in arrays])  # scalars come as scalars
+        return np.int32(0)
+
+    return tf.numpy_function(call, list(tensors), tf.int32, stateful=True)
+
+
+def update(
+    function: Function, tensors: Sequence[tf.Tensor], *, copies: bool = True
+) -> list[tf.Tensor]:
+    """Adds to a graph an operation that has a function write into tensors, or copies of them.
+
+    Args:
+      function: as of `read`; the arrays are writable.
+      tensors: which dtypes and shapes the results have. A tensor that nothing else in the graph
+        needs gives its memory.
+      copies: whether the arrays begin with the tensors' content; else it is undefined.
+
+    Returns:
+      The results.
+    """
+    if not tensors:
+        read(function, [])  # it is called all the same
+        return []
+    operations = _operations()
+    if operations is not None:
+        results = operations.herring_update(tensors, call=_add(function), copies=copies)
+    else:
+
+        def call(*arrays: np.ndarray) -> list[np.ndarray]:
+            new = [fresh(array.shape, array.dtype) for array in arrays]
+            if copies:
+                for one, array in zip(new, arrays):
+                    one[...] = array
+            function(new)
+            return new
+
+        dtypes = [tensor.dtype for tensor in tensors]
+        results = tf.numpy_function(call, list(tensors), dtypes, stateful=True)
+    for result, tensor in zip(results, tensors):
+        result.set_shape(tensor.shape)
+    return list(results)
