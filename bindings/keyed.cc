@@ -1,16 +1,13 @@
 #include "keyed.h"
 
-#include <chrono>
 #include <cstring>
 #include <numeric>
-#include <thread>
 
 #include "base/huge_pages.h"
 
 namespace herring::bindings {
 namespace {
 
-constexpr auto kIdle = std::chrono::seconds(5);  // then a thread ends
 constexpr size_t kDigestBytes = 8;               // before what is broadcast: all else is compared
 
 // Rows of a reduce-scatter for one of `size` ranks: the first, and how many.
@@ -65,32 +62,6 @@ size_t Buffer::row_bytes() const {
 }
 
 size_t Buffer::bytes() const { return rows() * row_bytes(); }
-
-void Continuations::put(std::function<void()> task) {
-  bool grows = false;
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(task));
-    grows = queue_.size() > idle_;
-    if (grows) ++idle_;  // as soon as it runs
-  }
-  grows ? std::thread([this] { serve(); }).detach() : changed_.notify_one();
-}
-
-void Continuations::serve() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    const bool any = changed_.wait_for(lock, kIdle, [this] { return !queue_.empty(); });
-    --idle_;
-    if (!any) return;
-    const std::function<void()> task = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    task();
-    lock.lock();
-    ++idle_;
-  }
-}
 
 // A call from its start until it is complete.
 struct KeyedCalls::Running {

@@ -3,9 +3,7 @@
 // order the program's runtime executes its keys in. Buffers of a call go through one staging area.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,6 +16,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "continuations.h"
 #include "worker/job.h"
 
 namespace herring::bindings {
@@ -42,21 +41,6 @@ struct KeyedCall {
   double prescale = 1.0, postscale = 1.0, timeout = 0;
   uint32_t root = 0;            // of a broadcast
   std::vector<Buffer> inputs, outputs;
-};
-
-// Runs tasks that may wait for each other's: a thread is added whenever none is free. Not the
-// engine's, since what follows a result may be anything, waiting for another result too.
-class Continuations {
- public:
-  void put(std::function<void()> task);
-
- private:
-  void serve();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;  // guarded by mutex_
-  size_t idle_ = 0;                          // threads; guarded by mutex_
 };
 
 class KeyedCalls {

@@ -1,14 +1,17 @@
-// Two operations of TensorFlow that call a function with the memory of their tensors: HerringRead
-// with its inputs, HerringUpdate with its outputs, which are its inputs' memory where nothing else
-// needs them. (tf.numpy_function can only return new arrays.) The functions are Python's
-// (herring/tensorflow/ops.py); they are called without waiting for each other, on TensorFlow's
-// threads.
+// Operations of TensorFlow that call a function with the memory of their tensors: HerringRead with
+// its inputs, HerringUpdate with its outputs, which are its inputs' memory where nothing else needs
+// them. (tf.numpy_function can only return new arrays.) HerringUpdateAsync keeps none of
+// TensorFlow's threads while the function waits for other ranks: there may be as few as one, and
+// other ranks may wait for what it would do next. The functions are Python's
+// (herring/tensorflow/ops.py).
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/huge_pages.h"
+#include "continuations.h"
 #include "tf_c.h"
 
 namespace {
@@ -58,6 +61,7 @@ class Arrays {
     tensors_.push_back(std::move(tensor));
   }
   const Array* data() const { return arrays_.data(); }
+  int32_t count() const { return static_cast<int32_t>(arrays_.size()); }
 
  private:
   std::vector<TensorPointer> tensors_;
@@ -96,27 +100,55 @@ TensorPointer output(TF_OpKernelContext* context, const Call& call, int index, T
   return to;
 }
 
+// Null: TensorFlow was told what is wrong.
 template <bool kUpdates>
-void compute(void* kernel, TF_OpKernelContext* context) {
-  const Call& call = *static_cast<const Call*>(kernel);
+std::shared_ptr<Arrays> arrays_of(const Call& call, TF_OpKernelContext* context) {
   const StatusPointer status(TF_NewStatus());
   const int count = TF_NumInputs(context);
-  Arrays arrays(count);
+  auto arrays = std::make_shared<Arrays>(count);
   for (int i = 0; i < count; ++i) {
     TensorPointer tensor = kUpdates ? output(context, call, i, status.get())
                                     : input(context, i, status.get());
     if (TF_GetCode(status.get()) != TF_OK) {
-      return TF_OpKernelContext_Failure(context, status.get());
+      TF_OpKernelContext_Failure(context, status.get());
+      return nullptr;
     }
-    arrays.add(std::move(tensor));
+    arrays->add(std::move(tensor));
   }
+  return arrays;
+}
+
+void run(const Call& call, TF_OpKernelContext* context, const Arrays& arrays) {
   char text[4096] = "herring.tensorflow was not imported in this process";
   if (function != nullptr &&
-      function(call.number, count, arrays.data(), text, sizeof text) == 0) {
+      function(call.number, arrays.count(), arrays.data(), text, sizeof text) == 0) {
     return;
   }
+  const StatusPointer status(TF_NewStatus());
   TF_SetStatus(status.get(), TF_UNKNOWN, text);
   TF_OpKernelContext_Failure(context, status.get());
+}
+
+template <bool kUpdates>
+void compute(void* kernel, TF_OpKernelContext* context) {
+  const Call& call = *static_cast<const Call*>(kernel);
+  if (const auto arrays = arrays_of<kUpdates>(call, context)) run(call, context, *arrays);
+}
+
+// What the API calls a callback is a reference to an argument of the caller's, gone when this
+// returns, so it is copied as what it is in TensorFlow's C++. Python looks that up in TensorFlow's
+// headers before it uses this operation.
+void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
+  static auto* const threads = new herring::bindings::Continuations;  // outlives all graphs
+  const Call& call = *static_cast<const Call*>(kernel);
+  std::function<void()> done = *reinterpret_cast<std::function<void()>*>(given);
+  auto arrays = arrays_of<true>(call, context);
+  if (arrays == nullptr) return done();
+  threads->put([&call, context, done = std::move(done), arrays = std::move(arrays)]() mutable {
+    run(call, context, *arrays);
+    arrays.reset();  // so that what follows may take the memory
+    done();
+  });
 }
 
 template <bool kUpdates>
@@ -134,30 +166,33 @@ void* create(TF_OpKernelConstruction* construction) {
 
 void destroy(void* kernel) { delete static_cast<Call*>(kernel); }
 
-template <bool kUpdates>
-void add_operation(const char* name) {
+void add_operation(const char* name, bool updates, TF_KernelBuilder* kernel) {
   const StatusPointer status(TF_NewStatus());
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(op, "call: int");
-  if (kUpdates) TF_OpDefinitionBuilderAddAttr(op, "copies: bool");
+  if (updates) TF_OpDefinitionBuilderAddAttr(op, "copies: bool");
   TF_OpDefinitionBuilderAddAttr(op,
-                                "T: list({bool, int8, int16, int32, int64, uint8, half, bfloat16, "
-                                "float, double, complex64, complex128}) >= 0");
+                                "T: list({bool, int8, int16, int32, int64, uint8, uint16, uint32, "
+                                "uint64, half, bfloat16, float, double, complex64, complex128}) "
+                                ">= 0");
   TF_OpDefinitionBuilderAddInput(op, "inputs: T");
-  if (kUpdates) TF_OpDefinitionBuilderAddOutput(op, "outputs: T");
+  if (updates) TF_OpDefinitionBuilderAddOutput(op, "outputs: T");
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, &TF_ShapeInferenceContextSetUnknownShape);
   TF_RegisterOpDefinition(op, status.get());
-  TF_RegisterKernelBuilder(
-      name,
-      TF_NewKernelBuilder(name, "CPU", &create<kUpdates>, &compute<kUpdates>, &destroy),
-      status.get());
+  TF_RegisterKernelBuilder(name, kernel, status.get());
 }
 
 // TensorFlow takes note of what is registered while it loads the library.
 [[gnu::constructor]] void add_operations() {
-  add_operation<false>("HerringRead");
-  add_operation<true>("HerringUpdate");
+  const char *const read = "HerringRead", *const update = "HerringUpdate",
+                    *const async = "HerringUpdateAsync";
+  add_operation(read, false,
+                TF_NewKernelBuilder(read, "CPU", &create<false>, &compute<false>, &destroy));
+  add_operation(update, true,
+                TF_NewKernelBuilder(update, "CPU", &create<true>, &compute<true>, &destroy));
+  add_operation(async, true,
+                TF_NewAsyncKernelBuilder(async, "CPU", &create<true>, &compute_async, &destroy));
 }
 
 }  // namespace

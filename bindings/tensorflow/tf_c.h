@@ -8,6 +8,7 @@
 
 extern "C" {
 
+struct TF_AsyncOpKernelDoneCallback;
 struct TF_KernelBuilder;
 struct TF_OpDefinitionBuilder;
 struct TF_OpKernelConstruction;
@@ -46,6 +47,11 @@ TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
                                       void* (*create)(TF_OpKernelConstruction*),
                                       void (*compute)(void*, TF_OpKernelContext*),
                                       void (*destroy)(void*));
+TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
+                                           void* (*create)(TF_OpKernelConstruction*),
+                                           void (*compute)(void*, TF_OpKernelContext*,
+                                                           TF_AsyncOpKernelDoneCallback*),
+                                           void (*destroy)(void*));
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name,
                                           int64_t* value, TF_Status*);

@@ -187,6 +187,8 @@ def test_functions(rank, size):
 def test_memory_of_results(rank, size):
     from herring.tensorflow import ops
 
+    native = os.environ.get("HERRING_TENSORFLOW_IMPL") != "function"
+    assert (ops._operations() is not None) == native and ops._asynchronous()
     seen = []
 
     def note(arrays):
@@ -196,22 +198,23 @@ def test_memory_of_results(rank, size):
         note(arrays)
         arrays[0][...] *= 2
 
-    @tf.function
     def step(x, keeps):
         mine = x + 1.0
         with tf.control_dependencies([ops.read(note, [mine])]):
             (result,) = ops.update(double, [mine])
         return result, mine if keeps else None
 
-    for x in (tf.ones([1000]), tf.ones([0, 3]), tf.ones([])):
-        seen.clear()
-        assert np.array_equal(step(x, False)[0], 2 * (x + 1))
-        result, mine = step(x, True)
-        assert np.array_equal(result, 2 * (x + 1)) and np.array_equal(mine, x + 1)
-        native = os.environ.get("HERRING_TENSORFLOW_IMPL") != "function"
-        assert (ops._operations() is not None) == native
-        if native and x.shape.num_elements():
-            assert seen[0] == seen[1] and seen[2] != seen[3]
+    kept = ops._asynchronous
+    for asynchronous in (lambda: False, kept):  # the first: TensorFlow's callbacks are not known
+        ops._asynchronous = asynchronous
+        call = tf.function(step)
+        for x in (tf.ones([1000]), tf.ones([0, 3]), tf.ones([])):
+            seen.clear()
+            assert np.array_equal(call(x, False)[0], 2 * (x + 1))
+            result, mine = call(x, True)
+            assert np.array_equal(result, 2 * (x + 1)) and np.array_equal(mine, x + 1)
+            if native and x.shape.num_elements():
+                assert seen[0] == seen[1] and seen[2] != seen[3]
     for kind in (tf.bool, tf.int8, tf.uint8, tf.int16, tf.int32, tf.int64, tf.float16, tf.float64):
         total = tf.function(lambda x: herring.allreduce(x, "max"))(tf.ones([2, 3], kind))
         assert total.dtype == kind and total.shape == (2, 3) and np.all(tf.cast(total, tf.int32))
@@ -266,6 +269,11 @@ def test_refusals(rank, size):
             loss = loss_of(v, x)
         return herring.DistributedGradientTape(tape).gradient(loss, v)
 
+    words = tf.constant(["a"])
+    for call in (herring.allreduce, tf.function(herring.broadcast), herring.allgather):
+        raises(herring.InvalidArgumentError, "holds no numbers", call, words)
+    odd = tf.function(lambda: herring.allreduce(tf.constant(1, tf.uint32), "max"))
+    raises(Exception, "InvalidArgumentError", odd)
     raises(Exception, "jit_compile=False", tf.function(step, jit_compile=True), mine)
     raises(Exception, "jit_compile=False", tf.function(tf.function(step), jit_compile=True), mine)
     shapes = tf.Variable(tf.zeros([2 + rank]))

@@ -53,6 +53,35 @@ def test_alone() -> None:
     jobs().expect_success(jobs().run_job(["-n", "1"], code, timeout=120, TF_CPP_MIN_LOG_LEVEL="3"))
 
 
+@pytest.mark.timeout(200)
+def test_threads_wait_in_any_order() -> None:
+    """TensorFlow has one thread for operations, and ranks call in different orders."""
+    code = """
+        import threading
+        import tensorflow as tf
+        import herring.tensorflow as herring
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        herring.init()
+        rank, failed = herring.rank(), []
+
+        def work(number):
+            try:
+                call = tf.function(lambda x: herring.allreduce(x, name=f"from {number}"))
+                for step in range(20):
+                    assert np.allclose(call(tf.fill([20000], rank + step * 1.0)), step + 0.5)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads if rank == 0 else reversed(threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        """
+    jobs().expect_success(jobs().run_job(["-n", "2"], code, timeout=150, TF_CPP_MIN_LOG_LEVEL="3"))
+
+
 @pytest.mark.timeout(300)
 def test_a_rank_dies() -> None:
     seconds, output = jobs().seconds_until_known(

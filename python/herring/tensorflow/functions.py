@@ -24,6 +24,12 @@ def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tup
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype == tf.bfloat16:
         raise InvalidArgumentError(f"{kind}: cast the bfloat16 tensor to float32 first")
+    kinds = tensor.dtype.is_floating, tensor.dtype.is_integer, tensor.dtype.is_complex
+    if not (any(kinds) or tensor.dtype.is_bool):
+        raise InvalidArgumentError(
+            f"{kind}: a tensor of {tensor.dtype.name} holds no numbers; use broadcast_object or "
+            "allgather_object"
+        )
     scope_of(group)
     # In a graph: by the order of tracing, and the n-th execution meets the others' n-th.
     name = name or name_of_next(f"tensorflow.{kind}", group)

@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,16 @@ def _operations() -> Any:
     return operations
 
 
+@functools.cache
+def _asynchronous() -> bool:
+    """Whether the callback of an asynchronous operation is what the native code takes it for."""
+    header = Path(tf.sysconfig.get_include(), "tensorflow", "core", "framework", "op_kernel.h")
+    try:
+        return "typedef std::function<void()> DoneCallback;" in header.read_text()
+    except OSError:
+        return False
+
+
 def _add(function: Function) -> int:
     number = next(_numbers)
     _functions[number] = function
@@ -140,7 +151,8 @@ def update(
         return []
     operations = _operations()
     if operations is not None:
-        results = operations.herring_update(tensors, call=_add(function), copies=copies)
+        kind = "herring_update_async" if _asynchronous() else "herring_update"
+        results = getattr(operations, kind)(tensors, call=_add(function), copies=copies)
     else:
 
         def call(*arrays: np.ndarray) -> list[np.ndarray]:

@@ -1,0 +1,40 @@
+#include "continuations.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace herring::bindings {
+namespace {
+
+constexpr auto kIdle = std::chrono::seconds(5);  // then a thread ends
+
+}  // namespace
+
+void Continuations::put(std::function<void()> task) {
+  bool grows = false;
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(task));
+    grows = queue_.size() > idle_;
+    if (grows) ++idle_;  // as soon as it runs
+  }
+  grows ? std::thread([this] { serve(); }).detach() : changed_.notify_one();
+}
+
+void Continuations::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const bool any = changed_.wait_for(lock, kIdle, [this] { return !queue_.empty(); });
+    --idle_;
+    if (!any) return;
+    const std::function<void()> task = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+    ++idle_;
+  }
+}
+
+}  // namespace herring::bindings
