@@ -1,6 +1,6 @@
-// The part of TensorFlow's C API that is used here (tensorflow/c/{ops,kernels,tf_tensor,tf_status}.h):
-// declared here, so that one build serves every TensorFlow, and none is needed to make it. The
-// symbols are those of libtensorflow_framework, which has loaded this library.
+// The part of TensorFlow's C API that is used here (tensorflow/c: ops, kernels, tf_tensor and
+// tf_status): declared here, so that one build serves every TensorFlow, and none is needed to make
+// it. The symbols are those of libtensorflow_framework, which has loaded this library.
 #pragma once
 
 #include <cstddef>
