@@ -3,8 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/huge_pages.h"
-
 namespace herring::bindings {
 namespace {
 
@@ -129,8 +127,6 @@ Status KeyedCalls::Running::unpack_gathered() const {
 }
 
 Status KeyedCalls::Running::unpack() const {
-  // The program's allocator gives new memory for each call, whose pages are not there yet.
-  for (const Buffer& one : call.outputs) advise_huge_pages(one.data, one.bytes());
   const char* from = staging;
   switch (call.kind) {
     case wire::Collective::kAllgather: return unpack_gathered();

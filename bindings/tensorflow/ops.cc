@@ -10,7 +10,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/huge_pages.h"
 #include "continuations.h"
 #include "tf_c.h"
 
@@ -91,7 +90,6 @@ TensorPointer output(TF_OpKernelContext* context, const Call& call, int index, T
                                                    &forwarded, status));
   if (TF_GetCode(status) != TF_OK || forwarded >= 0) return to;
   const size_t bytes = TF_TensorByteSize(to.get());
-  herring::advise_huge_pages(TF_TensorData(to.get()), bytes);
   if (!call.copies || bytes == 0) return to;
   const TensorPointer from = input(context, index, status);
   if (TF_GetCode(status) == TF_OK) {
