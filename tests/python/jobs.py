@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 LAYOUTS = {
@@ -110,9 +111,22 @@ def seconds_until_known(
       environment: more variables for the script.
     """
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    job = run_job(
-        layout, deaf + textwrap.dedent(script), grace=8, VICTIM=str(victim), **environment
-    )
+    # Who knows stays until all know: else the next may learn first that this one has left.
+    stay = f"""
+open(os.path.join(os.environ["LEARNED"], str(os.getpid())), "w").close()
+end = time.monotonic() + 5
+while len(os.listdir(os.environ["LEARNED"])) < {survivors} and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+    with tempfile.TemporaryDirectory() as learned:
+        job = run_job(
+            layout,
+            deaf + textwrap.dedent(script) + stay,
+            grace=8,
+            VICTIM=str(victim),
+            LEARNED=learned,
+            **environment,
+        )
     times = [float(t) for t in re.findall(r"learned in ([\d.]+) s", job.stdout)]
     assert len(times) == survivors, job.stdout[-4000:]
     return max(times), job.stdout
