@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,13 @@ def _operations() -> Any:
         return None
     try:
         operations = tf.load_op_library(library.origin)
-    except (tf.errors.OpError, OSError):
+    except (tf.errors.OpError, OSError) as error:
+        warnings.warn(
+            "TensorFlow does not load Herring's native operations; averages go by "
+            f"tf.numpy_function, which copies more and keeps a thread while it waits ({error})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     ctypes.CDLL(library.origin).herring_tensorflow_attach(_call)
     return operations
