@@ -323,29 +323,38 @@ void Server::report_overdue(Nanos now, std::vector<Answer>& out) {
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
-    static_cast<void>(change([this, rank](Nanos, std::vector<Answer>& out) {
-      coordinator_->rank_gone(rank, "has left the job without calling it", out);
-      return Status();
-    }));
-    if (series_->any()) rank_lost(rank);
+    rank_gone(rank, "has left the job without calling it");
+    if (series_->any()) end_flows(rank);
   });
 }
 
 void Server::rank_lost(uint32_t rank) {
-  // First its flows end, so that nothing more of it is read into lanes, then it is missed.
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
-    proxy_of(rank).loop().post([this, rank, &proxy = proxy_of(rank)] {
-      for (const auto& peer : proxy.peers_) {
-        if (peer->rank() == rank) peer->drop();
-      }
-      aggregator_->rank_lost(rank);
-      static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
-        coordinator_->rank_gone(rank, "is gone", out);
-        series_->lost(rank, now, out);
-        return Status();
-      }));
-    });
+    // At once: who leaves because of it is gone after it, for those who still wait too.
+    rank_gone(rank, "is gone");
+    end_flows(rank);
+  });
+}
+
+void Server::rank_gone(uint32_t rank, const std::string& how) {
+  static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
+    coordinator_->rank_gone(rank, how, out);
+    return Status();
+  }));
+}
+
+// First its flows end, so that nothing more of it is read into lanes, then its data is missed.
+void Server::end_flows(uint32_t rank) {
+  proxy_of(rank).loop().post([this, rank, &proxy = proxy_of(rank)] {
+    for (const auto& peer : proxy.peers_) {
+      if (peer->rank() == rank) peer->drop();
+    }
+    aggregator_->rank_lost(rank);
+    static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
+      series_->lost(rank, now, out);
+      return Status();
+    }));
   });
 }
 

@@ -126,6 +126,8 @@ class Server {
                       std::vector<Answer>& out);
   Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                      std::vector<Answer>& out);
+  void rank_gone(uint32_t rank, const std::string& how);
+  void end_flows(uint32_t rank);
   void answer(std::vector<Answer> answers, uint32_t from);
   void send_waiting(uint32_t rank);
   void set_timers();

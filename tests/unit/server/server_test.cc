@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -107,6 +108,27 @@ class Client {
   }
 
   GuardedFd fd_;
+};
+
+// To nobody.
+class SilentFlow final : public transport::Flow {
+ public:
+  void send(const wire::FrameHeader&, const iovec*, int, uint64_t) override {}
+  void lend(const wire::FrameHeader&, const iovec*, int) override {}
+  void send_owned(wire::FrameHeader, std::string) override {}
+  size_t backlog() const override { return 0; }
+  void close(Status) override { closed_ = true; }
+  void abandon() override { closed_ = true; }
+  void finish() override { closed_ = true; }
+  bool closed() const override { return closed_; }
+  const transport::FlowCounters& counters() const override { return counters_; }
+  transport::PathInfo path_info() const override { return {}; }
+  const std::string& peer() const override { return peer_; }
+
+ private:
+  bool closed_ = false;
+  const transport::FlowCounters counters_;
+  const std::string peer_ = "nobody";
 };
 
 // Nodes of one worker; parameter: proxies.
@@ -264,6 +286,25 @@ TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
   EXPECT_EQ(frame.header.type, wire::FrameType::kOpError);
   EXPECT_LE(segments, 8 * kRounds);
   EXPECT_NE(clients[1]->error().find("gave up on rank 0"), std::string::npos);
+}
+
+TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
+  Client waits(*server, 3);
+  waits.announce(message("b", 1, true), "1234");
+  // Both are known when the server's first thread gets to it.
+  std::promise<void> held, told;
+  server->connect(0, 0, [&](transport::EventLoop&, transport::FlowHandler&) {
+    held.set_value();
+    told.get_future().wait();
+    return std::make_unique<SilentFlow>();
+  });
+  held.get_future().wait();
+  server->rank_lost(1);
+  server->rank_left(0);
+  told.set_value();
+  const std::string error = waits.error();
+  EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
+  EXPECT_EQ(error.find("has left"), std::string::npos) << error;
 }
 
 TEST_P(ServerTest, OneConnectionPerFlow) {
