@@ -95,12 +95,20 @@ test-examples: $(STAMPS)/build
 	  fi;) \
 	exit $$status
 
-test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test with frameworks, each in an environment of its own: FRAMEWORKS=
-	@status=0; \
-	$(foreach framework,$(FRAMEWORKS),echo "$(framework)"; \
-	  .venv-frameworks/$(framework)/bin/python -m pytest -q \
-	    $(patsubst %,tests/frameworks/test_%.py,$(or $(TESTS_$(framework)),$(framework))) \
-	    || status=1;) \
+test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test with frameworks, each in an environment of its own: FRAMEWORKS= PARALLEL=
+	@echo $(FRAMEWORKS:%=test-%) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory
+
+# What runs beside others prints what it has to say in one piece.
+test-torch:
+	@output=$$($(BIN)/python -m pytest -q -p no:warnings \
+	  tests/python/test_torch*.py tests/python/test_horovod*.py 2>&1) && status=0 || status=$$?; \
+	printf '%s\n' torch "$$output"; \
+	exit $$status
+
+$(FRAMEWORKS:%=test-%): test-%:
+	@output=$$(.venv-frameworks/$*/bin/python -m pytest -q \
+	  $(patsubst %,tests/frameworks/test_%.py,$(or $(TESTS_$*),$*)) 2>&1) && status=0 || status=$$?; \
+	printf '%s\n' "$*" "$$output"; \
 	exit $$status
 
 test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers: tests/clusters/README.md
@@ -124,13 +132,12 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
 	  --features=$(FEATURES)
 
-soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS=
+soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS= PARALLEL=
 	@status=0; \
 	for time in $$(seq $(TIMES)); do \
 	  echo "time $$time of $(TIMES)"; \
-	  $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile -p no:warnings \
-	    tests/python/test_torch*.py tests/python/test_horovod*.py || status=1; \
-	  $(MAKE) --no-print-directory test-frameworks || status=1; \
+	  echo test-torch $(FRAMEWORKS:%=test-%) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory \
+	    || status=1; \
 	done; \
 	exit $$status
 
