@@ -96,19 +96,16 @@ test-examples: $(STAMPS)/build
 	exit $$status
 
 test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test with frameworks, each in an environment of its own: FRAMEWORKS= PARALLEL=
-	@echo $(FRAMEWORKS:%=test-%) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory
+	@printf 'test-%s\n' $(FRAMEWORKS) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory
 
-# What runs beside others prints what it has to say in one piece.
-test-torch:
-	@output=$$($(BIN)/python -m pytest -q -p no:warnings \
-	  tests/python/test_torch*.py tests/python/test_horovod*.py 2>&1) && status=0 || status=$$?; \
-	printf '%s\n' torch "$$output"; \
-	exit $$status
-
-$(FRAMEWORKS:%=test-%): test-%:
-	@output=$$(.venv-frameworks/$*/bin/python -m pytest -q \
-	  $(patsubst %,tests/frameworks/test_%.py,$(or $(TESTS_$*),$*)) 2>&1) && status=0 || status=$$?; \
-	printf '%s\n' "$*" "$$output"; \
+# What runs beside others prints what it has to say in one piece. TIME: of how many.
+SUITE_torch := $(BIN)/python -m pytest -q -p no:warnings \
+  tests/python/test_torch*.py tests/python/test_horovod*.py
+SUITE = $(or $(SUITE_$*),.venv-frameworks/$*/bin/python -m pytest -q \
+  $(patsubst %,tests/frameworks/test_%.py,$(or $(TESTS_$*),$*)))
+test-torch $(FRAMEWORKS:%=test-%): test-%:
+	@output=$$($(SUITE) 2>&1) && status=0 || status=$$?; \
+	printf '%s\n' "$*$(TIME:%=, time %)" "$$output"; \
 	exit $$status
 
 test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers: tests/clusters/README.md
@@ -133,13 +130,8 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 	  --features=$(FEATURES)
 
 soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS= PARALLEL=
-	@status=0; \
-	for time in $$(seq $(TIMES)); do \
-	  echo "time $$time of $(TIMES)"; \
-	  echo test-torch $(FRAMEWORKS:%=test-%) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory \
-	    || status=1; \
-	done; \
-	exit $$status
+	@seq $(TIMES) | xargs -I @ printf 'test-%s TIME=@\n' torch $(FRAMEWORKS) \
+	  | xargs -n 2 -P $(PARALLEL) $(MAKE) --no-print-directory
 
 credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
