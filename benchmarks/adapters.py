@@ -3,6 +3,7 @@
   python benchmarks/adapters.py torch              8 + 8 emulated hosts, 200 Mbit/s (needs root)
   python benchmarks/adapters.py torch --hosts 0    this machine, 2 workers
   python benchmarks/adapters.py jax --hosts 2      2 + 2 hosts
+  KERAS_BACKEND=jax python benchmarks/adapters.py keras --hosts 2 --python ...
   python benchmarks/adapters.py tensorflow --hosts 2 --python .venv-frameworks/tensorflow/bin/python
   python benchmarks/adapters.py jax --hosts 0 --collectives 16 --rounds 30
 
@@ -124,7 +125,39 @@ def tensorflow_steps(batch: int) -> Steps:
     return {"compute": compute, "herring.tensorflow": averaged}
 
 
-FRAMEWORKS = {"torch": torch_steps, "jax": jax_steps, "tensorflow": tensorflow_steps}
+def keras_steps(batch: int) -> Steps:
+    """Returns a step of a model of Keras with plain and with distributed optimizers."""
+    import keras
+    import numpy as np
+
+    import herring.keras
+
+    x = np.ones((batch, WIDTH), np.float32)
+
+    def step(wrap: Callable[[Any], Any]) -> Callable[[], Any]:
+        keras.utils.set_random_seed(1)
+        layers = [
+            keras.layers.Dense(WIDTH, activation="relu", use_bias=False) for _ in range(LAYERS)
+        ]
+        model = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+        model.compile(wrap(keras.optimizers.SGD(1e-3)), loss="mse")
+        model.train_on_batch(x, x)
+        return lambda: model.train_on_batch(x, x)
+
+    steps = {"compute": step(lambda optimizer: optimizer)}
+    steps["herring.keras"] = step(herring.keras.DistributedOptimizer)
+    if keras.backend.backend() == "jax":
+        os.environ["HERRING_JAX_IMPL"] = "callback"
+        steps["herring.keras, callback"] = step(herring.keras.DistributedOptimizer)
+    return steps
+
+
+FRAMEWORKS = {
+    "torch": torch_steps,
+    "jax": jax_steps,
+    "tensorflow": tensorflow_steps,
+    "keras": keras_steps,
+}
 
 
 def torch_collectives(count: int) -> Steps:
@@ -248,6 +281,8 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write all seconds")
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.collectives and options.framework not in COLLECTIVES:
+        parser.error(f"--collectives is for {', '.join(COLLECTIVES)}")
     if options.result:
         work(options)
         return 0

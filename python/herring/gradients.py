@@ -21,7 +21,7 @@ from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.groups import Group, scope_of
 from herring.planned import PlannedReduction
 
-__all__ = ["GradientRounds", "Source", "fresh"]
+__all__ = ["GradientRounds", "Source", "agree", "fresh"]
 
 # How the plan sees a dtype of a framework: its elements, and how many of them an element is.
 _PLANNED = {
@@ -87,6 +87,52 @@ def _raw(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
+def agree(
+    sources: Sequence[Source], present: Sequence[int], *, name: str, group: Group | None = None
+) -> list[int]:
+    """Compares the lists of all ranks (collective).
+
+    Args:
+      sources: one per variable, in an order that is the same on all ranks.
+      present: places in `sources` of those that have a gradient on this rank.
+      name: the same on all ranks, different for each list.
+      group: those who take part; None: all ranks.
+
+    Returns:
+      Places in `sources` of those that have a gradient on some rank, ascending.
+
+    Raises:
+      MismatchError: shapes or dtypes differ between ranks; names the first difference.
+    """
+    shapes = "\n".join(f"{s.dtype} {list(s.shape)}" for s in sources)
+    mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present))
+    everyone = allgather_object(mine, name=f"{name}.gradients", group=group)
+    if len({digest for digest, _ in everyone}) > 1:
+        _explain(sources, name, group)
+    return sorted({index for _, indices in everyone for index in indices})
+
+
+def _explain(sources: Sequence[Source], name: str, group: Group | None) -> None:
+    lines = [f"{s.name} {s.dtype} {list(s.shape)}" for s in sources]
+    lists = allgather_object(lines, name=f"{name}.lists", group=group)
+    for index in range(max(map(len, lists))):
+        who: dict[str, list[int]] = {}
+        for place, theirs in enumerate(lists):
+            line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
+            who.setdefault(line, []).append(_job_rank(place, group))
+        if len({line.split(" ", 1)[-1] for line in who}) > 1:
+            parts = "; ".join(f"ranks {ranks}: {line}" for line, ranks in who.items())
+            raise MismatchError(
+                f"{name}: variable {index} differs between ranks: {parts}. "
+                "Build the same model, in the same order, on every rank"
+            )
+    raise MismatchError(f"{name}: the lists of variables differ between ranks")
+
+
+def _job_rank(place: int, group: Group | None) -> int:
+    return place if group is None else group.ranks[place]
+
+
 class GradientRounds:
     """Averages the gradients of a list of variables over all ranks, round by round.
 
@@ -145,7 +191,7 @@ class GradientRounds:
         self._group = group
         scope = scope_of(group)
         self._rank, self._size = scope.rank, scope.size
-        self.used = self._agree(present)
+        self.used = agree(sources, present, name=name, group=group)
         # Frameworks list variables from the first layer to the last; gradients come the other way.
         self._order = list(reversed(self.used))
         in_order = [self.sources[i] for i in self._order]
@@ -169,33 +215,6 @@ class GradientRounds:
         self._open = False
         self._missing: set[int] = set()
         self._report = _WELL
-
-    def _agree(self, present: Sequence[int]) -> list[int]:
-        lines = [f"{s.name} {s.dtype} {list(s.shape)}" for s in self.sources]
-        shapes = "\n".join(f"{s.dtype} {list(s.shape)}" for s in self.sources)
-        mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present))
-        everyone = allgather_object(mine, name=f"{self.name}.gradients", group=self._group)
-        if len({digest for digest, _ in everyone}) > 1:
-            self._explain(lines)
-        return sorted({index for _, indices in everyone for index in indices})
-
-    def _explain(self, lines: list[str]) -> None:
-        lists = allgather_object(lines, name=f"{self.name}.lists", group=self._group)
-        for index in range(max(map(len, lists))):
-            who: dict[str, list[int]] = {}
-            for place, theirs in enumerate(lists):
-                line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
-                who.setdefault(line, []).append(self._job_rank(place))
-            if len({line.split(" ", 1)[-1] for line in who}) > 1:
-                parts = "; ".join(f"ranks {ranks}: {line}" for line, ranks in who.items())
-                raise MismatchError(
-                    f"{self.name}: variable {index} differs between ranks: {parts}. "
-                    "Build the same model, in the same order, on every rank"
-                )
-        raise MismatchError(f"{self.name}: the lists of variables differ between ranks")
-
-    def _job_rank(self, place: int) -> int:
-        return place if self._group is None else self._group.ranks[place]
 
     def put(self, indices: Sequence[int], arrays: Sequence[Any]) -> None:
         """Puts gradients of this round in their places; the first call of a round begins it.
@@ -289,7 +308,8 @@ class GradientRounds:
         self.contributors = self._plan.contributors
         told = np.rint(self._said * (self.contributors if self._op == "average" else 1))
         for code, (kind, text) in _TOLD.items():
-            ranks = [self._job_rank(place) for place in np.flatnonzero(told == code).tolist()]
+            places = np.flatnonzero(told == code).tolist()
+            ranks = [_job_rank(place, self._group) for place in places]
             if ranks:
                 who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
                 raise kind(f"{self.name}: {who} {text}")

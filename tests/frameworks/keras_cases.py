@@ -225,6 +225,38 @@ def test_missing_gradients(rank, size):
         assert (after[2] == before[2]).all()
 
 
+def test_ways_on_jax(rank, size):
+    """By the handler, by a callback, and by that too where only some ranks can do more."""
+    if keras.backend.backend() != "jax":
+        return
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 24)
+    ways = [("", {}), ("callback", {}), ("callback" if rank == 0 else "ffi", {})]
+    ways += [("", {"buffer_bytes": 1 << 16}), ("", {"wire_dtype": "bfloat16"})]
+    for way, options in ways:
+        os.environ["HERRING_JAX_IMPL"] = way
+        optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+        model, _ = trained(optimizer, *part)
+        assert same_everywhere(values(model)), (way, options)
+        assert close(values(model), values(reference), 0.02 if options else 1e-5), (way, options)
+    os.environ["HERRING_JAX_IMPL"] = ""
+
+
+def test_gradients_applied_by_hand(rank, size):
+    if keras.backend.backend() == "tensorflow":
+        return  # test_tensorflow.py
+    variables = [keras.Variable(np.ones(3, np.float32), name=name) for name in "abc"]
+    optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    gradient = keras.ops.ones(3)
+    for _ in range(2):  # "b" has a gradient on rank 0 only, "c" on none
+        optimizer.apply([gradient * (rank + 1), gradient if rank == 0 else None, None], variables)
+    found = [keras.ops.convert_to_numpy(one.value)[0] for one in variables]
+    assert np.allclose(found, [1 - (size + 1), 1 - 2 / size, 1]), found
+    later = [gradient, None, gradient]
+    raises(herring.InvalidArgumentError, "in the first step", optimizer.apply, later, variables)
+
+
 def test_two_optimizers_and_groups(rank, size):
     x, y = data()
     first = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), name="first")

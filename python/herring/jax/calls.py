@@ -18,7 +18,7 @@ from herring.errors import ConfigurationError, HerringError, InvalidArgumentErro
 from herring.groups import Group
 from herring.jax.keys import digest_of, is_traced
 
-__all__ = ["Call", "execute"]
+__all__ = ["Call", "execute", "implementation"]
 
 _TARGET = "herring_collective"
 _NUMBERS = {int: np.int64, float: np.float64}
@@ -58,7 +58,12 @@ class Call(NamedTuple):
         }
 
 
-def _implementation() -> str:
+def implementation() -> str:
+    """How programs call: by the "ffi" handler, or by a "callback" of Python.
+
+    Raises:
+      ConfigurationError: ``HERRING_JAX_IMPL`` is neither.
+    """
     chosen = os.environ.get("HERRING_JAX_IMPL", "").strip()
     if chosen not in ("", "ffi", "callback"):
         raise ConfigurationError(
@@ -88,7 +93,7 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
             "of one CPU)"
         )
     collective = _traced(
-        _implementation() == "ffi",
+        implementation() == "ffi",
         call.in_place,
         tuple(call.attributes(leaves).items()),
         tuple(results),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from herring.collectives import allgather_object
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.gradients import GradientRounds, Source
+from herring.gradients import GradientRounds, Source, agree
 from herring.groups import Group, scope_of
 
 __all__ = ["make_averager"]
@@ -66,7 +67,7 @@ class HostAverager:
         self.group = group
         self.size = scope_of(group).size
         self._options = {"op": op, "wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes}
-        self._rounds: dict[tuple[Source, ...], GradientRounds] = {}
+        self._rounds: dict[tuple[Source, ...], Any] = {}
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages over all ranks (collective).
@@ -91,20 +92,18 @@ class HostAverager:
         present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
         rounds = self._rounds.get(sources)
         if rounds is None:
-            rounds = GradientRounds(
-                sources,
-                list(present),
-                name=f"{self.name}.{len(self._rounds)}",
-                group=self.group,
-                **self._options,
-            )
+            rounds = self.plan(f"{self.name}.{len(self._rounds)}", sources, list(present))
             self._rounds[sources] = rounds
         for i, average in zip(rounds.used, self.run(rounds, present)):
             gradients[i] = average
         return gradients
 
-    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
-        """One round; returns a tensor for each of ``rounds.used``."""
+    def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
+        """What a new list of variables is averaged by (collective); has ``used`` as those have."""
+        return GradientRounds(sources, present, name=name, group=self.group, **self._options)
+
+    def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
+        """One round of what `plan` made; returns a tensor for each of ``rounds.used``."""
         raise NotImplementedError
 
 
@@ -133,11 +132,67 @@ class TorchAverager(HostAverager):
         return [one.to(device) for one in averages]
 
 
-class JaxAverager(HostAverager):
-    """For the backend jax, in compiled functions too."""
+class Keyed(NamedTuple):
+    """A list of variables whose gradients are reduced by operations of a compiled program.
 
-    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
+    Attributes:
+      name: of the operations.
+      sources: the variables.
+      used: places of those that have a gradient on some rank.
+    """
+
+    name: str
+    sources: Sequence[Source]
+    used: list[int]
+
+
+class JaxAverager(HostAverager):
+    """For the backend jax, in compiled functions too.
+
+    Gradients on CPUs go by the handler of `herring.jax`, each few as soon as they are there. What
+    that cannot do goes by a callback of Python at the end of the backward pass.
+    """
+
+    def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
+        """`Keyed` where all ranks can."""
+        from herring.jax.calls import implementation
+
+        able = (
+            implementation() == "ffi"
+            and not self._options["wire_dtype"]
+            and not self._options["buffer_bytes"]
+            and not any(source.dtype.startswith("complex") for source in sources)
+        )
+        if not all(allgather_object(able, name=f"{name}.way", group=self.group)):
+            return super().plan(name, sources, present)
+        return Keyed(name, sources, agree(sources, present, name=name, group=self.group))
+
+    def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
         """One round."""
+        run = self._by_handler if isinstance(rounds, Keyed) else self._by_callback
+        sources = rounds.sources
+        return run(rounds, {i: one.astype(sources[i].dtype) for i, one in present.items()})
+
+    def _by_handler(self, keyed: Keyed, present: dict[int, Any]) -> Sequence[Any]:
+        import jax.numpy as jnp
+
+        import herring.jax
+
+        more = [i for i in present if i not in keyed.used]
+        if more:
+            raise InvalidArgumentError(
+                f"{keyed.name}: there is a gradient for {keyed.sources[more[0]].name!r}, which had "
+                "none on any rank in the first step; use all variables in the first step, or wrap "
+                "the optimizer again where some are unfrozen"
+            )
+        sources = keyed.sources
+        leaves = [
+            present[i] if i in present else jnp.zeros(sources[i].shape, sources[i].dtype)
+            for i in keyed.used
+        ]
+        return herring.jax.allreduce(leaves, self.op, name=keyed.name, group=self.group)
+
+    def _by_callback(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
         import jax
         from jax.experimental import io_callback
 
@@ -149,5 +204,4 @@ class JaxAverager(HostAverager):
             rounds.put(indices, [np.asarray(array) for array in arrays])
             return rounds.finish([one.dtype for one in shapes])
 
-        tensors = [present[i].astype(sources[i].dtype) for i in indices]
-        return io_callback(exchange, shapes, *tensors, ordered=True)
+        return io_callback(exchange, shapes, *present.values(), ordered=True)
