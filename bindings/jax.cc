@@ -287,6 +287,11 @@ void register_jax(nb::module_& module) {
             return KeyedCalls::instance().add_group(std::move(group));
           },
           "group"_a, Release());
+  jax.def("number_anew",
+          [](const std::shared_ptr<worker::Group>& group) {
+            KeyedCalls::instance().number_anew(group);
+          },
+          "group"_a.none(), Release());
   jax.def("run", &run, "kind"_a, "key"_a, "dtype"_a, "op"_a, "group"_a, "digest"_a, "root"_a,
           "prescale"_a, "postscale"_a, "timeout"_a, "inputs"_a, "outputs"_a);
 }

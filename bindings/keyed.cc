@@ -161,6 +161,7 @@ void KeyedCalls::attach(worker::Job& job) {
   groups_.clear();
   std::lock_guard rounds(mutex_);
   rounds_.clear();
+  joins_.clear();
 }
 
 void KeyedCalls::detach() {
@@ -182,9 +183,25 @@ int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
   return next_group_++;
 }
 
-Status KeyedCalls::enter(const Key& key, uint64_t* round) {
+void KeyedCalls::number_anew(const std::shared_ptr<worker::Group>& group) {
+  std::shared_lock lock(attached_);
+  std::lock_guard rounds(mutex_);
+  ++joins_[group ? group->id() : control::Group::kWorld];
+  std::erase_if(rounds_, [&](const auto& one) {
+    const auto known = groups_.find(one.first.first);
+    return group ? known != groups_.end() && known->second == group : one.first.first == 0;
+  });
+}
+
+std::string KeyedCalls::next_name(const Key& key, const worker::Group* group) {
   std::lock_guard lock(mutex_);
-  *round = rounds_[key]++;
+  const auto joins = joins_.find(group == nullptr ? control::Group::kWorld : group->id());
+  const std::string since = joins == joins_.end() ? "" : concat("#", joins->second);
+  return concat(key.second, since, ".", rounds_[key]++);
+}
+
+Status KeyedCalls::enter(const Key& key) {
+  std::lock_guard lock(mutex_);
   if (running_.insert(key).second) return {};
   // Which of the two comes first may differ between ranks.
   return {Code::kInvalidArgument,
@@ -221,10 +238,9 @@ Status KeyedCalls::start(KeyedCall call, std::function<void(const Status&)> done
   running->rank = group ? group->index() : job_->rank();
   running->call = std::move(call);
   running->done = std::move(done);
-  uint64_t round = 0;
-  Status status = enter(running->key, &round);
+  const std::string name = next_name(running->key, group.get());
+  Status status = enter(running->key);
   const bool entered = status.ok();
-  const std::string name = concat(running->call.key, ".", round);
   if (entered) status = submit(running, name, group);
   if (status.ok()) return status;
   if (entered) leave(running->key);

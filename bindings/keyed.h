@@ -56,6 +56,9 @@ class KeyedCalls {
   void forget();
   // Numbers a group of the job, from 1 on; the same one again for the same group.
   int64_t add_group(std::shared_ptr<worker::Group> group);
+  // All ranks of the group (null: of the job) have joined it, after different numbers of calls:
+  // those that follow are numbered from 0 again, under other names.
+  void number_anew(const std::shared_ptr<worker::Group>& group);
 
   // Any thread, without the GIL. Unless it returns an error, `done` is called once, on a thread
   // that may be blocked; the buffers stay until then.
@@ -65,7 +68,10 @@ class KeyedCalls {
   using Key = std::pair<int64_t, std::string>;  // with the number of its group
   struct Running;
 
-  Status enter(const Key& key, uint64_t* round);
+  // Of this execution: how many came before it is counted.
+  std::string next_name(const Key& key, const worker::Group* group);
+  // An error: the last execution is still in flight.
+  Status enter(const Key& key);
   void leave(const Key& key);
   Status submit(const std::shared_ptr<Running>& running, const std::string& name,
                 const std::shared_ptr<worker::Group>& group);
@@ -77,7 +83,8 @@ class KeyedCalls {
   int64_t next_group_ = 1;          // never used twice; guarded by attached_
 
   std::mutex mutex_;
-  std::map<Key, uint64_t> rounds_;  // executions so far; guarded by mutex_
+  std::map<Key, uint64_t> rounds_;  // executions since the last join; guarded by mutex_
+  std::map<uint32_t, uint64_t> joins_;  // of groups, by their numbers in the job; guarded by mutex_
   std::set<Key> running_;           // guarded by mutex_
   Continuations continuations_;
 };

@@ -309,6 +309,29 @@ fails("ShutdownError", "a job that has ended", grouped, jnp.ones(3))
     run(TWO, script)
 
 
+def test_joins_between_programs() -> None:
+    """Ranks that have executed a program differently often meet again after a join."""
+    script = """
+herring.init()
+r = rank()
+rows = [herring.new_group([0, 1]), herring.new_group([2])][r // 2]
+program = jax.jit(lambda x: hj.allreduce(x, "sum"))
+of_row = jax.jit(lambda x: hj.allreduce(x, "sum", group=rows))
+for again in range(2):
+    for i in range(r + 1):
+        there = [other for other in range(3) if other >= i]
+        assert program(jnp.full(5, r + 1.0)).tolist() == [sum(there) + float(len(there))] * 5
+    assert herring.join() == 2
+    assert program(jnp.full(5, r + 1.0)).tolist() == [6.0] * 5
+    if r == 0 and again == 0:
+        of_row(jnp.ones(3)).block_until_ready()  # rank 1 has joined the row already
+    if r < 2:
+        herring.join(group=rows)
+        assert of_row(jnp.ones(3)).tolist() == [2.0] * 3
+"""
+    run(["-n", "3", "--nodes", "3"], script, HERRING_TIMEOUT="30")
+
+
 def test_disagreements_and_wrong_arguments() -> None:
     script = """
 herring.init()

@@ -10,6 +10,7 @@ import keras
 import herring
 from herring.collectives import name_of_next
 from herring.errors import InvalidArgumentError
+from herring.gradients import GradientRounds
 from herring.horovod.common import rounds
 from herring.horovod.common.compression import NoneCompressor, is_half
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors
@@ -228,7 +229,9 @@ class _Averaging:
         """Averages over all ranks (collective)."""
         with internal_errors():
             found = self._local.around(self._averager.average, gradients, variables)
-        rounds.reducers.update(getattr(self._averager, "_rounds", {}).values())
+        # What programs of JAX call goes on without a rank that has joined.
+        lists = getattr(self._averager, "_rounds", {}).values()
+        rounds.reducers.update(one for one in lists if isinstance(one, GradientRounds))
         return found
 
 
