@@ -132,28 +132,40 @@ bool reduces(wire::Collective kind) {
   return kind == wire::Collective::kAllreduce || kind == wire::Collective::kReduceScatter;
 }
 
-Status read(const xla::Operands& operands, KeyedCall& call, std::vector<Buffer>& buffers) {
-  for (int64_t i = 0; i < operands.size; ++i) {
+Result<std::vector<Buffer>> buffers_of(const xla::Operands& operands, int64_t first) {
+  std::vector<Buffer> buffers;
+  for (int64_t i = first; i < operands.size; ++i) {
     if (operands.types[i] != xla::Operands::kBuffer) {
-      return {Code::kInternal, concat("operand ", i, " of '", call.key, "' is no array")};
+      return Status(Code::kInternal, concat("operand ", i, " of a program's call is no array"));
     }
     const auto* array = static_cast<const xla::Array*>(operands.values[i]);
     const auto element = element_of(array->dtype);
-    if (!element || (reduces(call.kind) && !element->dtype)) {
-      return {Code::kInvalidArgument, concat("operand ", i, " of '", call.key, "' has dtype ",
-                                             static_cast<int>(array->dtype),
-                                             " of XLA, which is not supported")};
-    }
-    if (reduces(call.kind)) {
-      if (i > 0 && call.dtype != *element->dtype) {
-        return {Code::kInternal, concat("operands of '", call.key, "' differ in dtype")};
-      }
-      call.dtype = *element->dtype;
+    if (!element) {
+      return Status(Code::kInvalidArgument,
+                    concat("operand ", i, " of a program's call has dtype ",
+                           static_cast<int>(array->dtype), " of XLA, which is not supported"));
     }
     buffers.push_back({static_cast<char*>(array->data), element->bytes,
                        {array->dims, array->dims + array->rank}});
   }
-  return {};
+  return buffers;
+}
+
+// That of all operands behind the token.
+Result<DType> dtype_of(const xla::Operands& operands, const std::string& key) {
+  std::optional<DType> common;
+  for (int64_t i = 1; i < operands.size; ++i) {
+    const auto dtype = element_of(static_cast<const xla::Array*>(operands.values[i])->dtype)->dtype;
+    if (!dtype) {
+      return Status(Code::kInvalidArgument,
+                    concat("operand ", i, " of '", key, "' has a dtype that cannot be reduced"));
+    }
+    if (common.value_or(*dtype) != *dtype) {
+      return Status(Code::kInternal, concat("operands of '", key, "' differ in dtype"));
+    }
+    common = dtype;
+  }
+  return common.value_or(DType::kUInt8);
 }
 
 Result<KeyedCall> call_of(const xla::CallFrame& frame) {
@@ -161,6 +173,7 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   KeyedCall call;
   call.key = attributes.text("key");
   const std::string kind = attributes.text("kind"), op = attributes.text("op");
+  call.refusal = attributes.text("refusal");
   call.group = attributes.number<int64_t>("group");
   call.digest = static_cast<uint32_t>(attributes.number<int64_t>("digest"));
   call.root = static_cast<uint32_t>(attributes.number<int64_t>("root"));
@@ -177,42 +190,66 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   auto parsed_op = parse_reduce_op(op);
   if (!parsed_op.ok()) return parsed_op.status();
   call.op = *parsed_op;
-  HERRING_RETURN_IF_ERROR(read(frame.arguments, call, call.inputs));
-  HERRING_RETURN_IF_ERROR(read(frame.results, call, call.outputs));
+  auto inputs = buffers_of(frame.arguments, 1);
+  if (!inputs.ok()) return inputs.status();
+  call.inputs = std::move(*inputs);
+  auto places = buffers_of(frame.results, 1);
+  if (!places.ok()) return places.status();
+  for (const Buffer& one : *places) call.result_bytes += one.bytes();
   if (reduces(call.kind)) {
+    auto dtype = dtype_of(frame.arguments, call.key);
+    if (!dtype.ok()) return dtype.status();
+    call.dtype = *dtype;
     HERRING_RETURN_IF_ERROR(check_reducible(call.dtype, call.op, call.prescale, call.postscale));
   }
   return call;
 }
 
-// Returns before the collective is complete: a thread of XLA's that waited here could be the one
-// that another rank waits for.
-xla::Error* collective(xla::CallFrame* frame) {
-  for (xla::Extension* one = frame->extensions; one != nullptr; one = one->next) {
+// Whether there is nothing more to do: the runtime asks what this is, or is not executing.
+bool answers(xla::CallFrame& frame) {
+  for (xla::Extension* one = frame.extensions; one != nullptr; one = one->next) {
     if (one->type != xla::MetadataExtension::kType) continue;
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(one)->metadata;
     metadata.version.major = xla::kMajorVersion;
     metadata.version.minor = xla::kMinorVersion;
     metadata.traits = 0;
-    return nullptr;
+    return true;
   }
-  if (frame->stage != xla::Stage::kExecute) return nullptr;
+  return frame.stage != xla::Stage::kExecute;
+}
+
+// A token, which the call before has made, and arrays; returns a token and the places of results,
+// whose content is undefined.
+xla::Error* start(xla::CallFrame* frame) {
+  if (answers(*frame)) return nullptr;
+  auto call = call_of(*frame);
+  const Status status =
+      call.ok() ? KeyedCalls::instance().start(std::move(*call)) : call.status();
+  return status.ok() ? nullptr : error_of(*frame->api, status);
+}
+
+// The places; returns them, with the results. Not before they are there, but at once: a thread of
+// XLA's that waited here could be the one that another rank waits for. It reads nothing else, as
+// what it reads is not given to anything that comes after it before it is complete.
+xla::Error* finish(xla::CallFrame* frame) {
+  if (answers(*frame)) return nullptr;
   const xla::Api& api = *frame->api;
   if (api.struct_size < sizeof(xla::Api)) {
     return error_of(api, {Code::kConfiguration,
                           "this jaxlib has no futures for foreign functions: use 0.6 or newer, or "
                           "set HERRING_JAX_IMPL=callback"});
   }
-  auto call = call_of(*frame);
-  if (!call.ok()) return error_of(api, call.status());
+  Attributes attributes(frame->attributes);
+  const KeyedCalls::Key key(attributes.number<int64_t>("group"), attributes.text("key"));
+  auto outputs = buffers_of(frame->results, 0);
+  if (!outputs.ok()) return error_of(api, outputs.status());
   xla::FutureCreate create{sizeof(xla::FutureCreate), nullptr, nullptr};
   if (xla::Error* const error = api.future_create(&create); error != nullptr) return error;
   frame->future = create.future;
-  const Status started = KeyedCalls::instance().start(
-      std::move(*call), [&api, future = create.future](const Status& status) {
-        complete(api, future, status);
-      });
-  if (!started.ok()) complete(api, create.future, started);
+  KeyedCalls::instance().finish(key, std::move(*outputs),
+                                [&api, future = create.future](const Status& status) {
+                                  complete(api, future, status);
+                                });
   return nullptr;
 }
 
@@ -222,9 +259,10 @@ using Described = std::tuple<nb::object, size_t, std::vector<uint64_t>>;
 // The collective as a callback has it, which waits.
 void run(const std::string& kind, const std::string& key, const std::string& dtype,
          const std::string& op, int64_t group, int64_t digest, uint32_t root, double prescale,
-         double postscale, double timeout, const std::vector<Described>& inputs,
-         const std::vector<Described>& outputs) {
+         double postscale, double timeout, const std::string& refusal,
+         const std::vector<Described>& inputs, const std::vector<Described>& outputs) {
   KeyedCall call;
+  std::vector<Buffer> results;
   call.kind = take(parse_collective(kind));
   call.key = key;
   call.op = take(parse_reduce_op(op));
@@ -234,13 +272,14 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
   call.prescale = prescale;
   call.postscale = postscale;
   call.timeout = timeout;
+  call.refusal = refusal;
   if (reduces(call.kind)) {
     call.dtype = take(parse_dtype(dtype));
     check(check_reducible(call.dtype, call.op, prescale, postscale));
   }
   std::deque<ArrayView> views;
   for (const auto& [arrays, buffers, writes] :
-       {std::tuple(&inputs, &call.inputs, false), std::tuple(&outputs, &call.outputs, true)}) {
+       {std::tuple(&inputs, &call.inputs, false), std::tuple(&outputs, &results, true)}) {
     for (const auto& [bytes, item, shape] : *arrays) {
       const ArrayView& view = views.emplace_back(bytes, writes);
       buffers->push_back({view.data(), item, shape});
@@ -251,6 +290,7 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
       raise({Code::kInvalidArgument, concat("an array of '", key, "' is not given as its bytes")});
     }
   }
+  for (const Buffer& one : results) call.result_bytes += one.bytes();
   struct {
     std::mutex mutex;
     std::condition_variable changed;
@@ -258,12 +298,15 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
   } outcome;
   {
     nb::gil_scoped_release release;
-    const Status started =
-        KeyedCalls::instance().start(std::move(call), [&outcome](const Status& status) {
-          std::lock_guard lock(outcome.mutex);
-          outcome.status = status;
-          outcome.changed.notify_all();
-        });
+    const KeyedCalls::Key place(group, key);
+    const Status started = KeyedCalls::instance().start(std::move(call));
+    if (started.ok()) {
+      KeyedCalls::instance().finish(place, std::move(results), [&outcome](const Status& status) {
+        std::lock_guard lock(outcome.mutex);
+        outcome.status = status;
+        outcome.changed.notify_all();
+      });
+    }
     std::unique_lock lock(outcome.mutex);
     if (!started.ok()) outcome.status = started;
     outcome.changed.wait(lock, [&outcome] { return outcome.status.has_value(); });
@@ -277,7 +320,10 @@ void register_jax(nb::module_& module) {
   using namespace nb::literals;
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::module_ jax = module.def_submodule("jax");
-  jax.def("handler", [] { return nb::capsule(reinterpret_cast<void*>(&collective)); });
+  jax.def("handlers", [] {
+    return std::make_tuple(nb::capsule(reinterpret_cast<void*>(&start)),
+                           nb::capsule(reinterpret_cast<void*>(&finish)));
+  });
   jax.def("attach", [](worker::Job& job) { KeyedCalls::instance().attach(job); }, "job"_a,
           Release());
   jax.def("detach", [] { KeyedCalls::instance().detach(); }, Release());
@@ -287,13 +333,8 @@ void register_jax(nb::module_& module) {
             return KeyedCalls::instance().add_group(std::move(group));
           },
           "group"_a, Release());
-  jax.def("number_anew",
-          [](const std::shared_ptr<worker::Group>& group) {
-            KeyedCalls::instance().number_anew(group);
-          },
-          "group"_a.none(), Release());
   jax.def("run", &run, "kind"_a, "key"_a, "dtype"_a, "op"_a, "group"_a, "digest"_a, "root"_a,
-          "prescale"_a, "postscale"_a, "timeout"_a, "inputs"_a, "outputs"_a);
+          "prescale"_a, "postscale"_a, "timeout"_a, "refusal"_a, "inputs"_a, "outputs"_a);
 }
 
 }  // namespace herring::bindings

@@ -61,21 +61,27 @@ size_t Buffer::row_bytes() const {
 
 size_t Buffer::bytes() const { return rows() * row_bytes(); }
 
-// A call from its start until it is complete.
+// A call from its start until its results are taken. One whose program fails between the two is
+// left behind, and is dropped by the next execution or the end of the job.
 struct KeyedCalls::Running {
   Key key;
   KeyedCall call;
-  std::function<void(const Status&)> done;
   std::shared_ptr<worker::Operation> operation;
   SharedHeap* heap = nullptr;
   char* staging = nullptr;
   size_t bytes = 0;  // of the staging
   uint32_t rank = 0, size = 1;
 
-  ~Running() {
-    if (staging != nullptr) heap->free(staging);
-  }
+  // Who sets the second of the two delivers.
+  bool complete = false, claimed = false;
+  std::vector<Buffer> outputs;
+  Done done;
 
+  ~Running() { free(); }
+
+  void free() {
+    if (staging != nullptr) heap->free(std::exchange(staging, nullptr));
+  }
   Status pack();
   Status unpack() const;
   Status unpack_gathered() const;
@@ -119,7 +125,7 @@ Status KeyedCalls::Running::unpack_gathered() const {
   for (uint32_t r = 0; r < size; ++r) {
     for (size_t i = 0; i < call.inputs.size(); ++i) {
       const size_t part = call.inputs[i].bytes();
-      if (part > 0) std::memcpy(call.outputs[i].data + r * part, from, part);
+      if (part > 0) std::memcpy(outputs[i].data + r * part, from, part);
       from += part;
     }
   }
@@ -143,7 +149,7 @@ Status KeyedCalls::Running::unpack() const {
     }
     default: break;
   }
-  for (const Buffer& one : call.outputs) {
+  for (const Buffer& one : outputs) {
     if (one.bytes() > 0) std::memcpy(one.data, from, one.bytes());
     from += one.bytes();
   }
@@ -159,15 +165,18 @@ void KeyedCalls::attach(worker::Job& job) {
   std::unique_lock lock(attached_);
   job_ = &job;
   groups_.clear();
-  std::lock_guard rounds(mutex_);
-  rounds_.clear();
-  joins_.clear();
+  std::lock_guard calls(mutex_);
+  executions_.clear();
 }
 
 void KeyedCalls::detach() {
   std::unique_lock lock(attached_);
   job_ = nullptr;
   groups_.clear();
+  std::lock_guard calls(mutex_);
+  std::erase_if(running_, [](const auto& one) {
+    return one.second->complete && !one.second->claimed;
+  });
 }
 
 void KeyedCalls::forget() {
@@ -183,46 +192,36 @@ int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
   return next_group_++;
 }
 
-void KeyedCalls::number_anew(const std::shared_ptr<worker::Group>& group) {
-  std::shared_lock lock(attached_);
-  std::lock_guard rounds(mutex_);
-  ++joins_[group ? group->id() : control::Group::kWorld];
-  std::erase_if(rounds_, [&](const auto& one) {
-    const auto known = groups_.find(one.first.first);
-    return group ? known != groups_.end() && known->second == group : one.first.first == 0;
-  });
+std::string KeyedCalls::next_name(const Key& key, const worker::Group& group) {
+  const uint32_t joins = group.joins();
+  std::lock_guard lock(mutex_);
+  Executions& executions = executions_[key];
+  if (executions.joins != joins) executions = {joins, 0};
+  return concat(key.second, joins == 0 ? "" : concat("#", joins), ".", executions.count++);
 }
 
-std::string KeyedCalls::next_name(const Key& key, const worker::Group* group) {
+Status KeyedCalls::enter(const std::shared_ptr<Running>& running) {
   std::lock_guard lock(mutex_);
-  const auto joins = joins_.find(group == nullptr ? control::Group::kWorld : group->id());
-  const std::string since = joins == joins_.end() ? "" : concat("#", joins->second);
-  return concat(key.second, since, ".", rounds_[key]++);
-}
-
-Status KeyedCalls::enter(const Key& key) {
-  std::lock_guard lock(mutex_);
-  if (running_.insert(key).second) return {};
+  std::shared_ptr<Running>& last = running_[running->key];
+  if (last == nullptr || (last->complete && !last->claimed)) {
+    last = running;
+    return {};
+  }
   // Which of the two comes first may differ between ranks.
   return {Code::kInvalidArgument,
-          concat("'", key.second, "' is executed again while it is in flight: one place of the "
-                 "program, called twice where neither call needs the other's result, is in no "
-                 "order that all ranks share; give each call a name of its own (name=), or make "
+          concat("'", running->key.second, "' is executed again while it is in flight: one place "
+                 "of the program, called twice where neither call needs the other's result, is in "
+                 "no order that all ranks share; give each call a name of its own (name=), or make "
                  "one depend on the other")};
 }
 
-void KeyedCalls::leave(const Key& key) {
-  std::lock_guard lock(mutex_);
-  running_.erase(key);
-}
-
-Status KeyedCalls::start(KeyedCall call, std::function<void(const Status&)> done) {
+Status KeyedCalls::start(KeyedCall call) {
   std::shared_lock lock(attached_);
   if (job_ == nullptr) {
     return {Code::kShutdown, concat("'", call.key, "': herring is not initialized in this process "
                                     "(call herring.init())")};
   }
-  std::shared_ptr<worker::Group> group;
+  std::shared_ptr<worker::Group> group = job_->engine().world();
   if (call.group != 0) {
     const auto found = groups_.find(call.group);
     if (found == groups_.end()) {
@@ -234,16 +233,18 @@ Status KeyedCalls::start(KeyedCall call, std::function<void(const Status&)> done
   auto running = std::make_shared<Running>();
   running->key = {call.group, call.key};
   running->heap = &job_->engine().heap();
-  running->size = group ? group->size() : job_->cluster().size;
-  running->rank = group ? group->index() : job_->rank();
+  running->size = group->size();
+  running->rank = group->index();
   running->call = std::move(call);
-  running->done = std::move(done);
-  const std::string name = next_name(running->key, group.get());
-  Status status = enter(running->key);
-  const bool entered = status.ok();
-  if (entered) status = submit(running, name, group);
-  if (status.ok()) return status;
-  if (entered) leave(running->key);
+  const std::string name = next_name(running->key, *group);
+  const std::string& refusal = running->call.refusal;
+  Status status = refusal.empty() ? enter(running) : Status(Code::kInvalidArgument, refusal);
+  if (status.ok()) {
+    status = submit(running, name, group);
+    if (status.ok()) return status;
+    std::lock_guard calls(mutex_);
+    running_.erase(running->key);
+  }
   if (status.code() == Code::kInvalidArgument || status.code() == Code::kInternal) {
     job_->engine().refuse(group, running->call.kind, name, status.message());
   }
@@ -255,16 +256,15 @@ Status KeyedCalls::submit(const std::shared_ptr<Running>& running, const std::st
   const KeyedCall& call = running->call;
   const bool reduces = call.kind == wire::Collective::kAllreduce ||
                        call.kind == wire::Collective::kReduceScatter;
-  const size_t in = total_bytes(call.inputs), out = total_bytes(call.outputs);
-  size_t expected = in;
-  if (call.kind == wire::Collective::kAllgather) expected = in * running->size;
+  size_t expected = total_bytes(call.inputs);
+  if (call.kind == wire::Collective::kAllgather) expected *= running->size;
   if (call.kind == wire::Collective::kReduceScatter) {
     expected = 0;
     for (const Buffer& one : call.inputs) {
       expected += rows_for(one.rows(), running->size, running->rank).second * one.row_bytes();
     }
   }
-  if (out != expected || call.inputs.size() != call.outputs.size()) {
+  if (call.result_bytes != expected) {
     return {Code::kInvalidArgument,
             concat("'", call.key, "' was compiled for another number of ranks, or another rank; "
                    "compile it anew (jax.clear_caches())")};
@@ -298,22 +298,55 @@ Status KeyedCalls::submit(const std::shared_ptr<Running>& running, const std::st
   auto submitted = job_->engine().submit(std::move(request));
   if (!submitted.ok()) return submitted.status();
   running->operation = std::move(*submitted);
-  running->operation->completion.then([this, running] { complete(*running); });
+  running->operation->completion.then([this, running] { completed(running); });
   return {};
 }
 
 // On the engine's thread: the job, and with it the staging, ends only after that.
-void KeyedCalls::complete(Running& running) {
+void KeyedCalls::completed(const std::shared_ptr<Running>& running) {
+  if (!running->operation->completion.status().ok()) running->free();
+  {
+    std::lock_guard lock(mutex_);
+    running->complete = true;
+    if (!running->claimed) return;
+  }
+  deliver(*running);
+}
+
+void KeyedCalls::finish(const Key& key, std::vector<Buffer> outputs, Done done) {
+  std::shared_lock lock(attached_);  // the staging stays meanwhile
+  std::shared_ptr<Running> running;
+  {
+    std::lock_guard calls(mutex_);
+    const auto found = running_.find(key);
+    if (found != running_.end() && !found->second->claimed) {
+      running = found->second;
+      running->claimed = true;
+      running->outputs = std::move(outputs);
+      running->done = std::move(done);
+      if (!running->complete) return;
+    }
+  }
+  if (running != nullptr) return deliver(*running);
+  continuations_.put([key = key.second, done = std::move(done)] {
+    done({Code::kShutdown, concat("the job in which '", key, "' was started has ended")});
+  });
+}
+
+void KeyedCalls::deliver(Running& running) {
   Status status = running.operation->completion.status();
   if (status.ok()) {
     status = running.unpack();
   } else if (status.code() == Code::kMismatch) {
     status = Status(status.code(), in_terms_of_the_list(status.message(), running.call));
   }
-  running.heap->free(running.staging);
-  running.staging = nullptr;
-  leave(running.key);
-  continuations_.put([done = std::move(running.done), status] { done(status); });
+  running.free();
+  Done done = std::move(running.done);
+  {
+    std::lock_guard lock(mutex_);
+    running_.erase(running.key);
+  }
+  continuations_.put([done = std::move(done), status] { done(status); });
 }
 
 }  // namespace herring::bindings

@@ -40,11 +40,19 @@ struct KeyedCall {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0, timeout = 0;
   uint32_t root = 0;            // of a broadcast
-  std::vector<Buffer> inputs, outputs;
+  std::string refusal;          // not "": this rank does not make the call, and tells all why
+  std::vector<Buffer> inputs;
+  uint64_t result_bytes = 0;
 };
 
+// A call has two parts. start() takes what it is made of and returns; so a program that starts its
+// calls in the same order on all ranks never has one wait for another, even where a runtime does
+// one thing after the other. finish() takes the results.
 class KeyedCalls {
  public:
+  // Called once, on a thread that may be blocked.
+  using Done = std::function<void(const Status&)>;
+
   // The process's; never destroyed.
   static KeyedCalls& instance();
 
@@ -56,36 +64,39 @@ class KeyedCalls {
   void forget();
   // Numbers a group of the job, from 1 on; the same one again for the same group.
   int64_t add_group(std::shared_ptr<worker::Group> group);
-  // All ranks of the group (null: of the job) have joined it, after different numbers of calls:
-  // those that follow are numbered from 0 again, under other names.
-  void number_anew(const std::shared_ptr<worker::Group>& group);
 
-  // Any thread, without the GIL. Unless it returns an error, `done` is called once, on a thread
-  // that may be blocked; the buffers stay until then.
-  Status start(KeyedCall call, std::function<void(const Status&)> done);
+  using Key = std::pair<int64_t, std::string>;  // with the number of its group
+
+  // Any thread, without the GIL. The memory of its buffers is not needed any more.
+  Status start(KeyedCall call);
+  // What was started last with this key. Any thread, without the GIL; the buffers stay until `done`
+  // is called.
+  void finish(const Key& key, std::vector<Buffer> outputs, Done done);
 
  private:
-  using Key = std::pair<int64_t, std::string>;  // with the number of its group
   struct Running;
+  struct Executions {
+    uint32_t joins = 0;  // of the group, when they were counted
+    uint64_t count = 0;
+  };
 
   // Of this execution: how many came before it is counted.
-  std::string next_name(const Key& key, const worker::Group* group);
+  std::string next_name(const Key& key, const worker::Group& group);
   // An error: the last execution is still in flight.
-  Status enter(const Key& key);
-  void leave(const Key& key);
+  Status enter(const std::shared_ptr<Running>& running);
   Status submit(const std::shared_ptr<Running>& running, const std::string& name,
                 const std::shared_ptr<worker::Group>& group);
-  void complete(Running& running);
+  void completed(const std::shared_ptr<Running>& running);
+  void deliver(Running& running);
 
-  std::shared_mutex attached_;      // held shared while a call is started
+  std::shared_mutex attached_;      // held shared while a call is started or finished
   worker::Job* job_ = nullptr;      // guarded by attached_
   std::map<int64_t, std::shared_ptr<worker::Group>> groups_;  // guarded by attached_
   int64_t next_group_ = 1;          // never used twice; guarded by attached_
 
-  std::mutex mutex_;
-  std::map<Key, uint64_t> rounds_;  // executions since the last join; guarded by mutex_
-  std::map<uint32_t, uint64_t> joins_;  // of groups, by their numbers in the job; guarded by mutex_
-  std::set<Key> running_;           // guarded by mutex_
+  std::mutex mutex_;  // guards what follows, and whether each call is complete
+  std::map<Key, Executions> executions_;
+  std::map<Key, std::shared_ptr<Running>> running_;
   Continuations continuations_;
 };
 

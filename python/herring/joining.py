@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from herring import _core
 from herring.collectives import seconds_of
 from herring.groups import Group, scope_of
 from herring.names import number_anew_after
@@ -52,5 +51,4 @@ def join(*, timeout: float | None = None, group: Group | None = None) -> int:
     )
     number_anew_after(operation, None if members is None else members.number)
     operation.wait()
-    _core.jax.number_anew(members)
     return int(operation.counts[0])

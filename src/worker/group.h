@@ -44,6 +44,11 @@ class Group {
   bool steers() const { return index_ == 0; }
   uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
 
+  // How often all its members have joined: calls that some of them did without are counted anew
+  // after each. Any thread.
+  uint32_t joins() const { return joins_.load(std::memory_order_relaxed); }
+  void count_join() { joins_.fetch_add(1, std::memory_order_relaxed); }
+
   // Why nothing can complete in it any more but partial all-reduces; ok: it can. Any thread.
   Status failure() const;
   // The first one stays. False: there was one already.
@@ -60,6 +65,7 @@ class Group {
   uint32_t local_index_ = 0;
   std::vector<uint32_t> servers_;
   std::atomic<uint32_t> next_stream_;
+  std::atomic<uint32_t> joins_{0};
 
   mutable std::mutex mutex_;
   Status failure_;  // guarded by mutex_

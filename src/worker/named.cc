@@ -326,6 +326,9 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.membership().forget(keep->formed);
     keep->formed.reset();
   }
+  if (keep->request.kind == wire::Collective::kJoin && status.ok()) {
+    keep->request.group->count_join();
+  }
   keep->completion.set(status);
   if (keep->then_) keep->then_(status);
 }

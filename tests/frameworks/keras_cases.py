@@ -240,6 +240,9 @@ def test_ways_on_jax(rank, size):
         model, _ = trained(optimizer, *part)
         assert same_everywhere(values(model)), (way, options)
         assert close(values(model), values(reference), 0.02 if options else 1e-5), (way, options)
+    os.environ["HERRING_JAX_IMPL"] = "mpi" if rank == 0 else ""
+    wrong = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    raises(Exception, "'mpi'", trained, wrong, *part)  # all ranks are told
     os.environ["HERRING_JAX_IMPL"] = ""
 
 
@@ -253,8 +256,25 @@ def test_gradients_applied_by_hand(rank, size):
         optimizer.apply([gradient * (rank + 1), gradient if rank == 0 else None, None], variables)
     found = [keras.ops.convert_to_numpy(one.value)[0] for one in variables]
     assert np.allclose(found, [1 - (size + 1), 1 - 2 / size, 1]), found
-    later = [gradient, None, gradient]
-    raises(herring.InvalidArgumentError, "in the first step", optimizer.apply, later, variables)
+    for ranks in (range(size), [0], [size - 1]):  # with a gradient for "c": all are told
+        later = [gradient, None, gradient if rank in ranks else None]
+        raises(herring.InvalidArgumentError, "in the first step", optimizer.apply, later, variables)
+        before = keras.ops.convert_to_numpy(variables[0].value)[0]
+        optimizer.apply([gradient * (rank + 1), None, None], variables)  # goes on in step
+        after = keras.ops.convert_to_numpy(variables[0].value)[0]
+        assert np.isclose(before - after, (size + 1) / 2), (before, after)
+
+
+def test_an_optimizer_of_another_job(rank, size):
+    if keras.backend.backend() == "tensorflow":
+        return  # functions of the first job are compiled
+    variable = keras.Variable(np.ones(3, np.float32))
+    optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([keras.ops.ones(3)], [variable])
+    herring.barrier()
+    herring.shutdown()
+    herring.init()
+    raises(herring.ShutdownError, "has ended", optimizer.apply, [keras.ops.ones(3)], [variable])
 
 
 def test_two_optimizers_and_groups(rank, size):

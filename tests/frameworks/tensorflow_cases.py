@@ -85,6 +85,25 @@ def test_loop_in_a_graph(rank, size):
     assert same_everywhere(v) and close(v, w, 1e-4)
 
 
+def test_collectives_of_a_function_traced_again_by_one_rank(rank, size):
+    @tf.function(reduce_retracing=False)
+    def step(x):
+        total = herring.allreduce(tf.reduce_sum(x), "sum") + herring.allreduce(x[0], "max")
+        for _ in tf.range(2):
+            total += herring.allreduce(x[0], "sum")
+        return total + tf.cast(tf.shape(herring.allgather(x[:1]))[0], tf.float32)
+
+    @tf.function
+    def other(x):
+        return herring.allreduce(x, "sum"), herring.allreduce(x, "max")
+
+    for rows in (3, 4, 3, 5):
+        mine = tf.ones([rows if rank == 0 else 3])
+        assert step(mine).numpy() == rows + 3 * (size - 1) + 1 + 2 * size + size
+        found = other(tf.ones([2]))
+        assert found[0].numpy().tolist() == [size] * 2 and found[1].numpy().tolist() == [1.0] * 2
+
+
 def test_tape_forms(rank, size):
     v = variables()
     _, mine = data(rank, size)

@@ -157,25 +157,52 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("count", [4, 1 << 18])
-def test_order_does_not_matter(count: int) -> None:
+def test_order_of_execution_does_not_matter(count: int) -> None:
+    """It depends on shapes, and on the order of a program's results."""
     script = f"""
 herring.init(timeout=60)
 r, many, count = rank(), 16, {count}
 
+def in_order_of_rank(found):
+    return found if r == 0 else found[::-1]
+
 @jax.jit
 def program(arrays):
-    order = range(many) if r == 0 else reversed(range(many))
-    found = {{i: hj.allreduce(arrays[i] * (i + 1), "sum", name=f"array {{i}}") for i in order}}
-    return [found[i] for i in range(many)]
+    return in_order_of_rank(
+        [hj.allreduce(arrays[i] * (i + 1), "sum", name=f"array {{i}}") for i in range(many)])
 
 @jax.jit
 def lines(arrays):  # without names: by their place, and how often it was passed
-    return [hj.allreduce(array * (i + 1), "sum") for i, array in enumerate(arrays)]
+    return in_order_of_rank(
+        [hj.allreduce(array * (i + 1), "sum") for i, array in enumerate(arrays)])
+
+@jax.jit
+def consumed(arrays):  # memory of results is used again
+    return in_order_of_rank(
+        [hj.allreduce(array * (i + 1), "sum").sum() for i, array in enumerate(arrays)])
 
 for _ in range(4):
+    arrays = [jnp.full(count, r + 1.0)] * many
     for which in (program, lines):
-        found = which([jnp.full(count, r + 1.0)] * many)
+        found = in_order_of_rank(which(arrays))
         assert [float(one[-1]) for one in found] == [3.0 * (i + 1) for i in range(many)]
+    sums = in_order_of_rank(consumed(arrays))
+    assert np.allclose(sums, [3.0 * (i + 1) * count for i in range(many)])
+
+def statistics(x, y):
+    return (hj.allreduce(x.sum(0), "sum", name="a"),
+            hj.allreduce((x * y).sum(0), "sum", name="b"))
+
+def derivative(x, y):
+    def loss(w):
+        return hj.allreduce((x * w).sum(), "sum") + hj.allreduce((y * w * w).sum(), "sum")
+    value, gradient = jax.value_and_grad(loss)(jnp.ones(16))
+    return hj.allreduce(value, "sum"), hj.allreduce(gradient, "sum"), hj.allreduce(x.sum())
+
+for rows in (32, 100, 500, 7):  # in the last batch of one rank
+    x = jnp.ones(((32, rows)[r], 16))
+    for which in (statistics, derivative):
+        jax.block_until_ready(jax.jit(which)(x, x))
 """
     run(TWO, script)
 
@@ -187,6 +214,7 @@ def test_averages_are_on_their_way_during_the_backward_pass() -> None:
 from herring.jax import collectives
 from herring.jax.calls import Call, execute
 from herring.jax.keys import key_of
+from herring.jax.order import last_token
 
 herring.init(timeout=30)
 collectives._BUCKET_BYTES = 1
@@ -209,7 +237,8 @@ for _ in range(3):
         for i in range(6):
             name = f"{key}/{5 - i}" if i < 5 else key
             shape = jax.ShapeDtypeStruct((64, 64), gradients[i].dtype)
-            found += execute(Call("allreduce", name, op="average"), gradients[i : i + 1], [shape])
+            call = Call("allreduce", name, op="average")
+            found += execute(call, last_token(), gradients[i : i + 1], [shape])[1:]
     for one, expected in zip(found, gradients):
         assert jnp.allclose(one, expected, rtol=1e-5), (one, expected)
 """
@@ -252,7 +281,7 @@ herring.init()
 def call():  # as XLA may call it from two of its threads
     array, result = np.ones(3, np.float32), np.zeros(3, np.float32)
     described = [[(one.view(np.uint8), 4, (3,))] for one in (array, result)]
-    _core.jax.run("allreduce", "key", "float32", "sum", 0, 7, 0, 1.0, 1.0, 0.0, *described)
+    _core.jax.run("allreduce", "key", "float32", "sum", 0, 7, 0, 1.0, 1.0, 0.0, "", *described)
     return result.tolist()
 
 if rank() == 0:
@@ -399,6 +428,39 @@ raises(herring.PeerLostError, "rank 1", hj.allreduce, jnp.ones(3))
         ["-n", "3"], script, 1, 2, JAX_PLATFORMS="cpu", HERRING_JAX_IMPL=implementation
     )
     assert seconds < 5
+
+
+def test_the_last_program_ends_before_its_process() -> None:
+    """A script that asks for no results ends at once, and others may need what it still calls."""
+    script = """
+herring.init()
+program = jax.jit(lambda x: hj.allreduce(jnp.tanh(x), "sum") * 2)
+x = jnp.ones(1 << 20)
+program(x).block_until_ready()
+herring.barrier()
+if rank() == 1:
+    last = program(x)
+else:
+    time.sleep(1.0)  # the other one is at its end
+    assert np.isclose(float(program(x)[0]), 4 * np.tanh(1.0))
+    print("with it")
+"""
+    assert "with it" in run(TWO, script)
+
+
+def test_an_inner_program_is_not_traced_again() -> None:
+    """One rank traces the outer one again, and finds the inner one in JAX's cache."""
+    script = """
+herring.init(timeout=30)
+r = rank()
+def mean(x):
+    return hj.allreduce(x, "sum")
+inner = jax.jit(mean)
+step = jax.jit(lambda x, rows: inner(x) + mean(x * 10) + 0 * rows.sum())
+for rows in (3, 3, (4, 3)[r], 3):
+    assert step(jnp.full(2, r + 1.0), jnp.ones(rows)).tolist() == [33.0] * 2
+"""
+    run(TWO, script)
 
 
 def test_shutdown_with_a_call_in_flight() -> None:

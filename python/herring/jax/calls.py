@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,19 +21,21 @@ from herring import _core, runtime
 from herring.errors import ConfigurationError, HerringError, InvalidArgumentError
 from herring.groups import Group
 from herring.jax.keys import digest_of, is_traced
+from herring.jax.order import TOKEN
 
 __all__ = ["Call", "execute", "implementation"]
 
-_TARGET = "herring_collective"
+_START, _FINISH = "herring_start", "herring_finish"
+_LONGEST_END = 10.0  # seconds that programs have to end, when Python does
 _NUMBERS = {int: np.int64, float: np.float64}
 
 
 class Call(NamedTuple):
     """What a call site says of itself; hashable, since programs are cached by it.
 
-    With ``in_place`` results take the place of what they are made of. Memory that only the call
-    reads would be given to what comes after it, which would then wait until the call is complete;
-    on the other hand arguments of the program are copied then.
+    With ``in_place`` results take the place of what they are made of, so that a backward pass makes
+    gradients where their averages will be; arguments of the program are copied then. With a
+    ``refusal`` this rank does not make the call: its text is what all ranks get.
     """
 
     kind: str
@@ -41,6 +47,7 @@ class Call(NamedTuple):
     postscale: float = 1.0
     timeout: float = 0.0
     in_place: bool = False
+    refusal: str = ""
 
     def attributes(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """By the names that the core knows them by."""
@@ -55,6 +62,7 @@ class Call(NamedTuple):
             "prescale": float(self.prescale),
             "postscale": float(self.postscale),
             "timeout": float(self.timeout),
+            "refusal": self.refusal,
         }
 
 
@@ -73,13 +81,19 @@ def implementation() -> str:
     return chosen or ("ffi" if jax.default_backend() == "cpu" else "callback")
 
 
-def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct]) -> list:
+def execute(
+    call: Call, token: Any, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[Any, ...]:
     """Makes the call a part of the program that is traced; outside of one, waits for its results.
 
     Args:
       call: which.
+      token: of the call that is to be started before, see `herring.jax.order`.
       leaves: arrays with at least one element each.
       results: shapes and dtypes of what comes out, one for each of `leaves`.
+
+    Returns:
+      A token, and an array for each of `results`.
 
     Raises:
       InvalidArgumentError: this process has several devices.
@@ -99,12 +113,12 @@ def execute(call: Call, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeS
         tuple(results),
     )
     try:
-        found = list(collective(*leaves))
+        found = collective(token, *leaves)
         if not is_traced(found):
             jax.block_until_ready(found)
     except jax.errors.JaxRuntimeError as error:
         raise _error_of(error) from None
-    return found
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)  # the same function again is not traced again
@@ -114,27 +128,35 @@ def _traced(
     attributes: tuple[tuple[str, Any], ...],
     results: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
-    """What takes arrays and is a call of XLA's."""
+    """What takes a token and arrays, returns as many, and is two calls of XLA's."""
     given = dict(attributes)
 
     @jax.custom_batching.custom_vmap
-    def collective(*arrays: Any) -> Any:
+    def collective(token: Any, *arrays: Any) -> Any:
         if native:
             typed = {
                 name: value if isinstance(value, str) else _NUMBERS[type(value)](value)
                 for name, value in attributes
             }
             aliases = {
-                i: i
+                i + 1: i + 1
                 for i, (array, result) in enumerate(zip(arrays, results))
                 if in_place and (array.shape, array.dtype) == (result.shape, result.dtype)
             }
-            call = jax.ffi.ffi_call(
-                _TARGET, results, has_side_effect=True, input_output_aliases=aliases
+            start = jax.ffi.ffi_call(
+                _START, (TOKEN, *results), has_side_effect=True, input_output_aliases=aliases
             )
-            return tuple(call(*arrays, **typed))
+            finish = jax.ffi.ffi_call(
+                _FINISH,
+                results,
+                has_side_effect=True,
+                input_output_aliases={i: i for i in range(len(results))},
+            )
+            token, *places = start(token, *arrays, **typed)
+            return (token, *finish(*places, key=typed["key"], group=typed["group"]))
         # In order: each waits in a thread, of which there are few.
-        return io_callback(_Callback(given, results), results, *arrays, ordered=True)
+        found = io_callback(_Callback(given, results), results, *arrays, ordered=True)
+        return (token, *found)
 
     @collective.def_vmap
     def refuse(*_: Any) -> NoReturn:
@@ -180,8 +202,22 @@ def _error_of(error: Exception) -> Exception:
     return kind(found[2].strip())
 
 
+def _finish_programs() -> None:
+    """At the end of Python, before the job ends: other ranks may need what programs still call."""
+    if hasattr(sys, "last_value"):
+        return  # it ends because of an error, and others may not come
+    last = threading.Timer(_LONGEST_END, runtime.shutdown)
+    last.daemon = True
+    last.start()
+    with contextlib.suppress(Exception):  # whoever wants results gets their errors
+        jax.effects_barrier()
+    last.cancel()
+
+
 # Programs outlive jobs: which one their calls go to is known natively.
-jax.ffi.register_ffi_target(_TARGET, _core.jax.handler(), platform="cpu")
+for _target, _handler in zip((_START, _FINISH), _core.jax.handlers()):
+    jax.ffi.register_ffi_target(_target, _handler, platform="cpu")
+atexit.register(_finish_programs)  # behind runtime's own, so it is called before that
 runtime.learn_job.append(_core.jax.attach)
 runtime.forget_job.append(_core.jax.detach)
 os.register_at_fork(after_in_child=_core.jax.forget)

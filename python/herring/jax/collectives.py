@@ -14,13 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.jax.calls import Call, execute
 from herring.jax.keys import key_of
+from herring.jax.order import TOKEN, last_token, note_token
 
-__all__ = ["allgather", "allreduce", "broadcast", "reduce_scatter"]
+__all__ = ["allgather", "allreduce", "broadcast", "reduce_leaves", "reduce_scatter"]
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REDUCIBLE = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -69,13 +71,42 @@ def allreduce(
         used.
     """
     leaves, treedef = _leaves_of("allreduce", tree)
+    found = reduce_leaves(
+        leaves, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout, group=group
+    )
+    return jax.tree.unflatten(treedef, found)
+
+
+def reduce_leaves(
+    leaves: list[Any],
+    op: str,
+    *,
+    name: str | None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: float | None = None,
+    group: Group | None = None,
+    refusal: str = "",
+) -> list[Any]:
+    """As `allreduce`, of a list of arrays.
+
+    Args:
+      leaves: the arrays.
+      op: as of `allreduce`.
+      name: as of `allreduce`.
+      prescale: as of `allreduce`.
+      postscale: as of `allreduce`.
+      timeout: as of `allreduce`.
+      group: as of `allreduce`.
+      refusal: not "": this rank refuses the call, for all, whose InvalidArgumentError says why.
+
+    Returns:
+      A list of arrays of the same shapes and dtypes.
+    """
     _check_reduction("allreduce", leaves, op, prescale, postscale)
-    return jax.tree.unflatten(
-        treedef,
-        _in_calls(
-            "allreduce", leaves, name, timeout, group, _buckets(leaves), _reduce_bucket,
-            op=op, prescale=prescale, postscale=postscale,
-        ),
+    return _in_calls(
+        "allreduce", leaves, name, timeout, group, _buckets(leaves), _reduce_bucket,
+        op=op, prescale=prescale, postscale=postscale, refusal=refusal,
     )  # fmt: skip
 
 
@@ -269,6 +300,7 @@ def _in_calls(
         for leaf, shape in zip(leaves, shapes)
     ]
     key = key_of(kind, name, leaves)
+    token = last_token()
     for number, bucket in enumerate(buckets):
         call = Call(
             kind, f"{key}/{number}" if number else key, group=group, timeout=timeout or 0.0,
@@ -277,35 +309,38 @@ def _in_calls(
         results = tuple(
             jax.ShapeDtypeStruct(shapes[place], leaves[place].dtype) for place in bucket
         )
-        made = make(call, results, *(leaves[place] for place in bucket))
+        token, *made = make(call, results, token, *(leaves[place] for place in bucket))
         for place, result in zip(bucket, made):
             found[place] = result
+    note_token(token)
     return found
 
 
-def _move(call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any) -> list[Any]:
-    return execute(call, leaves, results)
+def _move(
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], token: Any, *leaves: Any
+) -> tuple[Any, ...]:
+    return execute(call, token, leaves, results)
 
 
 def _reduce_bucket(
-    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
-) -> Sequence[Any]:
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], token: Any, *leaves: Any
+) -> tuple[Any, ...]:
     if call.op in ("average", "sum") and str(leaves[0].dtype) in _FLOATS:
-        return _differentiable(call, results, *leaves)
-    return execute(call, leaves, results)
+        return _differentiable(call, results, token, *leaves)
+    return execute(call, token, leaves, results)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _differentiable(
-    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], token: Any, *leaves: Any
 ) -> tuple[Any, ...]:
-    return tuple(execute(call, leaves, results))
+    return execute(call, token, leaves, results)
 
 
 def _forward(
-    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], *leaves: Any
+    call: Call, results: tuple[jax.ShapeDtypeStruct, ...], token: Any, *leaves: Any
 ) -> tuple[tuple[Any, ...], None]:
-    return _differentiable(call, results, *leaves), None
+    return _differentiable(call, results, token, *leaves), None
 
 
 def _backward(
@@ -314,7 +349,10 @@ def _backward(
     _: None,
     cotangents: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    return tuple(_differentiable(call._replace(key=call.key + "~gradient"), results, *cotangents))
+    backward = call._replace(key=call.key + "~gradient")
+    token, *found = _differentiable(backward, results, last_token(), *cotangents[1:])
+    note_token(token)
+    return (np.zeros(TOKEN.shape, jax.dtypes.float0), *found)
 
 
 _differentiable.defvjp(_forward, _backward)

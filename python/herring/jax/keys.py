@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from herring.errors import InvalidArgumentError
+from herring.jax.order import programs_of, traces
 
 __all__ = ["digest_of", "key_of"]
 
@@ -28,19 +29,6 @@ _LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # whose frames are no
 _LONGEST = 200  # characters of a name
 
 _passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by trace
-
-
-def _outermost_trace() -> Any:
-    """The trace of the program that is being made; None: there is none."""
-    try:
-        from jax.extend.core import get_opaque_trace_state
-    except ImportError:
-        from jax.core import get_opaque_trace_state
-    reference = getattr(get_opaque_trace_state(convention="flax"), "_trace_ref", None)
-    trace, outermost = reference() if callable(reference) else None, None
-    while trace is not None and hasattr(trace, "parent_trace"):
-        outermost, trace = trace, trace.parent_trace
-    return outermost
 
 
 def _place() -> str:
@@ -69,15 +57,18 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
         raise InvalidArgumentError(
             f"the name of an operation has {len(name)} characters; 1 to {_LONGEST} are allowed"
         )
-    trace = _outermost_trace()
+    around = [trace for trace in traces() if hasattr(trace, "parent_trace")]
     # Sizes are left out: ranks that disagree about them are told so when their calls meet.
     rough = digest_of([(str(leaf.dtype), leaf.ndim) for leaf in leaves])
     # Outside of a program calls have the order of their caller.
-    where = name or (_place() if trace is not None else "eager")
+    where = name or (_place() if around else "eager")
     base = f"jax.{kind}.{where}.{rough:08x}"
-    if trace is None:
+    if not around:
         return base
-    counts = _passed.setdefault(trace, Counter())
+    # A compiled function inside of another may come from a cache, where nothing is counted.
+    if (depth := len(programs_of(around))) > 1:
+        base += f"@{depth}"
+    counts = _passed.setdefault(around[-1], Counter())
     number = counts[base]
     counts[base] += 1
     return f"{base}#{number}" if number else base

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from herring.collectives import allgather_object
+from herring.collectives import allgather_object, called
 from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.gradients import GradientRounds, Source, agree
 from herring.groups import Group, scope_of
+from herring.runtime import is_initialized, job, require_running
 
 __all__ = ["make_averager"]
 
@@ -66,6 +67,7 @@ class HostAverager:
         self.op = op
         self.group = group
         self.size = scope_of(group).size
+        self._job = job()
         self._options = {"op": op, "wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes}
         self._rounds: dict[tuple[Source, ...], Any] = {}
 
@@ -81,8 +83,11 @@ class HostAverager:
 
         Raises:
           InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `GradientRounds`.
+          ShutdownError: the job in which the optimizer was wrapped has ended.
         """
         gradients = list(gradients)
+        if self.size > 1 or is_initialized():  # after a job of one there is nothing to average
+            require_running(self._job, self.name)
         if self.size == 1:
             return gradients
         sources = tuple(
@@ -157,13 +162,15 @@ class JaxAverager(HostAverager):
         """`Keyed` where all ranks can."""
         from herring.jax.calls import implementation
 
-        able = (
-            implementation() == "ffi"
-            and not self._options["wire_dtype"]
-            and not self._options["buffer_bytes"]
-            and not any(source.dtype.startswith("complex") for source in sources)
-        )
-        if not all(allgather_object(able, name=f"{name}.way", group=self.group)):
+        way = f"{name}.way"
+        with called("allgather", way, self.group):
+            able = (
+                implementation() == "ffi"
+                and not self._options["wire_dtype"]
+                and not self._options["buffer_bytes"]
+                and not any(source.dtype.startswith("complex") for source in sources)
+            )
+        if not all(allgather_object(able, name=way, group=self.group)):
             return super().plan(name, sources, present)
         return Keyed(name, sources, agree(sources, present, name=name, group=self.group))
 
@@ -176,21 +183,20 @@ class JaxAverager(HostAverager):
     def _by_handler(self, keyed: Keyed, present: dict[int, Any]) -> Sequence[Any]:
         import jax.numpy as jnp
 
-        import herring.jax
+        from herring.jax.collectives import reduce_leaves
 
-        more = [i for i in present if i not in keyed.used]
-        if more:
-            raise InvalidArgumentError(
-                f"{keyed.name}: there is a gradient for {keyed.sources[more[0]].name!r}, which had "
-                "none on any rank in the first step; use all variables in the first step, or wrap "
-                "the optimizer again where some are unfrozen"
+        sources, refusal = keyed.sources, ""
+        if more := [i for i in present if i not in keyed.used]:
+            refusal = (
+                f"{keyed.name}: there is a gradient for {sources[more[0]].name!r}, which had none "
+                "on any rank in the first step; use all variables in the first step, or wrap the "
+                "optimizer again where some are unfrozen"
             )
-        sources = keyed.sources
         leaves = [
             present[i] if i in present else jnp.zeros(sources[i].shape, sources[i].dtype)
             for i in keyed.used
         ]
-        return herring.jax.allreduce(leaves, self.op, name=keyed.name, group=self.group)
+        return reduce_leaves(leaves, self.op, name=keyed.name, group=self.group, refusal=refusal)
 
     def _by_callback(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
         import jax

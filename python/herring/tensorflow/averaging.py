@@ -14,6 +14,7 @@ from herring.errors import InvalidArgumentError
 from herring.gradients import GradientRounds, Source
 from herring.grouped import grouped_allgather
 from herring.groups import Group, scope_of
+from herring.runtime import is_initialized, job, require_running
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
 
@@ -63,6 +64,7 @@ class TensorAverager:
             raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
         self.name = name
         self._size = scope_of(group).size
+        self._job = job()
         self._options = {
             "op": op,
             "wire_dtype": wire_dtype,
@@ -87,9 +89,12 @@ class TensorAverager:
           InvalidArgumentError: compiled by XLA, inside tf.distribute, or a gradient that cannot
             be averaged.
           MismatchError: the variables differ between ranks.
+          ShutdownError: the job in which this was made has ended.
           PeerLostError, TimeoutError: a rank is gone or does not come. From a graph TensorFlow
             raises tf.errors.UnknownError with the same text.
         """
+        if self._size > 1 or is_initialized():  # after a job of one there is nothing to average
+            require_running(self._job, self.name)
         if self._size == 1:
             return list(gradients)
         if len(gradients) != len(variables):

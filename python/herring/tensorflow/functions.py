@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 import herring
 from herring.collectives import name_of_next
@@ -31,11 +34,29 @@ def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tup
             "allgather_object"
         )
     scope_of(group)
-    # In a graph: by the order of tracing, and the n-th execution meets the others' n-th.
-    name = name or name_of_next(f"tensorflow.{kind}", group)
-    if not tf.executing_eagerly():
-        refuse_xla(name)
+    if tf.executing_eagerly():
+        return tensor, name or name_of_next(f"tensorflow.{kind}", group)
+    name = name or _name_in_graph(kind, tensor)
+    refuse_xla(name)
     return tensor, name
+
+
+_passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by graph
+
+
+def _name_in_graph(kind: str, tensor: tf.Tensor) -> str:
+    """By its place: nothing is counted beyond one trace, as a rank may trace again alone.
+
+    Its n-th execution meets the others' n-th.
+    """
+    function = tensor.graph
+    while isinstance(getattr(function, "outer_graph", None), FuncGraph):
+        function = function.outer_graph
+    base = f"tensorflow.{kind}.{getattr(function, 'name', 'graph')}.{tensor.name}"
+    counts = _passed.setdefault(function, Counter())
+    number = counts[base]
+    counts[base] += 1
+    return f"{base}#{number}" if number else base
 
 
 def _in_place(tensor: tf.Tensor, collective: Callable[[np.ndarray], object]) -> tf.Tensor:
@@ -56,7 +77,8 @@ def allreduce(
     Args:
       tensor: any shape; dtypes of `herring.allreduce` but bfloat16. Alike on all ranks.
       op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the operation; None: numbered, in a graph in the order of tracing.
+      name: identifies the operation; None: eager calls are numbered, those of a graph are known by
+        the names of function and tensor.
       group: those who take part; None: all ranks.
 
     Returns:
