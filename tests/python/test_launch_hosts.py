@@ -48,6 +48,7 @@ def test_hosts(text: str, expected: list[tuple[str, int, bool]]) -> None:
         ("a.invalid:many", ["'many' slots"]),
         ("a.invalid:-1", ["'-1' slots"]),
         ("-oProxyCommand=true:1", ["'-oProxyCommand=true' is no host"]),
+        ("-Ffile@host:1", ["'-Ffile@host' is no host"]),
         ("a b:1", ["'a b' is no host"]),
         ("$(true):1", ["is no host", "USER@HOST:SLOTS"]),
         ("2001:db8::1", ["'2001:db8::1' is no host", "[IPV6]:SLOTS"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -163,7 +164,7 @@ def test_yaml() -> None:
     value = {"a": {"b": ["x: y", {"c": 1, "d": [2]}]}, "e": True, "f": "- \"q\" 'é' #\n"}
     assert to_yaml([value, {"g": {}, "h": [[]]}]) == (
         '---\na:\n  b:\n    - "x: y"\n    - c: 1\n      d:\n        - 2\n'
-        'e: true\nf: "- \\"q\\" \'\\u00e9\' #\\n"\n---\ng: {}\nh:\n  - []\n'
+        'e: true\nf: "- \\"q\\" \'é\' #\\n"\n---\ng: {}\nh:\n  - []\n'
     )
 
 
@@ -177,6 +178,22 @@ def test_the_command_writes_for_its_user_only(tmp_path: Path) -> None:
     assert '- "-u"' in path.read_text()
     options[5] = str(tmp_path)
     assert main(["kubernetes", *options]) == 2
+    # What is no file is written to, and stays what it is.
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(path)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for options[5] in (str(pipe), str(link)):
+        assert main(["kubernetes", *options]) == 0
+    assert b'- "-u"' in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink() and sorted(tmp_path.iterdir()) == [path, link, pipe]
+
+
+def test_words_of_the_command_reach_the_container() -> None:
+    options = JobOptions("digits", "trainer", ["echo", "$$ $(HERRING_SERVERS) 🐟"])
+    text = to_yaml(manifests(options))
+    assert '- "$$$$ $$(HERRING_SERVERS) 🐟"' in text  # as Kubernetes expands it
 
 
 def test_a_name_that_comes_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:

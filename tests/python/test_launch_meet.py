@@ -110,6 +110,7 @@ def test_a_host_name_that_means_loopback(
     monkeypatch.setattr("herring.launch.endpoint.own_address", lambda **_: "127.0.0.9")
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 2)
+    secret.chmod(0o600)
     environ = {"HERRING_SECRET_FILE": str(secret)}
     first = join({**environ, **by_hand(free_port, 0, "node7")})
     second = join({**environ, **by_hand(free_port, 1, "node7")})
@@ -321,7 +322,10 @@ def test_a_forked_child_closes_the_inherited_socket_only(free_port: int) -> None
 def test_secret_files(tmp_path: Path, free_port: int) -> None:
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef0123\n")
-    assert read_secret_file(str(path)) == b"0123456789abcdef0123"
+    path.chmod(0o644)
+    with pytest.warns(RuntimeWarning, match=f"chmod 600 {path}"):
+        assert read_secret_file(str(path)) == b"0123456789abcdef0123"
+    path.chmod(0o600)
     environ = {**by_hand(free_port, 1), "HERRING_SECRET_FILE": str(path)}
     assert join(environ).secret == b"0123456789abcdef0123"
     assert serve(f"127.0.0.1:{free_port}", environ).secret == b"0123456789abcdef0123"

@@ -52,6 +52,26 @@ def job() -> Iterator[type[Job]]:
             each.process.stdout.close()
 
 
+@pytest.mark.timeout(60)
+def test_servers_take_no_modules_from_the_current_directory(tmp_path: Path) -> None:
+    """Who can write there would get the job's secret."""
+    for name in ("argparse", "secrets", "queue", "socket"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    herring = Path(sys.executable).with_name("herring")
+    script = "import sys; sys.path.remove(''); import herring; herring.init(); herring.barrier()"
+    done = subprocess.run(
+        [herring, "run", "-n", "1", "--servers", "1", "--", sys.executable, "-c", script],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 # What the workers get.
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from herring.launch.commands import module_command
 from herring.launch.frames import GREETING, Frame, Inbox, kind
 from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
@@ -159,7 +161,7 @@ if os.environ["HERRING_RANK"] == "0":
                 continue
             if secret in content:
                 command = (process / "cmdline").read_bytes()
-                seen.append((name, b"spy" in command or b"launch.cli\\0server" in command))
+                seen.append((name, b"spy" in command or b"\\0server\\0" in command))
     print(len(secret), sorted(seen))
 import herring
 herring.init()
@@ -231,14 +233,16 @@ def test_ssh_is_told_port_and_key_and_never_to_ask(ssh: Path, tmp_path: Path) ->
     for pair in (["-o", "BatchMode=yes"], ["-p", "2222"], ["-i", str(key)]):
         assert any(arguments[at : at + 2] == pair for at in range(len(arguments)))
     assert arguments[-2] == "me@a"
-    assert arguments[-1].endswith(f"{sys.executable} -m herring.launch.remote")
+    assert arguments[-1].endswith(shlex.join(module_command("herring.launch.remote")))
 
 
 def test_what_a_shell_reads_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/a b;true")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     command = ssh_command(Host("a", 1, False), SshOptions(python="/my python"), 7.4)
-    assert command[-1] == ("exec env 'PYTHONPATH=/a b;true' '/my python' -m herring.launch.remote")
+    agent = shlex.join(module_command("herring.launch.remote", "/my python"))
+    assert command[-1] == f"exec env 'PYTHONPATH=/a b;true' {agent}"
+    assert agent.startswith("'/my python' ")
     assert "ConnectTimeout=7" in command
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import pathlib
 import secrets
-import sys
 from collections.abc import Mapping
+
+from herring.launch.commands import module_command
 
 __all__ = ["SERVER_COMMAND", "Meeting", "server_environment", "worker_environment", "write_secret"]
 
 #: What a dedicated server is started as; everything else is in its environment.
-SERVER_COMMAND = (sys.executable, "-m", "herring.launch.cli", "server")
+SERVER_COMMAND = (*module_command("herring.launch.cli"), "server")
 
 _PEER_PORTS = 100  # torch.distributed's own store is this much above the rendezvous
 

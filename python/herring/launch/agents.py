@@ -105,7 +105,8 @@ class Agents:
             HostError: That host is lost.
         """
         first = self.to(self._options.layout.workers[0][0])
-        first.out.send(kind.LISTEN, 0, {"interface": self._options.interface or ""})
+        interface = self._options.interface or os.environ.get("HERRING_INTERFACE", "")
+        first.out.send(kind.LISTEN, 0, {"interface": interface})
         self._wait_for(lambda each: bool(each.address), [first], turn)
         return first.address
 

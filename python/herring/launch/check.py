@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from herring.launch.commands import module_command
 from herring.launch.network import interfaces
 from herring.launch.version import version
 
@@ -96,11 +97,11 @@ def trials() -> list[Finding]:
 
 
 def _trial(name: str, *options: str) -> Finding:
-    herring = [sys.executable, "-m", "herring.launch.cli"]
+    herring = module_command("herring.launch.cli")
     command = [*herring, "run", *options, "--timeout", str(_TRIAL_SECONDS), "--grace", "2", "--"]
     start = time.monotonic()
     done = subprocess.run(
-        [*command, sys.executable, "-m", "herring.launch.trial"],
+        [*command, *module_command("herring.launch.trial")],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -24,7 +24,10 @@ __all__ = [
 
 MAXIMUM_WORKERS = 1024
 # What ssh takes; nothing that it could take for an option.
-_NAME = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?:[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+(?:%\w+)?)")
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?"
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+(?:%\w+)?)"
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from herring.errors import ConfigurationError
+from herring.launch.commands import module_command
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 
 __all__ = [
@@ -62,7 +63,7 @@ _BASICS = {
 }
 
 
-SERVER_COMMAND = (sys.executable, "-m", "herring.launch.cli", "server", "--stay")
+SERVER_COMMAND = (*module_command("herring.launch.cli"), "server", "--stay")
 
 
 @dataclass(frozen=True)

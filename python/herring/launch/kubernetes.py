@@ -13,8 +13,10 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from herring.errors import ConfigurationError
@@ -214,17 +216,28 @@ def handle(options: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     try:
-        # It holds the secret; a file that is there already keeps its mode, so it goes first.
-        if os.path.lexists(options.output):
-            os.unlink(options.output)
-        descriptor = os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        _write(Path(options.output), text)
     except OSError as error:
         raise ConfigurationError(
             f"--output {options.output} cannot be written: {error.strerror}"
         ) from None
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes to a device or pipe, or a file that only its owner can read: it holds the secret."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
 
 
 def _jobset_spec(options: JobOptions) -> dict[str, Any]:
@@ -267,7 +280,8 @@ def _job(pods: int, container: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
-    command = list(options.command)
+    # Kubernetes would make "$" of "$$", and the values of variables of "$(NAME)".
+    command = [word.replace("$", "$$") for word in options.command]
     environment = _environment(options, worker)
     if options.kind == "runtime":
         # How many nodes there are, and which one this is, Trainer says by torchrun's variables.
@@ -359,6 +373,10 @@ def _check_name(option: str, value: str, most: int) -> None:
         )
 
 
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _lines(value: Any) -> list[str]:
     """A dictionary or list as lines of YAML. Scalars, and what is empty, are written as in JSON."""
     found = []
@@ -367,11 +385,9 @@ def _lines(value: Any) -> list[str]:
             if isinstance(item, (dict, list)) and item:
                 found += [f"{key}:", *(f"  {line}" for line in _lines(item))]
             else:
-                found.append(f"{key}: {json.dumps(item)}")
+                found.append(f"{key}: {_scalar(item)}")
         return found
     for item in value:
-        first, *rest = (
-            _lines(item) if isinstance(item, (dict, list)) and item else [json.dumps(item)]
-        )
+        first, *rest = _lines(item) if isinstance(item, (dict, list)) and item else [_scalar(item)]
         found += [f"- {first}", *(f"  {line}" for line in rest)]
     return found

@@ -9,21 +9,19 @@ take the port.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import select
 import selectors
 import signal
 import socket
-import struct
 import subprocess
-import termios
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
-from herring.errors import ConfigurationError, HerringError
+from herring.errors import HerringError
 from herring.launch.agents import Agents, workers_on
+from herring.launch.children import Child
 from herring.launch.endpoint import bind
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
@@ -37,37 +35,28 @@ from herring.launch.job import (
     resolve_command,
     tasks,
 )
-from herring.launch.output import Sink, Source, prefix
-from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+from herring.launch.output import Sink, Source, open_copies, prefix
+from herring.launch.processes import (
+    LEFTOVER_SECONDS,
+    Process,
+    Processes,
+    how_ended,
+    signals_to_loop,
+)
 from herring.launch.ssh import Connection
+from herring.launch.terminal import open_terminal, resize
 
 __all__ = ["Launcher", "run"]
 
 EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_OUTPUT = 1
 _SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
 _DRAIN_SECONDS = 0.5
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SAME_STOP_SECONDS = 1.0  # two different signals in it are one stop: a session that ends sends both
+_LAST_SECONDS = 10.0  # of a process that was killed, to end: one that waits for a device does not
+_NO_FILES = (None, None)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass
-class _Child:
-    """A process of the job, here or on another host."""
-
-    task: Task
-    process: Process | None = None  # here
-    connection: Connection | None = None  # to the host where it is
-    pid: int = 0
-    ended: bool = False
-    code: int = 0  # Popen's return code
-
-    @property
-    def is_server(self) -> bool:
-        return self.task.rank is None
-
-    @property
-    def where(self) -> str:
-        return f" on {self.connection.host.name}" if self.connection is not None else ""
 
 
 def run(options: RunOptions) -> int:
@@ -113,19 +102,24 @@ class Launcher:
         self._command = list(command)
         self._passed = passed
         self._chosen = chosen
-        self._children: list[_Child] = []
-        self._by_number: dict[int, _Child] = {}
+        self._children: list[Child] = []
+        self._by_number: dict[int, Child] = {}
         self._sources: dict[tuple[int, int], Source] = {}  # of processes on other hosts
         self._notes: dict[str, Source] = {}  # what ssh says, by host
         self._selector = selectors.DefaultSelector()
+        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank; what goes there too
         terminals = [os.isatty(1), os.isatty(2)]
-        self._out, self._err = Sink(1, terminals[0]), Sink(2, terminals[1])
+        self._out = Sink(1, terminals[0], self._wait_for_reader, self._on_output_error)
+        self._err = Sink(2, terminals[1], self._wait_for_reader)
+        self._waits = False  # for a reader
+        self._killed_at: float | None = None
         if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
             self._err = self._out  # one screen has one unfinished line
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._terminal = -1  # our side of rank 0's pseudo-terminal
         self._status: int | None = None  # of the first failure
         self._signal = 0  # the first stopping signal that was passed on
+        self._signalled_at = 0.0
         self._stopping = False
         self._kill_at: float | None = None
         self._stop_servers_at: float | None = None
@@ -185,6 +179,8 @@ class Launcher:
                 rendezvous = self._agents.rendezvous(self._turn_if_going_on)
                 if not rendezvous:
                     return
+            if options.output is not None:  # before anything runs that would be in vain
+                self._files = open_copies(options.output, options.workers)
             base = own_environment(os.environ, several=bool(layout.remote))
             base.update(self._chosen)
             machine_defaults(base, workers_on(options, None), horovod)
@@ -199,13 +195,13 @@ class Launcher:
     def _start_far(self, task: Task) -> None:
         connection = self._agents.to(task.host)
         mark = self._mark(task)
-        copies = (None, None) if task.rank is None else self._copies(task.rank)
+        copies = self._files.get(-1 if task.rank is None else task.rank, _NO_FILES)
         for kind_, sink, copy in (
             (kind.OUTPUT, self._out, copies[0]),
             (kind.ERRORS, self._err, copies[1]),
         ):
             self._sources[task.number, kind_] = Source(sink, mark, copy=copy)
-        self._add(_Child(task, connection=connection))
+        self._add(Child(task, connection=connection))
         wanted = {
             "name": task.name,
             "worker": task.rank is not None,
@@ -214,7 +210,7 @@ class Launcher:
         }
         connection.out.send(kind.START, task.number, wanted)
 
-    def _add(self, child: _Child) -> None:
+    def _add(self, child: Child) -> None:
         self._children.append(child)
         self._by_number[child.task.number] = child
 
@@ -233,7 +229,7 @@ class Launcher:
         rank = task.number
         environment = {**base, **task.environment}
         mark = self._mark(task)
-        copies = self._copies(rank)
+        copies = self._files.get(rank, _NO_FILES)
         out = err = subprocess.PIPE
         stdin: int | None = subprocess.DEVNULL
         keep: tuple[int, ...] = ()
@@ -246,7 +242,7 @@ class Launcher:
                 # background that reads from it is stopped.
                 stdin = None
             if self._out.terminal or self._err.terminal:
-                terminal = self._open_terminal()
+                self._terminal, terminal = open_terminal(*self._screen())
                 out = terminal if self._out.terminal else subprocess.PIPE
                 err = terminal if self._err.terminal else subprocess.PIPE
         try:
@@ -266,18 +262,6 @@ class Launcher:
             if pipe is not None:
                 self._connect(pipe, Source(sink, mark, copy=copy))
 
-    def _copies(self, rank: int) -> tuple[Path | None, Path | None]:
-        """The files for what a rank prints, if they are asked for; their folder is made."""
-        if self._options.output is None:
-            return None, None
-        digits = len(str(self._options.workers - 1))
-        folder = self._options.output / f"rank.{rank:0{digits}}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"--output-filename: {folder}: {error.strerror}") from None
-        return folder / "stdout", folder / "stderr"
-
     def _spawn(
         self,
         task: Task,
@@ -289,7 +273,7 @@ class Launcher:
         err: int,
     ) -> Process:
         process = self._processes.start(task.name, command, environment, keep, stdin, out, err)
-        self._add(_Child(task, process, pid=process.pid))
+        self._add(Child(task, process, pid=process.pid))
         return process
 
     def _connect(self, pipe: object, source: Source) -> None:
@@ -305,30 +289,16 @@ class Launcher:
             return b""
         return prefix(label, number, self._colour and self._out.terminal)
 
-    def _open_terminal(self) -> int:
-        """A pseudo-terminal as wide as ours less the prefix; returns rank 0's side."""
-        self._terminal, inner = os.openpty()
-        attributes = termios.tcgetattr(inner)
-        attributes[1] &= ~termios.OPOST  # the real terminal turns "\n" into "\r\n"
-        attributes[3] &= ~(termios.ECHO | termios.ICANON)
-        termios.tcsetattr(inner, termios.TCSANOW, attributes)
-        self._resize_terminal()
-        os.set_blocking(self._terminal, False)
-        return inner
-
-    def _resize_terminal(self) -> None:
-        if self._terminal < 0:
-            return
-        size = os.get_terminal_size(1 if self._out.terminal else 2)
-        columns = max(20, size.columns - (4 if self._options.prefix else 0))
-        packed = struct.pack("HHHH", size.lines, columns, 0, 0)
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, packed)
+    def _screen(self) -> tuple[int, int]:
+        """A terminal that a person watches, and the columns of it that prefixes take."""
+        return (1 if self._out.terminal else 2), (4 if self._options.prefix else 0)
 
     # The loop.
 
     def _turn(self, until: float | None = None) -> None:
         deadlines = [until, self._kill_at, self._stop_servers_at, self._timeout_at]
         deadlines.append(self._agents.next_deadline())
+        deadlines.append(None if self._killed_at is None else self._killed_at + _LAST_SECONDS)
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
@@ -372,7 +342,8 @@ class Launcher:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGWINCH:
-            self._resize_terminal()
+            if self._terminal >= 0:
+                resize(self._terminal, *self._screen())
             self._signal_all(number, servers=False)
         elif number == signal.SIGTSTP:
             # Ctrl-Z reaches only us; the job must stop and go on with us.
@@ -382,19 +353,62 @@ class Launcher:
         elif number in _PASSED_ON:
             self._signal_all(number, servers=False)
         elif number in _STOPPING:
+            now = time.monotonic()
             if self._signal:
-                self._say("second signal, killing all processes")
-                self._signal_all(signal.SIGKILL)
+                if number == self._signal or now - self._signalled_at > _SAME_STOP_SECONDS:
+                    self._kill_all()
+                    self._say("second signal, killing all processes")
                 return
-            self._signal = number
+            self._signal, self._signalled_at = number, now
+            # Not to the servers: workers may want to finish a step. First of all: nobody may read
+            # what is said.
+            self._signal_all(number, servers=False)
+            self._begin_to_stop()
             name = signal.Signals(number).name
             again = "; Ctrl-C again kills at once" if number == signal.SIGINT else ""
             self._say(
                 f"passing {name} on; what is left in {self._options.grace:g} s is killed{again}"
             )
-            # Not to the servers: workers may want to finish a step.
-            self._signal_all(number, servers=False)
-            self._begin_to_stop()
+
+    def _kill_all(self) -> None:
+        self._killed_at = self._killed_at or time.monotonic()
+        self._signal_all(signal.SIGKILL)
+
+    def _give_up(self) -> None:
+        """Of processes that do not end although they were killed."""
+        for child in self._children:
+            if child.process is not None and not child.ended:
+                child.ended, child.code = True, -signal.SIGKILL
+                name = f"{child.task.name} (process {child.pid})"
+                self._say(f"{name} does not end although it was killed; leaving it behind")
+
+    def _wait_for_reader(self, fd: int) -> bool:
+        """Waits until our output is read again; see `Sink`. Signals and deadlines are served."""
+        if self._waits:
+            return False  # what is said meanwhile
+        self._waits = True
+        try:
+            while self._killed_at is None:
+                pending = [at for at in (self._kill_at, self._timeout_at) if at is not None]
+                wait = max(0.0, min(pending) - time.monotonic()) if pending else None
+                woken, ready, _ = select.select([self._wake], [fd], [], wait)
+                if ready:
+                    return True
+                if woken:
+                    with contextlib.suppress(BlockingIOError):
+                        for number in self._wake.recv(4096):
+                            self._on_signal(number)
+                self._on_time(time.monotonic())
+            return False
+        finally:
+            self._waits = False
+
+    def _on_output_error(self, error: OSError) -> None:
+        """Our own output cannot be written: what a job does unseen is of no use."""
+        self._say(f"standard output: {error.strerror}; stopping the job")
+        self._status = self._status or EXIT_OUTPUT
+        self._signal_all(signal.SIGTERM)
+        self._begin_to_stop()
 
     def _on_time(self, now: float) -> None:
         if self._timeout_at is not None and now >= self._timeout_at:
@@ -413,8 +427,10 @@ class Launcher:
             self._begin_to_stop()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            self._signal_all(signal.SIGKILL)
+            self._kill_all()
             self._agents.doubt(now)
+        if self._killed_at is not None and now >= self._killed_at + _LAST_SECONDS:
+            self._give_up()
         self._agents.on_time(now)
 
     def _reap(self) -> None:
@@ -474,14 +490,14 @@ class Launcher:
         for child in there:
             self._on_end(child)
 
-    def _on_end(self, child: _Child) -> None:
+    def _on_end(self, child: Child) -> None:
         code = child.code
         workers_ended = all(c.ended for c in self._children if not c.is_server)
         if code and not self._stopping:
             if child.is_server and workers_ended and code == -signal.SIGTERM:
                 pass  # it was told to, before it had begun
             elif child.is_server and workers_ended:
-                self._say(f"{child.task.name} {_how(code)} after all workers had ended")
+                self._say(f"{child.task.name} {how_ended(code)} after all workers had ended")
             else:
                 self._on_failure(child)
         elif code and not child.is_server and self._signal and self._status is None:
@@ -491,10 +507,10 @@ class Launcher:
             self._signal_servers(signal.SIGTERM)
             self._stop_servers_at = time.monotonic() + _SERVER_SECONDS
 
-    def _on_failure(self, child: _Child) -> None:
+    def _on_failure(self, child: Child) -> None:
         if self._status is None:
             self._status = child.code if child.code > 0 else 128 - child.code
-        name, how = child.task.name, _how(child.code)
+        name, how = child.task.name, how_ended(child.code)
         self._say(f"{name} (process {child.pid}{child.where}) {how}{self._consequence()}")
         self._stop_for_failure()
 
@@ -525,7 +541,7 @@ class Launcher:
             if child.is_server:
                 self._signal_one(child, number)
 
-    def _signal_one(self, child: _Child, number: int) -> None:
+    def _signal_one(self, child: Child, number: int) -> None:
         if child.process is not None:
             self._processes.signal(child.process, number)
         elif child.connection is not None:
@@ -582,13 +598,3 @@ class Launcher:
 def _is_read(key: selectors.SelectorKey) -> bool:
     """Whether it is output of a process, or of an ssh."""
     return key.data is not None and not isinstance(key.data, Outbox)
-
-
-def _how(code: int) -> str:
-    """In words how a process with Popen's return code `code` has ended."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name} (signal {-code})"
-    except ValueError:
-        return f"was killed by signal {-code}"

@@ -16,6 +16,7 @@ import re
 import secrets
 import socket
 import time
+import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -203,11 +204,19 @@ def read_secret_file(path: str) -> bytes:
         ConfigurationError: The file cannot be read or holds fewer than 16 bytes.
     """
     try:
-        secret = Path(path).read_bytes().strip()
+        with open(path, "rb") as file:
+            secret, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigurationError(
             f"HERRING_SECRET_FILE={path} cannot be read: {error.strerror}"
         ) from error
+    if mode & 0o077 and "KUBERNETES_SERVICE_HOST" not in os.environ:  # which mounts them like that
+        warnings.warn(
+            f"HERRING_SECRET_FILE={path} can be read or written by others on this machine, who "
+            f"could join the job: chmod 600 {path}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     if len(secret) < MINIMUM_SECRET_BYTES:
         raise ConfigurationError(
             f"HERRING_SECRET_FILE={path} holds {len(secret)} bytes: allowed are at least "

@@ -7,12 +7,18 @@ the others are put above the line it is working on.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["Sink", "Source", "prefix"]
+from herring.errors import ConfigurationError
+
+__all__ = ["Sink", "Source", "open_copies", "prefix"]
 
 # Cyan, yellow, green, magenta, blue, red: readable on dark and light backgrounds.
 _COLOURS = (36, 33, 32, 35, 34, 31)
@@ -39,12 +45,53 @@ def prefix(label: str, index: int, colour: bool) -> bytes:
     return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m[{label}]\x1b[39m ".encode()
 
 
-class Sink:
-    """A descriptor that several sources write to."""
+def open_copies(folder: Path, workers: int) -> dict[int, tuple[BinaryIO, BinaryIO]]:
+    """Opens the files for what each rank prints: ``rank.N/stdout`` and ``stderr``.
 
-    def __init__(self, fd: int, terminal: bool) -> None:
+    Raises:
+        ConfigurationError: One of them cannot be written.
+    """
+    found: dict[int, tuple[BinaryIO, BinaryIO]] = {}
+    digits = len(str(workers - 1))
+    for rank in range(workers):
+        place = folder / f"rank.{rank:0{digits}}"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            out, err = ((place / name).open("wb", buffering=0) for name in ("stdout", "stderr"))
+        except OSError as error:
+            where = error.filename or place
+            raise ConfigurationError(f"--output-filename: {where}: {error.strerror}") from None
+        found[rank] = (out, err)
+    return found
+
+
+class Sink:
+    """A descriptor that several sources write to.
+
+    Attributes:
+        fd: The descriptor.
+        terminal: Whether it is one.
+        wait: Called with the descriptor when it takes nothing, as its reader has stopped reading:
+            returns when it does again, or False, for what is to be written to be dropped.
+        on_error: Called once when it can never be written to again; what follows is dropped.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        terminal: bool,
+        wait: Callable[[int], bool] = lambda fd: bool(select.select([], [fd], [])[1]),
+        on_error: Callable[[OSError], None] = lambda error: None,
+    ) -> None:
         self.fd = fd
         self.terminal = terminal
+        self.wait = wait
+        self.on_error = on_error
+        self._dead = False
+        try:
+            self._file = stat.S_ISREG(os.fstat(fd).st_mode)
+        except OSError:
+            self._file = False
         self._owner: Source | None = None  # of an unfinished line
         self._unfinished = b""
 
@@ -64,18 +111,29 @@ class Sink:
             self._owner = source if unfinished else None
             self._unfinished = unfinished
         view = memoryview(data)
-        while view:
+        while view and not self._dead:
             try:
-                view = view[os.write(self.fd, view) :]
-            except BlockingIOError:  # a terminal that some program set to non-blocking
-                select.select([], [self.fd], [])
+                if not self._file and not select.select([], [self.fd], [], 0)[1]:
+                    if not self.wait(self.fd):
+                        return
+                    continue
+                # What can be written to takes as much as this without waiting.
+                view = view[os.write(self.fd, view if self._file else view[: select.PIPE_BUF]) :]
+            except (BlockingIOError, BrokenPipeError) as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+            except (OSError, ValueError) as error:
+                self._dead = True
+                gone = isinstance(error, ValueError) or error.errno == errno.EIO
+                if not gone:  # of a terminal that was closed SIGHUP tells
+                    self.on_error(error)
 
 
 class Source:
     """Bytes from one descriptor of one process, on their way to a sink."""
 
     def __init__(
-        self, sink: Sink, mark: bytes, live: bool = False, copy: Path | None = None
+        self, sink: Sink, mark: bytes, live: bool = False, copy: BinaryIO | None = None
     ) -> None:
         """Creates the source.
 
@@ -83,12 +141,12 @@ class Source:
             sink: Where lines go.
             mark: Prefix of each line; may be empty.
             live: Show unfinished lines at once (for one source of a terminal).
-            copy: A file that gets the bytes as they are, or None.
+            copy: A file, without a buffer, that gets the bytes as they are, or None.
         """
         self._sink = sink
         self._mark = mark
         self._live = live
-        self._copy = None if copy is None else copy.open("wb", buffering=0)
+        self._copy = copy
         self._pending = b""
         self._line = b""  # live: what stands in the current line of the terminal
         self._at_start = True
@@ -97,7 +155,7 @@ class Source:
     def feed(self, data: bytes) -> None:
         """Takes what the process wrote."""
         if self._copy is not None:
-            self._copy.write(data)
+            self._write_copy(data)
         if self._live:
             self._feed_live(data)
         else:
@@ -114,6 +172,17 @@ class Source:
                 self._sink.write(rest + b"\n", self)
         elif rest:
             self._sink.write(self._mark + rest.rstrip(b"\r") + b"\n", self)
+
+    def _write_copy(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._copy.write(view) :]
+        except OSError as error:  # a training goes on without
+            text = f"herring run: {self._copy.name}: {error.strerror}; nothing more goes there\n"
+            self._copy.close()
+            self._copy = None
+            self._sink.write(text.encode(), None)
 
     def _feed_lines(self, data: bytes) -> None:
         data = self._pending + data

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from herring.launch import guard
 from herring.launch.job import EXIT_NOT_EXECUTABLE, CommandError
 
-__all__ = ["LEFTOVER_SECONDS", "Process", "Processes", "signals_to_loop"]
+__all__ = ["LEFTOVER_SECONDS", "Process", "Processes", "how_ended", "signals_to_loop"]
 
 LEFTOVER_SECONDS = 2.0
 
@@ -177,6 +177,8 @@ def signals_to_loop(numbers: Sequence[int], stopping: Sequence[int]) -> dict[int
     Returns:
         The handlers of before.
     """
+    # Whoever started us may have blocked them, and those that we start would inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     old: dict[int, object] = {}
     for number in numbers:
         before = signal.getsignal(number)
@@ -185,3 +187,13 @@ def signals_to_loop(numbers: Sequence[int], stopping: Sequence[int]) -> dict[int
         old[number] = before if before is not None else signal.SIG_DFL
         signal.signal(number, lambda *_: None)
     return old
+
+
+def how_ended(code: int) -> str:
+    """In words how a process with Popen's return code `code` has ended."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name} (signal {-code})"
+    except ValueError:
+        return f"was killed by signal {-code}"

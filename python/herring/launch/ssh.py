@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from herring.errors import HerringError
+from herring.launch.commands import module_command
 from herring.launch.frames import GREETING, Frame, Inbox, Outbox, kind
 from herring.launch.hosts import Host
 from herring.launch.job import EXIT_NO_HOST, CommandError, SshOptions
@@ -58,7 +59,7 @@ def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
         command += ["-p", str(options.port)]
     if options.identity is not None:
         command += ["-i", str(options.identity)]
-    agent = [options.python, "-m", "herring.launch.remote"]
+    agent = module_command("herring.launch.remote", options.python)
     shared = [f"{name}={os.environ[name]}" for name in _TO_FIND_HERRING if name in os.environ]
     if shared:
         agent = ["env", *shared, *agent]

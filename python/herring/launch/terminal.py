@@ -1,0 +1,39 @@
+"""The pseudo-terminal that rank 0 writes to when a person watches."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+
+__all__ = ["open_terminal", "resize"]
+
+
+def open_terminal(like: int, less: int) -> tuple[int, int]:
+    """Opens a pseudo-terminal.
+
+    Args:
+        like: The terminal whose size it gets.
+        less: So many columns less.
+
+    Returns:
+        Our side, which does not block, and that of the process.
+    """
+    ours, inner = os.openpty()
+    attributes = termios.tcgetattr(inner)
+    attributes[1] &= ~termios.OPOST  # the real terminal turns "\n" into "\r\n"
+    attributes[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(inner, termios.TCSANOW, attributes)
+    resize(ours, like, less)
+    os.set_blocking(ours, False)
+    return ours, inner
+
+
+def resize(ours: int, like: int, less: int) -> None:
+    """Gives a pseudo-terminal the size of another terminal, unless that is gone."""
+    with contextlib.suppress(OSError):
+        size = os.get_terminal_size(like)
+        packed = struct.pack("HHHH", size.lines, max(20, size.columns - less), 0, 0)
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, packed)
