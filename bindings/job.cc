@@ -333,6 +333,9 @@ nb::object result_of(Handle& handle) {
     std::unique_ptr<char[]> data;
   };
   const size_t bytes = handle.operation->result_bytes;
+  if (bytes > 0 && handle.operation->result == nullptr) {
+    raise({Code::kInvalidArgument, concat("the result of ", handle.what, " was taken already")});
+  }
   auto* owner = new Owner{std::move(handle.operation->result)};
   nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
   using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
@@ -407,6 +410,7 @@ void register_job(nb::module_& module) {
   nb::class_<Callbacks>(module, "Callbacks")
       .def_rw("thread", &Callbacks::thread, nb::for_setter(nb::arg("thread").none()))
       .def("take", &Callbacks::take);
+  module.def("keep_for_ever", [](const nb::object& object) { object.inc_ref(); });
   module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); });
   nb::class_<Handle>(module, "Operation")
       .def("wait",

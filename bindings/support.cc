@@ -147,6 +147,10 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
 }
 
 void wait(worker::Completion& completion, double seconds, const std::string& what) {
+  if (!completion.done() && !completion.loop().here()) {
+    raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
+                                   "complete in the parent only")});
+  }
   const Nanos start = monotonic_now();
   const Nanos deadline = seconds > 0 ? start + from_seconds(seconds) : 0;
   for (;;) {

@@ -186,11 +186,13 @@ def _in_forked_child() -> None:
     # the parent's clean-up.
     global _job
     if _job is not None:
+        # Also when the interpreter ends: destroying a job would wait for its threads.
+        _core.keep_for_ever(_job)
         _forked.append(_job)
         _job = None
 
 
-_forked: list[Any] = []  # kept alive on purpose: destroying a job would wait for its threads
+_forked: list[Any] = []
 os.register_at_fork(after_in_child=_in_forked_child)
 
 

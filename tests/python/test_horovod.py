@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -81,6 +82,27 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
     found = json.loads(printed)
     assert found["workers"] == 2 and found["accuracy"] > 0.5
     assert (tmp_path / "rank.1" / "stdout").read_text() == ""
+
+
+@pytest.mark.timeout(60)
+def test_variables_of_horovod() -> None:
+    """Scripts read them before they call init()."""
+    script = "echo " + " ".join(
+        f"$HOROVOD_{name}"
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    )
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "3", "--nodes", "2"]
+    command += ["--num-nccl-streams", "2", "--no-stall-check", "--", "bash", "-c", script]
+    for environment, wanted in (
+        ({"HERRING_AS_HOROVOD": "1"}, ["0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]),
+        ({}, [""] * 3),
+    ):
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=50
+        )
+        assert done.returncode == 0, done.stderr
+        lines = sorted(done.stdout.splitlines())
+        assert lines == [f"[{rank}] {text}" for rank, text in enumerate(wanted)], lines
 
 
 @pytest.mark.timeout(100)

@@ -9,12 +9,28 @@ __all__ = ["add_options"]
 
 # Without a meaning here, by the number of their values.
 _IGNORED = {
-    0: ("--gloo", "--mpi", "--verbose", "--disable-cache", "--no-hierarchical-allreduce"),
-    1: ("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--log-level"),
+    0: (
+        *("--gloo", "--mpi", "--tcp", "--verbose", "--disable-cache", "--no-stall-check"),
+        *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+        *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+        *("--torus-allreduce", "--no-torus-allreduce", "--timeline-mark-cycles"),
+        *("--log-with-timestamp", "--log-without-timestamp"),
+    ),
+    1: (
+        *("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--log-level"),
+        *("--num-nccl-streams", "--gloo-timeout-seconds", "--thread-affinity", "--mpi-args"),
+        *("--binding-args", "--stall-check-warning-time-seconds"),
+        "--stall-check-shutdown-time-seconds",
+    ),
 }
 _REFUSED = {
     "--min-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
     "--max-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
+    "--min-num-proc": "a job keeps the workers it has started with",
+    "--max-num-proc": "a job keeps the workers it has started with",
+    "--slots-per-host": "say them behind each host: -H host1:4,host2:4",
+    "--config-file": "give the options themselves; settings are HERRING_* variables",
+    "--check-build": "'herring check' tells what is there",
     "--host-discovery-script": "the hosts of a job do not change",
     "--timeline-filename": "call hvd.start_timeline(path) in the script",
     "--autotune": "there is nothing to tune",

@@ -308,6 +308,11 @@ def passed_environment(
     return {**passed, **chosen}, chosen
 
 
+def as_horovod(options: RunOptions) -> bool:
+    """Whether ``import horovod`` is to find `herring.horovod`."""
+    return options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0")
+
+
 def tasks(options: RunOptions, job: Mapping[str, str]) -> Iterator[Task]:
     """All processes of a job: servers, then workers by rank, who stand in blocks on the nodes.
 
@@ -337,5 +342,10 @@ def tasks(options: RunOptions, job: Mapping[str, str]) -> Iterator[Task]:
             }
             if options.nodes > 1:
                 environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{node}"
+            if as_horovod(options):  # scripts read them before they call init()
+                for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
+                    environment[f"HOROVOD_{name}"] = environment[f"HERRING_{name}"]
+                environment["HOROVOD_CROSS_RANK"] = str(node)
+                environment["HOROVOD_CROSS_SIZE"] = str(len(blocks))
             yield Task(f"rank {rank}", host, rank, rank, environment)
             rank += 1

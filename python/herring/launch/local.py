@@ -28,6 +28,7 @@ from herring.launch.job import (
     CommandError,
     RunOptions,
     Task,
+    as_horovod,
     job_variables,
     machine_defaults,
     own_environment,
@@ -166,7 +167,7 @@ class Launcher:
         if options.timeout is not None:
             self._timeout_at = time.monotonic() + options.timeout
         layout = options.layout
-        horovod = options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0")
+        horovod = as_horovod(options)
         if not self._agents.reach(self._passed, horovod, self._turn_if_going_on):
             return
         with contextlib.ExitStack() as stack:

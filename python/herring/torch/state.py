@@ -19,6 +19,7 @@ class _TensorPlace:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
         self.shape = tuple(tensor.shape)
+        self.on_host = tensor.device.type == "cpu"
 
 
 def broadcast_tensors(
@@ -91,8 +92,9 @@ def broadcast_optimizer_state(
     """Gives all ranks the optimizer state and options of rank `root` (collective).
 
     Works for every torch optimizer, also when only `root` has any state yet, for instance because
-    only it has read a checkpoint; what other ranks had is replaced. Beware that state tensors get
-    the dtype and device of their parameter, as with `Optimizer.load_state_dict`.
+    only it has read a checkpoint; what other ranks had is replaced. State tensors keep the dtypes
+    that they have on `root`; those that are not on a CPU there go to their parameter's device. The
+    dictionaries of parameter groups stay, so that a learning-rate schedule that holds them goes on.
 
     Args:
       optimizer: a torch optimizer, or a `DistributedOptimizer`, over the same parameters on every
@@ -123,13 +125,29 @@ def broadcast_optimizer_state(
         return
     tensors: list[torch.Tensor] = []
     is_root = scope.rank == root
-    structure = _lift(inner.state_dict(), tensors) if is_root else None
+    structure = None
+    if is_root:
+        whole = inner.state_dict()
+        structure = [_lift(whole[part], tensors) for part in ("state", "param_groups")]
     structure = herring.broadcast_object(structure, root, name=f"{name}.structure", group=group)
-    if not is_root:
-        structure = _lower(structure, tensors)
+    if is_root:
+        broadcast_tensors(tensors, root, name=name, group=group)
+        return
+    parameters = [p for entries in inner.param_groups for p in entries["params"]]
+    state = {
+        parameters[key] if isinstance(key, int) else key: _lower(
+            value, tensors, parameters[key].device if isinstance(key, int) else "cpu"
+        )
+        for key, value in structure[0].items()
+    }
+    options = _lower(structure[1], tensors, "cpu")
     broadcast_tensors(tensors, root, name=name, group=group)
-    if not is_root:
-        inner.load_state_dict(structure)
+    inner.state.clear()
+    inner.state.update(state)
+    for entries, new in zip(inner.param_groups, options):
+        kept = entries["params"]
+        entries.clear()
+        entries.update(new, params=kept)
 
 
 def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -145,13 +163,14 @@ def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _lower(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _lower(value: Any, tensors: list[torch.Tensor], device: Any) -> Any:
     """The inverse of `_lift`: an empty tensor in each place, collected in the same order."""
     if isinstance(value, _TensorPlace):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        device = "cpu" if value.on_host else device
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _lower(item, tensors) for key, item in value.items()}
+        return {key: _lower(item, tensors, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_lower(item, tensors) for item in value])
+        return type(value)([_lower(item, tensors, device) for item in value])
     return value

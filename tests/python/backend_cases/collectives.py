@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import warnings
 from datetime import timedelta
 
@@ -334,4 +337,79 @@ def futures_and_time_outs() -> None:
         raises(herring.MismatchError, "", dist.all_reduce, torch.ones(3))
     else:
         raises(herring.MismatchError, "", dist.all_reduce, torch.ones(4))
+    dist.barrier()
+
+
+@case
+def gathers_of_several_tensors():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = [torch.tensor([10.0 * rank + i]) for i in range(3)]
+    found = [[torch.empty(1) for _ in range(3)] for _ in range(size)]
+    dist.all_gather_coalesced(found, mine)
+    assert [[each.item() for each in row] for row in found] == [
+        [10.0 * r + i for i in range(3)] for r in range(size)
+    ]
+
+
+@case
+def uneven_gathers_into_a_tensor():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = 2 + rank % 2
+    raises(
+        herring.MismatchError,
+        "ranks give [",
+        dist.all_gather_into_tensor,
+        torch.empty(size * count),
+        torch.ones(count),
+    )
+    dist.barrier()
+
+
+@case
+def groups_of_one():
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    mine, found = torch.arange(6.0), torch.empty(6)
+    dist.all_to_all_single(found, mine, group=alone)
+    assert torch.equal(found, mine)
+    blocks = [torch.empty(6)]
+    dist.all_to_all(blocks, [mine + 1], group=alone)
+    assert torch.equal(blocks[0], mine + 1)
+    dist.gather(mine, blocks, dist.get_rank(), group=alone)
+    assert torch.equal(blocks[0], mine)
+    objects = [None]
+    dist.gather_object({"rank": 1}, objects, dist.get_rank(), group=alone)
+    assert objects == [{"rank": 1}]
+
+
+@case
+def forked_children():
+    """What the parent has started is complete there only; a child ends by itself."""
+    tensor = torch.ones(4)
+    first = dist.get_rank() == 0
+    work = dist.all_reduce(tensor, async_op=True) if first else None
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        if work is not None:
+            raises(herring.ShutdownError, "forked", work.wait)
+        sys.exit(7)  # through the interpreter's end
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    herring.barrier()  # the others have not called it before
+    (work or dist.all_reduce(tensor, async_op=True)).wait()
+    assert (tensor == dist.get_world_size()).all()
+
+
+@case
+def one_part_that_fails_is_enough():
+    """Large blocks go one by one; the rank that refuses the first never calls the others."""
+    rank, count = dist.get_rank(), 1 << 18
+    output = torch.empty(dist.get_world_size() * count + (rank == 1))
+    gather = dist.all_gather_into_tensor
+    raises(herring.InvalidArgumentError, "elements", gather, output, torch.ones(count))
+    future = gather(output, torch.ones(count), async_op=True).get_future() if rank != 1 else None
+    if future is None:
+        raises(herring.InvalidArgumentError, "elements", gather, output, torch.ones(count))
+    else:
+        raises(RuntimeError, "elements", future.wait)
     dist.barrier()

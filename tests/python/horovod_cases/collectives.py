@@ -113,7 +113,10 @@ def handles():
     ]
     for handle in reversed(started):
         found = hvd.synchronize(handle)
-        assert ((found[0] if isinstance(found, list) else found) == 1).all()
+        assert ((found[0] if isinstance(found, (list, tuple)) else found) == 1).all()
+    sent = torch.arange(2.0 * hvd.size())
+    output, received = hvd.synchronize(hvd.alltoall_async(sent, name="split"))
+    assert len(output) == 2 * hvd.size() and received.tolist() == [2] * hvd.size()
     # A name that is in flight is refused where it is used again, and nobody else learns of it.
     handle = None
     if rank == 0:

@@ -218,6 +218,50 @@ def optimizer_state():
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1] * 4
     same(nn.ParameterList(optimizer.state[p]["exp_avg"] for p in model.parameters()))
+    # A schedule goes on with the options that came, and state keeps its dtypes.
+    weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    inner = torch.optim.SGD([weight], lr=1.0 if hvd.rank() == 0 else 5.0)
+    schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.1)
+    inner.state[weight]["moment"] = torch.full((2,), 0.001 + hvd.rank())
+    wrapped = hvd.DistributedOptimizer(inner)
+    hvd.broadcast_optimizer_state(wrapped, root_rank=0)
+    for step in range(3):
+        assert abs(wrapped.param_groups[0]["lr"] - 0.1**step) < 1e-9, wrapped.param_groups
+        wrapped.step()
+        schedule.step()
+    moment = wrapped.state[weight]["moment"]
+    assert moment.dtype == torch.float32 and (moment == torch.tensor(0.001)).all()
+    assert wrapped.backward_passes_per_step == 1 and wrapped.op == hvd.Average
+
+
+@case
+def parameters_without_names():
+    values = [torch.full((2, 3), float(hvd.rank())), torch.full((2,), float(hvd.rank()))]
+    hvd.broadcast_parameters(iter(values), root_rank=hvd.size() - 1)
+    assert all((value == hvd.size() - 1).all() for value in values)
+    order = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
+    named = {name: torch.full((2,), float(hvd.rank())) for name in order}
+    hvd.broadcast_parameters(named, root_rank=0)
+    assert all((value == 0).all() for value in named.values())
+
+
+@case
+def a_step_that_ends_early():
+    """One rank's loader is empty after the first of two passes; later steps are whole again."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+    for step in range(4):
+        last = step == 1 and hvd.rank() == hvd.size() - 1
+        for _ in range(1 if last else 2):
+            (weight * 10.0**step).sum().backward()
+        optimizer.synchronize()
+        ranks = 2 * hvd.size() - (step == 1)
+        wanted = 10.0**step * ranks / hvd.size()
+        assert torch.isclose(weight.grad, torch.tensor([wanted])).all(), (step, weight.grad)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
 
 
 @case

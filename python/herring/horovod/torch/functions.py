@@ -29,7 +29,8 @@ def broadcast_parameters(
     """Overwrites parameters (and buffers) with those of one rank, in place (collective).
 
     Args:
-      params: `model.state_dict()` or `model.named_parameters()`. What is no tensor is left alone.
+      params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. What is no
+        tensor is left alone.
       root_rank: whose values all get; a rank of the job.
       process_set: who takes part.
 
@@ -38,11 +39,14 @@ def broadcast_parameters(
       HorovodInternalError: names, shapes or dtypes differ between ranks.
     """
     if isinstance(params, Mapping):
-        listed = list(params.items())
+        listed = sorted(params.items(), key=lambda item: str(item[0]))
     else:
         try:
-            listed = [(name, value) for name, value in params]
-        except (TypeError, ValueError, RuntimeError):
+            listed = [
+                (str(i), each) if isinstance(each, torch.Tensor) else (each[0], each[1])
+                for i, each in enumerate(params)
+            ]
+        except (TypeError, IndexError, KeyError):
             raise InvalidArgumentError(
                 f"broadcast_parameters takes model.state_dict() or model.named_parameters(), not "
                 f"{type(params).__name__}"

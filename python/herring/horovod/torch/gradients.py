@@ -185,7 +185,8 @@ class PlannedGradients:
         timeline.ended(reducer.name, self._begun)
         if self._sums:
             self._multiply(reducer.contributors)
-        self._last = max(self._number, 1)
+        # A step that ended early is no example for the next one.
+        self._last = max(self._number, self._counts.passes)
         self._start_anew()
 
     def _multiply(self, factor: int) -> None:

@@ -411,12 +411,11 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an `alltoall`, without a gradient; returns its handle."""
-    call = starts.start_alltoall(tensor, splits, name, process_set)
-    if splits is None:
-        both = call.finish
-        call.finish = lambda: both()[0]
-    return call.handle()
+    """Starts an `alltoall`, without a gradient; returns its handle.
+
+    `synchronize` returns the tensor and the rows that came from each rank, without `splits` too.
+    """
+    return starts.start_alltoall(tensor, splits, name, process_set).handle()
 
 
 def alltoall(

@@ -315,6 +315,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper._known = known
     wrapper._synchronizes = True
     wrapper._synchronized = False
+    wrapper.backward_passes_per_step = backward_passes_per_step
+    wrapper.op, wrapper.process_set = op, process_set
     named = _named_parameters(optimizer, known)
     herring.rank()  # a job is needed
     if process_set is not global_process_set and process_set.included() is False:

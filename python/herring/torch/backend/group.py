@@ -59,7 +59,22 @@ class HerringProcessGroup(ReducingProcessGroup):
             works.append(self._work(opts, [operation], list(blocks), self._spread(blocks)))
         return self._joined(works)
 
-    allgather_coalesced = allgather
+    @routed
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
+        """Several `allgather`: ``outputs[rank][i]`` is for the i-th tensor of each rank."""
+        tensors = list_of(inputs)
+        if len(outputs) != self.size() or any(len(each) != len(tensors) for each in outputs):
+            with self._call("allgather"):
+                raise InvalidArgumentError(
+                    f"all_gather_coalesced: outputs are lists of {[len(each) for each in outputs]} "
+                    f"tensors; there must be one for each of {self.size()} ranks, with "
+                    f"{len(tensors)} tensors"
+                )
+        works = [
+            self._plain(self.allgather, [[each[i] for each in outputs]], [tensor], opts)
+            for i, tensor in enumerate(tensors)
+        ]
+        return self._joined(works)
 
     @routed
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
@@ -78,6 +93,12 @@ class HerringProcessGroup(ReducingProcessGroup):
         operation = self._start("allgather", movable(host), name, opts, into=into)
 
         def then(operations: Operations) -> None:
+            counts = operations[0].counts
+            if len(set(counts)) > 1:
+                raise MismatchError(
+                    f"{name}: ranks give {list(counts)} elements; all_gather_into_tensor needs as "
+                    "many from each"
+                )
             if operations[0].placed:
                 return
             found = typed(operations[0].result(), output.dtype)

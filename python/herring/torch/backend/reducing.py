@@ -98,7 +98,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         def fold(operations: Operations) -> Any:
             mine = typed(operations[0].result(), tensor.dtype).view(ranks, -1)
             part = movable(reduction.fold(mine))  # type: ignore[misc]
-            second = self._start("allgather", part, f"{name}.parts", None)
+            second = self._start("allgather", part, f"{name}.parts", opts)
             return [second], finish
 
         def finish(operations: Operations) -> None:

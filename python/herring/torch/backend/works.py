@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from herring import _core
-from herring.errors import HerringError, TimeoutError
+from herring.errors import HerringError, ShutdownError, TimeoutError
 from herring.handles import call_later
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.promises import Promise
@@ -162,14 +162,16 @@ class OperationWork(_Work):
         while not self._finished:
             operations = self._operations
             for operation in operations:
-                self._wait_for(operation, deadline)
+                self._wait_for(operation, operations, deadline)
             self._advance(operations)
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         return True
 
-    def _wait_for(self, operation: _core.Operation, deadline: float | None) -> None:
-        while not operation.done():
+    def _wait_for(
+        self, operation: _core.Operation, together: Operations, deadline: float | None
+    ) -> None:
+        while not operation.done() and _failure_of(together) is None:
             self._require_not_aborted()
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:
@@ -178,17 +180,25 @@ class OperationWork(_Work):
                 )
             try:
                 operation.wait(left)
-            except HerringError:
+            except HerringError as error:
                 if operation.done():
                     return  # _advance() finds out why
+                if isinstance(error, ShutdownError):
+                    raise  # this is a forked child
 
     def _advance(self, operations: Operations) -> None:
-        """Takes the step after these operations, which are complete, unless it was taken."""
+        """Takes the step after these operations, unless it was taken.
+
+        They are complete, or one has failed: the others need not be waited for then.
+        """
         with self._step:
             if self._finished or self._operations is not operations:
                 return
-            error = following = None
+            error: Exception | None = _failure_of(operations)
+            following = interrupt = None
             try:
+                if error is not None:
+                    raise error
                 for operation in operations:
                     operation.wait()
                 if len(operations) == 1:
@@ -197,6 +207,9 @@ class OperationWork(_Work):
                     following = self._then(operations)
             except Exception as failure:
                 error = failure
+            except BaseException as failure:  # Ctrl-C; results may be taken in part
+                interrupt = failure
+                error = HerringError("interrupted while results were taken; outputs are undefined")
             if following is not None:
                 self._operations, self._then = following
                 return
@@ -205,11 +218,14 @@ class OperationWork(_Work):
             promise = self._finish(error)
         if promise is not None:
             _complete(promise, self._outputs, error)
+        if interrupt is not None:
+            raise interrupt
 
     def _poll(self) -> None:
         while not self._finished:
             operations = self._operations
-            if not all(operation.done() for operation in operations):
+            done = all(operation.done() for operation in operations)
+            if not done and _failure_of(operations) is None:
                 return
             self._advance(operations)
 
@@ -219,14 +235,14 @@ class OperationWork(_Work):
             counted = _Countdown(len(operations) + 1)
 
             def one_done(counted: _Countdown = counted, after: Operations = operations) -> None:
-                if counted.last():
+                if counted.last() or _failure_of(after) is not None:
                     self._advance(after)
                     self._follow()
 
             for operation in operations:
                 if not call_later(operation, one_done):
                     counted.last()
-            if not counted.last():
+            if not counted.last() and _failure_of(operations) is None:
                 return  # the callback thread goes on from here
             self._advance(operations)
 
@@ -247,6 +263,17 @@ class _Countdown:
         with self._lock:
             self._count -= 1
             return self._count == 0
+
+
+def _failure_of(operations: Operations) -> HerringError | None:
+    """The error of one that has failed; the others may never be complete then."""
+    for operation in operations:
+        if operation.done():
+            try:
+                operation.wait()
+            except HerringError as error:
+                return error
+    return None
 
 
 def _source_of(operation: _core.Operation) -> int:
