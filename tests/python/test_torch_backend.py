@@ -27,7 +27,14 @@ STARTS = {
     ],
 }
 # Those whose way through the core depends on where ranks are.
-ACROSS_NODES = ["every_front", "sub_groups", "messages", "stock_ddp", "once_more"]
+ACROSS_NODES = [
+    "forked_children",
+    "every_front",
+    "sub_groups",
+    "messages",
+    "stock_ddp",
+    "once_more",
+]
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from torch.distributed._functional_collectives import (
 
 import herring
 
-from .support import case, gloo, raises, same
+from .support import case, gloo, raises, same, uses_gloo
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 OPS = dist.ReduceOp
@@ -393,6 +393,8 @@ def forked_children():
         signal.alarm(30)
         if work is not None:
             raises(herring.ShutdownError, "forked", work.wait)
+        if uses_gloo():
+            os._exit(7)
         sys.exit(7)  # through the interpreter's end
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     herring.barrier()  # the others have not called it before

@@ -24,6 +24,11 @@ def gloo() -> Any:
     return _gloo[0]
 
 
+def uses_gloo() -> bool:
+    """Whether `gloo` was called: its threads keep a forked child from its end."""
+    return bool(_gloo)
+
+
 def forget() -> None:
     """Before the process groups are made anew."""
     _gloo.clear()
