@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -144,3 +145,13 @@ def test_output_that_cannot_be_written_stops_the_job_with_a_message() -> None:
         said = job.communicate(timeout=LIMIT)[1].decode()
     assert job.returncode == 1 and "standard output: No space left on device" in said, said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_descriptors_may_be_closed(tmp_path: Path, closed: str) -> None:
+    """What is opened next must not take their place."""
+    ran = tmp_path / "ran"
+    command = [*HERRING, "run", "-n", "1", "--", "bash", "-c", f"echo a; echo b >&2; touch {ran}"]
+    shell = f"exec {shlex.join(command)} {closed}"
+    assert subprocess.run(["bash", "-c", shell], timeout=LIMIT).returncode == 0
+    assert ran.exists()

@@ -311,7 +311,9 @@ def _seconds(text: str) -> float:
 def _run(options: argparse.Namespace) -> int:
     from herring.launch.job import RunOptions, SshOptions
     from herring.launch.local import run
+    from herring.launch.output import open_standard_descriptors
 
+    open_standard_descriptors()
     command = options.command
     if command[:1] == ["--"]:
         command = command[1:]

@@ -50,7 +50,6 @@ from herring.launch.terminal import open_terminal, resize
 __all__ = ["Launcher", "run"]
 
 EXIT_TIMEOUT = 124  # as timeout(1)
-EXIT_OUTPUT = 1
 _SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
 _DRAIN_SECONDS = 0.5
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -112,8 +111,8 @@ class Launcher:
         terminals = [os.isatty(1), os.isatty(2)]
         self._out = Sink(1, terminals[0], self._wait_for_reader, self._on_output_error)
         self._err = Sink(2, terminals[1], self._wait_for_reader)
-        self._waits = False  # for a reader
-        self._killed_at: float | None = None
+        self._waits = self._killed = False  # for a reader; everything was
+        self._give_up_at: float | None = None
         if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
             self._err = self._out  # one screen has one unfinished line
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -167,8 +166,7 @@ class Launcher:
         if options.timeout is not None:
             self._timeout_at = time.monotonic() + options.timeout
         layout = options.layout
-        horovod = as_horovod(options)
-        if not self._agents.reach(self._passed, horovod, self._turn_if_going_on):
+        if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
         with contextlib.ExitStack() as stack:
             listener = None
@@ -184,7 +182,7 @@ class Launcher:
                 self._files = open_copies(options.output, options.workers)
             base = own_environment(os.environ, several=bool(layout.remote))
             base.update(self._chosen)
-            machine_defaults(base, workers_on(options, None), horovod)
+            machine_defaults(base, workers_on(options, None), as_horovod(options))
             for task in tasks(options, job_variables(options, rendezvous)):
                 if not task.host.local:
                     self._start_far(task)
@@ -298,8 +296,7 @@ class Launcher:
 
     def _turn(self, until: float | None = None) -> None:
         deadlines = [until, self._kill_at, self._stop_servers_at, self._timeout_at]
-        deadlines.append(self._agents.next_deadline())
-        deadlines.append(None if self._killed_at is None else self._killed_at + _LAST_SECONDS)
+        deadlines += [self._give_up_at, self._agents.next_deadline()]
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
@@ -372,7 +369,8 @@ class Launcher:
             )
 
     def _kill_all(self) -> None:
-        self._killed_at = self._killed_at or time.monotonic()
+        if not self._killed:
+            self._killed, self._give_up_at = True, time.monotonic() + _LAST_SECONDS
         self._signal_all(signal.SIGKILL)
 
     def _give_up(self) -> None:
@@ -389,7 +387,7 @@ class Launcher:
             return False  # what is said meanwhile
         self._waits = True
         try:
-            while self._killed_at is None:
+            while not self._killed:
                 pending = [at for at in (self._kill_at, self._timeout_at) if at is not None]
                 wait = max(0.0, min(pending) - time.monotonic()) if pending else None
                 woken, ready, _ = select.select([self._wake], [fd], [], wait)
@@ -407,7 +405,7 @@ class Launcher:
     def _on_output_error(self, error: OSError) -> None:
         """Our own output cannot be written: what a job does unseen is of no use."""
         self._say(f"standard output: {error.strerror}; stopping the job")
-        self._status = self._status or EXIT_OUTPUT
+        self._status = self._status or 1
         self._signal_all(signal.SIGTERM)
         self._begin_to_stop()
 
@@ -430,7 +428,8 @@ class Launcher:
             self._kill_at = None
             self._kill_all()
             self._agents.doubt(now)
-        if self._killed_at is not None and now >= self._killed_at + _LAST_SECONDS:
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
             self._give_up()
         self._agents.on_time(now)
 

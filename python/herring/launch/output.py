@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from herring.errors import ConfigurationError
 
-__all__ = ["Sink", "Source", "open_copies", "prefix"]
+__all__ = ["Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
 
 # Cyan, yellow, green, magenta, blue, red: readable on dark and light backgrounds.
 _COLOURS = (36, 33, 32, 35, 34, 31)
@@ -43,6 +43,15 @@ def prefix(label: str, index: int, colour: bool) -> bytes:
         return f"[{label}] ".encode()
     # 39 restores the foreground only: a bold line of the program stays bold.
     return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m[{label}]\x1b[39m ".encode()
+
+
+def open_standard_descriptors() -> None:
+    """Opens those of 0, 1 and 2 that are closed on nothing: else they become other files."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
 
 
 def open_copies(folder: Path, workers: int) -> dict[int, tuple[BinaryIO, BinaryIO]]:
@@ -119,13 +128,13 @@ class Sink:
                     continue
                 # What can be written to takes as much as this without waiting.
                 view = view[os.write(self.fd, view if self._file else view[: select.PIPE_BUF]) :]
-            except (BlockingIOError, BrokenPipeError) as error:
-                if isinstance(error, BrokenPipeError):
-                    raise
-            except (OSError, ValueError) as error:
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise
+            except OSError as error:
                 self._dead = True
-                gone = isinstance(error, ValueError) or error.errno == errno.EIO
-                if not gone:  # of a terminal that was closed SIGHUP tells
+                if error.errno != errno.EIO:  # of a terminal that was closed SIGHUP tells
                     self.on_error(error)
 
 
