@@ -135,7 +135,8 @@ def test_optimizer_state_is_taken_apart_and_put_together():
     structure = state._lift(original, lifted)
     assert len(lifted) == 2
     lowered: list[torch.Tensor] = []
-    restored = state._lower(structure, lowered)
+    restored = state._lower(structure, lowered, "meta")
+    assert all(target.device.type == "cpu" for target in lowered)
     for target, source in zip(lowered, lifted):
         target.copy_(source)
     assert restored["param_groups"] == original["param_groups"]
