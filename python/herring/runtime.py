@@ -17,6 +17,7 @@ from typing import Any
 
 from herring import _core
 from herring.errors import ConfigurationError, ShutdownError
+from herring.handles import ending_a_job
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
 from herring.names import forget_names
@@ -175,7 +176,8 @@ def shutdown() -> None:
     for forget in forget_job:
         forget()
     if leaving is not None:
-        leaving.shutdown()
+        with ending_a_job():
+            leaving.shutdown()
 
 
 atexit.register(shutdown)

@@ -33,6 +33,9 @@ ACROSS_NODES = [
     "sub_groups",
     "messages",
     "stock_ddp",
+    "hooks_that_start_collectives_late",
+    "disagreements_are_errors",
+    "futures_wait_for_futures",
     "once_more",
 ]
 

@@ -54,6 +54,7 @@ from herring.torch.functions import (
     reduce_scatter,
     scatter,
 )
+from herring.torch.hook_calls import ordered_comm_hook
 from herring.torch.join import Join
 from herring.torch.optimizer import DistributedOptimizer
 from herring.torch.reducer import GradientReducer
@@ -102,6 +103,7 @@ __all__ = [
     "new_group",
     "node_rank",
     "num_nodes",
+    "ordered_comm_hook",
     "rank",
     "ranks_of_node",
     "reduce",

@@ -56,11 +56,11 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     def finish(handle: Handle) -> None:
         error = handle.exception()
         if error is not None:
-            promise.fail(error)
+            promise.settle(buffer, error)
             return
         if host.data_ptr() != buffer.data_ptr():
             buffer.copy_(host)
-        promise.complete(buffer)
+        promise.settle(buffer)
 
     herring.allreduce_async(host, "average", group=state).add_done_callback(finish)
     return promise.future

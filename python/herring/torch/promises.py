@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from herring.handles import call_apart, serves_callbacks
+from herring.torch.hook_calls import current_hook_call, inside
+
 __all__ = ["Promise"]
 
 
@@ -25,18 +28,27 @@ class Promise:
     """
 
     def __init__(self, devices: Sequence[torch.device] | None = None) -> None:
+        self._hook_call = current_hook_call()
         self._inner: torch.futures.Future[Any] = torch.futures.Future(
             devices=list(devices) if devices else None
         )
         self.future: torch.futures.Future[Any] = self._inner.then(_outcome)
 
-    def complete(self, value: Any) -> None:
-        """The future has a value: a tensor, or a list of them."""
-        self._inner.set_result(value)
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """The future has a value, a tensor or a list of them, or has failed if there is an error.
 
-    def fail(self, error: BaseException) -> None:
-        """The future has failed."""
-        self._inner.set_result(error)
+        What follows it in Python is called here, or by a thread of its own in the place of the
+        callback thread: it may wait for other futures, which must get their values.
+        """
+        outcome = value if error is None else error
+        if serves_callbacks():
+            call_apart(lambda: self._set(outcome))
+        else:
+            self._set(outcome)
+
+    def _set(self, outcome: Any) -> None:
+        with inside(self._hook_call):
+            self._inner.set_result(outcome)
 
 
 def _outcome(inner: torch.futures.Future[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -118,6 +118,38 @@ def hook_over_herring() -> None:
     ):
         for one, other in zip(found, wanted):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@case
+def hooks_that_start_collectives_late() -> None:
+    """PowerSGD starts some when others are complete, in the middle of the backward pass."""
+
+    def trained(group: Any, hook: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*[torch.nn.Linear(40, 40) for _ in range(6)])
+        model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.01)
+        state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2, random_seed=1)
+        model.register_comm_hook(state, hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(8):
+            torch.manual_seed(10 * step + dist.get_rank())
+            optimizer.zero_grad()
+            model(torch.randn(8, 40)).square().mean().backward()
+            optimizer.step()
+        return list(net.parameters())
+
+    def one_by_one(state, bucket):  # torch reads annotations, and not as text
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
+        return done
+
+    wanted = trained(gloo(), one_by_one)
+    found = trained(None, herring.torch.ordered_comm_hook(powerSGD_hook.powerSGD_hook))
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+        first = one.detach().clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(one, first)
 
 
 @case

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from herring.collectives import name_of_next, submit
+from herring.digests import explained
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
-    MismatchError,
     PeerLostError,
     ShutdownError,
 )
@@ -167,7 +166,7 @@ class Call:
                 try:
                     one.wait()
                 except HerringError as error:
-                    first = first or self._explained(error)
+                    first = first or explained(error, self.about, job().rank)
             self.forget()
             self._noted()
             if first is not None:
@@ -179,13 +178,6 @@ class Call:
         with _lock:
             if _in_flight.get(self.key) is self:
                 del _in_flight[self.key]
-
-    def _explained(self, error: HerringError) -> HerringError:
-        """In terms of shapes, where ranks compare a digest of them."""
-        if not isinstance(error, MismatchError) or not self.about:
-            return error
-        text = re.sub(r", root (\d+)", lambda found: f", tensor #{int(found[1]):x}", str(error))
-        return MismatchError(f"{text}; rank {job().rank} gave {', '.join(self.about)}")
 
     def handle(self) -> int:
         """Keeps it until it is synchronized.

@@ -16,6 +16,7 @@ import numpy as np
 
 import herring
 from herring.collectives import checked_splits
+from herring.digests import digest
 from herring.errors import InvalidArgumentError
 from herring.gradients import fresh
 from herring.horovod.common.adasum import adasum, require_power_of_two
@@ -24,7 +25,6 @@ from herring.horovod.common.operators import (
     LIST_OPERATIONS,
     Adasum,
     Average,
-    digest,
     operator_of,
     scattering_operator,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from herring.errors import InvalidArgumentError
@@ -18,7 +17,6 @@ __all__ = [
     "Sum",
     "check_gradient_options",
     "check_passes",
-    "digest",
     "operator_of",
     "operator_or_average",
     "require_linear",
@@ -107,9 +105,3 @@ def check_passes(passes: Any) -> None:
         raise InvalidArgumentError(
             f"backward_passes_per_step is {passes!r}; it must be an integer, 1 or more"
         )
-
-
-def digest(text: str) -> int:
-    """What ranks compare, where operations do not see it themselves: 1 to 2**31 - 1."""
-    found = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return int.from_bytes(found, "little") & 0x7FFFFFFF or 1

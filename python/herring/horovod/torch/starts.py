@@ -11,6 +11,7 @@ import torch
 
 import herring
 from herring.collectives import checked_splits
+from herring.digests import digest
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
@@ -19,7 +20,6 @@ from herring.horovod.common.operators import (
     Adasum,
     Average,
     Sum,
-    digest,
     operator_of,
     scattering_operator,
 )

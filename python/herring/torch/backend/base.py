@@ -17,6 +17,7 @@ import torch.distributed as dist
 import herring
 from herring import runtime
 from herring.collectives import called, submit
+from herring.digests import digest
 from herring.errors import HerringError, InvalidArgumentError
 from herring.names import next_name
 from herring.torch.backend.messages import Messages
@@ -24,6 +25,7 @@ from herring.torch.backend.others import other_backend
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
+from herring.torch.hook_calls import current_hook_call
 
 __all__ = ["BaseProcessGroup", "routed"]
 
@@ -94,7 +96,8 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._coalesced: list[Any] | None = None
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
-        self._owner = Owner()  # no circle: what is destroyed goes at once, not in a forked child
+        # No circle: what is destroyed goes at once, not in a forked child.
+        self._owner = Owner(self._job.rank)
         self._names = {"name": "", "description": "undefined"}
         self._messages = Messages(self._owner, self._group, self._places, rank)
 
@@ -180,7 +183,9 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _name(self) -> str:
         with self._lock:
             self._calls += 1
-        return next_name("torch", None if self._group is None else self._group.members().number)
+        among = None if self._group is None else self._group.members().number
+        hook_call = current_hook_call()
+        return next_name("torch", among) if hook_call is None else hook_call.next_name(among)
 
     @contextmanager
     def _call(self, kind: str) -> Iterator[str]:
@@ -190,19 +195,32 @@ class BaseProcessGroup(dist.ProcessGroup):
         with called(kind, self._name(), self._group) as name:
             yield name
 
-    def _start(self, kind: str, tensor: Any, name: str, options: Any, **more: Any) -> Any:
+    def _start(
+        self, kind: str, tensor: Any, name: str, options: Any, about: str = "", **more: Any
+    ) -> Any:
+        """Starts an operation; `about`: what ranks must agree on beside what the core sees."""
+        if about:
+            more["list"] = digest(about)
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
         return submit(kind, tensor, name, limit, self._group, waits=waits, **more)
 
-    def _work(self, options: Any, operations: Operations, outputs: Any, then: Any = None) -> Any:
+    def _work(
+        self,
+        options: Any,
+        operations: Operations,
+        outputs: Any,
+        then: Any = None,
+        about: str = "",
+    ) -> Any:
         follow = bool(option(options, "asyncOp", True))
-        return OperationWork(self._owner, operations, outputs, then, follow=follow)
+        return OperationWork(self._owner, operations, outputs, then, follow=follow, about=about)
 
     # The end.
 
     def shutdown(self) -> None:
         """Leaves the group; that of all ranks ends the job if it has begun it."""
+        self._messages.close()
         self._others.clear()
         with suppress(RuntimeError):
             super().shutdown()  # backends of other devices
@@ -224,7 +242,7 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Fails what is under way: on this rank, or for the group of all ranks everywhere."""
-        self._owner.aborted = f"the process group of rank {self.rank()} was aborted"
+        self._owner.abort(f"the process group of rank {self.rank()} was aborted")
         if self._world and runtime.is_initialized() and runtime.job() is self._job:
             runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
             if self._owns:

@@ -55,8 +55,10 @@ class HerringProcessGroup(ReducingProcessGroup):
             with self._call("allgather") as name:
                 self._require_one_each(blocks, "allgather")
                 flat = movable(as_dense(tensor))
-            operation = self._start("allgather", flat, name, opts)
-            works.append(self._work(opts, [operation], list(blocks), self._spread(blocks)))
+            about = f"all_gather of {tensor.dtype}"
+            operation = self._start("allgather", flat, name, opts, about)
+            then = self._spread(blocks)
+            works.append(self._work(opts, [operation], list(blocks), then, about))
         return self._joined(works)
 
     @routed
@@ -90,7 +92,8 @@ class HerringProcessGroup(ReducingProcessGroup):
         if self._gathers_in_place(output, host):
             return self._gathered_in_place(output, host, name, opts)
         into = place_for(output, host) if self._blocks.same else None
-        operation = self._start("allgather", movable(host), name, opts, into=into)
+        about = f"all_gather of {input.dtype}"
+        operation = self._start("allgather", movable(host), name, opts, about, into=into)
 
         def then(operations: Operations) -> None:
             counts = operations[0].counts
@@ -104,7 +107,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             found = typed(operations[0].result(), output.dtype)
             copy_back(output, self._blocks.sorted(found))
 
-        return self._work(opts, [operation], [output], then)
+        return self._work(opts, [operation], [output], then, about)
 
     _allgather_base = all_gather_single
 
@@ -153,29 +156,29 @@ class HerringProcessGroup(ReducingProcessGroup):
                 self._require_one_each(blocks, "gather")
             flat = movable(as_dense(tensor))
             splits = self._all_to(root, flat)
-        more = {"splits": splits, "root": self._places[root]}
-        operation = self._start("alltoall", flat, name, opts, **more)
+        about = f"gather of {tensor.dtype} to rank {root}"
+        operation = self._start("alltoall", flat, name, opts, about, splits=splits)
         then = self._spread(blocks) if blocks else None
-        return self._work(opts, [operation], blocks, then)
+        return self._work(opts, [operation], blocks, then, about)
 
     @routed
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
         """Hands each rank one tensor of the list of one list that the root has."""
         (output,) = list_of(outputs)
         root = self._root(opts)
+        about = f"scatter of {output.dtype} from rank {root}"
         with self._call("alltoall") as name:
             flat, splits = movable(torch.empty(0, dtype=output.dtype)), [0] * self.size()
             if self.rank() == root:
                 blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
                 self._require_one_each(blocks, "scatter")
                 flat, splits = self._blocks.joined([movable(as_dense(one)) for one in blocks])
-        more = {"splits": splits, "root": self._places[root]}
-        operation = self._start("alltoall", flat, name, opts, **more)
+        operation = self._start("alltoall", flat, name, opts, about, splits=splits)
 
         def then(operations: Operations) -> None:
             copy_back(output, _sized(typed(operations[0].result(), output.dtype), output))
 
-        return self._work(opts, [operation], [output], then)
+        return self._work(opts, [operation], [output], then, about)
 
     @routed
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -184,8 +187,9 @@ class HerringProcessGroup(ReducingProcessGroup):
             self._require_one_each(inputs, "alltoall")
             self._require_one_each(outputs, "alltoall")
             flat, splits = self._blocks.joined([movable(as_dense(one)) for one in inputs])
-        operation = self._start("alltoall", flat, name, opts, splits=splits)
-        return self._work(opts, [operation], list(outputs), self._spread(outputs))
+        about = f"all_to_all of {inputs[0].dtype}"
+        operation = self._start("alltoall", flat, name, opts, about, splits=splits)
+        return self._work(opts, [operation], list(outputs), self._spread(outputs), about)
 
     @routed
     def all_to_all_single(
@@ -210,7 +214,8 @@ class HerringProcessGroup(ReducingProcessGroup):
             target = output if output.is_contiguous() else torch.empty_like(output).contiguous()
             parts = self._parts(target, output_splits, "output")
         into = place_for(target, flat) if self._blocks.same else None
-        operation = self._start("alltoall", flat, name, opts, splits=splits, into=into)
+        about = f"all_to_all of {input.dtype}"
+        operation = self._start("alltoall", flat, name, opts, about, splits=splits, into=into)
         spread = self._spread(parts)
 
         def then(operations: Operations) -> None:
@@ -218,7 +223,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             if target is not output:
                 copy_back(output, target)
 
-        return self._work(opts, [operation], [output], then)
+        return self._work(opts, [operation], [output], then, about)
 
     alltoall_base = all_to_all_single
 

@@ -82,6 +82,14 @@ class Messages:
         work.ranks = self._ranks
         return work
 
+    def close(self) -> None:
+        """Fails messages to this rank itself that nothing has met."""
+        with self._lock:
+            waiting = [work for queue in self._own.values() for _, work in queue]
+            self._own.clear()
+        for work in waiting:
+            work.done(HerringError("the process group was destroyed before a message was met"))
+
     def _check(self, other: int, what: str) -> None:
         if not 0 <= other < len(self._places):
             raise InvalidArgumentError(

@@ -34,7 +34,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         Args:
           tensors: a tensor, or a list of one; any shape, dtype, layout and strides.
           opts: operator and timeout.
-          timeout: in place of that of `opts`.
+          timeout: not used; torch has deprecated it, and has it in `opts`.
 
         Returns:
           The work; its outputs are the tensors.
@@ -42,7 +42,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         Raises:
           InvalidArgumentError: the dtype has no such operator; all ranks raise, at `wait`.
         """
-        del timeout  # deprecated by torch: options have it
+        del timeout
         tensors = list_of(tensors)
         if len(tensors) != 1:
             return self.allreduce_coalesced(tensors, opts)
@@ -52,9 +52,10 @@ class ReducingProcessGroup(BaseProcessGroup):
         if tensor.layout == torch.sparse_coo:
             with self._call("allgather") as name:
                 steps = SparseSum(tensor, operator_of(opts), self.size())
-            first = self._start("allgather", steps.indices, name, opts)
-            second = self._start("allgather", steps.values, f"{name}.values", opts)
-            return self._work(opts, [first, second], outputs, steps.finish)
+            about = steps.about
+            first = self._start("allgather", steps.indices, name, opts, about)
+            second = self._start("allgather", steps.values, f"{name}.values", opts, about)
+            return self._work(opts, [first, second], outputs, steps.finish, about)
         with self._call("allreduce") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
             host = as_dense(tensor)
@@ -65,16 +66,17 @@ class ReducingProcessGroup(BaseProcessGroup):
             reduction.wire(host),
             name,
             opts,
+            reduction.about,
             op=reduction.op,
             prescale=reduction.prescale,
         )
         if host.data_ptr() == tensor.data_ptr() and reduction.divisor == 1:
-            return self._work(opts, [operation], outputs)
+            return self._work(opts, [operation], outputs, about=reduction.about)
 
         def then(_: Operations) -> None:
             copy_back(tensor, divided(host, reduction.divisor))
 
-        return self._work(opts, [operation], outputs, then)
+        return self._work(opts, [operation], outputs, then, reduction.about)
 
     def _folded(
         self,
@@ -93,18 +95,19 @@ class ReducingProcessGroup(BaseProcessGroup):
         width = flat.numel() // max(host.numel(), 1)
         counts = [host.numel() // ranks + (r < host.numel() % ranks) for r in range(ranks)]
         splits = [count * width for count in counts]
-        first = self._start("alltoall", flat, name, opts, splits=splits)
+        about = f"all_reduce, {reduction.about}"
+        first = self._start("alltoall", flat, name, opts, about, splits=splits)
 
         def fold(operations: Operations) -> Any:
             mine = typed(operations[0].result(), tensor.dtype).view(ranks, -1)
             part = movable(reduction.fold(mine))  # type: ignore[misc]
-            second = self._start("allgather", part, f"{name}.parts", opts)
+            second = self._start("allgather", part, f"{name}.parts", opts, about)
             return [second], finish
 
         def finish(operations: Operations) -> None:
             copy_back(tensor, typed(operations[0].result(), tensor.dtype))
 
-        return self._work(opts, [first], outputs, fold)
+        return self._work(opts, [first], outputs, fold, about)
 
     @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
@@ -120,9 +123,10 @@ class ReducingProcessGroup(BaseProcessGroup):
             if reduction.fold is not None or reduction.divisor != 1:
                 works += [self._allreduce(tensor, [tensor], opts) for tensor in pack.tensors]
                 continue
+            about = f"{[tensor.numel() for tensor in pack.tensors]} elements, {reduction.about}"
             more = {"op": reduction.op, "prescale": reduction.prescale}
-            operation = self._start("allreduce", reduction.wire(flat), name, opts, **more)
-            works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat)))
+            operation = self._start("allreduce", reduction.wire(flat), name, opts, about, **more)
+            works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat), about))
         return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
     @routed
@@ -133,6 +137,8 @@ class ReducingProcessGroup(BaseProcessGroup):
         with self._call("reduce_scatter") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
             host = as_dense(tensor)
+        if reduction.about:
+            reduction = reduction._replace(about=f"{reduction.about} to rank {root}")
         return self._scattered(
             reduction, host, self._all_to(root, host), tensor, tensors, name, opts
         )
@@ -148,19 +154,20 @@ class ReducingProcessGroup(BaseProcessGroup):
         opts: Any,
     ) -> Any:
         """A reduction of which each rank gets its part, of `counts` elements of `host`."""
-        mine = counts[self._places[self.rank()]]
+        mine, about = counts[self._places[self.rank()]], reduction.about
         if reduction.fold is not None:
             flat = movable(host)
             width = flat.numel() // max(host.numel(), 1)
             splits = [count * width for count in counts]
-            operation = self._start("alltoall", flat, name, opts, splits=splits)
+            about = f"reduce_scatter of {counts} elements, {about}"
+            operation = self._start("alltoall", flat, name, opts, about, splits=splits)
         else:
             wire = reduction.wire(host).reshape(-1)
             width = wire.numel() // max(host.numel(), 1)
             splits = [count * width for count in counts]
             more = {"op": reduction.op, "prescale": reduction.prescale, "splits": splits}
             more["into"] = place_for(output, wire)
-            operation = self._start("reduce_scatter", wire, name, opts, **more)
+            operation = self._start("reduce_scatter", wire, name, opts, about, **more)
 
         def then(operations: Operations) -> None:
             if mine == 0:
@@ -171,7 +178,7 @@ class ReducingProcessGroup(BaseProcessGroup):
                 found = reduction.fold(found.view(self.size(), -1))
             copy_back(output, divided(found, reduction.divisor))
 
-        return self._work(opts, [operation], outputs, then)
+        return self._work(opts, [operation], outputs, then, about)
 
     @routed
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:

@@ -49,6 +49,7 @@ class Reduction(NamedTuple):
       wire: turns a contiguous tensor into a view that the core takes.
       divisor: what a sum of integers is divided by, towards zero; 1: nothing.
       fold: turns [ranks, n] of the tensor's dtype into [n].
+      about: what ranks must agree on and the core does not see; empty: it sees all.
     """
 
     op: str
@@ -56,6 +57,7 @@ class Reduction(NamedTuple):
     wire: Callable[[torch.Tensor], torch.Tensor]
     divisor: int = 1
     fold: Fold | None = None
+    about: str = ""
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,6 +110,13 @@ def reduction_of(op: Any, dtype: torch.dtype, ranks: int) -> Reduction:
       InvalidArgumentError: the operator makes no sense on the dtype.
     """
     name, factor = _operator(op)
+    found = _reduction(name, factor, dtype, ranks)
+    if dtype in _NATIVE and found.fold is None and found.divisor == 1:
+        return found
+    return found._replace(about=f"{name} of {dtype}")
+
+
+def _reduction(name: str, factor: Any, dtype: torch.dtype, ranks: int) -> Reduction:
     prescale = 1.0
     if name == "premultiplied sum":
         if not (dtype in _FLOATS or dtype.is_complex):

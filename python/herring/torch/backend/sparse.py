@@ -38,6 +38,8 @@ class SparseSum:
         # [entries, sparse dimensions], so that those of all ranks follow each other.
         self.indices = as_dense(own.indices().t()).reshape(-1)
         self.values = movable(as_dense(own.values()))
+        average = "average" if self._divisor > 1 else "sum"
+        self.about = f"{average} of sparse {tensor.dtype} {list(tensor.shape)}"
 
     def finish(self, operations: Sequence[Any]) -> None:
         """Sums what all have sent, in rank order, into the tensor."""

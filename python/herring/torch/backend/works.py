@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Callable, Optional
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from herring import _core
+from herring.digests import explained
 from herring.errors import HerringError, ShutdownError, TimeoutError
 from herring.handles import call_later
 from herring.torch.backend.outside import outside_graphs
@@ -29,11 +31,33 @@ Then = Callable[[Operations], Optional[tuple[Operations, Any]]]
 class Owner:
     """What works know about their process group.
 
+    Args:
+      rank: of this process in the job.
+
     Attributes:
       aborted: why it was aborted on this rank; empty: it was not.
     """
 
-    aborted = ""
+    def __init__(self, rank: int) -> None:
+        self.aborted = ""
+        self.rank = rank
+        self._lock = threading.Lock()
+        self._promised: weakref.WeakSet[_Work] = weakref.WeakSet()
+
+    def expect(self, work: _Work) -> None:
+        """A future of this work was handed out, which fails when the group is aborted."""
+        with self._lock:
+            self._promised.add(work)
+        if self.aborted:
+            work.fail(HerringError(self.aborted))
+
+    def abort(self, why: str) -> None:
+        """Fails futures that are handed out, and waits."""
+        self.aborted = why
+        with self._lock:
+            works = list(self._promised)
+        for work in works:
+            work.fail(HerringError(why))
 
 
 class _Work(dist.Work):
@@ -51,9 +75,17 @@ class _Work(dist.Work):
     def _finish(self, error: BaseException | None = None) -> Promise | None:
         """The work has its outputs or an error; returns what is to be completed, if anything."""
         with self._lock:
+            if self._finished:
+                return None  # by an abort
             self._error = error
             self._finished = True
             return self._promise
+
+    def fail(self, error: BaseException) -> None:
+        """Lets it fail, unless it is complete."""
+        promise = self._finish(error)
+        if promise is not None:
+            promise.settle(self._outputs, error)
 
     def _require_not_aborted(self) -> None:
         if self._owner.aborted:
@@ -75,8 +107,9 @@ class _Work(dist.Work):
             promise = self._promise = Promise(devices)
             finished = self._finished
         if finished:
-            _complete(promise, self._outputs, self._error)
+            promise.settle(self._outputs, self._error)
         else:
+            self._owner.expect(self)
             self._follow()
         return promise.future
 
@@ -107,13 +140,6 @@ class _Work(dist.Work):
         self.wait()
 
 
-def _complete(promise: Promise, outputs: list[torch.Tensor], error: BaseException | None) -> None:
-    if error is None:
-        promise.complete(outputs)
-    else:
-        promise.fail(error)
-
-
 class OperationWork(_Work):
     """Operations of the core, and what is to follow them.
 
@@ -124,6 +150,7 @@ class OperationWork(_Work):
       then: called once, by whoever finds the operations complete: copies results to where they
         belong, or starts a next step.
       follow: `then` is to be called although nobody waits.
+      about: what ranks must agree on beside what the core sees; empty: nothing.
     """
 
     def __init__(
@@ -134,8 +161,10 @@ class OperationWork(_Work):
         then: Then | None = None,
         *,
         follow: bool = False,
+        about: str = "",
     ) -> None:
         super().__init__(owner, outputs)
+        self._about = (about,) if about else ()
         self._operations = operations
         self._then = then
         self._step = threading.Lock()
@@ -194,21 +223,22 @@ class OperationWork(_Work):
         with self._step:
             if self._finished or self._operations is not operations:
                 return
-            error: Exception | None = _failure_of(operations)
+            error: Exception | None = None
             following = interrupt = None
             try:
-                if error is not None:
-                    raise error
+                failure = _failure_of(operations)
+                if failure is not None:
+                    raise explained(failure, self._about, self._owner.rank)
                 for operation in operations:
                     operation.wait()
                 if len(operations) == 1:
                     self._source = _source_of(operations[0])
                 if self._then is not None:
                     following = self._then(operations)
-            except Exception as failure:
-                error = failure
-            except BaseException as failure:  # Ctrl-C; results may be taken in part
-                interrupt = failure
+            except Exception as raised:
+                error = raised
+            except BaseException as raised:  # Ctrl-C; results may be taken in part
+                interrupt = raised
                 error = HerringError("interrupted while results were taken; outputs are undefined")
             if following is not None:
                 self._operations, self._then = following
@@ -217,7 +247,7 @@ class OperationWork(_Work):
             # Before another thread, which may be waiting here, finds the same operations complete.
             promise = self._finish(error)
         if promise is not None:
-            _complete(promise, self._outputs, error)
+            promise.settle(self._outputs, error)
         if interrupt is not None:
             raise interrupt
 
@@ -294,8 +324,12 @@ class LocalWork(_Work):
         """Completes it, or lets it fail."""
         promise = self._finish(error)
         if promise is not None:
-            _complete(promise, self._outputs, error)
+            promise.settle(self._outputs, error)
         self._complete.set()
+
+    def fail(self, error: BaseException) -> None:
+        """As `done`."""
+        self.done(error)
 
     @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -1,0 +1,126 @@
+"""Ranks that disagree, futures that wait for futures, groups that are aborted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+import herring
+
+from .support import case, raises
+
+OPS = dist.ReduceOp
+
+
+@case
+def disagreements_are_errors() -> None:
+    """Also where the core only moves bytes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    odd = rank == 1
+    ints = torch.ones(8, dtype=torch.int32)
+    words = torch.ones(8, dtype=torch.uint16)
+    small = torch.ones(8).to(torch.float8_e4m3fn)
+    blocks = [torch.ones(2, dtype=torch.uint16) for _ in range(size)]
+    shorts = [torch.ones(2, dtype=torch.int16) for _ in range(size)]
+    half = words.view(torch.int16)
+    copies = [ints.clone() for _ in range(size)]
+    root = int(odd)
+    calls: list[tuple[Callable[..., Any], ...]] = [
+        (lambda: dist.all_reduce(ints, OPS.BXOR), lambda: dist.all_reduce(ints, OPS.BAND)),
+        (lambda: dist.all_reduce(ints, OPS.AVG), lambda: dist.all_reduce(ints)),
+        (lambda: dist.all_reduce(words), lambda: dist.all_reduce(half)),
+        (lambda: dist.all_reduce(words, OPS.MAX), lambda: dist.all_reduce(words, OPS.MIN)),
+        (
+            lambda: dist.all_reduce(small),
+            lambda: dist.all_reduce(small.view(torch.float8_e5m2)),
+        ),
+        (
+            lambda: dist.all_reduce_coalesced([torch.ones(4), torch.ones(6)]),
+            lambda: dist.all_reduce_coalesced([torch.ones(6), torch.ones(4)]),
+        ),
+        (lambda: dist.reduce(ints, root, OPS.BXOR),) * 2,
+        (lambda: dist.reduce(ints, root),) * 2,
+        (
+            lambda: dist.gather(ints, copies if rank == 0 else None, 0),
+            lambda: dist.gather(ints, copies, 1),
+        ),
+        (
+            lambda: dist.all_to_all([torch.empty_like(one) for one in blocks], blocks),
+            lambda: dist.all_to_all([torch.empty_like(one) for one in shorts], shorts),
+        ),
+        (
+            lambda: dist.all_gather([torch.empty_like(words) for _ in blocks], words),
+            lambda: dist.all_gather([torch.empty_like(half) for _ in blocks], half),
+        ),
+        (
+            lambda: dist.all_reduce(torch.ones(3).to_sparse()),
+            lambda: dist.all_reduce(torch.ones(4).to_sparse()),
+        ),
+    ]
+    for number, (right, wrong) in enumerate(calls):
+        try:
+            wrong() if odd else right()
+        except herring.MismatchError as error:
+            assert "disagree" in str(error), (number, error)
+        else:
+            raise AssertionError(f"pair {number} of calls: no rank has refused it")
+    dist.all_reduce(ints)  # they go on
+    try:
+        dist.all_reduce(words, OPS.MIN if odd else OPS.MAX)
+    except herring.MismatchError as error:
+        mine = "min" if odd else "max"
+        assert str(error).endswith(f"rank {rank} gave all_reduce, {mine} of torch.uint16"), error
+        assert "root" not in str(error), error
+
+
+@case
+def futures_wait_for_futures() -> None:
+    """What follows one future may wait for another, as some of torch's hooks do."""
+    size = dist.get_world_size()
+
+    def summed(value: float) -> torch.futures.Future[Any]:
+        return dist.all_reduce(torch.full((100_000,), value), async_op=True).get_future()
+
+    def again(done: torch.futures.Future[Any]) -> torch.Tensor:
+        return summed(done.value()[0][0].item()).wait()[0]
+
+    def once_more(done: torch.futures.Future[Any]) -> float:
+        return summed(done.value()[0].item()).wait()[0][0].item()
+
+    first = summed(1.0)
+    last = summed(1.0)
+    chain = first.then(lambda _: last.wait()[0][0].item())
+    assert chain.wait() == size
+    for _ in range(3):  # one after the other: the order of calls is the same on all ranks
+        assert summed(1.0).then(again).then(once_more).wait() == size**3
+
+
+@case
+def aborted_groups() -> None:
+    """Futures and waits of a group that this rank aborts fail at once; other groups go on."""
+    rank = dist.get_rank()
+    group = dist.new_group()
+    if rank == 0:
+        failed = threading.Event()
+        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        chained = future.then(lambda done: done.value())
+        chained.add_done_callback(lambda _: failed.set())
+        to_itself = dist.irecv(torch.ones(3), 0, group=group)
+        unmet = to_itself.get_future()
+        group.abort()
+        assert failed.wait(10)
+        raises(RuntimeError, "aborted", chained.wait)
+        raises(RuntimeError, "aborted", unmet.wait)
+        raises(herring.HerringError, "aborted", to_itself.wait)
+        late = dist.all_reduce(torch.ones(3), async_op=True)
+    else:
+        late = dist.all_reduce(torch.ones(3), async_op=True)
+    late.wait()
+    other = dist.new_group()
+    message = dist.irecv(torch.ones(3), rank, group=other)
+    dist.barrier()
+    dist.destroy_process_group(other)
+    raises(herring.HerringError, "destroyed", message.wait)
