@@ -32,7 +32,8 @@ def join(*, timeout: float | None = None, group: Group | None = None) -> int:
       group: those who join; None: all ranks.
 
     Returns:
-      The rank that was last; inside the group, if there is one.
+      The rank that was last: that has called most all-reduces since all had joined, of several the
+      one that came last; inside the group, if there is one.
 
     Raises:
       InvalidArgumentError: another thread of this rank has joined, or calls something meanwhile:

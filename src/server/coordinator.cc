@@ -276,12 +276,20 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   }
 }
 
-// All have: each is told who was last.
+// All have: each is told who was last. Servers hear of joins in different orders: what a rank has
+// called tells more than when it came.
 void Coordinator::joined(const Pending& pending, std::vector<Answer>& out) const {
+  const auto called = [](const Call& call) {
+    return call.message.splits.empty() ? 0 : call.message.splits.front();
+  };
+  const Call* last = &pending.calls.front();
+  for (const Call& call : pending.calls) {
+    if (called(call) >= called(*last)) last = &call;
+  }
   const wire::FrameHeader header = header_of(wire::FrameType::kReply, *pending.group);
   for (const Call& call : pending.calls) {
     out.push_back({pending.group->members.ranks()[call.index], header,
-                   encode(wire::Go{call.message.id, {pending.calls.back().index}})});
+                   encode(wire::Go{call.message.id, {last->index}})});
   }
 }
 

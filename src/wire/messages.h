@@ -46,7 +46,8 @@ enum class Collective : uint8_t {
   kFormGroup,  // of the ranks in `splits` and by them alone, whatever the frame's group
   kSend,       // to rank `root`, with the tag in `splits`
   kReceive,    // from rank `root` or kAnyRank, with the tag in `splits` or, without one, any
-  kJoin,       // all-reduces go on without this rank until every rank has joined
+  kJoin,       // all-reduces go on without this rank until every rank has joined; `splits` has
+               // the number of those that it has called since the last time
 };
 inline constexpr int kNumCollectives = 10;
 // The calls of kJoin, to every owner of names of the group, and those by which its members tell

@@ -54,6 +54,8 @@ class Group {
   // The first one stays. False: there was one already.
   bool fail(const Status& status);
 
+  // Engine thread: all-reduces that this rank has called since all have joined.
+  uint64_t called = 0;
   // Engine thread: its members tell each other where they are, and have done so.
   bool meets = false, met = false;
 

@@ -8,6 +8,7 @@ namespace herring::worker {
 
 // Every server that answers for names must know it.
 void NamedOperations::start_join(Operation& operation) {
+  operation.request.splits = {operation.request.group->called};
   const std::vector<uint32_t>& owners = operation.request.group->shards().owners;
   operation.parts_left_ = owners.size();
   for (const uint32_t server : owners) {

@@ -114,6 +114,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
                                       " has ended")});
   }
   if (request.kind == wire::Collective::kJoin) return start_join(*operation);
+  if (request.kind == wire::Collective::kAllreduce) ++request.group->called;
   if (Status said = announce(*operation, operation->server_); !said.ok()) finish(*operation, said);
 }
 
@@ -332,6 +333,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   }
   if (keep->request.kind == wire::Collective::kJoin && status.ok()) {
     keep->request.group->count_join();
+    keep->request.group->called = 0;
   }
   keep->completion.set(status);
   if (keep->then_) keep->then_(status);

@@ -62,6 +62,22 @@ TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
   EXPECT_TRUE(coordinator.idle());
 }
 
+TEST_F(CoordinatorTest, WhoHasCalledMostWasLastWhateverTheOrderOfNews) {
+  const auto last_of = [this](std::vector<std::pair<uint32_t, uint64_t>> ranks_and_called) {
+    std::vector<Answer> answers;
+    for (const auto& [rank, called] : ranks_and_called) {
+      Call call = join(10 + rank);
+      call.message.splits = {called};
+      answers = say(rank, call);
+    }
+    std::string_view rest;
+    return wire::decode_go(answers.at(0).payload, &rest)->counts.at(0);
+  };
+  EXPECT_EQ(last_of({{0, 1}, {2, 3}, {1, 2}}), 2u);
+  EXPECT_EQ(last_of({{2, 3}, {1, 2}, {0, 1}}), 2u);
+  EXPECT_EQ(last_of({{2, 3}, {0, 3}, {1, 1}}), 0u) << "as many: who came last";
+}
+
 TEST_F(CoordinatorTest, WhoHasJoinedHasAPartOfLargeAllReduces) {
   Call large = small(7, {});
   large.message.inline_payload = false;
