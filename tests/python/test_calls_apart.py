@@ -1,0 +1,67 @@
+"""Calls that may wait for one another."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from herring import handles
+
+
+@pytest.fixture
+def apart() -> handles._Apart:
+    return handles._Apart()
+
+
+def test_calls_may_wait_for_later_ones(apart: handles._Apart) -> None:
+    events = [threading.Event() for _ in range(5)]
+    found = []
+
+    def call(place: int) -> None:
+        if place + 1 < len(events):
+            assert events[place + 1].wait(30)
+        found.append(place)
+        events[place].set()
+
+    for place in range(len(events)):
+        apart.call(lambda place=place: call(place))
+    assert events[0].wait(30)
+    assert found == [4, 3, 2, 1, 0]
+
+
+def test_an_idle_thread_takes_the_next_call(apart: handles._Apart) -> None:
+    threads = set()
+    for _ in range(20):
+        done = threading.Event()
+        apart.call(lambda done=done: (threads.add(threading.get_ident()), done.set()))
+        assert done.wait(30)
+        while not apart._idle:  # until it waits for the next one
+            threading.Event().wait(0.001)
+    assert len(threads) == 1
+
+
+def test_what_a_call_raises_does_not_end_the_thread(apart: handles._Apart) -> None:
+    done = threading.Event()
+    apart.call(lambda: 1 / 0)
+    apart.call(done.set)
+    assert done.wait(30)
+
+
+def test_the_end_of_a_job_waits_for_calls_but_not_for_its_own(apart: handles._Apart) -> None:
+    gate, ended, waited = threading.Event(), threading.Event(), threading.Event()
+
+    def ends_the_job() -> None:
+        with apart.not_waited_for():
+            apart.wait_until_idle(30)
+        ended.set()
+
+    apart.call(ends_the_job)
+    assert ended.wait(30)
+    apart.call(lambda: gate.wait(30))
+    waiting = threading.Thread(target=lambda: (apart.wait_until_idle(30), waited.set()))
+    waiting.start()
+    assert not waited.is_set()
+    gate.set()
+    assert waited.wait(30)
+    waiting.join()
