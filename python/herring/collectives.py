@@ -10,6 +10,7 @@ when they fail.
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import pickle
 import sys
@@ -478,7 +479,8 @@ def broadcast_object(
     unpickled, so trust between ranks is assumed.
 
     Args:
-      obj: what to send; read on the root only.
+      obj: what to send; read on the root only. Functions and classes that pickle does not take,
+        those of a notebook for example, go by cloudpickle where it is installed.
       root: a rank, inside the group if there is one.
       name: identifies the operation across ranks.
       timeout: seconds until it fails.
@@ -493,13 +495,24 @@ def broadcast_object(
     name = name or name_of_next("broadcast_object", group)
     sending = scope_of(group).rank == root
     with called("broadcast", f"{name}.length", group):
-        data = np.frombuffer(pickle.dumps(obj) if sending else b"", np.uint8).copy()
+        data = np.frombuffer(_pickled(obj) if sending else b"", np.uint8).copy()
     length = np.array([len(data)], np.int64)
     broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
     if not sending:
         data = np.empty(int(length[0]), np.uint8)
     broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
     return obj if sending else pickle.loads(data.tobytes())
+
+
+def _pickled(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        if importlib.util.find_spec("cloudpickle") is None:
+            raise
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(obj))
 
 
 def allgather_object(
@@ -525,7 +538,7 @@ def allgather_object(
     """
     name = name or name_of_next("allgather_object", group)
     with called("allgather", name, group):
-        data = np.frombuffer(pickle.dumps(obj), np.uint8).copy()
+        data = np.frombuffer(_pickled(obj), np.uint8).copy()
     operation, flat = _collect("allgather", data, name, timeout, group)
     objects, start = [], 0
     for length in operation.counts:

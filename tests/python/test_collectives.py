@@ -77,6 +77,14 @@ herring.broadcast(odd)
 assert (odd.view(np.uint32)[:3] == [0x7FC12345, 0xFFFFFFFF, 0x80000001]).all()
 assert herring.broadcast_object({"rank": rank}, size - 1) == {"rank": size - 1}
 assert herring.allgather_object("x" * rank) == ["x" * r for r in range(size)]
+try:
+    import cloudpickle
+except ImportError:
+    pass
+else:  # what pickle does not take
+    assert herring.broadcast_object(lambda x: x + rank, size - 1)(1) == size
+    functions = herring.allgather_object(lambda: rank)
+    assert [function() for function in functions] == list(range(size))
 herring.barrier()
 """
 

@@ -191,6 +191,8 @@ try:
     horovod.common.util.check_extension("horovod.spark")
 except ImportError as error:
     assert "horovod.tensorflow" in str(error)
+assert not horovod.common.util.extension_available("spark")
+assert horovod.common.util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
 """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=90)
 

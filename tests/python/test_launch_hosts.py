@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from pathlib import Path
 
 import pytest
 
 from herring.errors import ConfigurationError
-from herring.launch.hosts import lay_out, read_hosts
+from herring.launch.hosts import add_options, lay_out, read_hosts
 from herring.launch.job import RunOptions, SshOptions, job_variables, passed_environment, tasks
 
 SECRET = "HERRING_SECRET"
@@ -59,6 +60,13 @@ def test_wrong_hosts(text: str, words: list[str]) -> None:
     with pytest.raises(ConfigurationError) as error:
         read_hosts(text, None)
     assert all(word in str(error.value) for word in ["-H", *words]), error.value
+
+
+@pytest.mark.parametrize("option", ["--hostfile", "-hostfile"])
+def test_option_of_a_hostfile(option: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert parser.parse_args([option, "some/file", "-H", "a:1"]).hostfile == Path("some/file")
 
 
 def test_hostfile(tmp_path: Path) -> None:

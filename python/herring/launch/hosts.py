@@ -82,6 +82,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
         help="hosts and how many workers each takes, for ranks in this order: host1:4,host2:4",
     )
     options.add_argument(
+        "-hostfile",
         "--hostfile",
         metavar="FILE",
         type=Path,

@@ -22,7 +22,7 @@ class ProcessSet:
     job ends.
 
     Args:
-      ranks: of the job, in any order, each once.
+      ranks_or_comm: ranks of the job, in any order, each once. No MPI communicator.
 
     Attributes:
       process_set_id: its number, None unless it is registered. 0 is the set of all ranks.
@@ -30,24 +30,24 @@ class ProcessSet:
       mpi_comm: None.
 
     Raises:
-      InvalidArgumentError: `ranks` is no list of different ranks.
+      InvalidArgumentError: it is no list of different ranks.
     """
 
     process_set_id: int | None = None
     mpi_comm = None
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
         try:
-            listed = sorted(operator.index(rank) for rank in ranks)
+            listed = sorted(operator.index(rank) for rank in ranks_or_comm)
         except TypeError:
             raise InvalidArgumentError(
-                f"ProcessSet({ranks!r}): it must be a list of ranks; MPI communicators are not "
-                "taken"
+                f"ProcessSet({ranks_or_comm!r}): it must be a list of ranks; MPI communicators "
+                "are not taken"
             ) from None
         if not listed or len(set(listed)) < len(listed) or listed[0] < 0:
             raise InvalidArgumentError(
-                f"ProcessSet({list(ranks)}): it must name at least one rank, each once, none "
-                "negative"
+                f"ProcessSet({list(ranks_or_comm)}): it must name at least one rank, each "
+                "once, none negative"
             )
         self.ranks: list[int] | None = listed
         self._group: Group | None = None

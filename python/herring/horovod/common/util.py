@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["check_extension", "gpu_available", "num_rank_is_power_2"]
+__all__ = [
+    "check_extension",
+    "extension_available",
+    "gpu_available",
+    "num_rank_is_power_2",
+    "split_list",
+]
 
 
 _PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.mxnet": "mxnet"}
@@ -22,6 +29,28 @@ def check_extension(ext_name: str, *_: Any) -> None:
         raise ImportError(f"{ext_name}: Herring has Horovod's API for {', '.join(_PACKAGES)}")
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{ext_name}: {package} is not installed")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether there is an extension, and its framework is installed.
+
+    Args:
+      ext_base_name: "torch", "tensorflow" or "mxnet".
+      verbose: no meaning.
+    """
+    del verbose
+    try:
+        check_extension(f"horovod.{ext_base_name}")
+    except ImportError:
+        return False
+    return True
+
+
+def split_list(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    """Cuts a list into so many parts, whose lengths differ by at most one; longer ones first."""
+    size, longer = divmod(len(items), parts)
+    starts = [i * size + min(i, longer) for i in range(parts + 1)]
+    return [items[first:last] for first, last in zip(starts, starts[1:])]
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
