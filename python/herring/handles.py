@@ -89,7 +89,14 @@ class _Apart:
             if self._idle >= len(self._waiting):
                 self._changed.notify_all()
                 return
-        threading.Thread(target=self._run, name="herring-apart", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="herring-apart", daemon=True).start()
+        except RuntimeError:  # no more threads, or the interpreter ends
+            with self._changed:
+                if function not in self._waiting:
+                    return  # an earlier thread has taken it
+                self._waiting.remove(function)
+            function()
 
     def _run(self) -> None:
         _here.apart = True

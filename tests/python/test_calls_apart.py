@@ -41,6 +41,19 @@ def test_an_idle_thread_takes_the_next_call(apart: handles._Apart) -> None:
     assert len(threads) == 1
 
 
+def test_without_more_threads_it_is_called_here(
+    apart: handles._Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    found = []
+    apart.call(lambda: found.append(threading.current_thread()))
+    assert found == [threading.current_thread()]
+    apart.wait_until_idle(30)
+
+
 def test_what_a_call_raises_does_not_end_the_thread(apart: handles._Apart) -> None:
     done = threading.Event()
     apart.call(lambda: 1 / 0)
