@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from herring import _core
 
-__all__ = ["DoneCallbacks", "call_apart", "call_later", "ending_a_job", "serves_callbacks"]
+__all__ = ["DoneCallbacks", "call_apart", "call_later", "ending_a_job"]
 
 _PATIENCE = 10.0  # seconds for which the end of a job waits for callbacks
 _IDLE = 5.0  # seconds after which a thread that has nothing to call ends
@@ -56,7 +57,6 @@ def call_later(operation: _core.Operation, callback: Callable[[], object]) -> bo
 
 
 def _serve(callbacks: _core.Callbacks) -> None:
-    _here.serves = True
     while (callback := callbacks.take()) is not None:
         try:
             callback()
@@ -67,11 +67,6 @@ def _serve(callbacks: _core.Callbacks) -> None:
 
 
 _here = threading.local()
-
-
-def serves_callbacks() -> bool:
-    """Whether this is a callback thread: who waits in it keeps all other callbacks from running."""
-    return getattr(_here, "serves", False)
 
 
 class _Apart:
@@ -151,6 +146,12 @@ def call_apart(function: Callable[[], object]) -> None:
     `herring.shutdown` waits for it up to 10 s. What it raises is logged.
     """
     _apart.call(function)
+
+
+@atexit.register
+def _at_exit() -> None:
+    # Also where a call has ended the job: in torch's C++ it would end the process with an abort.
+    _apart.wait_until_idle(_PATIENCE)
 
 
 def ending_a_job() -> AbstractContextManager[None]:

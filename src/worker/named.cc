@@ -81,8 +81,9 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
     if (names_.contains({group->id(), wire::kJoinName})) return;
   }
   // If the engine has ended, nobody is there to be told.
-  static_cast<void>(engine_.run([this, header, server = group->shards().owner_of(name),
-                                 payload = encode(announce)] {
+  static_cast<void>(engine_.run([this, header, group, server = group->shards().owner_of(name),
+                                 payload = encode(announce), kind] {
+    if (kind == wire::Collective::kAllreduce) ++group->called;  // as the others count theirs
     if (engine_.failure().ok()) engine_.links().send_control(server, header, payload);
   }));
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from herring.handles import call_apart, serves_callbacks
+from herring.handles import call_apart
 from herring.torch.hook_calls import current_hook_call, inside
 
 __all__ = ["Promise"]
@@ -37,18 +37,15 @@ class Promise:
     def settle(self, value: Any, error: BaseException | None = None) -> None:
         """The future has a value, a tensor or a list of them, or has failed if there is an error.
 
-        What follows it in Python is called here, or by a thread of its own in the place of the
-        callback thread: it may wait for other futures, which must get their values.
+        What follows it in Python is called by a thread that nobody else waits for: it may wait for
+        other futures, which must get their values.
         """
-        outcome = value if error is None else error
-        if serves_callbacks():
-            call_apart(lambda: self._set(outcome))
-        else:
-            self._set(outcome)
+        call_apart(lambda: self.settle_here(value, error))
 
-    def _set(self, outcome: Any) -> None:
+    def settle_here(self, value: Any, error: BaseException | None = None) -> None:
+        """As `settle`, in this thread, before anything can follow."""
         with inside(self._hook_call):
-            self._inner.set_result(outcome)
+            self._inner.set_result(value if error is None else error)
 
 
 def _outcome(inner: torch.futures.Future[Any]) -> Any:

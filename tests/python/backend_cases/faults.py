@@ -94,6 +94,15 @@ def futures_wait_for_futures() -> None:
     last = summed(1.0)
     chain = first.then(lambda _: last.wait()[0][0].item())
     assert chain.wait() == size
+    # Also where the thread that waits for a work finishes it, and where a rank sends to itself.
+    received, own = torch.empty(3), dist.get_rank()
+    message = dist.irecv(received, own)
+    work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
+    after = work.get_future().then(lambda _: message.wait())
+    following = message.get_future().then(lambda _: message.wait())
+    work.wait()
+    dist.isend(torch.ones(3), own)
+    assert after.wait() and following.wait() and received.tolist() == [1.0] * 3
     for _ in range(3):  # one after the other: the order of calls is the same on all ranks
         assert summed(1.0).then(again).then(once_more).wait() == size**3
 
@@ -119,6 +128,13 @@ def aborted_groups() -> None:
     else:
         late = dist.all_reduce(torch.ones(3), async_op=True)
     late.wait()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    works = [dist.irecv(torch.ones(3), rank, group=alone, tag=tag) for tag in (1, 2)]
+    one, two = (work.get_future() for work in works)
+    crossed = [one.then(lambda _: two.wait()), two.then(lambda _: one.wait())]
+    alone.abort()  # what follows each waits for the other
+    for future in crossed:
+        raises(RuntimeError, "aborted", future.wait)
     other = dist.new_group()
     message = dist.irecv(torch.ones(3), rank, group=other)
     dist.barrier()

@@ -107,7 +107,7 @@ class _Work(dist.Work):
             promise = self._promise = Promise(devices)
             finished = self._finished
         if finished:
-            promise.settle(self._outputs, self._error)
+            promise.settle_here(self._outputs, self._error)
         else:
             self._owner.expect(self)
             self._follow()
@@ -323,9 +323,9 @@ class LocalWork(_Work):
     def done(self, error: BaseException | None = None) -> None:
         """Completes it, or lets it fail."""
         promise = self._finish(error)
+        self._complete.set()
         if promise is not None:
             promise.settle(self._outputs, error)
-        self._complete.set()
 
     def fail(self, error: BaseException) -> None:
         """As `done`."""
