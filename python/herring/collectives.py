@@ -479,8 +479,8 @@ def broadcast_object(
     unpickled, so trust between ranks is assumed.
 
     Args:
-      obj: what to send; read on the root only. Functions and classes that pickle does not take,
-        those of a notebook for example, go by cloudpickle where it is installed.
+      obj: what to send; read on the root only. What pickle does not take, such as a lambda, goes
+        by cloudpickle where it is installed.
       root: a rank, inside the group if there is one.
       name: identifies the operation across ranks.
       timeout: seconds until it fails.

@@ -1,31 +1,24 @@
-"""What is called when an operation is complete, and the threads that call it."""
+"""What is called when an operation is complete, and the thread that calls it."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from herring import _core
+from herring.apart import report, wait_for_calls_apart
 
-__all__ = ["DoneCallbacks", "call_apart", "call_later", "ending_a_job"]
-
-_PATIENCE = 10.0  # seconds for which the end of a job waits for callbacks
-_IDLE = 5.0  # seconds after which a thread that has nothing to call ends
+__all__ = ["DoneCallbacks", "call_later"]
 
 _lock = threading.Lock()  # of all lists of callbacks; nothing of the user's runs under it
 
 
 def _in_forked_child() -> None:
-    global _lock, _apart
+    global _lock
     _lock = threading.Lock()  # whoever held it did not come along
-    _apart = _Apart()
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
@@ -63,105 +56,7 @@ def _serve(callbacks: _core.Callbacks) -> None:
         except BaseException:  # also SystemExit: the thread is not the callback's to end
             report("what was to follow an operation")
         del callback  # or the array of a dropped handle would live until the next one
-    _apart.wait_until_idle(_PATIENCE)
-
-
-_here = threading.local()
-
-
-class _Apart:
-    """Threads for calls that may wait for one another: as many as there are calls under way."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._idle = 0
-        self._busy = 0
-
-    def call(self, function: Callable[[], object]) -> None:
-        with self._changed:
-            self._waiting.append(function)
-            if self._idle >= len(self._waiting):
-                self._changed.notify_all()
-                return
-        try:
-            threading.Thread(target=self._run, name="herring-apart", daemon=True).start()
-        except RuntimeError:  # no more threads, or the interpreter ends
-            with self._changed:
-                if function not in self._waiting:
-                    return  # an earlier thread has taken it
-                self._waiting.remove(function)
-            function()
-
-    def _run(self) -> None:
-        _here.apart = True
-        while (function := self._next()) is not None:
-            try:
-                function()
-            except BaseException:
-                report("what was to follow an operation")
-            del function
-            with self._changed:
-                self._busy -= 1
-                self._changed.notify_all()
-
-    def _next(self) -> Callable[[], object] | None:
-        with self._changed:
-            self._idle += 1
-            self._changed.wait_for(lambda: self._waiting, _IDLE)
-            self._idle -= 1
-            if not self._waiting:
-                return None
-            self._busy += 1
-            return self._waiting.popleft()
-
-    @contextmanager
-    def not_waited_for(self) -> Iterator[None]:
-        if not getattr(_here, "apart", False):
-            yield
-            return
-        with self._changed:
-            self._busy -= 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy += 1
-
-    def wait_until_idle(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while self._busy or self._waiting:
-                if not self._changed.wait(deadline - time.monotonic()):
-                    return
-
-
-_apart = _Apart()
-
-
-def call_apart(function: Callable[[], object]) -> None:
-    """Calls it in a thread that nobody else waits for; at once, also while earlier calls wait.
-
-    `herring.shutdown` waits for it up to 10 s. What it raises is logged.
-    """
-    _apart.call(function)
-
-
-@atexit.register
-def _at_exit() -> None:
-    # Also where a call has ended the job: in torch's C++ it would end the process with an abort.
-    _apart.wait_until_idle(_PATIENCE)
-
-
-def ending_a_job() -> AbstractContextManager[None]:
-    """In it, the end of the job does not wait for this thread, should it be one of its own."""
-    return _apart.not_waited_for()
-
-
-def report(what: str) -> None:
-    """Logs the exception that is being handled."""
-    _core.log_error(f"{what} has raised an exception:\n{traceback.format_exc().rstrip()}")
+    wait_for_calls_apart()
 
 
 class DoneCallbacks:

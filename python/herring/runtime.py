@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from herring import _core
+from herring.apart import not_waited_for
 from herring.errors import ConfigurationError, ShutdownError
-from herring.handles import ending_a_job
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
 from herring.names import forget_names
@@ -176,7 +176,7 @@ def shutdown() -> None:
     for forget in forget_job:
         forget()
     if leaving is not None:
-        with ending_a_job():
+        with not_waited_for():
             leaving.shutdown()
 
 

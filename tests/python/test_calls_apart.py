@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from herring import handles
+from herring import apart as calls
 
 
 @pytest.fixture
-def apart() -> handles._Apart:
-    return handles._Apart()
+def apart() -> calls.Threads:
+    return calls.Threads()
 
 
-def test_calls_may_wait_for_later_ones(apart: handles._Apart) -> None:
+def test_calls_may_wait_for_later_ones(apart: calls.Threads) -> None:
     events = [threading.Event() for _ in range(5)]
     found = []
 
@@ -30,7 +30,7 @@ def test_calls_may_wait_for_later_ones(apart: handles._Apart) -> None:
     assert found == [4, 3, 2, 1, 0]
 
 
-def test_an_idle_thread_takes_the_next_call(apart: handles._Apart) -> None:
+def test_an_idle_thread_takes_the_next_call(apart: calls.Threads) -> None:
     threads = set()
     for _ in range(20):
         done = threading.Event()
@@ -42,7 +42,7 @@ def test_an_idle_thread_takes_the_next_call(apart: handles._Apart) -> None:
 
 
 def test_without_more_threads_it_is_called_here(
-    apart: handles._Apart, monkeypatch: pytest.MonkeyPatch
+    apart: calls.Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -51,30 +51,30 @@ def test_without_more_threads_it_is_called_here(
     found = []
     apart.call(lambda: found.append(threading.current_thread()))
     assert found == [threading.current_thread()]
-    apart.wait_until_idle(30)
+    apart.wait(30)
 
 
-def test_what_a_call_raises_does_not_end_the_thread(apart: handles._Apart) -> None:
+def test_what_a_call_raises_does_not_end_the_thread(apart: calls.Threads) -> None:
     done = threading.Event()
     apart.call(lambda: 1 / 0)
     apart.call(done.set)
     assert done.wait(30)
 
 
-def test_the_end_of_a_job_waits_for_calls_but_not_for_its_own(apart: handles._Apart) -> None:
+def test_the_end_of_a_job_waits_for_calls_but_not_for_its_own(apart: calls.Threads) -> None:
     gate, ended, waited = threading.Event(), threading.Event(), threading.Event()
 
     def ends_the_job() -> None:
         with apart.not_waited_for():
-            apart.wait_until_idle(30)
+            apart.wait(30)
         ended.set()
 
     apart.call(ends_the_job)
     assert ended.wait(30)
     apart.call(lambda: gate.wait(30))
-    waiting = threading.Thread(target=lambda: (apart.wait_until_idle(30), waited.set()))
+    waiting = threading.Thread(target=lambda: (apart.wait(30), waited.set()))
     waiting.start()
-    assert not waited.is_set()
+    assert not waited.wait(0.2)
     gate.set()
     assert waited.wait(30)
     waiting.join()

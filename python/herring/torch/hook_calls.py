@@ -51,9 +51,9 @@ def inside(call: HookCall | None) -> Iterator[None]:
 def ordered_comm_hook(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Makes a communication hook safe that starts collectives when others are complete.
 
-    torch's PowerSGD and quantization hooks do so, while the backward pass goes on and starts those
-    of the next buckets: without this the order of calls differs from rank to rank. With it each
-    call of the hook has an order of its own::
+    torch's PowerSGD hook does so, while the backward pass goes on and starts those of the next
+    buckets: without this the order of calls differs from rank to rank. With it each call of the
+    hook has an order of its own::
 
         hook = herring.torch.ordered_comm_hook(powerSGD_hook.powerSGD_hook)
         model.register_comm_hook(state, hook)

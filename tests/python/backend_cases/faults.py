@@ -74,6 +74,8 @@ def disagreements_are_errors() -> None:
         mine = "min" if odd else "max"
         assert str(error).endswith(f"rank {rank} gave all_reduce, {mine} of torch.uint16"), error
         assert "root" not in str(error), error
+    else:
+        raise AssertionError("ranks disagree, and nobody has said so")
 
 
 @case

@@ -123,7 +123,7 @@ class ReducingProcessGroup(BaseProcessGroup):
             if reduction.fold is not None or reduction.divisor != 1:
                 works += [self._allreduce(tensor, [tensor], opts) for tensor in pack.tensors]
                 continue
-            about = f"{[tensor.numel() for tensor in pack.tensors]} elements, {reduction.about}"
+            about = f"{[one.numel() for one in pack.tensors]} elements of {flat.dtype}"
             more = {"op": reduction.op, "prescale": reduction.prescale}
             operation = self._start("allreduce", reduction.wire(flat), name, opts, about, **more)
             works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat), about))

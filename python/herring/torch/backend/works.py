@@ -49,7 +49,7 @@ class Owner:
         with self._lock:
             self._promised.add(work)
         if self.aborted:
-            work.fail(HerringError(self.aborted))
+            work.done(HerringError(self.aborted))
 
     def abort(self, why: str) -> None:
         """Fails futures that are handed out, and waits."""
@@ -57,7 +57,7 @@ class Owner:
         with self._lock:
             works = list(self._promised)
         for work in works:
-            work.fail(HerringError(why))
+            work.done(HerringError(why))
 
 
 class _Work(dist.Work):
@@ -81,8 +81,8 @@ class _Work(dist.Work):
             self._finished = True
             return self._promise
 
-    def fail(self, error: BaseException) -> None:
-        """Lets it fail, unless it is complete."""
+    def done(self, error: BaseException | None = None) -> None:
+        """Completes it, or lets it fail, unless it is complete."""
         promise = self._finish(error)
         if promise is not None:
             promise.settle(self._outputs, error)
@@ -320,16 +320,10 @@ class LocalWork(_Work):
         self._rank = rank
         self._limit = limit
 
-    def done(self, error: BaseException | None = None) -> None:
-        """Completes it, or lets it fail."""
-        promise = self._finish(error)
+    def _finish(self, error: BaseException | None = None) -> Promise | None:
+        promise = super()._finish(error)
         self._complete.set()
-        if promise is not None:
-            promise.settle(self._outputs, error)
-
-    def fail(self, error: BaseException) -> None:
-        """As `done`."""
-        self.done(error)
+        return promise
 
     @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
