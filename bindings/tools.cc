@@ -76,6 +76,11 @@ void register_tools(nb::module_& module) {
   module.def("dtype_of", [](nb::object array) {
     return std::string(name_of(ArrayView(array, false).dtype()));
   });
+  // The one parser of times and of sizes; ConfigurationError names the text and what is allowed.
+  module.def("parse_seconds", [](const std::string& text) { return take(parse_seconds(text)); },
+             "text"_a);
+  module.def("parse_bytes", [](const std::string& text) { return take(parse_bytes(text)); },
+             "text"_a);
   module.def("log_warning", [](const std::string& text) { log(LogLevel::kWarning, text); });
 }
 
