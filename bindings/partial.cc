@@ -16,10 +16,11 @@ namespace {
 
 using worker::Partial;
 
-std::shared_ptr<Partial> make(worker::Job& job, const std::string& name, const std::string& dtype,
-                              uint64_t elements, const std::string& op, bool by_contributors,
-                              uint32_t quorum, double grace, uint32_t staleness,
-                              bool replays, nb::handle group) {
+std::shared_ptr<Partial> make_partial(worker::Job& job, const std::string& name,
+                                      const std::string& dtype, uint64_t elements,
+                                      const std::string& op, bool by_contributors,
+                                      uint32_t quorum, double grace, uint32_t staleness,
+                                      bool replays, nb::handle group) {
   if (name.empty() || name.size() > 512) {
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
                                           " characters; 1 to 512 are allowed")});
@@ -133,7 +134,7 @@ void register_partial(nb::module_& module) {
       });
 
   nb::class_<Partial>(module, "Partial")
-      .def_static("create", &make, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
+      .def_static("create", &make_partial, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
                   "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a, "replays"_a = false,
                   "group"_a = nb::none(),
                   nb::keep_alive<0, 1>())

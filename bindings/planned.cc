@@ -21,10 +21,10 @@ struct PlanHandle {
   std::unique_ptr<Planned> planned;
 };
 
-PlanHandle make(nb::object job_object,
-                const std::vector<std::pair<int64_t, std::string>>& gradients,
-                const std::string& name, const std::string& op, const std::string& wire_dtype,
-                size_t buffer_bytes, nb::handle group) {
+PlanHandle make_plan(nb::object job_object,
+                     const std::vector<std::pair<int64_t, std::string>>& gradients,
+                     const std::string& name, const std::string& op, const std::string& wire_dtype,
+                     size_t buffer_bytes, nb::handle group) {
   worker::Job& job = nb::cast<worker::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -69,7 +69,7 @@ using Place = std::tuple<uint32_t, size_t, size_t>;
 void register_planned(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PlanHandle>(module, "Planned")
-      .def_static("create", &make, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
+      .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
                   "buffer_bytes"_a, "group"_a = nb::none())
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
            "active"_a = true)
