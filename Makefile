@@ -43,6 +43,9 @@ MODEL ?= coarse
 SECONDS ?= 60
 TARGETS ?= frame hello control partial rounds server worker rendezvous
 
+# What pyproject.toml asks for; `make build` builds without an environment of pip's own.
+BUILD_NEEDS := $(shell sed -n '/^requires = \[/,/\]/p' pyproject.toml | grep -o '"[^"]*"')
+
 BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -53,7 +56,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,9 +67,10 @@ run: $(STAMPS)/build $(STAMPS)/examples ## train a small network: 2 nodes of 2 w
 
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
-test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, an example of each framework, Python
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, an install as a user does it, an example of each framework, Python
 	@status=0; \
 	$(MAKE) --no-print-directory test-core || status=1; \
+	$(MAKE) --no-print-directory test-install || status=1; \
 	$(MAKE) --no-print-directory test-examples || status=1; \
 	$(MAKE) --no-print-directory test-python || status=1; \
 	exit $$status
@@ -79,6 +83,9 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 	  || { grep -vE '^ *[0-9]+/[0-9]+ Test .* Passed' build/ctest.log; \
 	       echo "C++ tests: FAILED (all of it: build/ctest.log)"; exit 1; }
 	@sed -nE 's/^100% tests passed.* out of ([0-9]+)$$/C++ tests: \1 passed/p' build/ctest.log
+
+test-install: build/wheel/stamp $(STAMPS)/test
+	@$(BIN)/python -m pytest -q tests/install
 
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
@@ -184,7 +191,7 @@ $(STAMPS)/test-system: $(STAMPS)/system
 
 $(STAMPS)/tools: $(STAMPS)/system pyproject.toml
 	@echo "installing build tools into .venv"
-	@$(PIP) 'cmake>=3.25,<5' ninja 'nanobind>=2.4' 'scikit-build-core>=0.11' numpy rich
+	@$(PIP) 'cmake>=3.25,<5' ninja $(BUILD_NEEDS) numpy rich
 	@touch $@
 
 $(STAMPS)/build: $(STAMPS)/tools $(CORE)
@@ -220,12 +227,18 @@ $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
 	@touch $@
 
 COMPILED := -C build-dir=build -C cmake.build-type=RelWithDebInfo \
-  -C cmake.define.HERRING_BUILD_LAB=ON -C cmake.define.HERRING_UNITY=OFF
-# The package is installed as a user does it, from a wheel; that takes what `build` has compiled.
-build/wheel/stamp: $(STAMPS)/build $(PACKAGE)
+  -C cmake.define.HERRING_BUILD_LAB=ON
+# Tests of the install and of frameworks take one wheel. It is built as a user builds it: an sdist, a
+# wheel from that, each in an environment that pip makes for it. Where only Python files have changed
+# since, it takes what `build` has compiled, and so is there in seconds.
+build/wheel/stamp: $(STAMPS)/build $(PACKAGE) README.md
 	@rm -rf build/wheel
-	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
-	  --wheel-dir build/wheel $(COMPILED) .
+	@$(if $(filter-out $(PACKAGE) README.md,$?),\
+	  echo "building a wheel as a user does" && $(PIP) build && \
+	  $(BIN)/python -m build --outdir build/wheel . > build/wheel.log 2>&1 \
+	    || { tail -n 40 build/wheel.log; echo "the wheel cannot be built (all of it: build/wheel.log)"; exit 1; },\
+	  $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+	    --wheel-dir build/wheel $(COMPILED) .)
 	@touch $@
 
 .venv-frameworks/%/stamp: build/wheel/stamp Makefile

@@ -23,7 +23,7 @@ from herring.errors import (
     TimeoutError,
 )
 
-__version__ = "0.1.0"
+__version__: str
 
 if TYPE_CHECKING:
     from herring.collectives import (
@@ -176,6 +176,9 @@ if not TYPE_CHECKING:  # or every name would exist to type checkers
         if name in __all__:
             import importlib
 
+            if name == "__version__":
+                globals()[name] = importlib.import_module("herring.launch.version").version()
+                return globals()[name]
             for home in map(importlib.import_module, _HOMES):
                 if name in home.__all__:
                     globals()[name] = getattr(home, name)

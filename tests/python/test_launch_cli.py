@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import types
+from importlib.metadata import version
 
 import pytest
 
@@ -161,7 +162,7 @@ def test_version_and_help() -> None:
         [*HERRING, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert done.stdout.startswith("herring 0.1.0")
+    assert done.stdout == f"herring {version('herring-dl')}\n"
     for name in ("run", "server", "config", "check"):
         done = subprocess.run(
             [*HERRING, name, "--help"], capture_output=True, text=True, timeout=60, check=False

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -83,14 +84,16 @@ def test_another_missing_module_is_no_part_of_the_lab():
 
 
 def test_all_say_the_same_version():
-    def found(file: str, pattern: str) -> list[str]:
-        return re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-
-    version = [herring.__version__]
-    assert found("pyproject.toml", r'^version = "(.*)"$') == version
-    assert found("lab/pyproject.toml", r'^version = "(.*)"$') == version
-    assert found("lab/pyproject.toml", r'"herring-dl==(.*?)"') == version
-    assert found("CMakeLists.txt", r"^project\(herring VERSION (\S+)") == version
+    assert herring.__version__ == metadata.version("herring-dl")
+    for file in ("pyproject.toml", "lab/pyproject.toml", "CMakeLists.txt"):  # from a tag alone
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert not re.search(r"^version = |^project\(.* VERSION ", text, re.MULTILINE), file
+    fallbacks = {
+        re.search(r'^fallback_version = "(.*)"$', (ROOT / file).read_text(), re.MULTILINE)[1]
+        for file in ("pyproject.toml", "lab/pyproject.toml")
+    }
+    released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert fallbacks == {released[0]}
 
 
 def test_every_part_of_the_lab_is_in_one_distribution_only():

@@ -6,10 +6,10 @@ __all__ = ["version"]
 
 
 def version() -> str:
-    """The installed version, or that of a source tree."""
+    """The version that pip shows; it comes from the newest tag when the package is built."""
     from importlib import metadata  # takes longer to import than all that `herring run` needs
 
     try:
         return metadata.version("herring-dl")
     except metadata.PackageNotFoundError:
-        return "0.1.0 (not installed)"
+        return "unknown (not installed)"
