@@ -50,6 +50,45 @@ def test_settings_page_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
+QUOTES = ROOT / "tools" / "make_quotes.py"
+
+
+def test_quoted_outputs_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(QUOTES), "--check"],
+        env={**os.environ, "HERRING_FLOWS": "99999"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in ("README.md", "docs/simulate.md"):
+        assert "<!-- output of the block above" in source(page), page
+
+
+def test_a_quoted_output_that_is_stale_or_cannot_be_checked_is_found(tmp_path: Path) -> None:
+    def status(text: str) -> tuple[int, str]:
+        page = tmp_path / "page.md"
+        page.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(QUOTES), "--check", str(page)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stderr
+
+    mark = "<!-- output of the block above -->"
+    page = "```\necho {}\n```\n\nprints\n\n" + mark + "\n```\n1\n```\n"
+    assert status(page.format("1")) == (0, "")
+    stale, said = status(page.format("2"))
+    assert stale == 1 and "-1\n+2\n" in said
+    failed, said = status(page.format("1; exit 3"))
+    assert failed == 1 and "status 3" in said
+    astray, said = status(page.format("1").replace(mark, mark + "\n"))
+    assert astray == 1 and "marked" in said
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
