@@ -110,7 +110,7 @@ def check_trainer(environment: Environment) -> None:
     for part in ("lab", "study", "simulate"):
         missing = environment.try_run("herring", part, "--help")
         require(
-            missing.returncode == 2 and "pip install herring-dl-lab" in missing.stderr,
+            missing.returncode == 2 and "pip install ./lab" in missing.stderr,
             f"herring {part}: {missing.returncode} {missing.stdout}{missing.stderr}",
         )
     print(missing.stderr, end="")

@@ -1,13 +1,17 @@
-"""What a distribution of its own installs: the lab, its studies, the simulator, bench's peers."""
+"""What has to be installed besides herring-dl for a part of it, and the command that does so."""
 
 from __future__ import annotations
 
-__all__ = ["LAB_PARTS", "missing_part"]
+import re
+import shlex
+
+__all__ = ["LAB_PARTS", "install_command", "missing_part"]
 
 #: Modules of the distribution herring-dl-lab.
 LAB_PARTS = ("herring.lab", "herring.study", "herring.simulate", "herring.bench.peers")
 
-_INSTALL = "pip install herring-dl-lab (in a copy of the repository: pip install ./lab)"
+# Herring is in no index yet: these run in a copy of its repository.
+_COPY = "in a copy of Herring's repository"
 
 
 def missing_part(error: ModuleNotFoundError) -> str:
@@ -15,4 +19,26 @@ def missing_part(error: ModuleNotFoundError) -> str:
     name = error.name or ""
     if not any(name == part or name.startswith(part + ".") for part in LAB_PARTS):
         return ""
-    return f"{name} is not installed: {_INSTALL}"
+    return f"{name} is not installed: pip install ./lab {_COPY}"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what an optional part needs, for a message.
+
+    It names the packages of the extra, not the extra: that holds wherever Herring came from.
+
+    Args:
+        extra: One of the extras of pyproject.toml, as ``torch``.
+
+    Returns:
+        As in ``pip install 'torch>=2.1'``.
+    """
+    from importlib import metadata
+
+    try:
+        listed = metadata.requires("herring-dl") or []
+    except metadata.PackageNotFoundError:
+        return f"pip install '.[{extra}]' {_COPY}"
+    marked = re.compile(rf"""(.*?)\s*;\s*extra\s*==\s*["']{extra}["']""")
+    found = [match[1] for match in map(marked.fullmatch, listed) if match]
+    return "pip install " + " ".join(map(shlex.quote, found))

@@ -30,7 +30,9 @@ try:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
-    message = f"herring.ray needs Ray Train: pip install 'herring-dl[ray]' ({error})"
+    from herring.parts import install_command
+
+    message = f"herring.ray needs Ray Train: {install_command('ray')} ({error})"
     raise ImportError(message) from None
 
 __all__ = ["HerringConfig"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import herring
-from herring.parts import LAB_PARTS, missing_part
+from herring.parts import LAB_PARTS, install_command, missing_part
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def test_a_command_that_is_not_installed_says_what_to_install(command):
     program = f"from herring.launch.cli import main; sys.exit(main(['{command}', '--help']))"
     done = run_without_lab(program)
     assert done.returncode == 2, done.stderr
-    assert f"herring.{command}" in done.stderr and "pip install herring-dl-lab" in done.stderr
+    assert f"herring.{command}" in done.stderr and "pip install ./lab" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -74,13 +74,24 @@ sys.exit(main(["allreduce", "--peer", "gloo", "--sizes", "4K"]))
 """
     done = run_without_lab(program)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "--peer gloo" in done.stderr and "pip install herring-dl-lab" in done.stderr
+    assert "--peer gloo" in done.stderr and "pip install ./lab" in done.stderr
 
 
 def test_another_missing_module_is_no_part_of_the_lab():
     assert missing_part(ModuleNotFoundError("no torch", name="torch")) == ""
     assert missing_part(ModuleNotFoundError("no laboratory", name="herring.laboratory")) == ""
     assert "herring.lab.units" in missing_part(ModuleNotFoundError("x", name="herring.lab.units"))
+
+
+def test_messages_and_pages_name_nothing_that_no_index_has():
+    assert install_command("jax") == "pip install 'jax>=0.6' optax"
+    assert install_command("ray") == "pip install 'ray[train]>=2.60' 'torch>=2.1'"
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lab/*.md")]
+    texts += (ROOT / "python" / "herring").rglob("*.py")
+    for path in texts:
+        if path.name != "CHANGELOG.md":
+            text = " ".join(path.read_text(encoding="utf-8").split())
+            assert not re.search(r"pip install ['\"]?herring-dl|'herring-dl\[", text), path
 
 
 def test_all_say_the_same_version():

@@ -21,6 +21,7 @@ from herring.bench.communicator import Communicator, Prepared
 from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.lab import mpi
+from herring.parts import install_command
 
 __all__ = [
     "ALGORITHMS",
@@ -32,7 +33,9 @@ __all__ = [
     "torch_rendezvous",
 ]
 
-_TORCH = "torch is not installed (pip install 'herring-dl[torch]')"
+
+def _torch_missing() -> str:
+    return f"torch is not installed ({install_command('torch')})"
 
 
 def missing(peer: str) -> str:
@@ -43,7 +46,7 @@ def missing(peer: str) -> str:
     if peer in mpi.MPIS:
         return mpi.missing(peer)
     if importlib.util.find_spec("torch") is None:
-        return _TORCH
+        return _torch_missing()
     if peer == "nccl" and not _has_gpu():
         return "NCCL needs GPUs, and nvidia-smi lists none here"
     return ""
@@ -74,7 +77,7 @@ class TorchCommunicator:
 
     def __init__(self, backend: str = "gloo", algorithm: str | None = None) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise ConfigurationError(_TORCH)
+            raise ConfigurationError(_torch_missing())
         import torch
         import torch.distributed as dist
 
@@ -180,7 +183,7 @@ class MpiCommunicator:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise ConfigurationError(
-                f"--peer {name}: {str(error).splitlines()[0]}: pip install 'herring-dl[mpi]' and "
+                f"--peer {name}: {str(error).splitlines()[0]}: {install_command('mpi')} and "
                 "the MPI itself; 'herring lab run --mpi' and 'herring study' find Debian's MPICH, "
                 "elsewhere build mpi4py against it"
             ) from error

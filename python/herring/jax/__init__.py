@@ -16,9 +16,9 @@ One process per device. See docs/jax.md.
 try:
     import jax as _jax
 except ImportError as error:
-    raise ImportError(
-        "herring.jax needs JAX: pip install 'herring-dl[jax]', or pip install jax optax"
-    ) from error
+    from herring.parts import install_command
+
+    raise ImportError(f"herring.jax needs JAX: {install_command('jax')}") from error
 
 from herring.jax.collectives import allgather, allreduce, broadcast, reduce_scatter
 from herring.jax.gradients import distributed_gradients

@@ -33,8 +33,7 @@ def distributed_gradients(
         import optax
     except ImportError as error:
         raise ImportError(
-            "herring.jax.distributed_gradients needs optax: pip install 'herring-dl[jax]', or "
-            "pip install optax"
+            "herring.jax.distributed_gradients needs optax: pip install optax"
         ) from error
 
     def update(updates: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:

@@ -12,8 +12,10 @@ See docs/tensorflow.md.
 try:
     import keras as _keras
 except ImportError as _error:
+    from herring.parts import install_command
+
     raise ImportError(
-        "herring.keras needs Keras 3 and one of its backends: pip install 'herring-dl[keras]' and "
+        f"herring.keras needs Keras 3 and one of its backends: {install_command('keras')} and "
         "tensorflow, jax or torch"
     ) from _error
 if int(_keras.__version__.split(".")[0]) < 3:

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 
 from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster
+from herring.parts import install_command
 
 __all__ = ["MPIS", "Rank", "launch", "launch_here", "missing", "require"]
 
@@ -152,7 +153,7 @@ def missing(name: str) -> str:
     reason = found.strip().splitlines()[-1:] or ["no answer"]
     return (
         f"mpi4py does not work with {kind.title}: {reason[0][:200]} "
-        "(pip install 'herring-dl[mpi]', or build mpi4py against it)"
+        f"({install_command('mpi')}, or build mpi4py against it)"
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from herring.launch.commands import module_command
 from herring.launch.network import interfaces
 from herring.launch.version import version
+from herring.parts import install_command
 
 __all__ = ["Finding", "check", "findings", "trials"]
 
@@ -217,7 +218,7 @@ def _memlock() -> tuple[int, int]:
 def _torch() -> Finding:
     # Importing torch takes seconds; whether it is there and which one can be known without.
     if importlib.util.find_spec("torch") is None:
-        advice = "only herring.torch needs it: pip install 'herring-dl[torch]'"
+        advice = f"only herring.torch needs it: {install_command('torch')}"
         return Finding("torch", "not installed", "note", advice)
     try:
         return Finding("torch", metadata.version("torch"))

@@ -12,8 +12,10 @@ See docs/mxnet.md.
 try:
     import mxnet as _mxnet  # noqa: F401
 except (ImportError, AttributeError) as _error:  # with NumPy 1.24 or newer it lacks np.bool
+    from herring.parts import install_command
+
     raise ImportError(
-        "herring.mxnet needs MXNet 1.9.1, which needs NumPy 1.23: pip install 'herring-dl[mxnet]' "
+        f"herring.mxnet needs MXNet 1.9.1, which needs NumPy 1.23: {install_command('mxnet')} "
         f"({_error})"
     ) from _error
 

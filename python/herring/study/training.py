@@ -17,6 +17,7 @@ from herring import models
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.runner import Plan, run
+from herring.parts import install_command
 from herring.study import bert
 from herring.study.bench import Network, Point, measure
 from herring.study.experiments import Chart, Scale, Table, costs
@@ -122,7 +123,7 @@ def training(scale: Scale) -> Table:
     """
     compute, network = scale.compute_seconds, scale.network
     if importlib.util.find_spec("torch") is None:
-        raise ConfigurationError("training needs torch: pip install 'herring-dl[torch]'")
+        raise ConfigurationError(f"training needs torch: {install_command('torch')}")
     if not compute > 0:
         raise ConfigurationError(f"--compute is {compute:g} s; it must be more than 0")
     nbytes = COMMUNICATION * compute * network.bandwidth

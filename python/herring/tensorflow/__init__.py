@@ -15,8 +15,10 @@ from typing import Any
 try:
     import tensorflow as _tensorflow  # noqa: F401
 except ImportError as _error:
+    from herring.parts import install_command
+
     raise ImportError(
-        "herring.tensorflow needs TensorFlow 2.16 or newer: pip install 'herring-dl[tensorflow]'"
+        f"herring.tensorflow needs TensorFlow 2.16 or newer: {install_command('tensorflow')}"
     ) from _error
 
 from herring import (
