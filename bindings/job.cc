@@ -483,7 +483,7 @@ void register_job(nb::module_& module) {
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);
   module.def("copy_parts", &copy_parts, "parts"_a, "back"_a = false);
-  module.def("describe_array", &describe_array, "array"_a, "writable"_a);
+  module.def("describe_array", &describe_array, "array"_a.none(), "writable"_a);
 }
 
 }  // namespace herring::bindings

@@ -150,10 +150,10 @@ void register_partial(nb::module_& module) {
           status = partial.contribute(array.data(), waits, last, place, caller_waits);
         }
         check(status);
-      }, "array"_a, "waits"_a = true, "last"_a = false, "caller_waits"_a = false, "round"_a = 0,
-         "contributors"_a = 0, "upto"_a = 0)
+      }, "array"_a.none(), "waits"_a = true, "last"_a = false, "caller_waits"_a = false,
+         "round"_a = 0, "contributors"_a = 0, "upto"_a = 0)
       .def("digest", &Partial::digest, "rounds"_a, "value"_a)
-      .def("take", &take_result, "array"_a, "seconds"_a = 0.0)
+      .def("take", &take_result, "array"_a.none(), "seconds"_a = 0.0)
       .def_prop_ro("ready", &Partial::ready)
       .def_prop_ro("produced", &Partial::produced)
       .def_prop_ro("counted", &Partial::counted)

@@ -54,6 +54,28 @@ bool dtype_of_dlpack(nb::dlpack::dtype type, DType* dtype) {
 constexpr const char* kSupported =
     "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
 
+// The dtype by the name that the array's own library has for it, else `otherwise`.
+std::string dtype_name(nb::handle array, const std::string& otherwise) {
+  if (!nb::hasattr(array, "dtype")) return otherwise;
+  try {
+    const auto name = nb::cast<std::string>(nb::str(array.attr("dtype")));
+    constexpr std::string_view kTorch = "torch.";
+    return name.starts_with(kTorch) ? name.substr(kTorch.size()) : name;
+  } catch (const std::exception&) {  // an attribute of another meaning
+    PyErr_Clear();
+    return otherwise;
+  }
+}
+
+[[noreturn]] void invalid_dtype(nb::handle array, const std::string& otherwise) {
+  const std::string name = dtype_name(array, otherwise);
+  const bool complex = name.find("complex") != std::string::npos;
+  invalid(concat("the dtype ", name, " is not supported; use one of ", kSupported,
+                 complex ? ". Complex numbers can be passed as pairs of floats: "
+                           "array.view(float32), or torch.view_as_real(tensor)"
+                         : ""));
+}
+
 }  // namespace
 
 const char* class_of(Code code) {
@@ -92,8 +114,7 @@ ArrayView::~ArrayView() {
 void ArrayView::from_buffer(nb::handle object, bool writable) {
   if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_RECORDS_RO) != 0) {
     PyErr_Clear();
-    invalid(class_name(object) + " offers a buffer of a dtype that is not supported; use one of " +
-            kSupported);
+    invalid_dtype(object, "of this " + class_name(object));
   }
   has_buffer_ = true;
   const auto fail = [&](const std::string& text) {
@@ -102,8 +123,10 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
     invalid(text);
   };
   if (!dtype_of_format(buffer_.format, buffer_.itemsize, &dtype_)) {
-    fail(concat("an array of format '", buffer_.format, "' is not supported; use one of ",
-                kSupported));
+    const std::string format = concat("with the buffer format '", buffer_.format, "'");
+    PyBuffer_Release(&buffer_);
+    has_buffer_ = false;
+    invalid_dtype(object, format);
   }
   if (!PyBuffer_IsContiguous(&buffer_, 'C')) {
     fail("the array is not contiguous (C order); pass numpy.ascontiguousarray(array)");
@@ -125,12 +148,12 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
   }
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(object, array)) {
-    invalid(class_name(object) + " offers a DLPack array of a kind that is not supported");
+    invalid_dtype(object, concat("of this ", class_name(object), ", or its layout,"));
   }
   static_cast<void>(writable);
   if (!dtype_of_dlpack(array.dtype(), &dtype_)) {
-    invalid(concat("a DLPack array of code ", int{array.dtype().code}, ", ",
-                   int{array.dtype().bits}, " bits is not supported; use one of ", kSupported));
+    invalid_dtype(object, concat("with DLPack's code ", int{array.dtype().code}, " and ",
+                                 int{array.dtype().bits}, " bits"));
   }
   int64_t expected = 1;
   bool contiguous = true;

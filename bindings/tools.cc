@@ -75,7 +75,7 @@ void register_tools(nb::module_& module) {
   module.def("simd_level", &reduce::simd_level);
   module.def("dtype_of", [](nb::object array) {
     return std::string(name_of(ArrayView(array, false).dtype()));
-  });
+  }, "array"_a.none());
   // The one parser of times and of sizes; ConfigurationError names the text and what is allowed.
   module.def("parse_seconds", [](const std::string& text) { return take(parse_seconds(text)); },
              "text"_a);

@@ -183,7 +183,9 @@ if not TYPE_CHECKING:  # or every name would exist to type checkers
                 if name in home.__all__:
                     globals()[name] = getattr(home, name)
                     return globals()[name]
-        raise AttributeError(f"module 'herring' has no attribute {name!r}")
+        from herring.habits import missing
+
+        raise missing("herring", name, __all__)
 
 
 def __dir__() -> list[str]:

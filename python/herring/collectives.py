@@ -11,7 +11,7 @@ when they fail.
 from __future__ import annotations
 
 import importlib.util
-import operator
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,15 @@ from typing import Any
 import numpy as np
 
 from herring import _core
+from herring.arguments import (
+    count_of,
+    function_of,
+    name_given,
+    options_of,
+    rank_of,
+    seconds_of,
+    shown,
+)
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
@@ -76,7 +85,8 @@ class Handle:
         """Waits for the result and returns the array.
 
         Args:
-          timeout: seconds to wait here; the operation goes on after it. None: until its deadline.
+          timeout: seconds to wait here, or a text such as "5s"; the operation goes on after it.
+            None: until its deadline.
 
         Raises:
           TimeoutError: not complete in time; names who is missing if the deadline has passed.
@@ -122,6 +132,7 @@ class Handle:
         Raises:
           ShutdownError: the operation was started by the parent of this forked process.
         """
+        function_of(fn, "fn")
         if self._callbacks is None:
             self._callbacks = DoneCallbacks()
         self._callbacks.add(fn, self, self._when_done)
@@ -141,7 +152,7 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
       group: those who take part; None: all ranks.
     """
     scope = scope_of(group)
-    name = name or name_of_next(kind, group)
+    name = named(name, kind, group)
     try:
         yield name
     except (PeerLostError, ShutdownError):
@@ -155,17 +166,15 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
 
 def name_of_next(kind: str, group: Group | None) -> str:
     """A name for the next operation of its kind in the group; None: of all ranks."""
+    scope_of(group)
     if group is None:
         return next_name(kind)
     return next_name(f"{group.name}.{kind}", group.members().number)
 
 
-def seconds_of(timeout: float | None) -> float:
-    if timeout is None:
-        return 0.0
-    if not timeout > 0:
-        raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
-    return float(timeout)
+def named(name: str | None, kind: str, group: Group | None) -> str:
+    """The name that a caller gave, checked, or the next one of a kind in the group."""
+    return name_given(name) or name_of_next(kind, group)
 
 
 def submit(
@@ -200,7 +209,7 @@ def submit(
             timeout=seconds_of(timeout),
             waits=waits,
             group=scope_of(group).handle,
-            **options,
+            **options_of(kind, options, scope_of(group).size, group),
         )
     if kind in _IN_PLACE:
         note_write(array)
@@ -286,7 +295,7 @@ def _collect(
         if kind == "alltoall" and 0 in _tail(array):
             raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
         if kind == "alltoall" or splits is not None:
-            options["splits"] = checked_splits(kind, len(array), splits, group)
+            options["splits"] = checked_splits(kind, shape_of(array)[0], splits, group)
         operation = job().submit(
             kind,
             array,
@@ -294,7 +303,7 @@ def _collect(
             timeout=seconds_of(timeout),
             waits=True,
             group=scope_of(group).handle,
-            **options,
+            **options_of(kind, options, scope_of(group).size, group),
         )
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
@@ -302,7 +311,12 @@ def _collect(
 
 def shape_of(array: Any) -> tuple[int, ...]:
     """Returns the shape of an array, or of what NumPy makes one of."""
-    return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
+    try:
+        return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"expected an array, got {type(array).__name__} ({error})"
+        ) from None
 
 
 def _tail(array: Any) -> tuple[int, ...]:
@@ -437,10 +451,11 @@ def checked_splits(
             )
         return [rows // ranks] * ranks
     try:
-        counts = [operator.index(n) for n in splits]
-    except TypeError as error:
+        counts = [count_of(n, "a split") for n in splits]
+    except (InvalidArgumentError, TypeError):
         raise InvalidArgumentError(
-            f"{kind}: splits is {splits}; it must be integers ({error})"
+            f"{kind}: splits is {shown(splits)}; it must be {ranks} counts that sum to {rows}, "
+            "or None"
         ) from None
     if len(counts) != ranks or sum(counts) != rows or min(counts) < 0:
         raise InvalidArgumentError(
@@ -492,9 +507,11 @@ def broadcast_object(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or name_of_next("broadcast_object", group)
-    sending = scope_of(group).rank == root
+    name = named(name, "broadcast_object", group)
     with called("broadcast", f"{name}.length", group):
+        sending = rank_of(root, scope_of(group).size, "broadcast_object", group) == (
+            scope_of(group).rank
+        )
         data = np.frombuffer(_pickled(obj) if sending else b"", np.uint8).copy()
     length = np.array([len(data)], np.int64)
     broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
@@ -536,7 +553,7 @@ def allgather_object(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or name_of_next("allgather_object", group)
+    name = named(name, "allgather_object", group)
     with called("allgather", name, group):
         data = np.frombuffer(_pickled(obj), np.uint8).copy()
     operation, flat = _collect("allgather", data, name, timeout, group)
@@ -559,12 +576,16 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
     Returns:
       A NumPy array; the memory lives as long as it, or any view of it.
     """
-    kind = np.dtype(dtype)
-    shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
-    if any(n < 0 for n in shape):
-        raise InvalidArgumentError(f"shape is {shape}; no dimension may be negative")
-    count = int(np.prod(shape, dtype=np.int64))
-    return _core.empty(job(), count * kind.itemsize).view(kind).reshape(shape)
+    try:
+        kind = np.dtype(dtype)
+    except Exception:  # whatever a strange value makes of it
+        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be one of NumPy's") from None
+    if kind.hasobject or kind.itemsize == 0:
+        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be one of a fixed size")
+    given = [shape] if np.isscalar(shape) or not hasattr(shape, "__iter__") else shape
+    sizes = tuple(count_of(n, "a dimension of shape") for n in given)
+    count = count_of(math.prod(sizes) * kind.itemsize, f"the size in bytes of shape {sizes}")
+    return _core.empty(job(), count).view(kind).reshape(sizes)
 
 
 def check_same(what: str, value: Any, *, name: str, group: Group | None = None) -> None:

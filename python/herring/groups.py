@@ -7,12 +7,12 @@ ranks in the job: roots, splits and results of collectives with ``group=`` count
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from herring import _core
+from herring.arguments import count_of, name_given, seconds_of, shown
 from herring.errors import InvalidArgumentError
 from herring.names import next_name
 from herring.runtime import job, require_running
@@ -115,7 +115,8 @@ def scope_of(group: Group | None) -> Scope:
         return Scope(None, running.rank, running.size)
     if not isinstance(group, Group):
         raise InvalidArgumentError(
-            f"group is {group!r}; it must be a herring.Group, from herring.new_group(), or None"
+            f"group is {shown(group)}; it must be a herring.Group, from herring.new_group(), or "
+            "None"
         )
     members = group.members()
     return Scope(members, members.rank, members.size)
@@ -133,7 +134,8 @@ def new_group(
     Args:
       ranks: of the job, in any order, each once; at least one.
       name: for messages; equal on all members. None: numbered.
-      timeout: seconds until it fails because members do not call it; None: ``HERRING_TIMEOUT``.
+      timeout: seconds (or a text such as "5s") until it fails because members do not call it;
+        None: ``HERRING_TIMEOUT``.
 
     Returns:
       The group.
@@ -145,24 +147,26 @@ def new_group(
     """
     running = job()
     listed = _checked(ranks, running.size)
-    label = name or next_name("group", tuple(listed))
+    seconds = seconds_of(timeout)
+    label = name_given(name) or next_name("group", tuple(listed))
     if running.rank not in listed:
         return Group(listed, label, None)
-    if timeout is not None and not timeout > 0:
-        raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
-    forming = running.form_group(listed, label, timeout or 0.0)
+    forming = running.form_group(listed, label, seconds)
     forming.wait()
     return Group(listed, label, forming.formed())
 
 
 def _checked(ranks: Sequence[int], size: int) -> list[int]:
+    given: Any = ranks
     try:
-        listed = sorted(operator.index(rank) for rank in ranks)
-    except TypeError as error:
-        raise InvalidArgumentError(f"ranks is {ranks!r}; it must be integers ({error})") from None
-    if not listed or listed[0] < 0 or listed[-1] >= size or len(set(listed)) < len(listed):
+        given = list(ranks)
+        listed = sorted(count_of(rank, "a rank", 0, size - 1) for rank in given)
+    except (InvalidArgumentError, TypeError):
+        listed = []
+    if not listed or len(set(listed)) < len(listed):
         raise InvalidArgumentError(
-            f"ranks is {list(ranks)}; it must name at least one rank of 0 to {size - 1}, each once"
+            f"ranks is {shown(given)}; it must be a list with at least one rank of 0 to "
+            f"{size - 1}, each once"
         )
     return listed
 
@@ -180,9 +184,11 @@ def ranks_of_node(node: int | None = None) -> list[int]:
       InvalidArgumentError: there is no such node.
     """
     running = job()
-    node = running.node_rank if node is None else operator.index(node)
-    if not 0 <= node < running.num_nodes:
-        raise InvalidArgumentError(
-            f"node is {node}; the job's nodes are 0 to {running.num_nodes - 1}"
+    try:
+        return running.ranks_of_node(
+            running.node_rank if node is None else count_of(node, "node", 0, running.num_nodes - 1)
         )
-    return running.ranks_of_node(node)
+    except InvalidArgumentError:
+        raise InvalidArgumentError(
+            f"node is {shown(node)}; the job's nodes are 0 to {running.num_nodes - 1}"
+        ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from herring.collectives import seconds_of
+from herring.arguments import seconds_of
 from herring.groups import Group, scope_of
 from herring.names import number_anew_after
 from herring.runtime import job

@@ -6,10 +6,10 @@ it is asked for. Those of one sender with one tag arrive in the order in which t
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
-from herring.collectives import Handle, note_write, seconds_of
+from herring.arguments import count_of, rank_of, seconds_of
+from herring.collectives import Handle, note_write
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.runtime import job
@@ -115,10 +115,7 @@ def receive_async(
 
 
 def _tag(tag: int) -> list[int]:
-    value = operator.index(tag)
-    if not 0 <= value <= _MOST_TAG:
-        raise InvalidArgumentError(f"tag is {value}; it must be 0 to {_MOST_TAG}")
-    return [value]
+    return [count_of(tag, "tag", 0, _MOST_TAG)]
 
 
 def _submit(
@@ -130,13 +127,15 @@ def _submit(
     group: Group | None,
 ) -> Any:
     scope = scope_of(group)
-    peer = -1 if other is None else operator.index(other)
-    if other is not None and (not 0 <= peer < scope.size or peer == scope.rank):
-        of = "the job's ranks" if group is None else f"ranks inside group '{group.name}'"
-        raise InvalidArgumentError(
-            f"{kind}: the other rank is {peer}; {of} are 0 to {scope.size - 1}, and this one is "
-            f"{scope.rank}"
-        )
+    what = "to" if kind == "send" else "source"
+    peer = -1
+    if kind == "send" or other is not None:
+        peer = rank_of(other, scope.size, kind, group, what)
+        if peer == scope.rank:
+            raise InvalidArgumentError(
+                f"{kind}: {what} is {peer}, which is this rank itself; a message goes to another "
+                "rank. Copy the array instead"
+            )
     return job().submit(
         kind,
         array,

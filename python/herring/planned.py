@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from herring import _core
-from herring.collectives import called, check_same, name_of_next
+from herring.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
+from herring.collectives import called, check_same, named
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.runtime import job, require_running
@@ -48,11 +49,15 @@ class PlannedReduction:
         buffer_bytes: int = 0,
         group: Group | None = None,
     ) -> None:
-        name = name or name_of_next("planned", group)
+        name = named(name, "planned", group)
         self._job = job()
         self._name = name
         with called("allgather", f"{name}.plan", group):
-            listed = [(int(elements), str(dtype)) for elements, dtype in gradients]
+            listed = _listed(gradients)
+            op = operator_of(op)
+            buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
+            if wire_dtype is not None:
+                text_of(wire_dtype, "wire_dtype")
             self._planned: _core.Planned | None = _core.Planned.create(
                 self._job,
                 listed,
@@ -100,7 +105,7 @@ class PlannedReduction:
 
     def arena(self, index: int) -> np.ndarray:
         """Arena `index` as uint8 bytes, shared with the workers of this node."""
-        return self._open.arena(index)
+        return self._open.arena(count_of(index, "index", 0, len(self.arenas) - 1))
 
     def begin(self, active: bool = True) -> None:
         """Starts a round.
@@ -114,15 +119,20 @@ class PlannedReduction:
           HerringError: the job has failed.
         """
         require_running(self._job, f"'{self._name}'")
-        self._open.begin(active)
+        self._open.begin(boolean_of(active, "active"))
 
     def ready(self, index: int) -> None:
         """Gradient `index` of this round is in its place; any order, any thread."""
-        self._open.ready(index)
+        self._open.ready(count_of(index, "index"))
 
     def ready_all(self, indices: Sequence[int]) -> None:
         """As `ready` for each of `indices`, in one call."""
-        self._open.ready_all(indices)
+        try:
+            self._open.ready_all(indices)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"indices is {shown(indices)}; it must be a list of integers"
+            ) from None
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when every buffer of the round is averaged in place.
@@ -134,8 +144,19 @@ class PlannedReduction:
           InvalidArgumentError: gradients are missing; the message lists them.
           PeerLostError, TimeoutError: the round failed; the arenas are undefined.
         """
-        self._open.wait(0.0 if timeout is None else timeout)
+        self._open.wait(seconds_of(timeout))
 
     def close(self) -> None:
         """Lets go of the arenas; views of them stay valid."""
         self._planned = None
+
+
+def _listed(gradients: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    try:
+        pairs = [(elements, dtype) for elements, dtype in gradients]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "gradients must be a list of (elements, dtype name), such as [(1000, 'float32')], not "
+            + shown(gradients)
+        ) from None
+    return [(count_of(elements, "elements"), str(dtype)) for elements, dtype in pairs]

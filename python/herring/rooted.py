@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from herring.arguments import rank_of
 from herring.collectives import (
     broadcast_object,
     called,
     checked_splits,
     exchange,
-    name_of_next,
+    named,
     reduce_scatter,
     shape_of,
 )
@@ -55,7 +56,7 @@ def reduce(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or name_of_next("reduce", group)
+    name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
         splits = _all_to(root, array, "reduce", group)
     found = reduce_scatter(
@@ -94,7 +95,7 @@ def gather(
     Raises:
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or name_of_next("gather", group)
+    name = named(name, "gather", group)
     with called("alltoall", name, group):
         splits = _all_to(root, array, "gather", group)
     found = exchange(array, splits, name, timeout, group, root)
@@ -127,12 +128,11 @@ def scatter(
       InvalidArgumentError: the root's array or `splits` do not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    name = name or name_of_next("scatter", group)
-    sends = scope_of(group).rank == root
+    name = named(name, "scatter", group)
     rows: list[int] = []
     whole = np.empty(0)
     with called("broadcast", f"{name}.shape.length", group):
-        _require_rank(root, "scatter", group)
+        sends = rank_of(root, scope_of(group).size, "scatter", group) == scope_of(group).rank
         if sends:
             whole = _on_host(array)
             rows = checked_splits("scatter", len(whole), splits, group)
@@ -144,16 +144,9 @@ def scatter(
     return exchange(whole, rows, name, timeout, group, root)
 
 
-def _require_rank(root: int, kind: str, group: Group | None) -> None:
-    size = scope_of(group).size
-    if not 0 <= root < size:
-        of = "the job's ranks" if group is None else f"ranks inside group '{group.name}'"
-        raise InvalidArgumentError(f"{kind}: root is {root}; {of} are 0 to {size - 1}")
-
-
 def _all_to(root: int, array: Any, kind: str, group: Group | None) -> list[int]:
     """Returns splits that leave all rows to `root`."""
-    _require_rank(root, kind, group)
+    rank_of(root, scope_of(group).size, kind, group)
     shape = shape_of(array)
     if len(shape) == 0:
         raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 from herring import _core
 from herring.apart import not_waited_for
+from herring.arguments import shown, text_of
 from herring.errors import ConfigurationError, ShutdownError
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
@@ -133,7 +135,7 @@ def start(
                 f"init() does not take {', '.join(misplaced)}: set the environment variable "
                 f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
             )
-        overrides = {name: str(value) for name, value in settings.items()}
+        overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
         worker = who()
         with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
             for text in _core.setting_warnings():
@@ -163,6 +165,17 @@ def start(
         for learn in learn_job:
             learn(_job)
     return True
+
+
+def _text_of_setting(name: str, value: Any) -> str:
+    """A setting as the environment would have it."""
+    if isinstance(value, datetime.timedelta):
+        return f"{value.total_seconds():g}"
+    if isinstance(value, (str, int, float)):
+        return text_of(str(value), name)
+    raise ConfigurationError(
+        f"option {name} is {shown(value)}; it must be a number, a text, True or False"
+    )
 
 
 def shutdown() -> None:
@@ -234,8 +247,9 @@ def abort(reason: str) -> None:
 
     Raises:
       ConfigurationError: `reason` is empty.
+      InvalidArgumentError: it is no text.
     """
-    if not reason:
+    if not text_of(reason, "reason"):
         raise ConfigurationError("abort() needs a reason: it is what every rank will read")
     job().abort(reason)
 

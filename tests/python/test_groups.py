@@ -24,8 +24,8 @@ raises(bad, "it must be a herring.Group", herring.barrier, group=[0, 1])
 raises(bad, "each once", herring.new_group, [r, r])
 raises(bad, "at least one rank", herring.new_group, [])
 raises(bad, f"0 to {n - 1}", herring.new_group, [r, n])
-raises(bad, "must be integers", herring.new_group, ["one"])
-raises(bad, f"ranks inside the group are 0 to {mine.size - 1}",
+raises(bad, "must be a list", herring.new_group, ["one"])
+raises(bad, "; ranks inside group 'group.0' are ",
        herring.broadcast, np.ones(3, "f"), mine.size, group=mine)
 k, ranks = mine.rank, mine.ranks
 for count in (3, 300_000):

@@ -50,9 +50,9 @@ for count in (10, 100_000):
         herring.send(np.full(count, r, np.int64), 0, tag=100 + r)
     herring.barrier()
 
-raises(bad, "the other rank is", herring.send, np.ones(3), r)
-raises(bad, "the other rank is", herring.send, np.ones(3), n)
-raises(bad, "the other rank is", herring.receive, np.ones(3), -1)
+raises(bad, "which is this rank itself", herring.send, np.ones(3), r)
+raises(bad, f"send: to is {n}; the job's ranks are 0 to", herring.send, np.ones(3), n)
+raises(bad, "source is -1", herring.receive, np.ones(3), -1)
 raises(bad, "tag is -1", herring.send, np.ones(3), right, -1)
 raises(bad, "not supported", herring.send, np.ones(3, complex), right)
 frozen = np.ones(3)

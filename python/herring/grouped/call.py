@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from herring import _core
+from herring.arguments import seconds_of
 from herring.collectives import Handle, submit
 from herring.errors import (
     HerringError,
-    InvalidArgumentError,
     MismatchError,
     PeerLostError,
     ShutdownError,
@@ -103,14 +103,11 @@ class GroupedHandle(Handle):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for all arrays; as `Handle.wait`."""
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgumentError(
-                f"timeout is {timeout}; it must be more than 0 seconds, or None"
-            )
-        deadline = time.monotonic() + (timeout or 0)
+        seconds = seconds_of(timeout)
+        deadline = time.monotonic() + seconds
         for operation in self._call.operations:
             try:
-                left = 0.0 if timeout is None else max(deadline - time.monotonic(), 1e-6)
+                left = max(deadline - time.monotonic(), 1e-6) if seconds else 0.0
                 operation.wait(left)
             except HerringError:
                 if not operation.done():

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.collectives import allgather, called, empty, name_of_next, note_write
-from herring.errors import InvalidArgumentError, MismatchError
+from herring.arguments import rank_of
+from herring.collectives import allgather, called, empty, named, note_write
+from herring.errors import MismatchError
 from herring.grouped.listed import Array, Listed, numpy_dtype, text_of
 from herring.groups import Group, scope_of
 
@@ -36,7 +37,7 @@ def _gather(
     Returns:
       The arrays, the name, and what each rank said and sent, in rank order.
     """
-    name = name or name_of_next(kind, group)
+    name = named(name, kind, group)
     with called("allgather", name, group):
         listed, about, sends = look()
         head = json.dumps(about).encode()
@@ -151,10 +152,7 @@ def grouped_broadcast(
     scope = scope_of(group)
 
     def look() -> tuple[Listed, dict[str, Any], bool]:
-        if not 0 <= root < scope.size:
-            raise InvalidArgumentError(
-                f"grouped_broadcast: root is {root}; ranks are 0 to {scope.size - 1}"
-            )
+        rank_of(root, scope.size, "grouped_broadcast", group)
         listed = Listed("grouped_broadcast", arrays, writable=True, rows=False)
         about = {"list": listed.digest.hex(), "text": str(listed), "root": root}
         return listed, about, scope.rank == root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,10 @@ class Listed:
     def __init__(self, kind: str, arrays: Any, *, writable: bool, rows: bool) -> None:
         if hasattr(arrays, "shape"):
             raise InvalidArgumentError(f"{kind} takes a list of arrays, not one array")
+        if not isinstance(arrays, Iterable):
+            raise InvalidArgumentError(
+                f"{kind} takes a list of arrays, not {type(arrays).__name__}"
+            )
         self.arrays = list(arrays)
         self.about: list[Array] = []
         for index, array in enumerate(self.arrays):

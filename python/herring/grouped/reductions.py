@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.collectives import Handle, empty, name_of_next, note_write
+from herring.arguments import number_of, operator_of
+from herring.collectives import Handle, empty, named, note_write
 from herring.errors import InvalidArgumentError
 from herring.grouped.call import Call, GroupedHandle
 from herring.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
@@ -17,6 +18,8 @@ from herring.groups import Group
 
 def _check_scales(kind: str, listed: Listed, op: str, prescale: float, postscale: float) -> None:
     """Finds before anything is started what an operation of one of the dtypes would refuse."""
+    op = operator_of(op)
+    prescale, postscale = number_of(prescale, "prescale"), number_of(postscale, "postscale")
     if op != "average" and prescale == postscale == 1.0:
         return
     for index, one in enumerate(listed.about):
@@ -39,7 +42,7 @@ def _start_allreduce(
     waits: bool,
 ) -> GroupedHandle:
     kind = "grouped_allreduce"
-    call = Call("allreduce", name or name_of_next(kind, group), group)
+    call = Call("allreduce", named(name, kind, group), group)
     parts: list[Part] = []
     try:
         listed = Listed(kind, arrays, writable=True, rows=False)
@@ -162,7 +165,7 @@ def grouped_reduce_scatter(
       InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `grouped_allreduce`.
     """
     kind = "grouped_reduce_scatter"
-    call = Call("reduce_scatter", name or name_of_next(kind, group), group)
+    call = Call("reduce_scatter", named(name, kind, group), group)
     size, rank = call.scope.size, call.scope.rank
 
     def rows_of(index: int, to: int) -> tuple[int, int]:  # the first, and how many

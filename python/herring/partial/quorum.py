@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from herring.arguments import number_of, seconds_of, shown, text_of
 from herring.errors import InvalidArgumentError
 from herring.partial.replay import Replay
 
@@ -20,7 +21,7 @@ class Quorum:
     Attributes:
       q: workers that must have contributed and be waiting for the result, 1 to the number of
         workers; if fewer are left that live and have not flushed, all of these.
-      grace: seconds to wait for more, once the quorum is met.
+      grace: seconds to wait for more, once the quorum is met; or a text such as "5ms".
       staleness: rounds that a contribution may miss; the round after them waits for it. 0: every
         round waits for everybody.
       divisor: averages divide by all "workers" of the job (as in the paper), or by the
@@ -28,29 +29,35 @@ class Quorum:
     """
 
     q: int
-    grace: float = 0.0
+    grace: float | str = 0.0
     staleness: int = _STALENESS
     divisor: str = "workers"
+
+    @property
+    def seconds(self) -> float:
+        """`grace` as a number."""
+        if isinstance(self.grace, str):
+            return seconds_of(self.grace, "the grace")
+        return number_of(self.grace, "the grace")
 
     def check(self, workers: int) -> None:
         """Raises InvalidArgumentError, naming the value, unless this fits a job of `workers`."""
         if not isinstance(self.q, int) or not 1 <= self.q <= workers:
             raise InvalidArgumentError(
-                f"the quorum is {self.q}; it must be from 1 to the number of workers, {workers}"
+                f"the quorum is {shown(self.q)}; it must be from 1 to the number of workers, "
+                f"{workers}"
             )
-        if not 0 <= self.grace <= _LONGEST_GRACE:
+        if not 0 <= self.seconds <= _LONGEST_GRACE:
             raise InvalidArgumentError(
                 f"the grace is {self.grace} s; it must not be negative, nor more than "
                 f"{_LONGEST_GRACE} s"
             )
         if not isinstance(self.staleness, int) or not 0 <= self.staleness <= 1 << 20:
             raise InvalidArgumentError(
-                f"the staleness is {self.staleness}; it must be a number of rounds, not negative"
+                f"the staleness is {shown(self.staleness)}; it must be a number of rounds, not "
+                "negative"
             )
-        if self.divisor not in ("workers", "contributors"):
-            raise InvalidArgumentError(
-                f"the divisor is {self.divisor!r}; it must be 'workers' or 'contributors'"
-            )
+        text_of(self.divisor, "the divisor", ("workers", "contributors"))
 
 
 def is_partial(sync: str | Quorum | Replay, workers: int) -> bool:
@@ -63,13 +70,14 @@ def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
     if isinstance(sync, Quorum):
         sync.check(workers)
         return sync
-    if sync == "full":
-        return None
-    if sync == "solo":
-        return Quorum(1)
-    if sync == "majority":
-        return Quorum((workers + 1) // 2)
+    if isinstance(sync, str):
+        if sync == "full":
+            return None
+        if sync == "solo":
+            return Quorum(1)
+        if sync == "majority":
+            return Quorum((workers + 1) // 2)
     raise InvalidArgumentError(
-        f"sync is {sync!r}; it must be 'full', 'solo', 'majority', a herring.Quorum or a "
+        f"sync is {shown(sync)}; it must be 'full', 'solo', 'majority', a herring.Quorum or a "
         "herring.Replay"
     )

@@ -9,7 +9,15 @@ from typing import Any, Optional
 import numpy as np
 
 from herring import _core
-from herring.collectives import called, check_same, name_of_next
+from herring.arguments import (
+    boolean_of,
+    count_of,
+    name_given,
+    operator_of,
+    seconds_of,
+    text_of,
+)
+from herring.collectives import called, check_same, named, shape_of
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.partial.quorum import Quorum, is_partial, quorum_of
@@ -52,11 +60,14 @@ class PartialReduction:
         statistics: RoundStatistics | None = None,
         group: Group | None = None,
     ) -> None:
-        self.name = name or name_of_next("partial", group)
+        self.name = named(name, "partial", group)
         running, scope = job(), scope_of(group)
         self.statistics = RoundStatistics() if statistics is None else statistics
         self._replay: Recorded | None = None
         with called("allgather", f"{self.name}.sync", group):
+            elements = count_of(elements, "elements")
+            text_of(dtype, "dtype")
+            op = operator_of(op)
             if isinstance(sync, Replay) and group is not None:
                 raise InvalidArgumentError("a Replay is of all ranks; it takes no group")
             if not is_partial(sync, scope.size):
@@ -84,13 +95,14 @@ class PartialReduction:
             op,
             quorum.divisor == "contributors",
             quorum.q,
-            float(quorum.grace),
+            quorum.seconds,
             quorum.staleness,
             self._replay is not None,
             scope.handle,
         )
         self._recorder = self.statistics.begin(
-            {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)},
+            {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
+            | {"grace": quorum.seconds},
             in_group=group is not None,
         )
         self._flushes = False
@@ -138,7 +150,9 @@ class PartialReduction:
             something else here.
           HerringError: the job has failed.
         """
-        self._contribute(array, waits, last, caller_waits=False)
+        self._contribute(
+            array, boolean_of(waits, "waits"), boolean_of(last, "last"), caller_waits=False
+        )
 
     def _contribute(
         self, array: Any, waits: bool = True, last: bool = False, caller_waits: bool = True
@@ -163,7 +177,7 @@ class PartialReduction:
           PeerLostError: a process without which the job cannot go on is gone.
           MismatchError: a replayed round has other contributors than the recorded one.
         """
-        info = self._partial.take(array, 0.0 if timeout is None else timeout)
+        info = self._partial.take(array, seconds_of(timeout))
         if self._replay is not None:
             self._replay.check(info)
         self.statistics.add(info)
@@ -234,7 +248,7 @@ class PartialReduction:
 
     def digest(self, value: int) -> None:
         """Has a digest of this replica, after the results taken, compared with the others'."""
-        self._partial.digest(self.rounds, value)
+        self._partial.digest(self.rounds, count_of(value, "value", 0, 2**64 - 1))
 
 
 def _recorded_quorum(
@@ -293,7 +307,7 @@ def _series_of(
         series = None
     else:
         dtype = _core.dtype_of(array)
-        elements = int(np.prod(array.shape if hasattr(array, "shape") else np.shape(array)))
+        elements = int(np.prod(shape_of(array)))
         statistics = _statistics.setdefault(key, RoundStatistics())
         series = PartialReduction(
             elements, dtype, sync=sync, op=op, name=name, statistics=statistics, group=group
@@ -312,7 +326,7 @@ def allreduce_in_rounds(
     group: Group | None,
 ) -> bool:
     """`herring.allreduce` with `sync`; False: the mode is "full", which is an ordinary one."""
-    series = _series_of(name or "allreduce", sync, array, op, group)
+    series = _series_of(name_given(name) or "allreduce", sync, array, operator_of(op), group)
     if series is None:
         return False
     series.allreduce(array, timeout)
@@ -346,7 +360,8 @@ def flush(
       TimeoutError: a rank neither goes on nor flushes. Called again it goes on waiting; `array` is
         not contributed again.
     """
-    key = (name, group)
+    scope_of(group)
+    key = (name_given(name) or "allreduce", group)
     series = _series.get(key)
     if series is None:
         raise InvalidArgumentError(
@@ -369,6 +384,8 @@ def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -
     Raises:
       InvalidArgumentError: there was no such series.
     """
-    if (name, group) not in _statistics:
-        raise InvalidArgumentError(f"no partial all-reduce named '{name}' was begun")
-    return _statistics[name, group]
+    scope_of(group)
+    key = (name_given(name) or "allreduce", group)
+    if key not in _statistics:
+        raise InvalidArgumentError(f"no partial all-reduce named '{key[0]}' was begun")
+    return _statistics[key]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from herring.arguments import shown
 from herring.collectives import allgather_object, broadcast_object
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.names import next_name
@@ -46,6 +48,12 @@ class Replay:
     """
 
     path: str | Path
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, os.PathLike)):
+            raise InvalidArgumentError(
+                f"path is {shown(self.path)}; it must be that of a recording"
+            )
 
     def open(self, number: int, name: str) -> Recorded:
         """What is recorded of a series (collective).

@@ -9,6 +9,13 @@
 See docs/pytorch.md.
 """
 
+from typing import TYPE_CHECKING, Any
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as _error:
+    raise ImportError("herring.torch needs PyTorch 2.1 or newer: pip install torch") from _error
+
 from herring import (
     allgather_object,
     barrier,
@@ -113,3 +120,11 @@ __all__ = [
     "size",
     "stats",
 ]
+
+
+if not TYPE_CHECKING:  # or every name would exist to type checkers
+
+    def __getattr__(name: str) -> Any:
+        from herring.habits import missing
+
+        raise missing("herring.torch", name, __all__)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import herring
+from herring.arguments import count_of, number_of, shown
 from herring.errors import InvalidArgumentError
 from herring.groups import Group
 
@@ -46,6 +47,25 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
             )
 
 
+def check_module(module: Any) -> None:
+    """Refuses what is no module, and a module of which nothing would be averaged, as torch does.
+
+    Raises:
+      InvalidArgumentError: says what to pass.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"DistributedDataParallel: module is {shown(module)}; it must be a torch.nn.Module: "
+            "the model itself, not its parameters()"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InvalidArgumentError(
+            f"DistributedDataParallel: no parameter of {type(module).__name__} requires a "
+            "gradient, so that nothing would be averaged; use the module itself, or unfreeze "
+            "what is to be trained before it is wrapped"
+        )
+
+
 def check_process_group(process_group: Any, group: Group | None) -> None:
     """Accepts None, and torch groups of all workers.
 
@@ -75,11 +95,13 @@ def buffer_bytes_of(bucket_cap_mb: float | None, buffer_bytes: int) -> int:
     Raises:
       InvalidArgumentError: given twice, or not positive.
     """
+    buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
     if bucket_cap_mb is None:
         return buffer_bytes
     if buffer_bytes:
         raise InvalidArgumentError("give bucket_cap_mb or buffer_bytes, not both")
-    if not bucket_cap_mb > 0:
+    bucket_cap_mb = number_of(bucket_cap_mb, "bucket_cap_mb")
+    if not 0 < bucket_cap_mb < 2**40:
         raise InvalidArgumentError(f"bucket_cap_mb is {bucket_cap_mb}; it must be more than 0")
     return max(1, int(bucket_cap_mb * (1 << 20)))
 
@@ -94,11 +116,15 @@ def input_device(
     Raises:
       InvalidArgumentError: more than one device, or not the one that the module is on.
     """
+    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+        raise InvalidArgumentError(
+            f"device_ids is {shown(device_ids)}; it must be a list with one device, or None"
+        )
     if not device_ids:
         if output_device is not None:
             raise InvalidArgumentError(
-                f"output_device is {output_device!r} without device_ids; the module itself says "
-                "where its output is"
+                f"output_device is {shown(output_device)} without device_ids; the module itself "
+                "says where its output is"
             )
         return None
     if len(device_ids) != 1:
@@ -123,7 +149,12 @@ def input_device(
 def _device(given: int | str | torch.device) -> torch.device:
     if isinstance(given, int):
         return torch.device("cuda", given)
-    device = torch.device(given)
+    try:
+        device = torch.device(given)
+    except (TypeError, RuntimeError, ValueError):
+        raise InvalidArgumentError(
+            f"the device is {shown(given)}; torch knows none like it"
+        ) from None
     if device.index is None and device.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from herring.collectives import name_of_next
+from herring.arguments import text_of
+from herring.collectives import named as named_call
 from herring.errors import InvalidArgumentError
 from herring.groups import Group
 from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.arguments import (
     buffer_bytes_of,
+    check_module,
     check_process_group,
     check_torch_arguments,
     input_device,
@@ -124,6 +126,8 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
           MismatchError: names, shapes, dtypes or options differ between ranks.
         """
         super().__init__()
+        check_module(module)
+        text_of(sparse, "sparse", ("keep", "densify", "error"))
         check_torch_arguments(others)
         check_process_group(process_group, group)
         del dim, find_unused_parameters, check_reduction, static_graph
@@ -131,7 +135,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         if forward_sync_buffers is None:
             forward_sync_buffers = broadcast_buffers is None or broadcast_buffers
         self._membership = Membership(group)
-        self.name = name or name_of_next("ddp", group)
+        self.name = named_call(name, "ddp", group)
         self.module = module
         self._device = input_device(module, device_ids, output_device)
         self._broadcast_buffers = bool(forward_sync_buffers)

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
-from herring.collectives import called, name_of_next
+from herring.arguments import operator_of
+from herring.collectives import called, named
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.torch import functions
+from herring.torch.tensors import require_strided
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reduce_scatter"]
 
@@ -41,7 +43,7 @@ def allreduce(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.allreduce`.
     """
-    name = _require_linear(op, "allreduce", name, group)
+    name = _checked(tensor, "allreduce", name, group, op)
     return _AllReduce.apply(tensor, op, name, group)
 
 
@@ -59,7 +61,8 @@ def broadcast(
     Returns:
       A new tensor. The root gets the sum of all gradients, the others zeros.
     """
-    return _Broadcast.apply(tensor, root, name or name_of_next("broadcast", group), group)
+    name = _checked(tensor, "broadcast", name, group)
+    return _Broadcast.apply(tensor, root, name, group)
 
 
 def allgather(
@@ -75,7 +78,7 @@ def allgather(
     Returns:
       A new tensor [sum of n, ...]. Each rank gets the sum of all gradients of its rows.
     """
-    return _AllGather.apply(tensor, name or name_of_next("allgather", group), group)
+    return _AllGather.apply(tensor, _checked(tensor, "allgather", name, group), group)
 
 
 def reduce_scatter(
@@ -99,7 +102,7 @@ def reduce_scatter(
     Raises:
       InvalidArgumentError: another op; otherwise as `herring.torch.reduce_scatter`.
     """
-    name = _require_linear(op, "reduce_scatter", name, group)
+    name = _checked(tensor, "reduce_scatter", name, group, op)
     return _ReduceScatter.apply(tensor, op, name, group)
 
 
@@ -124,16 +127,22 @@ def alltoall(
     Raises:
       InvalidArgumentError: the splits do not fit the tensor.
     """
-    return _AllToAll.apply(tensor, splits, name or name_of_next("alltoall", group), group)
+    return _AllToAll.apply(tensor, splits, _checked(tensor, "alltoall", name, group), group)
 
 
-def _require_linear(op: str, kind: str, name: str | None, group: Group | None) -> str:
-    with called(kind, name, group) as full_name:
-        if op not in ("average", "sum"):
+def _checked(
+    tensor: torch.Tensor, kind: str, name: str | None, group: Group | None, op: str = "sum"
+) -> str:
+    """Refuses what has no gradient here; returns the name of the call."""
+    name = named(name, kind, group)
+    first = f"{name}.lengths" if kind == "allgather" else name  # which the others call then
+    with called(kind, first, group):
+        require_strided(tensor, kind)
+        if operator_of(op) not in ("average", "sum"):
             raise InvalidArgumentError(
                 f"{kind}: op is {op!r}; with a gradient there are 'average' and 'sum'"
             )
-    return full_name
+    return name
 
 
 def _gradient_name(name: str) -> str:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 import herring
+from herring.arguments import rank_of
 from herring.collectives import (
     broadcast_object,
     called,
     checked_splits,
     exchange,
-    name_of_next,
+    named,
 )
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
@@ -208,7 +209,7 @@ def reduce(
     Returns:
       On `root` a new tensor on the device of `tensor`, on the others None.
     """
-    name = name or name_of_next("reduce", group)
+    name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
         dense = require_dense(tensor, "reduce")
         host = on_host(_at_least_1d(dense), "reduce")
@@ -232,7 +233,7 @@ def gather(
     Returns:
       On `root` a new tensor on the device of `tensor`, in rank order; on the others None.
     """
-    name = name or name_of_next("gather", group)
+    name = named(name, "gather", group)
     with called("alltoall", name, group):
         dense = _at_least_1d(require_dense(tensor, "gather"))
         words, dtype = _words(on_host(dense, "gather"))
@@ -264,14 +265,12 @@ def scatter(
     Raises:
       InvalidArgumentError: the root's tensor or `splits` do not fit; otherwise as in `allreduce`.
     """
-    name = name or name_of_next("scatter", group)
+    name = named(name, "scatter", group)
     scope = scope_of(group)
-    sends = scope.rank == root
     about, words, rows = None, torch.empty(0), [0] * scope.size
     # What the others are to expect, for they give nothing from which it could be seen.
     with called("broadcast", f"{name}.shape.length", group):
-        if not 0 <= root < scope.size:
-            raise InvalidArgumentError(f"scatter: root is {root}; it must be 0 to {scope.size - 1}")
+        sends = rank_of(root, scope.size, "scatter", group) == scope.rank
         if sends:
             dense = require_dense(tensor, "scatter")
             if dense.dim() == 0:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from herring.collectives import name_of_next
+from herring.arguments import count_of, shown
+from herring.collectives import named as named_call
 from herring.errors import HerringError, InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.partial import Quorum, Replay, RoundInfo
@@ -95,10 +96,20 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         # Not super().__init__: groups, state and defaults are those of the wrapped optimizer.
         if isinstance(optimizer, DistributedOptimizer):
             raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                f"optimizer is {shown(optimizer)}; it must be a torch optimizer"
+            )
         scope_of(group)
         self.inner = optimizer
-        self.name = name or name_of_next("optimizer", group)
-        self._known = None if named_parameters is None else list(named_parameters)
+        self._known = None if named_parameters is None else _listed(named_parameters)
+        if not any(p.requires_grad for entry in optimizer.param_groups for p in entry["params"]):
+            raise InvalidArgumentError(
+                "DistributedOptimizer: none of the optimizer's parameters requires a gradient, so "
+                "that nothing would be averaged; unfreeze what is to be trained before"
+            )
+        buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
+        self.name = named_call(name, "optimizer", group)
         self._rounds_at_step = 0
         named = self._name_parameters()
         if broadcast_parameters:
@@ -307,3 +318,15 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise InvalidArgumentError("save optimizer.state_dict(), not the wrapper")
+
+
+def _listed(named_parameters: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    try:
+        pairs = [(name, parameter) for name, parameter in named_parameters]
+    except (TypeError, ValueError, RuntimeError):
+        pairs = [("", None)]
+    if all(isinstance(one, torch.Tensor) and isinstance(name, str) for name, one in pairs):
+        return pairs
+    raise InvalidArgumentError(
+        f"named_parameters is {shown(named_parameters)}; it must be model.named_parameters()"
+    )

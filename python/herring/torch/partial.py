@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from herring.arguments import count_of
 from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.partial import PartialReduction, Quorum, Replay, RoundInfo, RoundStatistics, is_partial
@@ -57,8 +58,7 @@ class PartialReducer(Pausable):
           InvalidArgumentError: a parameter that cannot be averaged, or a value out of range.
           MismatchError: the parameters or options differ between ranks.
         """
-        if digest_every < 0:
-            raise InvalidArgumentError(f"digest_every is {digest_every}; it must not be negative")
+        digest_every = count_of(digest_every, "digest_every")
         self.name = name
         self.rounds = 0
         self.contributors = 0

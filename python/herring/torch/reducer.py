@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import herring
+from herring.arguments import shown
 from herring.errors import HerringError, InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.torch.agreement import describe, job_ranks, ranks_text, require_agreement
@@ -137,9 +138,9 @@ class GradientReducer(Pausable, EndsWithPass):
             that another reducer averages already.
           MismatchError: the parameters differ between ranks.
         """
-        if sparse not in ("keep", "densify", "error"):
+        if not isinstance(sparse, str) or sparse not in ("keep", "densify", "error"):
             raise InvalidArgumentError(
-                f"sparse must be 'keep', 'densify' or 'error', not {sparse!r}"
+                f"sparse must be 'keep', 'densify' or 'error', not {shown(sparse)}"
             )
         if buffer_bytes < 0:
             raise InvalidArgumentError(f"buffer_bytes must not be negative, got {buffer_bytes}")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 import herring
+from herring.arguments import name_given, shown
+from herring.errors import InvalidArgumentError
 from herring.groups import Group, scope_of
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.tensors import FlatBytes
@@ -71,8 +73,8 @@ def broadcast_parameters(
     Raises:
       MismatchError: names, shapes or dtypes differ between ranks.
     """
-    items = parameters.items() if isinstance(parameters, Mapping) else parameters
-    named = [(key, value) for key, value in items if isinstance(value, torch.Tensor)]
+    name = name_given(name) or "parameters"
+    named = _named_tensors(parameters)
     require_agreement(
         (describe(key, tensor.detach()) for key, tensor in named),
         what="tensor",
@@ -80,6 +82,22 @@ def broadcast_parameters(
         group=group,
     )
     broadcast_tensors([tensor.detach() for _, tensor in named], root, name=name, group=group)
+
+
+def _named_tensors(parameters: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(parameters, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"broadcast_parameters: parameters is a module ({type(parameters).__name__}); pass its "
+            "state_dict(), which has buffers too, or its named_parameters()"
+        )
+    items = parameters.items() if isinstance(parameters, Mapping) else parameters
+    try:
+        return [(str(key), value) for key, value in items if isinstance(value, torch.Tensor)]
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidArgumentError(
+            f"broadcast_parameters: parameters is {shown(parameters)}; it must be "
+            "model.state_dict() or model.named_parameters()"
+        ) from None
 
 
 def broadcast_optimizer_state(
@@ -107,6 +125,12 @@ def broadcast_optimizer_state(
       MismatchError: the optimizers differ in type, groups or parameters.
     """
     inner = getattr(optimizer, "inner", optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"broadcast_optimizer_state: optimizer is {shown(optimizer)}; it must be a torch "
+            "optimizer"
+        )
+    name = name_given(name) or "optimizer_state"
     require_agreement(
         [
             f"type {type(inner).__name__}",

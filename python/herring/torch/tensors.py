@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from herring.arguments import shown
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
@@ -33,20 +34,16 @@ def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
     """
     if wire_dtype is None:
         return None
-    name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else str(wire_dtype)
-    if name not in ("float16", "bfloat16", "float32"):
+    name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else wire_dtype
+    if not isinstance(name, str) or name not in ("float16", "bfloat16", "float32"):
         raise InvalidArgumentError(
-            f"wire_dtype must be None, 'float16', 'bfloat16' or 'float32', not {wire_dtype!r}"
+            f"wire_dtype must be None, 'float16', 'bfloat16' or 'float32', not {shown(wire_dtype)}"
         )
     return name
 
 
-def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Returns `tensor` without its graph, after checking that its memory is one contiguous run.
-
-    Raises:
-      InvalidArgumentError: not a tensor, sparse, or not contiguous.
-    """
+def require_strided(tensor: torch.Tensor, operation: str) -> None:
+    """Raises InvalidArgumentError unless it is a tensor, and not a sparse one."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(
             f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}; "
@@ -56,6 +53,15 @@ def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
         raise InvalidArgumentError(
             f"{operation}: the tensor is sparse ({tensor.layout}); pass tensor.to_dense()"
         )
+
+
+def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """Returns `tensor` without its graph, after checking that its memory is one contiguous run.
+
+    Raises:
+      InvalidArgumentError: not a tensor, sparse, or not contiguous.
+    """
+    require_strided(tensor, operation)
     if not tensor.is_contiguous():
         raise InvalidArgumentError(
             f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "

@@ -128,8 +128,16 @@ def module_interface():
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
         )
     ddp.close()
-    nothing = herring.DistributedDataParallel(mlp().requires_grad_(False))
-    nothing(mine(0)[0])
+    for nothing in (mlp().requires_grad_(False), nn.ReLU()):
+        with raises(herring.InvalidArgumentError, "no parameter", "requires a gradient"):
+            herring.DistributedDataParallel(nothing)
+    frozen = torch.optim.SGD(mlp().requires_grad_(False).parameters(), lr=0.1)
+    with raises(herring.InvalidArgumentError, "none of the optimizer's parameters"):
+        herring.DistributedOptimizer(frozen)
+    with raises(herring.InvalidArgumentError, "must be a torch.nn.Module", "not its parameters"):
+        herring.DistributedDataParallel(mlp().parameters())
+    with raises(herring.InvalidArgumentError, "is a module (Sequential)", "state_dict()"):
+        herring.broadcast_parameters(mlp())
     odd = nn.Linear(3, 3).to(torch.complex64)
     with raises(herring.InvalidArgumentError, "'weight'", "complex"):
         herring.DistributedDataParallel(odd)

@@ -1,0 +1,80 @@
+"""Names that users of other libraries try first, and what Herring calls them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+__all__ = ["missing"]
+
+_OPERATORS = {"Average": "average", "Sum": "sum", "Min": "min", "Max": "max", "Product": "product"}
+# What other libraries say, and what to write.
+_INSTEAD = {
+    "get_rank": "rank()",
+    "get_world_size": "size()",
+    "world_size": "size()",
+    "local_world_size": "local_size()",
+    "get_local_rank": "local_rank()",
+    "cross_rank": "node_rank()",
+    "cross_size": "num_nodes()",
+    "all_reduce": "allreduce(array), which averages unless op= says something else",
+    "all_gather": "allgather(array), which returns a new array",
+    "all_gather_into_tensor": "allgather(array), which returns a new array",
+    "all_gather_object": "allgather_object(obj)",
+    "all_to_all": "alltoall(array, splits)",
+    "all_to_all_single": "alltoall(array, splits)",
+    "alltoallv": "alltoall(array, splits)",
+    "reduce_scatter_tensor": "reduce_scatter(array)",
+    "reducescatter": "reduce_scatter(array)",
+    "bcast": "broadcast(array, root)",
+    "broadcast_object_list": "broadcast_object(obj, root)",
+    "recv": "receive(array, source)",
+    "irecv": "receive_async(array, source)",
+    "isend": "send_async(array, to)",
+    "init_process_group": (
+        "init(), or torch.distributed.init_process_group('herring') for torch's own functions"
+    ),
+    "destroy_process_group": "shutdown()",
+    "finalize": "shutdown()",
+    "add_process_set": "new_group(ranks)",
+    "ProcessSet": "new_group(ranks)",
+    "ReduceOp": "the operator's name: op='sum', 'average', 'min', 'max' or 'product'",
+    "DDP": "herring.torch.DistributedDataParallel",
+    **{name: f"the operator's name: op='{op}'" for name, op in _OPERATORS.items()},
+}
+# What there is for one framework only.
+_OF_ADAPTERS = {
+    "DistributedDataParallel": "herring.torch",
+    "DistributedGradientTape": "herring.tensorflow",
+    "DistributedOptimizer": "herring.torch (or .keras)",
+    "DistributedTrainer": "herring.mxnet",
+    "SyncBatchNorm": "herring.torch",
+    "allreduce_": "herring.horovod.torch, which has Horovod's API",
+    "broadcast_": "herring.torch",
+    "broadcast_optimizer_state": "herring.torch",
+    "broadcast_parameters": "herring.torch (or .mxnet)",
+    "broadcast_variables": "herring.tensorflow (or .keras)",
+}
+
+
+def missing(module: str, name: str, has: Sequence[str]) -> AttributeError:
+    """The error for an attribute that a module does not have; it says what to use instead.
+
+    Args:
+      module: its name.
+      name: of the attribute.
+      has: the module's public names.
+    """
+    import herring
+
+    text = f"module {module!r} has no attribute {name!r}"
+    close = difflib.get_close_matches(name, has, 1)
+    if name in _INSTEAD:
+        text += f"; use {_INSTEAD[name]}"
+    elif name in herring.__all__:
+        text += f"; it is in herring itself: herring.{name}"
+    elif name in _OF_ADAPTERS and _OF_ADAPTERS[name] != module:
+        text += f"; it is in {_OF_ADAPTERS[name]}"
+    elif close and not name.startswith("_"):
+        text += f"; did you mean {close[0]!r}?"
+    return AttributeError(text)
