@@ -4,9 +4,9 @@
 most compare with gloo, which serves a second group of the same ranks.
 """
 
-from . import collectives, faults, frames, groups, models
+from . import collectives, faults, frames, groups, models, operators
 from .support import CASES
 
 CASES["once_more"] = CASES.pop("once_more")  # last: gloo cannot begin again in one store
 
-__all__ = ["CASES", "collectives", "faults", "frames", "groups", "models"]
+__all__ = ["CASES", "collectives", "faults", "frames", "groups", "models", "operators"]

@@ -20,6 +20,7 @@ from herring.collectives import called, submit
 from herring.digests import digest
 from herring.errors import HerringError, InvalidArgumentError
 from herring.names import next_name
+from herring.torch.backend.face import add_face
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend
 from herring.torch.backend.outside import outside_graphs
@@ -100,6 +101,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._owner = Owner(self._job.rank)
         self._names = {"name": "", "description": "undefined"}
         self._messages = Messages(self._owner, self._group, self._places, rank)
+        add_face(self)
 
     # What torch asks about.
 

@@ -162,6 +162,36 @@ class HerringProcessGroup(ReducingProcessGroup):
         return self._work(opts, [operation], blocks, then, about)
 
     @routed
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Gathers tensors of all ranks at the root, into one in rank order."""
+        root = self._root(opts)
+        with self._call("alltoall") as name:
+            if self.rank() == root and output.numel() != input.numel() * self.size():
+                raise InvalidArgumentError(
+                    f"gather: the output has {output.numel()} elements; it must have {self.size()} "
+                    f"times the {input.numel()} of the input"
+                )
+            flat = movable(as_dense(input))
+            splits = self._all_to(root, flat)
+        about = f"gather of {input.dtype} to rank {root}"
+        operation = self._start("alltoall", flat, name, opts, about, splits=splits)
+
+        def then(operations: Operations) -> None:
+            if self.rank() != root:
+                return
+            found = typed(operations[0].result(), output.dtype)
+            if found.numel() != output.numel():
+                raise MismatchError(
+                    f"{name}: ranks give {list(operations[0].counts)} elements; gather_single "
+                    "needs as many from each"
+                )
+            copy_back(output, self._blocks.sorted(found))
+
+        return self._work(opts, [operation], [output] if self.rank() == root else [], then, about)
+
+    gather_into_tensor = gather_single
+
+    @routed
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
         """Hands each rank one tensor of the list of one list that the root has."""
         (output,) = list_of(outputs)

@@ -1,0 +1,156 @@
+"""What C++ finds in a process group where torch lets it look past the methods in Python.
+
+torch's C++ calls the methods of a process group in Python where the class for that has a bridge.
+Where it has none, as for ``all_gather_single`` and for all of ``torch.ops.c10d``, it asks the group
+for the backend of a device. From torch 2.14 on a backend can be written in Python: `Face` is one,
+and hands each call back to the group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from herring.errors import HerringError
+
+__all__ = ["FORWARDED", "add_face", "has_face"]
+
+# Methods of a backend that are the group's.
+FORWARDED = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_single",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "scatter",
+    "send",
+    "set_timeout",
+    "_get_sequence_number_for_group",
+)
+
+
+def _forward(name: str, to: str = "") -> Any:
+    def call(self: Any, *arguments: Any) -> Any:
+        group = self.group()
+        if group is None:
+            raise HerringError("the process group has been destroyed")
+        return getattr(group, to or name)(*arguments)
+
+    call.__name__ = name
+    return call
+
+
+def _face() -> Any:
+    """The class; None: this torch has no backends in Python."""
+    members: dict[str, Any] = {name: _forward(name) for name in FORWARDED}
+    members["allreduce_sparse"] = _forward("allreduce_sparse", "allreduce")
+    for name in ("start_coalescing", "end_coalescing"):
+        members[name] = _forward(name, f"_{name}")
+    members["getBackendName"] = lambda _: "herring"
+    # A property that is not given here would be asked of C++, which asks here, and so on.
+    for name in dir(c10d.Backend):
+        if name.startswith("supports_") and isinstance(getattr(c10d.Backend, name), property):
+            members[name] = False
+    members["options"] = property(lambda _: c10d.Backend.Options("herring"))
+    # The group ends itself, and with it its backends: not once more from here.
+    members["shutdown"] = members["abort"] = lambda _: None
+    try:
+        made: Any = type("Face", (c10d.Backend,), members)
+        made(0, 1)
+    except TypeError:  # before torch 2.14
+        return None
+    return made
+
+
+_Face = _face()
+
+
+def has_face() -> bool:
+    """Whether this torch takes backends that are written in Python."""
+    return _Face is not None
+
+
+def add_face(group: dist.ProcessGroup) -> None:
+    """Lets C++ reach the group's collectives by every way, if this torch can.
+
+    Args:
+      group: a process group in Python, with the methods of a backend.
+    """
+    if _Face is None:
+        _add_operators()
+        return
+    face = _Face(group.rank(), group.size())
+    face.group = weakref.ref(group)  # no circle: what is destroyed goes at once
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    for kind in ("cpu", "cuda"):
+        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, face)
+
+
+_library: list[torch.library.Library] = []
+
+
+def _resolved(group: Any) -> Any:
+    if isinstance(group, str):
+        return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    return group
+
+
+def _all_gather_into_tensor_out(
+    input: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor
+) -> torch.Tensor:
+    """The Inductor emits it for FSDP."""
+    del group_size
+    options = c10d.AllgatherOptions()
+    options.asyncOp = True
+    work = _resolved(group_name)._allgather_base(out, input.contiguous(), options)
+    c10d._register_work(out, work)
+    return out
+
+
+def _batch_p2p_ops(
+    op_list: list[str],
+    peer_list: list[int],
+    tag_list: list[int],
+    tensors: list[torch.Tensor],
+    group_name: Any,
+) -> list[torch.Tensor]:
+    group = _resolved(group_name)
+    for kind, peer, tag, tensor in zip(op_list, peer_list, tag_list, tensors):
+        start = group.send if kind == "isend" else group.recv
+        c10d._register_work(tensor, start([tensor], peer, tag))
+    return tensors
+
+
+_library: list[torch.library.Library] = []
+
+
+def _add_operators() -> None:
+    """The functional collectives that torch starts without the bridge, before torch 2.14.
+
+    What torch itself has for them asks the group for a backend. These serve every group.
+    """
+    if _library:
+        return
+    _library.append(torch.library.Library("_c10d_functional", "IMPL"))
+    for function in (_all_gather_into_tensor_out, _batch_p2p_ops):
+        name = function.__name__[1:]
+        if hasattr(torch.ops._c10d_functional, name):
+            for kind in ("CPU", "CUDA"):
+                _library[0].impl(name, function, kind)
