@@ -36,6 +36,9 @@ FIRST ?= 1
 FEATURES ?=
 # Of `make soak-adapters`: how many times.
 TIMES ?= 20
+# Of `make faults`: how many cases (0: all), and a text that their names have.
+CASES ?= 0
+ONLY ?=
 # Of `make credit-suite`: how many networks, from which number on, and whether whole jobs run (jobs).
 NETWORKS ?= 1000
 MODEL ?= coarse
@@ -56,7 +59,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,7 +90,7 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
 
-test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples
+test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples build/tests/fault_injection.so
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
 
 # Not every framework has a build for every machine and Python.
@@ -140,6 +143,10 @@ soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=
 	@seq $(TIMES) | xargs -I @ printf 'test-%s TIME=@\n' torch $(FRAMEWORKS) \
 	  | xargs -n 2 -P $(PARALLEL) $(MAKE) --no-print-directory
 
+faults: $(STAMPS)/build build/tests/fault_injection.so ## let system calls fail, one in each life of a job: CASES=0 ONLY= PARALLEL=
+	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \
+	  --only '$(ONLY)' --parallel $(PARALLEL)
+
 credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
@@ -176,6 +183,11 @@ clean: ## remove what was built (keeps .venv)
 
 distclean: clean ## remove .venv too
 	rm -rf .venv .venv-frameworks
+
+build/tests/fault_injection.so: tests/faults/inject.cc $(STAMPS)/tools $(STAMPS)/test-system
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default --target fault_injection -- --quiet
+	@touch $@
 
 # What follows are stamps: a second run finds them and is quick.
 

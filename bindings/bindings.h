@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "base/dtype.h"
 #include "base/interrupt.h"
 #include "base/status.h"
+#include "gil.h"
 #include "worker/completion.h"
 #include "worker/group.h"
 
@@ -61,14 +63,19 @@ class ArrayView {
 // (0: wait for ever).
 void wait(worker::Completion& completion, double seconds, const std::string& what);
 
-// Calls `start` with the GIL released; Ctrl-C ends its waits, and raises.
+// The interpreter ends, and waits for what daemon threads have begun: they begin nothing more.
+inline std::atomic<bool> process_ends{false};
+
+// Calls `start` with the GIL released; Ctrl-C ends its waits, and raises. The end of the process
+// ends them too.
 template <typename Start>
 auto without_gil(Start&& start) {
   bool raised = false;
   auto result = [&] {
-    nb::gil_scoped_release release;
+    GilReleased release;
     Interruptible scope([&raised] {
-      nb::gil_scoped_acquire acquire;
+      if (process_ends.load()) return true;
+      GilTaken acquire;
       return raised = PyErr_CheckSignals() != 0;
     });
     return start();

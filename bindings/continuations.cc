@@ -1,6 +1,7 @@
 #include "continuations.h"
 
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -19,7 +20,18 @@ void Continuations::put(std::function<void()> task) {
     grows = queue_.size() > idle_;
     if (grows) ++idle_;  // as soon as it runs
   }
-  grows ? std::thread([this] { serve(); }).detach() : changed_.notify_one();
+  if (!grows) return changed_.notify_one();
+  try {
+    std::thread([this] { serve(); }).detach();
+  } catch (const std::system_error&) {  // the system has no more threads: the caller's is one
+    std::unique_lock lock(mutex_);
+    --idle_;
+    if (queue_.empty()) return;  // another thread has taken it
+    const std::function<void()> first = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    first();
+  }
 }
 
 void Continuations::serve() {

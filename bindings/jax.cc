@@ -297,7 +297,7 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
     std::optional<Status> status;
   } outcome;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     const KeyedCalls::Key place(group, key);
     const Status started = KeyedCalls::instance().start(std::move(call));
     if (started.ok()) {
@@ -318,7 +318,7 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
 
 void register_jax(nb::module_& module) {
   using namespace nb::literals;
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<GilReleased>;
   nb::module_ jax = module.def_submodule("jax");
   jax.def("handlers", [] {
     return std::make_tuple(nb::capsule(reinterpret_cast<void*>(&start)),

@@ -91,7 +91,7 @@ class Callbacks {
         }
         if (closed_) return nb::none();
       }
-      nb::gil_scoped_release release;
+      GilReleased release;
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
     }
@@ -293,7 +293,7 @@ void copy_parts(const std::vector<Part>& parts, bool back) {
     char* const there = at(views.emplace_back(array, back), first, bytes);
     if (bytes > 0) copies.push_back({back ? there : here, back ? here : there, bytes});
   }
-  nb::gil_scoped_release release;
+  GilReleased release;
   for (const Copy& one : copies) std::memcpy(one.to, one.from, one.bytes);
 }
 
@@ -344,7 +344,7 @@ nb::object result_of(Handle& handle) {
 
 void shut_down(Job& job) {
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     job.shutdown();
   }
   end_callbacks(job);
@@ -364,7 +364,7 @@ nb::object empty(nb::object job_object, size_t bytes) {
   nb::capsule capsule(owner, [](void* p) noexcept {
     auto* one = static_cast<Owner*>(p);
     one->heap->free(one->data);
-    nb::gil_scoped_acquire gil;
+    GilTaken gil;
     delete one;
   });
   return nb::cast(
@@ -374,7 +374,7 @@ nb::object empty(nb::object job_object, size_t bytes) {
 nb::dict stats(Job& job) {
   worker::Engine::Counters counters;
   {
-    nb::gil_scoped_release release;
+    GilReleased release;
     counters = job.engine().counters();
   }
   uint64_t sent = counters.workers.bytes_sent, received = counters.workers.bytes_received;
@@ -410,6 +410,7 @@ void register_job(nb::module_& module) {
   nb::class_<Callbacks>(module, "Callbacks")
       .def_rw("thread", &Callbacks::thread, nb::for_setter(nb::arg("thread").none()))
       .def("take", &Callbacks::take);
+  module.def("end_starts", [] { process_ends.store(true); });
   module.def("keep_for_ever", [](const nb::object& object) { object.inc_ref(); });
   module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); });
   nb::class_<Handle>(module, "Operation")
@@ -445,7 +446,7 @@ void register_job(nb::module_& module) {
              const auto leaves = group_of(group);
              Status status;
              {
-               nb::gil_scoped_release release;
+               GilReleased release;
                status = job.engine().destroy(leaves);
              }
              check(status);
@@ -459,7 +460,7 @@ void register_job(nb::module_& module) {
            },
            "kind"_a, "name"_a, "why"_a, "group"_a = nb::none())
       .def("stats", &stats)
-      .def("abort", &Job::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Job::abort, nb::call_guard<GilReleased>())
       .def("shutdown", &shut_down)
       .def("failure", [](Job& job) { return job.engine().failure().message(); })
       .def_prop_ro("rank", &Job::rank)

@@ -64,7 +64,7 @@ Taken take_result(Partial& partial, nb::object object, double seconds) {
   for (;;) {
     bool done = false;
     {
-      nb::gil_scoped_release release;
+      GilReleased release;
       Nanos slice = 100 * kMillisecond;
       if (deadline != 0) slice = std::clamp<Nanos>(deadline - monotonic_now(), 0, slice);
       done = partial.wait_for(slice);
@@ -78,7 +78,7 @@ Taken take_result(Partial& partial, nb::object object, double seconds) {
     }
   }
   auto info = [&] {
-    nb::gil_scoped_release release;
+    GilReleased release;
     return partial.take(array.data());
   }();
   Taken taken{take(std::move(info))};
@@ -145,7 +145,7 @@ void register_partial(nb::module_& module) {
         check_fits(partial, array);
         Status status;
         {
-          nb::gil_scoped_release release;
+          GilReleased release;
           const partial::Place place{round, contributors, upto};
           status = partial.contribute(array.data(), waits, last, place, caller_waits);
         }

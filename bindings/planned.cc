@@ -55,7 +55,7 @@ nb::object arena(const PlanHandle& handle, size_t i) {
   };
   auto* owner = new Owner{handle.job, planned.arena(i)};
   nb::capsule capsule(owner, [](void* p) noexcept {
-    nb::gil_scoped_acquire gil;
+    GilTaken gil;
     delete static_cast<Owner*>(p);
   });
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(

@@ -179,7 +179,7 @@ void wait(worker::Completion& completion, double seconds, const std::string& wha
   for (;;) {
     bool done = false;
     {
-      nb::gil_scoped_release release;
+      GilReleased release;
       Nanos slice = 100 * kMillisecond;
       if (deadline != 0) slice = std::min(slice, std::max<Nanos>(deadline - monotonic_now(), 0));
       done = completion.wait_for(slice);

@@ -57,6 +57,8 @@ _ENVIRONMENT_ONLY = frozenset(
     ]
 )
 
+_PATIENCE = 5.0  # seconds for which the end of the process waits for a thread that is in init()
+
 _lock = threading.Lock()
 _job: _core.Job | None = None
 learn_job: list[Callable[[_core.Job], None]] = []  # called when one begins
@@ -193,7 +195,15 @@ def shutdown() -> None:
             leaving.shutdown()
 
 
-atexit.register(shutdown)
+def _at_exit() -> None:
+    # A daemon thread may be in init(), which ends soon; what it does in Python is not waited for.
+    _core.end_starts()
+    if _lock.acquire(timeout=_PATIENCE):
+        _lock.release()
+        shutdown()
+
+
+atexit.register(_at_exit)
 
 
 def _in_forked_child() -> None:

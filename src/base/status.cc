@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdio>
 #include <iterator>
+#include <new>
 
 namespace herring {
 namespace {
@@ -48,6 +49,13 @@ std::string concat_parts(std::initializer_list<Part> parts) {
   joined.reserve(length);
   for (const Part& part : parts) joined += part.text();
   return joined;
+}
+
+Status status_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    return {Code::kInternal, "out of memory: this process could not allocate any more"};
+  }
+  return {Code::kInternal, error.what()};
 }
 
 std::string Status::to_string() const {

@@ -2,6 +2,7 @@
 // where bindings/ turns a Code into the matching class below HerringError.
 #pragma once
 
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -19,7 +20,7 @@ enum class Code {
   kTimeout,          // a deadline passed
   kPeerLost,         // a worker or server died or left
   kShutdown,         // used after (or during) shutdown
-  kInternal,         // a bug or a broken invariant of our own
+  kInternal,         // a bug, a broken invariant of our own, or the system lacks a resource
 };
 
 const char* code_name(Code code);
@@ -60,6 +61,21 @@ class [[nodiscard]] Result {
   Status status_;
   std::optional<T> value_;
 };
+
+// Memory, threads and descriptors for event loops run out by an exception (std::bad_alloc,
+// std::system_error), which takes back what was begun. It becomes a Status where it ends: at the
+// start of a job, on an event loop, at the API's edge.
+Status status_of(const std::exception& error);
+
+// What `call` returns, a Status or a Result, or the Status of what it throws.
+template <typename Call>
+auto without_exceptions(Call&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return status_of(error);
+  }
+}
 
 // One part of a message: text, a character or a number (floating point with 6 digits, as streams
 // print it). It refers to what it was made from.

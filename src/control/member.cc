@@ -43,6 +43,10 @@ class Member::Impl final : public Channel::Owner {
     const auto connection =
         transport::tcp::make_connection(std::move(fd), options.rendezvous.to_string());
     channel_ = std::make_unique<Channel>(loop_, *connection, wire::kMaxControlPayload, *this);
+    loop_.on_exhausted([this](const Status& why) {
+      if (!silent_) channel_->send(FrameType::kAbort, encode(why));
+      phase() == Phase::kReady ? report({Event::Kind::kAbort, {}, why.message()}) : fail(why);
+    });
   }
 
   ~Impl() override { loop_.join(); }
@@ -82,7 +86,7 @@ class Member::Impl final : public Channel::Owner {
       }
       if (start && start_server) {
         const uint32_t node = so_far.workers[rank].node;
-        const Status started = start_server(so_far, node);
+        const Status started = without_exceptions([&] { return start_server(so_far, node); });
         if (!started.ok()) {
           send_abort({started.code(), concat("the colocated server of node ", node,
                                              " could not start: ", started.message())});
@@ -140,9 +144,13 @@ class Member::Impl final : public Channel::Owner {
   }
 
   // Lets what is queued (an abort) go out.
-  void drain() {
+  void drain() noexcept {
     if (!here()) return;
-    loop_.post([this] { poll_drained(loop_.now() + kDrainTimeout); });
+    const Status asked = without_exceptions([this] {
+      loop_.post([this] { poll_drained(loop_.now() + kDrainTimeout); });
+      return Status();
+    });
+    if (!asked.ok()) return;
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::nanoseconds(kDrainTimeout + kSecond),
                       [this] { return drained_; });

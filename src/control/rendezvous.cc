@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "control/channel.h"
 #include "control/gathering.h"
 #include "control/messages.h"
@@ -57,6 +58,14 @@ class Rendezvous::Impl final : public Channel::Owner {
   ~Impl() override { loop_.join(); }
 
   void start() {
+    // What this process cannot do any more is missing everywhere.
+    loop_.on_exhausted([this](const Status& why) {
+      log(LogLevel::kError, "the rendezvous ends the job: ", why.message());
+      const std::string text = concat("rank 0, which hosts the rendezvous: ", why.message());
+      for (const auto& peer : peers_) {
+        peer->channel->send(FrameType::kAbort, encode(Status(why.code(), text)));
+      }
+    });
     beat();
     check_silence();
     gathering_.start();
@@ -80,8 +89,11 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void stop() {
     if (!loop_.here()) return;
-    loop_.post([this] { begin_stop(); });
-    {
+    const Status asked = without_exceptions([this] {
+      loop_.post([this] { begin_stop(); });
+      return Status();
+    });
+    if (asked.ok()) {
       std::unique_lock lock(mutex_);
       // The loop keeps its own deadlines; this one is for a loop that hangs.
       flag_set_.wait_for(lock, std::chrono::nanoseconds(kLinger + kClosing + kSecond),

@@ -66,8 +66,8 @@ Result<std::unique_ptr<LocalBus>> LocalBus::listen() {
 }
 
 Status LocalBus::connect(uint32_t local_rank, const std::vector<LocalAddress>& peers,
-                         Nanos deadline, int cancel_fd) {
-  auto fds = listener_.connect_all(local_rank, peers, deadline, cancel_fd);
+                         Nanos deadline, const std::function<Status()>& given_up) {
+  auto fds = listener_.connect_all(local_rank, peers, deadline, given_up);
   if (!fds.ok()) return fds.status();
   local_rank_ = local_rank;
   peers_ = std::vector<Peer>(peers.size());

@@ -59,7 +59,7 @@ class LocalBus {
   // Connects all workers of the node; see LocalListener::connect_all. A node of one is complete at
   // once.
   Status connect(uint32_t local_rank, const std::vector<LocalAddress>& peers, Nanos deadline,
-                 int cancel_fd = -1);
+                 const std::function<Status()>& given_up = {});
 
   // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still
   // open then (to take it out of the loop). Handlers may call anything but on_readable,

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/interrupt.h"
+
 namespace herring {
 namespace {
 
@@ -96,7 +98,7 @@ class Mesh {
     for (uint32_t r = 0; r < rank_; ++r) outgoing_.push_back({r, {}});
   }
 
-  Result<std::vector<GuardedFd>> run(Nanos deadline, int cancel_fd) {
+  Result<std::vector<GuardedFd>> run(Nanos deadline, const std::function<Status()>& given_up) {
     const Nanos start = monotonic_now();
     for (;;) {
       bool retry = false;
@@ -105,14 +107,17 @@ class Mesh {
         retry |= !out.fd;
       }
       if (missing_ == 0) return std::move(connected_);
+      if (interrupted()) {
+        return Status(Code::kShutdown, "node: connecting the local ranks was interrupted");
+      }
+      if (given_up) HERRING_RETURN_IF_ERROR(given_up());
       const Nanos left = deadline - monotonic_now();
       if (left <= 0) return timed_out(monotonic_now() - start);
       int wait_ms = static_cast<int>(
-          std::min<Nanos>((left + kMillisecond - 1) / kMillisecond, 1000 * 1000));
+          (std::min(left, kInterruptInterval) + kMillisecond - 1) / kMillisecond);
       if (retry) wait_ms = std::min(wait_ms, kRetryMs);
 
       std::vector<pollfd> polled;
-      polled.push_back({cancel_fd, POLLIN, 0});  // A negative descriptor is passed over.
       polled.push_back({listener_, POLLIN, 0});
       for (const Outgoing& out : outgoing_) polled.push_back({out.fd.get(), POLLIN, 0});
       for (const GuardedFd& fd : pending_) polled.push_back({fd.get(), POLLIN, 0});
@@ -120,12 +125,9 @@ class Mesh {
         if (errno == EINTR) continue;
         return system_error("poll");
       }
-      if (polled[0].revents != 0) {
-        return Status(Code::kShutdown, "node: connecting the local ranks was cancelled");
-      }
       HERRING_RETURN_IF_ERROR(hear_outgoing());
       HERRING_RETURN_IF_ERROR(hear_pending());
-      if (polled[1].revents != 0) HERRING_RETURN_IF_ERROR(accept_all());
+      if (polled[0].revents != 0) HERRING_RETURN_IF_ERROR(accept_all());
     }
   }
 
@@ -322,7 +324,8 @@ Result<LocalListener> LocalListener::open() {
 
 Result<std::vector<GuardedFd>> LocalListener::connect_all(uint32_t local_rank,
                                                           const std::vector<LocalAddress>& peers,
-                                                          Nanos deadline, int cancel_fd) {
+                                                          Nanos deadline,
+                                                          const std::function<Status()>& given_up) {
   GuardedFd listener = std::move(fd_);
   if (!listener) return Status(Code::kInternal, "node: the listener was used before");
   if (peers.size() > kMaxWorkers || local_rank >= peers.size() ||
@@ -330,7 +333,7 @@ Result<std::vector<GuardedFd>> LocalListener::connect_all(uint32_t local_rank,
     return Status(Code::kInvalidArgument, concat("node: local rank ", local_rank, " of ",
                                                  peers.size(), " is not this worker's place"));
   }
-  return Mesh(local_rank, peers, listener.get()).run(deadline, cancel_fd);
+  return Mesh(local_rank, peers, listener.get()).run(deadline, given_up);
 }
 
 }  // namespace herring

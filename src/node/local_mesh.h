@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,13 +31,14 @@ class LocalListener {
 
   // One connected SOCK_SEQPACKET socket per peer, non-blocking, by local rank (none at our own).
   // `peers` holds every address of the node, ours at `local_rank`. Blocks until the mesh is
-  // complete, `deadline` (monotonic_now()) passes, or `cancel_fd` (none if -1) becomes readable.
-  // Closes the listener in any case.
+  // complete, `deadline` (monotonic_now()) passes, the thread is interrupted (base/interrupt.h), or
+  // `given_up` has an error. Closes the listener in any case.
   // kTimeout names the missing ranks; kAuthentication: another user, or a wrong token; kPeerLost: a
   // listener is gone; kMismatch: a peer believes in another node or speaks another version.
   Result<std::vector<GuardedFd>> connect_all(uint32_t local_rank,
                                              const std::vector<LocalAddress>& peers,
-                                             Nanos deadline, int cancel_fd = -1);
+                                             Nanos deadline,
+                                             const std::function<Status()>& given_up = {});
 
  private:
   LocalAddress address_;

@@ -1,7 +1,6 @@
 #include "server/server.h"
 
 #include <algorithm>
-#include <future>
 
 #include "base/log.h"
 
@@ -18,6 +17,10 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
   std::unique_ptr<Server> server(new Server(transport));
   server->proxies_.push_back(std::make_unique<Proxy>(0, transport));
   Proxy& first = *server->proxies_[0];
+  first.loop().on_exhausted([self = server.get()](const Status& why) {
+    if (self->attached_) return self->end_job(why);
+    log(LogLevel::kError, "a server that waits for its job: ", why.message());
+  });
   auto listener = transport.listen(
       first.loop(), {options.host, options.port}, std::move(options.credentials),
       [](const wire::Hello& hello) {
@@ -62,6 +65,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   while (proxies_.size() < proxies) {
     proxies_.push_back(
         std::make_unique<Proxy>(static_cast<uint32_t>(proxies_.size()), transport_));
+    proxies_.back()->loop().on_exhausted([this](const Status& why) { end_job(why); });
   }
   for (auto& proxy : proxies_) {
     proxy->outbox_.resize(proxies_.size());
@@ -383,14 +387,10 @@ bool Server::idle() {
     idle = !some_wait_ && (!coordinator_ || coordinator_->idle());
   }
   for (auto& proxy : proxies_) {
-    std::promise<bool> answer;
-    auto result = answer.get_future();
-    proxy->loop().post([&] {
-      bool quiet = true;
-      for (const auto& peer : proxy->peers_) quiet &= peer->quiet();
-      answer.set_value(quiet);
-    });
-    idle &= result.get();
+    idle &= proxy->loop().ask([&] {
+      return std::all_of(proxy->peers_.begin(), proxy->peers_.end(),
+                         [](const auto& peer) { return peer->quiet(); });
+    }).value_or(true);
   }
   return idle && (!aggregator_ || aggregator_->idle());
 }
@@ -398,16 +398,13 @@ bool Server::idle() {
 uint64_t Server::traffic() {
   uint64_t bytes = 0;
   for (auto& proxy : proxies_) {
-    std::promise<uint64_t> answer;
-    auto result = answer.get_future();
-    proxy->loop().post([&] {
+    bytes += proxy->loop().ask([&] {
       uint64_t sum = 0;
       for (const auto& peer : proxy->peers_) {
         sum += peer->counters().bytes_sent + peer->counters().bytes_received;
       }
-      answer.set_value(sum);
-    });
-    bytes += result.get();
+      return sum;
+    }).value_or(0);
   }
   return bytes;
 }

@@ -8,10 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <cstring>
-
-#include "base/log.h"
+#include <system_error>
 
 namespace herring::transport {
 
@@ -53,6 +50,27 @@ class WithoutSigpipe {
   sigset_t broken_, before_;
 };
 
+// A thread that is started meanwhile takes no signals.
+class WithoutSignals {
+ public:
+  WithoutSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutSignals(const WithoutSignals&) = delete;
+  WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Only the lack of something makes these calls fail.
+void require(bool done, const std::string& what) {
+  if (!done) throw std::system_error(errno, std::generic_category(), what);
+}
+
 }  // namespace
 
 EpollLoop::EpollLoop(Drivers drivers)
@@ -60,27 +78,26 @@ EpollLoop::EpollLoop(Drivers drivers)
       wake_(GuardedFd::open([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
       lends_(drivers == Drivers::kWaitersToo) {
   if (lends_) bell_ = GuardedFd::open([] { return epoll_create1(EPOLL_CLOEXEC); });
-  if (epoll_.get() < 0 || wake_.get() < 0 || (lends_ && bell_.get() < 0)) {
-    log(LogLevel::kError, "cannot create an epoll descriptor (limit of open files?)");
-    std::abort();
-  }
+  constexpr const char* kWhat = "cannot make the descriptors of an event loop";
+  require(epoll_.valid() && wake_.valid() && (bell_.valid() || !lends_), kWhat);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = static_cast<uint32_t>(wake_.get());  // generation 0
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+  require(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0, kWhat);
   if (!lends_) return;
   event.data.fd = epoll_.get();
-  epoll_ctl(bell_.get(), EPOLL_CTL_ADD, epoll_.get(), &event);
+  require(epoll_ctl(bell_.get(), EPOLL_CTL_ADD, epoll_.get(), &event) == 0, kWhat);
 }
 
 EpollLoop::~EpollLoop() { join(); }
 
 void EpollLoop::start(const std::string& name) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const WithoutSignals mask;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw std::system_error(error.code(), concat("cannot start the thread ", name));
+  }
   pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
 }
 
@@ -101,7 +118,8 @@ bool EpollLoop::post_before_drive(Task task) {
 
 void EpollLoop::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] ssize_t ignored = ::write(wake_.get(), &one, sizeof(one));
+  while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
 }
 
 uint64_t EpollLoop::tag(int fd) const {
@@ -115,9 +133,9 @@ void EpollLoop::add(int fd, uint32_t events, EventHandler* handler) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = tag(fd);
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    log(LogLevel::kError, "epoll cannot watch descriptor ", fd, ": ", strerror(errno));
-  }
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return;
+  watched_[fd].handler = nullptr;
+  require(false, "cannot watch a connection");
 }
 
 void EpollLoop::modify(int fd, uint32_t events) {
@@ -150,7 +168,7 @@ bool EpollLoop::iterate(int timeout_ms) {
     }
     const Watched& watched = watched_[static_cast<uint32_t>(tag)];
     if (watched.generation == tag >> 32 && watched.handler != nullptr) {
-      watched.handler->on_events(events[i].events);
+      attempt([&] { watched.handler->on_events(events[i].events); });
     }
   }
   run_tasks();
@@ -170,9 +188,7 @@ void EpollLoop::run() {
   } else {
     while (!stopping_.load(std::memory_order_relaxed)) iterate(next_timeout_ms());
   }
-  run_tasks();  // what was posted together with stop() still runs
-  run_deferred();
-  end();
+  run_to_end();  // what was posted together with stop() still runs
   owner_.store(std::thread::id{});
 }
 

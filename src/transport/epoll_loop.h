@@ -15,6 +15,7 @@ namespace herring::transport {
 class EpollLoop final : public EventLoop {
  public:
   enum class Drivers { kOwnThread, kWaitersToo };
+  // Throws std::system_error without descriptors.
   explicit EpollLoop(Drivers drivers = Drivers::kOwnThread);
   ~EpollLoop() override;  // join()
 

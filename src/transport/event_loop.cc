@@ -56,7 +56,7 @@ void EventLoop::run_tasks() {
     tasks.swap(tasks_);
     awake_ = false;
   }
-  for (Task& task : tasks) task();
+  for (Task& task : tasks) attempt(task);
 }
 
 void EventLoop::run_timers() {
@@ -65,7 +65,7 @@ void EventLoop::run_timers() {
   while (!timers_.empty() && timers_.begin()->first.first <= time) {
     auto node = timers_.extract(timers_.begin());
     timer_times_.erase(node.key().second);
-    node.mapped()();
+    attempt(node.mapped());
   }
 }
 
@@ -74,7 +74,7 @@ void EventLoop::run_deferred() {
   while (!deferred_.empty()) {
     running_deferred_.swap(deferred_);
     for (size_t i = 0; i < running_deferred_.size(); ++i) {
-      if (Task* task = running_deferred_[i]) (*task)();
+      if (Task* task = running_deferred_[i]) attempt(*task);
     }
     running_deferred_.clear();
   }
@@ -83,6 +83,17 @@ void EventLoop::run_deferred() {
 void EventLoop::forget(const Task* task) {
   for (std::vector<Task*>* list : {&deferred_, &running_deferred_}) {
     std::replace(list->begin(), list->end(), const_cast<Task*>(task), static_cast<Task*>(nullptr));
+  }
+}
+
+void EventLoop::run_to_end() {
+  for (;;) {
+    run_tasks();
+    run_deferred();
+    std::lock_guard lock(mutex_);
+    if (!tasks_.empty()) continue;
+    ended_ = true;
+    return;
   }
 }
 

@@ -4,14 +4,18 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/status.h"
 
 namespace herring::transport {
 
@@ -34,7 +38,8 @@ class EventLoop {
   virtual Nanos now() const = 0;
 
   // Runs the loop on a thread of its own until join(). `name` (at most 15 characters) is what top
-  // and gdb show. All signals stay with the other threads.
+  // and gdb show. All signals stay with the other threads. Throws std::system_error if the system
+  // has no thread.
   virtual void start(const std::string& name) = 0;
   // Ends the loop after what is queued, and waits for that. Not from inside the loop.
   virtual void join() = 0;
@@ -42,12 +47,30 @@ class EventLoop {
   // False in a forked child: the thread does not exist there, nothing may be posted or waited for.
   virtual bool here() const = 0;
 
+  // Ends the loop after what is queued. It needs no memory, so that an end always succeeds.
   void stop() {
-    post([this] { stop_now(); });
+    stop_now();
+    wake();
   }
   // Queues a task for the loop thread; wakes it when needed. Tasks posted before the loop runs wait
-  // for it; false, and the task is dropped, after its end.
+  // for it; false, and the task is dropped, after its end. Whatever true was returned for runs.
   bool post(Task task);
+  // What `call` returns on the loop thread; nothing, after the loop's end. Not from inside it.
+  template <typename Call>
+  auto ask(Call call) -> std::optional<decltype(call())> {
+    std::promise<decltype(call())> answer;
+    auto result = answer.get_future();
+    const bool asked = post([&] {
+      try {
+        answer.set_value(call());
+      } catch (const std::exception&) {
+        answer.set_exception(std::current_exception());
+        throw;
+      }
+    });
+    if (!asked) return std::nullopt;
+    return result.get();
+  }
   // Likewise, by a caller who will drive() at once: nobody is woken. Who then does not drive calls
   // wake_for_tasks(); otherwise they wait for the next event.
   virtual bool post_before_drive(Task task) = 0;
@@ -58,9 +81,17 @@ class EventLoop {
   // process: nobody could go on with half an iteration.
   virtual bool drive(Nanos deadline, const std::function<bool()>& until) noexcept = 0;
 
+  // Called on the loop thread when a task, a timer or a handler throws because memory, threads or
+  // descriptors have run out: it is half done, and the loop goes on. Set before the loop runs.
+  // Without it the exception ends run(), and with it the process if the loop has its own thread.
+  void on_exhausted(std::function<void(const Status&)> handler) {
+    exhausted_ = std::move(handler);
+  }
+
   // Below: loop thread only (or before the loop runs).
 
   // Descriptors, for transports and buses of the system's.
+  // add() throws std::system_error if the system cannot watch it.
   virtual void add(int fd, uint32_t epoll_events, EventHandler* handler) = 0;
   virtual void modify(int fd, uint32_t epoll_events) = 0;
   virtual void remove(int fd) = 0;
@@ -87,8 +118,20 @@ class EventLoop {
   void run_tasks();
   void run_timers();
   void run_deferred();
+  // Runs what is queued, and what that queues; then nothing is taken any more.
+  void run_to_end();
   // Nothing runs any more; what is queued still is dropped.
   void end();
+  // Calls it; what it throws is told to on_exhausted().
+  template <typename Call>
+  void attempt(Call&& call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      if (!exhausted_) throw;
+      exhausted_(status_of(error));
+    }
+  }
 
   uint64_t wakeups_ = 0;
 
@@ -97,6 +140,7 @@ class EventLoop {
   std::map<TimerId, Nanos> timer_times_;
   TimerId next_timer_ = 1;
   std::vector<Task*> deferred_, running_deferred_;
+  std::function<void(const Status&)> exhausted_;
 
   std::mutex mutex_;
   std::vector<Task> tasks_;  // guarded by mutex_

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 
 #include "base/log.h"
 
@@ -51,6 +50,10 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       transport, *loop_, cluster_, options_.mesh,
       [this](const Status& status) { fail_now(status); },
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); });
+  loop_->on_exhausted([this](const Status& why) {
+    fail_now(why);
+    options_.abort(why.message());
+  });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
 }
@@ -62,10 +65,16 @@ void Engine::stop() {
     std::lock_guard lock(mutex_);
     if (std::exchange(stopped_, true)) return;
   }
-  loop_->post([this] {
+  const auto end = [this] {
     fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"}, true);
+    return Status();
+  };
+  const Status told = without_exceptions([&] {
+    loop_->post(end);
+    return Status();
   });
   loop_->join();
+  if (!told.ok()) static_cast<void>(without_exceptions(end));  // no other thread is in it any more
   bus_->close();
 }
 
@@ -102,10 +111,8 @@ Status Engine::run(std::function<void()> task, bool caller_waits) {
 }
 
 Status Engine::destroy(const std::shared_ptr<Group>& group) {
-  std::promise<Status> answer;
-  auto result = answer.get_future();
-  HERRING_RETURN_IF_ERROR(run([&] { answer.set_value(membership_.destroy(group)); }));
-  return result.get();
+  return loop_->ask([&] { return membership_.destroy(group); })
+      .value_or(Status(Code::kShutdown, "herring was shut down"));
 }
 
 void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
@@ -276,20 +283,17 @@ void Engine::tick() {
 }
 
 Engine::Counters Engine::counters() {
-  std::promise<Counters> answer;
-  auto result = answer.get_future();
   {
     std::lock_guard lock(mutex_);
     if (stopped_) return {};
   }
-  const bool asked = loop_->post([&] {
+  return loop_->ask([&] {
     const transport::FlowCounters workers = executor_->counters();
-    answer.set_value({links_->counters(),
-                      {workers.bytes_sent, workers.bytes_received},
-                      links_->credit_bytes(),
-                      loop_->wakeups()});
-  });
-  return asked ? result.get() : Counters{};
+    return Counters{links_->counters(),
+                    {workers.bytes_sent, workers.bytes_received},
+                    links_->credit_bytes(),
+                    loop_->wakeups()};
+  }).value_or(Counters{});
 }
 
 }  // namespace herring::worker

@@ -102,11 +102,16 @@ Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
   apply_process_settings(options.settings);
   set_log_identity(concat("rank ", options.rank));
   std::unique_ptr<Job> job(new Job(std::move(options)));
-  Status status = job->host_rendezvous();
-  if (status.ok()) status = job->join();
-  if (status.ok()) status = job->connect();
+  const Status status = without_exceptions([&job]() -> Status {
+    HERRING_RETURN_IF_ERROR(job->host_rendezvous());
+    HERRING_RETURN_IF_ERROR(job->join());
+    return job->connect();
+  });
   if (status.ok()) return job;
-  job->tell_others(status);
+  static_cast<void>(without_exceptions([&]() -> Status {
+    job->tell_others(status);
+    return {};
+  }));
   return status;
 }
 
@@ -217,7 +222,11 @@ Status Job::connect() {
     if (!address.ok()) return address.status();
     neighbours.push_back(std::move(*address));
   }
-  HERRING_RETURN_IF_ERROR(bus_->connect(me.local_rank, neighbours, deadline));
+  // From here on a death, or the end of the job, ends every wait below.
+  member_->watch([this](const control::Loss& loss) { on_loss(loss); },
+                 [this](const std::string& reason) { on_abort(reason); }, [] {});
+  const auto given_up = [this] { return cannot_connect(); };
+  HERRING_RETURN_IF_ERROR(bus_->connect(me.local_rank, neighbours, deadline, given_up));
 
   const auto flows_per_server = static_cast<uint32_t>(shared->get_int("flows"));
   std::vector<Engine::ServerFlow> flows;
@@ -230,11 +239,9 @@ Status Job::connect() {
       wanted.push_back({*address, {wire::Role::kWorker, options_.rank, k, cluster.incarnation}});
     }
   }
-  member_->watch([this](const control::Loss& loss) { on_loss(loss); },
-                 [this](const std::string& reason) { on_abort(reason); }, [] {});
   auto connected = transport::tcp::connect_all(wanted, member->source, member->credentials,
                                                deadline, size_t{options_.rank} * flows_per_server,
-                                               [this] { return cannot_connect(); });
+                                               given_up);
   if (!connected.ok()) return connected.status();
   for (size_t i = 0; i < connected->size(); ++i) {
     if (own_host.empty()) {
@@ -319,14 +326,14 @@ Status Job::start_colocated_server(const control::Cluster&, uint32_t node,
   registration.port = server_->address().port;
   // It joins as a process of its own would; the join ends when the whole cluster is there.
   server_joining_ = std::thread([this, registration, member_options] {
-    auto joined = control::Member::join(member_options, registration);
-    if (!joined.ok()) {
-      server_status_ = joined.status();
-      return;
-    }
-    server_member_ = std::move(*joined);
-    server_member_->watch([](const control::Loss&) {}, [](const std::string&) {},
-                          [this] { ended_.store(true); });
+    server_status_ = without_exceptions([&]() -> Status {
+      auto joined = control::Member::join(member_options, registration);
+      if (!joined.ok()) return joined.status();
+      server_member_ = std::move(*joined);
+      server_member_->watch([](const control::Loss&) {}, [](const std::string&) {},
+                            [this] { ended_.store(true); });
+      return {};
+    });
   });
   return {};
 }
@@ -340,22 +347,32 @@ void Job::abort(const std::string& reason) {
 
 void Job::shutdown() {
   if (std::exchange(down_, true)) return;
+  // A step that needs memory, where there is none, is left out: the end comes all the same.
+  const auto step = [](const auto& call) {
+    static_cast<void>(without_exceptions([&]() -> Status {
+      call();
+      return {};
+    }));
+  };
   if (server_joining_.joinable()) server_joining_.join();
   const bool healthy = engine_ && engine_->failure().ok();
   if (engine_) engine_->stop();
-  if (member_) member_->goodbye();
+  if (member_) step([&] { member_->goodbye(); });
   if (server_) {
     // The rendezvous tells all others that this rank has left.
-    server_->rank_left(options_.rank);
-    if (healthy) drain(*server_, ended_);
-    if (server_member_) server_member_->goodbye();
+    step([&] { server_->rank_left(options_.rank); });
+    if (healthy) step([&] { drain(*server_, ended_); });
+    if (server_member_) step([&] { server_member_->goodbye(); });
     server_->stop();
   }
   if (rendezvous_) rendezvous_->stop();
 }
 
-Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings) {
+namespace {
+
+// `joined`: this server's place in the job, while it has one.
+Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
+             std::unique_ptr<control::Member>& joined) {
   apply_process_settings(settings);
   set_log_identity("server");
   auto member = member_options(rendezvous, secret, settings);
@@ -369,19 +386,16 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   control::ServerRegistration registration;
   registration.host = server.address().host;
   registration.port = server.address().port;
-  auto joined = control::Member::join(*member, registration);
-  if (!joined.ok()) return joined.status();
-  control::Member& membership = **joined;
+  auto place = control::Member::join(*member, registration);
+  if (!place.ok()) return place.status();
+  joined = std::move(*place);
+  control::Member& membership = *joined;
   set_log_identity(concat("server ", membership.server_index()));
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
   const control::Cluster& cluster = membership.cluster();
   const server::DataPlaneOptions plane = data_plane(*shared, cluster, cores());
-  if (Status enough = transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows);
-      !enough.ok()) {
-    membership.abort(enough);  // the others would only see this process leave
-    return enough;
-  }
+  HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows));
   server.attach(cluster, membership.server_index(), plane);
 
   std::mutex mutex;
@@ -429,6 +443,18 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   membership.goodbye();
   server.stop();
   return why;
+}
+
+}  // namespace
+
+Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
+                            const Settings& settings) {
+  std::unique_ptr<control::Member> joined;
+  const Status status =
+      without_exceptions([&] { return serve(rendezvous, secret, settings, joined); });
+  // Unless it has said goodbye: the others would only see this process leave.
+  if (!status.ok() && joined) joined->abort(status);
+  return status;
 }
 
 }  // namespace herring::worker

@@ -38,8 +38,7 @@ void VirtualLoop::join() {
   waiting.erase(std::remove(waiting.begin(), waiting.end(), this), waiting.end());
   if (started_) {
     running_ = true;
-    run_tasks();
-    run_deferred();
+    run_to_end();
     running_ = false;
   }
   end();

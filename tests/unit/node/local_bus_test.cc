@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/interrupt.h"
+
 namespace herring {
 namespace {
 
@@ -415,16 +417,22 @@ TEST(LocalMesh, ATimeoutNamesTheMissingRanks) {
       << status.message();
 }
 
-TEST(LocalMesh, CancelEndsTheWait) {
+TEST(LocalMesh, WhoGivesUpEndsTheWait) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
-  int ends[2];
-  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  UniqueFd out(ends[0]), in(ends[1]);
-  std::thread canceller([&] { in.reset(); });
-  const Status status = buses[0]->connect(0, addresses, in_seconds(60), out.get());
-  canceller.join();
-  EXPECT_EQ(status.code(), Code::kShutdown);
+  int asked = 0;
+  const Status status = buses[0]->connect(0, addresses, in_seconds(60), [&] {
+    return ++asked < 3 ? Status() : Status(Code::kPeerLost, "rank 1 is lost");
+  });
+  EXPECT_EQ(status.code(), Code::kPeerLost);
+  EXPECT_EQ(status.message(), "rank 1 is lost");
+}
+
+TEST(LocalMesh, AnInterruptEndsTheWait) {
+  std::vector<LocalAddress> addresses;
+  auto buses = listen_all(2, &addresses);
+  const Interruptible interrupt([] { return true; });
+  EXPECT_EQ(buses[0]->connect(0, addresses, in_seconds(60)).code(), Code::kShutdown);
 }
 
 TEST(LocalMesh, AListenerThatIsGoneIsALostPeer) {

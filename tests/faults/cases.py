@@ -1,0 +1,393 @@
+"""Lets system calls fail one at a time, and checks that every rank ends with success or an error.
+
+Usage: python tests/faults/cases.py LIBRARY [--sample N] [--only TEXT] ...
+
+LIBRARY is built from tests/faults/inject.cc. First each layout runs undisturbed, which counts the
+calls of every process in every phase. A case then is one process, one phase, one call, the n-th of
+it, and one error: once, or from then on, as with a limit. Processes are forked from this one, so
+that a case takes milliseconds rather than the start of an interpreter.
+
+A case is right if every process ends within the connect time-out and 5 s, by itself, with status 0;
+if every operation had the right bits or raised a HerringError; if no signal stays blocked, nobody
+spins, and nothing is left in the file system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+CONNECT_TIMEOUT = 3.0
+PATIENCE = 5.0  # after the connect time-out
+MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
+LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # processes; of a job of two ranks
+RANKS = 2
+HEAD = 7  # of a record, in numbers of 32 bits: phase, call, in_phase, nth, error, onwards, failed
+
+ONCE: dict[str, tuple[str, ...]] = {
+    "socket": ("EMFILE", "ENOBUFS"),
+    "bind": ("EADDRINUSE",),
+    "listen": ("EADDRINUSE",),
+    "accept4": ("EMFILE", "ECONNABORTED", "EINTR", "EPERM"),
+    "connect": ("ECONNREFUSED", "ETIMEDOUT", "EADDRNOTAVAIL", "EPERM"),
+    "epoll_create1": ("EMFILE",),
+    "epoll_ctl": ("ENOMEM", "ENOSPC"),
+    "epoll_wait": ("EINTR",),
+    "eventfd": ("ENFILE",),
+    "memfd_create": ("ENOMEM",),
+    "mmap": ("ENOMEM",),
+    "ftruncate": ("EPERM", "ENOMEM"),
+    "fstat": ("ENOMEM",),
+    "sendmsg": ("ECONNRESET", "EPIPE", "ENOBUFS", "EINTR", "EAGAIN"),
+    "send": ("ECONNRESET", "EPIPE", "ENOBUFS", "EINTR", "EAGAIN"),
+    "recv": ("ECONNRESET", "ENOMEM", "EINTR", "EAGAIN", "ETIMEDOUT"),
+    "recvmsg": ("ECONNRESET", "ENOMEM", "EINTR", "EAGAIN", "ETIMEDOUT"),
+    "recvmmsg": ("ECONNRESET", "ENOMEM", "EINTR", "EAGAIN"),
+    "read": ("EINTR",),
+    "write": ("EINTR",),
+    "getsockopt": ("ENOBUFS",),
+    "setsockopt": ("ENOPROTOOPT", "ENOMEM"),
+    "getsockname": ("ENOBUFS",),
+    "getpeername": ("ENOTCONN", "ENOBUFS"),
+    "pthread_create": ("EAGAIN",),
+    "vmsplice": ("ENOMEM", "EAGAIN"),
+    "splice": ("ENOMEM", "EINTR", "EPIPE"),
+    "getrandom": ("ENOSYS",),
+    "pipe2": ("EMFILE",),
+    "fcntl": ("EPERM",),
+    "poll": ("EINTR", "ENOMEM"),
+    "new": ("ENOMEM",),
+}
+ONWARDS = {
+    "descriptors": "EMFILE",
+    "accept4": "EMFILE",
+    "epoll_ctl": "ENOSPC",
+    "memfd_create": "ENOMEM",
+    "mmap": "ENOMEM",
+    "pthread_create": "EAGAIN",
+    "pipe2": "EMFILE",
+    "vmsplice": "ENOMEM",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault. `leaves`: the job is left by `shutdown`, not by the end of the process."""
+
+    layout: str
+    leaves: bool
+    role: int
+    phase: int
+    call: str
+    nth: int
+    error: str
+    onwards: bool
+
+    def __str__(self) -> str:
+        how = "on" if self.onwards else "once"
+        leaves = "leave" if self.leaves else "end"
+        return (
+            f"{self.layout}/{leaves}/{self.role}/{self.phase}/{self.call}/{self.nth}/"
+            f"{self.error}/{how}"
+        )
+
+
+def parse_case(text: str) -> Case:
+    """The case that `str` has written."""
+    layout, leaves, role, phase, call, nth, error, how = text.split("/")
+    return Case(
+        layout, leaves == "leave", int(role), int(phase), call, int(nth), error, how == "on"
+    )
+
+
+class Library:
+    """The preloaded library, and the records that it shares with processes."""
+
+    def __init__(self) -> None:
+        own = ctypes.CDLL(None)
+        own.herring_faults_name.restype = ctypes.c_char_p
+        own.herring_faults_bytes.restype = ctypes.c_size_t
+        own.herring_faults_use.restype = ctypes.c_bool
+        own.herring_faults_use.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self._own = own
+        self.calls: list[str] = []
+        while name := own.herring_faults_name(len(self.calls)):
+            self.calls.append(name.decode())
+        self.bytes = own.herring_faults_bytes()
+
+    def record(self, case: Case | None) -> mmap.mmap:
+        """Of a process; None: nothing fails."""
+        made = mmap.mmap(-1, self.bytes)
+        call = -1 if case is None else self.calls.index(case.call)
+        if case is None:
+            made[: 4 * HEAD] = struct.pack(f"{HEAD}i", 0, call, 0, 0, 0, 0, 0)
+        else:
+            number = getattr(errno, case.error)
+            made[: 4 * HEAD] = struct.pack(
+                f"{HEAD}i", 0, call, case.phase, case.nth, number, case.onwards, 0
+            )
+        return made
+
+    def use(self, record: mmap.mmap) -> None:
+        """From here on this process counts there, and fails as it says."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(record))  # to the very end of the process
+        address = ctypes.addressof(ctypes.c_char.from_buffer(record))
+        if not self._own.herring_faults_use(address, b"/herring/_core."):
+            raise RuntimeError("the extension module of herring is not loaded")
+
+    def counts(self, record: mmap.mmap) -> dict[tuple[int, str], int]:
+        """Calls by phase and name."""
+        numbers = struct.unpack(f"{self.bytes // 4}i", record[: self.bytes])[HEAD:]
+        width = len(self.calls)
+        return {
+            (phase, name): numbers[phase * width + i]
+            for phase in range(4)
+            for i, name in enumerate(self.calls)
+            if numbers[phase * width + i] > 0
+        }
+
+
+@dataclass
+class Run:
+    """A job whose processes run, or have ended."""
+
+    case: Case | None
+    records: list[mmap.mmap]
+    folder: Path
+    pids: dict[int, int] = field(default_factory=dict)  # that have not ended, and their roles
+    began: float = field(default_factory=time.monotonic)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def failed(self) -> int:
+        """How many calls have failed."""
+        return sum(struct.unpack("7i", record[:28])[6] for record in self.records)
+
+
+def live(
+    library: Library, run: Run, layout: str, leaves: bool, role: int, listener: socket.socket
+) -> NoReturn:
+    """In the forked process: what it does until its end, which is the interpreter's."""
+    import scenario
+
+    record = run.records[role]
+    # A server does not know the job's phases, so rank 0 tells it.
+    shown = [record, *run.records[RANKS:]] if role == 0 else [record]
+
+    def enter(phase: int) -> None:
+        for one in shown:
+            one[:4] = struct.pack("i", phase)
+
+    output = os.open(run.folder / f"output.{role}", os.O_WRONLY | os.O_CREAT, 0o600)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    if role != 0:
+        listener.close()
+    os.environ.update(scenario.environment(role, RANKS, layout, port, descriptor))
+    os.environ["HERRING_CONNECT_TIMEOUT"] = str(CONNECT_TIMEOUT)
+    os.environ["TMPDIR"] = str(run.folder / "tmp")
+    library.use(record)
+    result = scenario.live(enter, leaves) if role < RANKS else scenario.serve()
+    (run.folder / f"result.{role}").write_text(json.dumps(result))
+    sys.exit(0)
+
+
+def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run:
+    """Starts the processes of a case."""
+    roles = range(LAYOUTS[layout])
+    records = [library.record(case if case and case.role == role else None) for role in roles]
+    run = Run(case, records, Path(tempfile.mkdtemp(prefix="faults-")))
+    (run.folder / "tmp").mkdir()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        os.set_inheritable(listener.fileno(), True)
+        for role in roles:
+            pid = os.fork()
+            if pid == 0:
+                live(library, run, layout, leaves, role, listener)
+            run.pids[pid] = role
+    run.began = time.monotonic()
+    return run
+
+
+def watch(run: Run) -> bool:
+    """Looks after the processes; True once all have ended."""
+    run.seconds = time.monotonic() - run.began
+    for pid, role in list(run.pids.items()):
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+        if not found:
+            continue
+        del run.pids[pid]
+        run.wrong += wrong_end(run, role, status, usage.ru_utime + usage.ru_stime)
+    if run.pids and run.seconds > CONNECT_TIMEOUT + PATIENCE:
+        for pid, role in run.pids.items():
+            run.wrong.append(f"process {role} has not ended after {run.seconds:.1f} s")
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        run.pids.clear()
+    if run.pids:
+        return False
+    left = [path.name for path in (run.folder / "tmp").iterdir()]
+    if left:
+        run.wrong.append(f"left behind: {', '.join(left)}")
+    return True
+
+
+def wrong_end(run: Run, role: int, status: int, cpu: float) -> list[str]:
+    """What is wrong with how a process has ended."""
+    wrong = []
+    if os.WIFSIGNALED(status):
+        wrong.append(f"process {role} ended by {signal.Signals(os.WTERMSIG(status)).name}")
+    elif os.WEXITSTATUS(status) != 0:
+        wrong.append(f"process {role} ended with status {os.WEXITSTATUS(status)}")
+    if cpu > MOST_CPU:
+        wrong.append(f"process {role} took {cpu:.1f} s of CPU")
+    path = run.folder / f"result.{role}"
+    if path.exists():
+        result: dict[str, Any] = json.loads(path.read_text())
+        for phase, name, typed, text in result["errors"]:
+            if not typed:
+                wrong.append(f"process {role}, {phase}: {name}: {text}")
+        if result["blocked"]:
+            wrong.append(f"process {role}: blocked are {', '.join(result['blocked'][:4])} ...")
+    else:
+        wrong.append(f"process {role} has not come to its end")
+    return wrong
+
+
+def report(run: Run) -> str:
+    """All that is known of a run."""
+    lines = [f"{run.case}: {run.seconds:.1f} s; " + "; ".join(run.wrong)]
+    for role in range(len(run.records)):
+        for kind in ("result", "output"):
+            path = run.folder / f"{kind}.{role}"
+            text = path.read_text(errors="replace").strip() if path.exists() else "(none)"
+            lines += [f"    {role} {kind}: {line}" for line in text.splitlines()[-6:]]
+    return "\n".join(lines)
+
+
+def chosen(count: int) -> list[int]:
+    """Which of so many calls are to fail."""
+    few = {1, 2, 3, 4, count // 4, count // 2, 3 * count // 4, count - 1, count}
+    return sorted(n for n in few if 1 <= n <= count)
+
+
+def all_cases(library: Library) -> list[Case]:
+    """Of all layouts, after counting."""
+    cases: list[Case] = []
+    for layout, processes in LAYOUTS.items():
+        for leaves in (True, False):
+            run = begin(library, None, layout, leaves)
+            while not watch(run):
+                time.sleep(0.005)
+            if run.wrong:
+                sys.exit("without a fault: " + report(run))
+            shutil.rmtree(run.folder)
+            for role in range(processes):
+                for (phase, call), count in library.counts(run.records[role]).items():
+                    if leaves != (phase < 3):
+                        continue  # the end is looked at where nothing was left before
+                    nths = chosen(count)
+                    for error in ONCE.get(call, ()):
+                        cases += [
+                            Case(layout, leaves, role, phase, call, n, error, False) for n in nths
+                        ]
+                    if call in ONWARDS:
+                        cases += [
+                            Case(layout, leaves, role, phase, call, n, ONWARDS[call], True)
+                            for n in nths
+                        ]
+    return cases
+
+
+def spread(cases: list[Case], number: int, seed: int) -> list[Case]:
+    """So many of them, of all calls and phases alike."""
+    shuffled = random.Random(seed).sample(cases, len(cases))
+    kinds: Counter[tuple[str, int]] = Counter()
+    order = []
+    for case in shuffled:
+        kind = (case.call, case.phase)
+        order.append((kinds[kind], case))
+        kinds[kind] += 1
+    return [case for _, case in sorted(order, key=lambda one: one[0])[:number]]
+
+
+def run_all(library: Library, cases: list[Case], parallel: int, verbose: bool) -> list[Run]:
+    """Runs them; returns those that went wrong. Cases whose call did not come are left out."""
+    waiting, running, wrong, reached = list(reversed(cases)), [], [], 0
+    calls: Counter[str] = Counter()
+    while waiting or running:
+        while waiting and len(running) < parallel:
+            case = waiting.pop()
+            running.append(begin(library, case, case.layout, case.leaves))
+        for run in list(running):
+            if not watch(run):
+                continue
+            running.remove(run)
+            reached += run.failed() > 0
+            if run.wrong:
+                wrong.append(run)
+                calls[run.case.call if run.case else ""] += 1
+                print(report(run), flush=True)
+            elif verbose:
+                print(report(run), flush=True)
+            shutil.rmtree(run.folder)
+        time.sleep(0.005)
+    print(f"{reached - len(wrong)} of {reached} cases right ({len(cases)} tried)", flush=True)
+    if wrong:
+        print("wrong by call: " + ", ".join(f"{name} {n}" for name, n in calls.most_common()))
+    return wrong
+
+
+def main() -> None:
+    """As the usage says."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--sample", type=int, default=0, help="so many cases of all kinds alike")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--only", default="", help="cases whose names have this text")
+    parser.add_argument("--case", action="append", default=[], help="this case alone")
+    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    library_path = str(options.library.resolve())
+    if os.environ.get("LD_PRELOAD") != library_path:
+        os.environ.update(LD_PRELOAD=library_path, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    import scenario  # noqa: F401 - loaded once, for all processes that are forked
+
+    from herring import _core  # noqa: F401
+
+    del os.environ["LD_PRELOAD"]
+    library = Library()
+    cases = [parse_case(text) for text in options.case]
+    if not cases:
+        cases = [case for case in all_cases(library) if options.only in str(case)]
+        if options.sample:
+            cases = spread(cases, options.sample, options.seed)
+    sys.exit(1 if run_all(library, cases, options.parallel, options.verbose) else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        os._exit(3)

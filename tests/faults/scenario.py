@@ -1,0 +1,124 @@
+"""What a process does while one of its system calls fails: a whole life in a job, in phases."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import herring
+from herring.launch.server import run_server
+
+PHASES = ("start", "run", "leave", "end")
+
+
+def signal_mask() -> list[str]:
+    """Signals that are blocked in this thread, or in one that it starts."""
+    blocked = set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    thread = threading.Thread(
+        target=lambda: blocked.update(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    )
+    thread.start()
+    thread.join()
+    return sorted(str(one) for one in blocked)
+
+
+def _expect(array: Any, value: float) -> None:
+    assert (np.asarray(array) == value).all(), f"wrong bits: {np.asarray(array)[:8]}, not {value}"
+
+
+def operations() -> None:
+    """One of each kind, small and large, with values that are known."""
+    rank, size = herring.rank(), herring.size()
+    total = size * (size - 1) / 2
+    for count in (5, 300_000):
+        _expect(herring.allreduce(np.full(count, rank, np.float32), "sum"), total)
+    _expect(herring.broadcast(np.full(1000, rank, np.int32), 1), 1)
+    gathered = herring.allgather(np.full(40_000, rank, np.float32))
+    for one in range(size):
+        _expect(gathered[one * 40_000 : (one + 1) * 40_000], one)
+    plan = herring.PlannedReduction([(50_000, "float32"), (3, "float32")])
+    for step in range(2):
+        plan.begin()
+        plan.arena(0).view("float32")[:] = rank + step
+        plan.ready(0)
+        plan.ready(1)
+        plan.wait()
+        _expect(plan.arena(0).view("float32"), step + total / size)
+    plan.close()
+    _expect(herring.allreduce(np.full(100_000, rank, np.float32), "sum", algorithm="ring"), total)
+    group = herring.new_group(list(range(size)))
+    _expect(herring.allreduce(np.full(2000, rank, np.int64), "sum", group=group), total)
+    group.destroy()
+    herring.barrier()
+
+
+def live(enter: Callable[[int], None], leaves: bool) -> dict[str, Any]:
+    """A worker's life until the interpreter ends.
+
+    Args:
+        enter: called with the number of each phase that begins.
+        leaves: calls `herring.shutdown`; else it is left to the end of the process.
+
+    Returns:
+        ``errors``: phase, class, whether it is typed, and text of each; ``blocked`` signals.
+    """
+    errors: list[tuple[str, str, bool, str]] = []
+
+    def attempt(phase: int, *calls: Callable[[], object]) -> None:
+        enter(phase)
+        try:
+            for call in calls:
+                call()
+        except Exception as error:
+            typed = isinstance(error, herring.HerringError)
+            errors.append((PHASES[phase], type(error).__name__, typed, str(error)))
+
+    attempt(0, herring.init)
+    if not errors:
+        attempt(1, operations)
+        if leaves:
+            attempt(2, herring.shutdown)
+    result = {"errors": errors, "blocked": signal_mask()}
+    enter(3)
+    return result
+
+
+def serve() -> dict[str, Any]:
+    """As `live`, of a dedicated server."""
+    errors = []
+    try:
+        run_server()
+    except Exception as error:
+        typed = isinstance(error, herring.HerringError)
+        errors.append(("serve", type(error).__name__, typed, str(error)))
+    return {"errors": errors, "blocked": signal_mask()}
+
+
+def environment(role: int, size: int, layout: str, port: int, listener: int) -> dict[str, str]:
+    """Of process `role` of a job; `size` and above are servers.
+
+    Args:
+        role: a rank, or the number of ranks and more.
+        size: number of ranks.
+        layout: "node" (all on one), "nodes", or "served" (nodes, and a dedicated server).
+        port: of the rendezvous.
+        listener: descriptor of rank 0 that listens there.
+    """
+    values = {
+        "HERRING_SIZE": str(size),
+        "HERRING_RENDEZVOUS": f"127.0.0.1:{port}",
+        "HERRING_SECRET": "5a" * 32,
+        "HERRING_SERVERS": "1" if layout == "served" else "0",
+        "HERRING_HOST_ID": "one" if layout == "node" else f"host {role}",
+        "HERRING_TIMEOUT": "60",
+        "HERRING_LOG_LEVEL": "warning",
+    }
+    if role < size:
+        values["HERRING_RANK"] = str(role)
+    if role == 0:
+        values["HERRING_RENDEZVOUS_FD"] = str(listener)
+    return values
