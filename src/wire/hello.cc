@@ -17,7 +17,7 @@ Mac mac(std::string_view label, const ClientHello& client, const ServerHello& se
         std::string_view secret) {
   std::string text(label);
   text.append(reinterpret_cast<const char*>(&client), sizeof(client));
-  text.append(reinterpret_cast<const char*>(server.nonce), sizeof(server.nonce));
+  text.append(reinterpret_cast<const char*>(&server), sizeof(server));
   Mac out{};
   unsigned length = 0;
   HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
@@ -85,23 +85,16 @@ Hello hello_of(const ClientHello& message) {
   return {static_cast<Role>(message.role), message.rank, message.flow, message.incarnation};
 }
 
-ServerHello make_server_hello(const ClientHello& client, std::string_view secret,
-                              Verdict verdict) {
+ServerHello make_server_hello(Verdict verdict) {
   ServerHello message{};
   std::memcpy(message.magic, kMagic, sizeof(kMagic));
   message.version = kProtocolVersion;
   message.verdict = static_cast<uint16_t>(verdict);
   fill_random(message.nonce, sizeof(message.nonce));
-  // A stranger gets no MAC to try guesses on: only a well-formed hello for this job is answered.
-  if (verdict == Verdict::kAccepted) {
-    const Mac proof = mac("herring server", client, message, secret);
-    std::memcpy(message.mac, proof.data(), proof.size());
-  }
   return message;
 }
 
-Status check_server_hello(const ClientHello& client, const ServerHello& server,
-                          std::string_view secret, const std::string& address) {
+Status check_server_hello(const ServerHello& server, const std::string& address) {
   if (std::memcmp(server.magic, kMagic, sizeof(kMagic)) != 0) {
     return {Code::kConfiguration, concat(address, " does not speak Herring's protocol")};
   }
@@ -110,14 +103,7 @@ Status check_server_hello(const ClientHello& client, const ServerHello& server,
             concat(address, " speaks protocol version ", server.version, ", this process version ",
                    kProtocolVersion, "; install the same Herring release everywhere")};
   }
-  HERRING_RETURN_IF_ERROR(status_of(static_cast<Verdict>(server.verdict), address));
-  const Mac expected = mac("herring server", client, server, secret);
-  if (CRYPTO_memcmp(expected.data(), server.mac, expected.size()) != 0) {
-    return {Code::kAuthentication,
-            concat(address, " does not know this job's secret; use the same HERRING_SECRET_FILE "
-                            "on every host")};
-  }
-  return {};
+  return status_of(static_cast<Verdict>(server.verdict), address);
 }
 
 ClientProof make_client_proof(const ClientHello& client, const ServerHello& server,
@@ -132,6 +118,27 @@ bool check_client_proof(const ClientHello& client, const ServerHello& server,
                         const ClientProof& proof, std::string_view secret) {
   const Mac expected = mac("herring client", client, server, secret);
   return CRYPTO_memcmp(expected.data(), proof.mac, expected.size()) == 0;
+}
+
+VerdictMessage make_verdict(const ClientHello& client, const ServerHello& server, Verdict verdict,
+                            std::string_view secret) {
+  VerdictMessage message{};
+  message.verdict = static_cast<uint16_t>(verdict);
+  if (verdict == Verdict::kWrongSecret) return message;
+  const Mac proof = mac("herring server", client, server, secret);
+  std::memcpy(message.mac, proof.data(), proof.size());
+  return message;
+}
+
+Status check_verdict(const ClientHello& client, const ServerHello& server,
+                     const VerdictMessage& verdict, std::string_view secret,
+                     const std::string& address) {
+  HERRING_RETURN_IF_ERROR(status_of(static_cast<Verdict>(verdict.verdict), address));
+  const Mac expected = mac("herring server", client, server, secret);
+  if (CRYPTO_memcmp(expected.data(), verdict.mac, expected.size()) == 0) return {};
+  return {Code::kAuthentication,
+          concat(address, " does not know this job's secret; use the same HERRING_SECRET_FILE on "
+                          "every host")};
 }
 
 Status status_of(Verdict verdict, const std::string& address) {

@@ -1,13 +1,14 @@
 // How two processes of a job recognise each other. Four fixed-size messages:
 //
 //   client -> server  ClientHello  magic, version, job, role, rank, flow, incarnation, nonce
-//   server -> client  ServerHello  magic, version, verdict, nonce, HMAC(secret, "server" ...)
+//   server -> client  ServerHello  magic, version, verdict, nonce
 //   client -> server  ClientProof  HMAC(secret, "client" ...)
-//   server -> client  Verdict      accepted, or why not
+//   server -> client  Verdict      accepted, or why not; HMAC(secret, "server" ...) for a member
 //
 // Both MACs cover both hellos, so neither can be replayed or cut into another connection; the
-// secret itself never travels. Nothing is allocated and nothing else is read before the proof is
-// verified.
+// secret itself never travels. The client proves itself first: a stranger who connects, and may
+// know the job's name, gets nothing that depends on the secret and on which guesses could be tried.
+// Nothing is allocated and nothing else is read before the proof is verified.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@
 
 namespace herring::wire {
 
-inline constexpr uint16_t kProtocolVersion = 7;
+inline constexpr uint16_t kProtocolVersion = 8;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
@@ -57,13 +58,14 @@ struct ClientHello {
 };
 static_assert(sizeof(ClientHello) == 72);
 
+// Processes of other versions read it too, to learn the version. It has its length from version 7.
 struct ServerHello {
   uint8_t magic[8];
   uint16_t version;
   uint16_t verdict;
   uint32_t reserved;
   uint8_t nonce[32];
-  uint8_t mac[32];
+  uint8_t unused[32];
 };
 static_assert(sizeof(ServerHello) == 80);
 
@@ -74,7 +76,9 @@ struct ClientProof {
 struct VerdictMessage {
   uint16_t verdict;
   uint8_t reserved[6];
+  uint8_t mac[32];  // zero unless the client has proven itself
 };
+static_assert(sizeof(VerdictMessage) == 40);
 
 JobId job_id(std::string_view job_name);
 
@@ -84,14 +88,19 @@ bool may_begin_hello(const void* bytes, size_t have);
 // What is wrong with it as far as a server can tell without the proof.
 Verdict check_client_hello(const ClientHello& message, const JobId& job);
 Hello hello_of(const ClientHello& message);
-ServerHello make_server_hello(const ClientHello& client, std::string_view secret, Verdict verdict);
+ServerHello make_server_hello(Verdict verdict);
 // kAuthentication or kConfiguration with a sentence that names `address`.
-Status check_server_hello(const ClientHello& client, const ServerHello& server,
-                          std::string_view secret, const std::string& address);
+Status check_server_hello(const ServerHello& server, const std::string& address);
 ClientProof make_client_proof(const ClientHello& client, const ServerHello& server,
                               std::string_view secret);
 bool check_client_proof(const ClientHello& client, const ServerHello& server,
                         const ClientProof& proof, std::string_view secret);
+VerdictMessage make_verdict(const ClientHello& client, const ServerHello& server, Verdict verdict,
+                            std::string_view secret);
+// An error as of check_server_hello; a server that accepts must prove that it knows the secret.
+Status check_verdict(const ClientHello& client, const ServerHello& server,
+                     const VerdictMessage& verdict, std::string_view secret,
+                     const std::string& address);
 Status status_of(Verdict verdict, const std::string& address);
 
 }  // namespace herring::wire

@@ -27,21 +27,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Verdict verdict = check_client_hello(client, job);
   (void)describe(verdict);
   (void)hello_of(client);
-  const ServerHello answer = make_server_hello(client, secret, verdict);
+  const ServerHello answer = make_server_hello(verdict);
   take(proof);
   if (check_client_proof(client, answer, proof, secret)) std::abort();
   take(server);
-  if (check_server_hello(client, server, secret, "peer").ok()) std::abort();
-  (void)status_of(static_cast<Verdict>(server.verdict), "peer");
+  (void)check_server_hello(server, "peer");
+  VerdictMessage last{};
+  take(last);
+  if (check_verdict(client, server, last, secret, "peer").ok()) std::abort();
   return 0;
 }
 
 std::vector<std::string> seeds() {
   const ClientHello client = make_client_hello({}, job_id("job"));
-  const ServerHello server = make_server_hello(client, "another secret", Verdict::kAccepted);
+  const ServerHello server = make_server_hello(Verdict::kAccepted);
   const ClientProof proof = make_client_proof(client, server, "another secret");
+  const VerdictMessage last = make_verdict(client, server, Verdict::kAccepted, "another secret");
   std::string all(reinterpret_cast<const char*>(&client), sizeof(client));
   all.append(reinterpret_cast<const char*>(&proof), sizeof(proof));
   all.append(reinterpret_cast<const char*>(&server), sizeof(server));
+  all.append(reinterpret_cast<const char*>(&last), sizeof(last));
   return {all, all.substr(0, sizeof(client))};
 }

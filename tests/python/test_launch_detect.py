@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -454,6 +455,15 @@ def test_secrets_that_are_none_are_not_repeated(secret: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_secret(secret)
     assert not secret or secret not in str(caught.value)
+
+
+def test_a_secret_that_may_be_guessed_is_warned_of() -> None:
+    with pytest.warns(RuntimeWarning, match="HERRING_SECRET is 31 bytes.*openssl rand") as caught:
+        parse_secret("ab" * 31)
+    assert "abab" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse_secret("ab" * 32)
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import selectors
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +65,10 @@ def raw(port: int, data: bytes) -> bytes:
             return b""
 
 
+def question(**changes: str) -> bytes:
+    return json.dumps({"herring": "ask", "job": "job", "nonce": "0", **changes}).encode()
+
+
 def test_members_get_an_answer(gate: tuple[Gate, int]) -> None:
     for key in ("job#0", "job", "job#0"):
         answer = request(gate[1], key)
@@ -71,26 +81,105 @@ def test_members_get_an_answer(gate: tuple[Gate, int]) -> None:
         b"\n",
         b"HRRING\r\n\0\0\0\0\n",
         b"x" * 20000,
-        encode_as("other", json.dumps({"ask": "job", "nonce": "0"}).encode()) + b"\n",
+        encode_as("other", question()) + b"\n",
         encode(b"[]") + b"\n",
-        encode(b'{"ask": ["job"], "nonce": "0"}') + b"\n",
-        encode(json.dumps({"ask": "job#1", "nonce": "0"}).encode()) + b"\n",
+        encode(b'{"herring": "ask", "job": ["job"], "nonce": "0"}') + b"\n",
+        encode(question(job="job#1")) + b"\n",
+        encode(question(herring="answer")) + b"\n",
+        encode(question(nonce="")) + b"\n",
         encode(b"\xff\xfe") + b"\n",
     ],
-    ids=["empty", "hello", "long", "user", "list", "types", "start", "bytes"],
+    ids=["empty", "hello", "long", "user", "list", "types", "start", "answer", "nonce", "bytes"],
 )
 def test_strangers_get_nothing(gate: tuple[Gate, int], line: bytes) -> None:
     assert raw(gate[1], line) == b""
     assert request(gate[1], "job")["secret"] == CONTENT["secret"]
 
 
-def test_who_says_nothing_keeps_nobody_out(gate: tuple[Gate, int]) -> None:
-    silent = [socket.create_connection(("127.0.0.1", gate[1]), 30) for _ in range(300)]
+@pytest.mark.parametrize("strangers", [300, 700])
+def test_who_says_nothing_keeps_nobody_out(
+    gate: tuple[Gate, int], strangers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anybody delayed by the time that a guest has to ask, however many come again."""
+    monkeypatch.setattr("herring.launch.gate._GUEST_SECONDS", 600.0)
+    complete, over = threading.Event(), threading.Event()
+
+    def linger() -> None:
+        with selectors.DefaultSelector() as selector:
+            while not over.is_set():
+                while len(selector.get_map()) < strangers:
+                    here = socket.create_connection(("127.0.0.1", gate[1]), 30)
+                    selector.register(here, selectors.EVENT_READ)
+                complete.set()
+                for key, _ in selector.select(0.01):
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+            for key in list(selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+
+    crowd = threading.Thread(target=linger)
+    crowd.start()
     try:
-        assert request(gate[1], "job")["secret"] == CONTENT["secret"]
+        assert complete.wait(60)
+        for _ in range(3):
+            assert request(gate[1], "job")["secret"] == CONTENT["secret"]
     finally:
-        for each in silent:
-            each.close()
+        over.set()
+        crowd.join()
+
+
+def test_without_descriptors_the_gate_neither_spins_nor_ends(gate: tuple[Gate, int]) -> None:
+    turns = 0
+    admit = gate[0]._admit
+
+    def counted(selector: selectors.BaseSelector) -> None:
+        nonlocal turns
+        turns += 1
+        admit(selector)
+
+    gate[0]._admit = counted  # type: ignore[method-assign]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, hard))
+    filling = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                filling.append(os.dup(0))
+        waiting.connect(("127.0.0.1", gate[1]))
+        time.sleep(0.5)
+        assert 0 < turns < 50, "the gate's thread was woken again and again"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in filling:
+            os.close(each)
+        waiting.close()
+    assert request(gate[1], "job")["secret"] == CONTENT["secret"]
+
+
+def test_an_echo_is_no_answer() -> None:
+    """A stranger at the address may send back what it is asked, which this user has made."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def echo() -> None:
+            while True:
+                there, _ = listener.accept()
+                with there:
+                    if over.is_set():
+                        return
+                    there.sendall(there.recv(1 << 16))
+
+        mirror = threading.Thread(target=echo)
+        mirror.start()
+        port = listener.getsockname()[1]
+        try:
+            with pytest.raises(TimeoutError, match="has no answer for this job"):
+                request(port, "job", 0.2)
+        finally:
+            over.set()
+            socket.create_connection(("127.0.0.1", port), 30).close()
+            mirror.join()
 
 
 def test_a_closed_gate(gate: tuple[Gate, int]) -> None:

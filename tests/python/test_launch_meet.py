@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -226,9 +227,9 @@ def test_the_note_of_a_dead_process_is_not_believed(runtime: dict[str, str]) -> 
     assert reap(fork(run)) == -signal.SIGKILL
     assert (folder / "key").exists()
     with pytest.raises(TimeoutError, match="key"):
-        publication.wait_for(folder, "key", publication.Wait("this test", 0.05, 60))
+        publication.wait_for(runtime, "key", publication.Wait("this test", 0.05, 60))
     note = publication.Publication(folder, "key", {"secret": "new"})
-    assert publication.wait_for(folder, "key", publication.Wait("this test", 1, 60)) == {
+    assert publication.wait_for(runtime, "key", publication.Wait("this test", 1, 60)) == {
         "secret": "new"
     }
     with pytest.raises(ConfigurationError, match="same name"):
@@ -259,14 +260,55 @@ def test_a_forked_child_keeps_nothing(runtime: dict[str, str], free_port: int) -
         assert reap(child) == 0
 
 
-def test_folder_of_somebody_else(tmp_path: Path) -> None:
-    (tmp_path / "herring").mkdir(mode=0o755)
-    with pytest.raises(ConfigurationError, match="only this user"):
-        publication.directory({"XDG_RUNTIME_DIR": str(tmp_path)})
-    (tmp_path / "herring").rmdir()
-    (tmp_path / "herring").symlink_to(tmp_path)
-    with pytest.raises(ConfigurationError, match="only this user"):
-        publication.directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+@pytest.mark.parametrize("what", ["open", "link", "file", "other"])
+def test_a_taken_folder_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Another user may have made what is called as this user's folder, in whatever way."""
+    monkeypatch.setattr(publication, "_SHARED", tmp_path)
+    for number in range(2):
+        name = tmp_path / f"herring-{os.getuid()}{'-more' * number}"
+        if what == "open":
+            name.mkdir()
+            name.chmod(0o777)
+        elif what == "link":
+            name.symlink_to(tmp_path)
+        elif what == "file":
+            name.touch()
+        else:
+            if os.getuid() != 0:
+                pytest.skip("only root can make somebody else's folder")
+            name.mkdir(mode=0o700)
+            os.chown(name, 65534, 65534)
+    folder = publication.directory({})
+    assert folder.name.startswith(f"herring-{os.getuid()}-") and not folder.name.endswith("-more")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert publication.directory({}) == folder, "one folder, however many jobs"
+    wait = publication.Wait("this test", 30, 60)
+    note = publication.Publication(folder, "key", {"secret": "s"})
+    assert publication.wait_for({}, "key", wait) == {"secret": "s"}
+    # Its maker removes it meanwhile, and somebody of this user makes it.
+    if what == "open":
+        (tmp_path / f"herring-{os.getuid()}").rmdir()
+        assert publication.directory({}) != folder
+    assert publication.wait_for({}, "key", wait) == {"secret": "s"}
+    note.withdraw()
+
+
+def test_ranks_with_and_without_a_runtime_folder_meet(
+    runtime: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication, "_SHARED", tmp_path)
+    note = publication.Publication(publication.directory({}), "key", {"secret": "s"})
+    wait = publication.Wait("this test", 30, 60)
+    assert publication.wait_for(runtime, "key", wait) == {"secret": "s"}
+    note.withdraw()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "_SHARED", tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="cannot make a folder for this user"):
+        publication.directory({})
 
 
 def test_port_in_use() -> None:
@@ -320,15 +362,18 @@ def test_a_forked_child_closes_the_inherited_socket_only(free_port: int) -> None
 
 
 def test_secret_files(tmp_path: Path, free_port: int) -> None:
-    path = tmp_path / "secret"
-    path.write_text("0123456789abcdef0123\n")
+    path, secret = tmp_path / "secret", b"0123456789abcdef" * 4
+    path.write_text(f"{secret.decode()}\n")
     path.chmod(0o644)
     with pytest.warns(RuntimeWarning, match=f"chmod 600 {path}"):
-        assert read_secret_file(str(path)) == b"0123456789abcdef0123"
+        assert read_secret_file(str(path)) == secret
     path.chmod(0o600)
     environ = {**by_hand(free_port, 1), "HERRING_SECRET_FILE": str(path)}
-    assert join(environ).secret == b"0123456789abcdef0123"
-    assert serve(f"127.0.0.1:{free_port}", environ).secret == b"0123456789abcdef0123"
+    assert join(environ).secret == secret
+    assert serve(f"127.0.0.1:{free_port}", environ).secret == secret
+    path.write_text("0123456789abcdef0123")
+    with pytest.warns(RuntimeWarning, match=r"holds 20 bytes, which .* guess: use 32 random bytes"):
+        assert join(environ).secret == b"0123456789abcdef0123"
     path.write_text("short")
     with pytest.raises(ConfigurationError, match=r"holds 5 bytes.*at least 16"):
         join(environ)

@@ -15,6 +15,7 @@ they take the last ranks then, and ``HERRING_SIZE`` says how many of the ranks a
 from __future__ import annotations
 
 import re
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,9 +32,11 @@ __all__ = [
     "detect_server",
     "parse_address",
     "parse_secret",
+    "warn_of_weak_secret",
 ]
 
 MINIMUM_SECRET_BYTES = 16
+_STRONG_SECRET_BYTES = 32
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
 # Ranks of launchers in whose line servers may stand beside workers.
@@ -303,7 +306,24 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
             f"{variable} (value not shown, {len(text)} characters) is no secret: allowed are at "
             f"least {2 * MINIMUM_SECRET_BYTES} hexadecimal digits"
         )
+    warn_of_weak_secret(secret, f"{variable} is")
     return secret
+
+
+def warn_of_weak_secret(secret: bytes, what: str) -> None:
+    """Warns of a secret that may be guessed by who listens where a member connects.
+
+    Args:
+        secret: The secret.
+        what: Where it is from, and a verb.
+    """
+    if len(secret) < _STRONG_SECRET_BYTES:
+        warnings.warn(
+            f"{what} {len(secret)} bytes, which others may guess: use {_STRONG_SECRET_BYTES} "
+            "random bytes (for example from 'openssl rand -hex 32')",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _stripped(environ: Mapping[str, str]) -> dict[str, str]:

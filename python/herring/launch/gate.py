@@ -5,15 +5,19 @@ answer by another. Both are encrypted under the cluster's key and open for proce
 user only, on hosts of the cluster. Nobody else gets anything, not even an answer to try guesses on;
 and nobody else can pass for rank 0.
 
-    asks:     CREDENTIAL{"ask": JOB, "nonce": N}
-    answer:   CREDENTIAL{"nonce": N, "address": HOST:PORT, "secret": S, "size": W}
+    asks:     CREDENTIAL{"herring": "ask", "job": JOB, "nonce": N}
+    answer:   CREDENTIAL{"herring": "answer", "job": JOB, "nonce": N,
+                         "address": HOST:PORT, "secret": S, "size": W}
 
-each on a line of its own. The gate is closed once all are there.
+each on a line of its own. An answer says that it is one: what has been asked, sent back, is none.
+The gate is closed once all are there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import secrets
@@ -32,6 +36,10 @@ __all__ = ["Gate", "ask"]
 _LINE_BYTES = 8192
 _GUESTS = 256  # who has not asked yet; the others wait in the system's queue
 _GUEST_SECONDS = 5.0
+# What everybody gets, also when more want a place: a member asks as soon as it is connected. One
+# that was dropped because it is slow comes again.
+_FAIR_SECONDS = 0.1
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 1.0
 
@@ -63,7 +71,8 @@ class Gate:
         self._content = dict(content)
         self._encode = encode
         self._decode = decode
-        self._guests: dict[socket.socket, _Guest] = {}
+        self._guests: dict[socket.socket, _Guest] = {}  # the oldest is the first
+        self._paused_until = 0.0  # while there is no place, or no descriptor, for another one
         self._owner = os.getpid()
         self._read, self._write = os.pipe()
         listener.setblocking(False)
@@ -100,30 +109,67 @@ class Gate:
                 os.close(self._read)
 
     def _turn(self, selector: selectors.BaseSelector) -> bool:
-        soonest = min((guest.deadline for guest in self._guests.values()), default=None)
-        left = None if soonest is None else max(soonest - time.monotonic(), 0.0)
+        ends = [self._since(guest) + _GUEST_SECONDS for guest in self._oldest()]
+        if self._paused_until:
+            ends.append(self._paused_until)
+        left = max(min(ends) - time.monotonic(), 0.0) if ends else None
         for key, _ in selector.select(left):
             if key.fileobj == self._read:
                 return False
             if key.fileobj is self._listener:
                 self._admit(selector)
-            elif isinstance(key.fileobj, socket.socket):
-                self._hear(selector, key.fileobj)
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._guests:
+                self._hear(selector, key.fileobj)  # else it has just made place for another
         now = time.monotonic()
-        for guest in [each for each, about in self._guests.items() if about.deadline <= now]:
-            self._part(selector, guest)
+        while any(self._since(guest) + _GUEST_SECONDS <= now for guest in self._oldest()):
+            self._part(selector, *self._oldest())
+        if self._paused_until and self._paused_until <= now:
+            self._resume(selector)
         return True
 
+    def _since(self, guest: socket.socket) -> float:
+        return self._guests[guest].since
+
+    def _oldest(self) -> list[socket.socket]:
+        """The guest that came first, if there is one."""
+        return list(itertools.islice(self._guests, 1))
+
     def _admit(self, selector: selectors.BaseSelector) -> None:
+        wait = self._drop_one(selector) if len(self._guests) >= _GUESTS else 0.0
         try:
-            guest, _ = self._listener.accept()
-        except OSError:
+            if wait <= 0:
+                guest, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno not in _OUT_OF_RESOURCES:
+                return
+            wait = self._drop_one(selector)  # its descriptor is for the next one
+            if wait <= 0:
+                return
+        if wait > 0:
+            # Who waits in the queue would wake this thread again and again.
+            selector.unregister(self._listener)
+            self._paused_until = time.monotonic() + wait
             return
         guest.setblocking(False)
         self._guests[guest] = _Guest()
         selector.register(guest, selectors.EVENT_READ)
-        if len(self._guests) >= _GUESTS:
-            selector.unregister(self._listener)
+
+    def _drop_one(self, selector: selectors.BaseSelector) -> float:
+        """Takes its place from the oldest guest; if it may keep it, says for how many seconds."""
+        for guest in self._oldest():
+            left = self._since(guest) + _FAIR_SECONDS - time.monotonic()
+            if left > 0:
+                return left
+            self._hear(selector, guest)  # it may have asked meanwhile
+            if guest in self._guests:
+                self._part(selector, guest)
+            return 0.0
+        return _FAIR_SECONDS
+
+    def _resume(self, selector: selectors.BaseSelector) -> None:
+        if self._paused_until:
+            self._paused_until = 0.0
+            selector.register(self._listener, selectors.EVENT_READ)
 
     def _hear(self, selector: selectors.BaseSelector, guest: socket.socket) -> None:
         about = self._guests[guest]
@@ -144,25 +190,25 @@ class Gate:
 
     def _answer(self, line: bytes) -> bytes:
         asked = _parse(self._decode(line))
-        if asked.get("ask") not in self._keys:
+        job, nonce = asked.get("job"), asked.get("nonce")
+        if asked.get("herring") != "ask" or job not in self._keys or not nonce:
             return b""
-        answer = {**self._content, "nonce": asked.get("nonce", "")}
+        answer = {**self._content, "herring": "answer", "job": job, "nonce": nonce}
         return self._encode(json.dumps(answer).encode()) + b"\n"
 
     def _part(self, selector: selectors.BaseSelector, guest: socket.socket) -> None:
         del self._guests[guest]
         selector.unregister(guest)
         guest.close()
-        if self._listener.fileno() not in selector.get_map():
-            selector.register(self._listener, selectors.EVENT_READ)
+        self._resume(selector)
 
 
 class _Guest:
-    """What somebody who has not asked yet has sent, and until when the gate listens."""
+    """What somebody who has not asked yet has sent, and when they came."""
 
     def __init__(self) -> None:
         self.line = b""
-        self.deadline = time.monotonic() + _GUEST_SECONDS
+        self.since = time.monotonic()
 
 
 def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec) -> dict[str, str]:
@@ -186,11 +232,13 @@ def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec
     pause, reason = _POLL_SECONDS, ""
     while True:
         nonce = secrets.token_hex(16)
-        question = encode(json.dumps({"ask": key, "nonce": nonce}).encode())
+        asked = {"herring": "ask", "job": key, "nonce": nonce}
+        question = encode(json.dumps(asked).encode())
         try:
             line = _exchange(host, port, question, min(wait.left(), _GUEST_SECONDS))
             answer = _parse(decode(line)) if line else {}
-            if answer.get("nonce") == nonce:
+            about = (answer.get("herring"), answer.get("job"), answer.get("nonce"))
+            if about == ("answer", key, nonce):
                 return answer
             reason = "what listens there has no answer for this job"
         except OSError as error:

@@ -30,6 +30,7 @@ from herring.launch.detect import (
     Rendezvous,
     ServerEnvironment,
     WorkerEnvironment,
+    warn_of_weak_secret,
 )
 from herring.launch.endpoint import bind, is_loopback_name, listen, resolve, within_reach
 from herring.launch.gate import Gate, ask
@@ -175,7 +176,7 @@ def meet_as_server(
     secret = _given_secret(server.secret_file, server.secret)
     if place.kind == "file":
         key = _note_key(place, f"{server.job}-{server.source}", server.rank_variable)
-        note = publication.wait_for(publication.directory(environ), key, wait)
+        note = publication.wait_for(environ, key, wait)
         _require_behind(server, note)
         return Meeting(note["address"], secret or _shared_secret(note))
     if place.kind == "munge":
@@ -191,7 +192,7 @@ def meet_as_server(
                 "host: copy the job's secret file to this host and set HERRING_SECRET_FILE to its "
                 "path"
             )
-        note = publication.wait_for(publication.directory(environ), _address_key(place.port), wait)
+        note = publication.wait_for(environ, _address_key(place.port), wait)
         secret = bytes.fromhex(note["secret"])
     host = within_reach(place.host, resolved, environ)
     return Meeting(Rendezvous("address", host, place.port).address, secret)
@@ -222,6 +223,7 @@ def read_secret_file(path: str) -> bytes:
             f"HERRING_SECRET_FILE={path} holds {len(secret)} bytes: allowed are at least "
             f"{MINIMUM_SECRET_BYTES} (for example from 'openssl rand -hex 32')"
         )
+    warn_of_weak_secret(secret, f"HERRING_SECRET_FILE={path} holds")
     return secret
 
 
@@ -249,7 +251,7 @@ def _meet_at_address(
     key = _address_key(place.port)
     if worker.rank != 0:
         if secret is None:
-            note = publication.wait_for(publication.directory(environ), key, wait)
+            note = publication.wait_for(environ, key, wait)
             secret = bytes.fromhex(note["secret"])
         host = within_reach(place.host, resolved, environ)
         return Meeting(Rendezvous("address", host, place.port).address, secret)
@@ -279,7 +281,7 @@ def _meet_by_file(
     key = _note_key(worker.rendezvous, name, worker.rank_variable)
     if worker.rank != 0:
         wait.who += f" (found by {worker.rank_variable})"
-        note = publication.wait_for(publication.directory(environ), key, wait)
+        note = publication.wait_for(environ, key, wait)
         return Meeting(note["address"], secret or _shared_secret(note))
     listener = bind("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"

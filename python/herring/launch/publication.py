@@ -1,5 +1,10 @@
 """A note that rank 0 leaves for the other ranks of its host: a file only this user can read.
 
+It lies in a folder that only this user can enter: ``herring`` in ``XDG_RUNTIME_DIR``, else
+``/tmp/herring-UID``. Another user may have made the latter first; then rank 0 makes one whose name
+goes on with something random. Who looks for a note looks into all of them, so nobody can keep a job
+from starting by taking a name.
+
 The file is locked (``flock``) by the process that wrote it for as long as it is meant, so that a
 note left behind by a crash is recognized and never believed.
 """
@@ -12,8 +17,9 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +27,7 @@ from herring.errors import ConfigurationError, TimeoutError
 
 __all__ = ["Publication", "Wait", "directory", "launcher_key", "wait_for"]
 
+_SHARED = Path("/tmp")
 _POLL_SECONDS = 0.02
 _STALE_SECONDS = 3600.0
 
@@ -83,26 +90,53 @@ class Publication:
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """The folder for notes: in ``XDG_RUNTIME_DIR`` if that is ours, else in ``/tmp``.
+    """The folder in which this process leaves notes; it is made if there is none.
 
     Raises:
-        ConfigurationError: The folder belongs to someone else or is open to others.
+        ConfigurationError: No folder can be made.
     """
+    try:
+        for folder in _usual(environ):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            if _is_private(folder):
+                return folder
+        for folder in _unusual():
+            return folder
+        return Path(tempfile.mkdtemp(prefix=f"herring-{os.getuid()}-", dir=_SHARED))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make a folder for this user in {_SHARED} ({error.strerror}): make it "
+            "writable, or set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
+        ) from error
+
+
+def _usual(environ: Mapping[str, str]) -> list[Path]:
+    """Where notes lie unless another user has taken the name."""
     uid = os.getuid()
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    folder = Path("/tmp") / f"herring-{uid}"
+    folders = [_SHARED / f"herring-{uid}"]
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == uid:
-        folder = Path(runtime) / "herring"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    # lstat: a link somebody else put into /tmp must not lead us anywhere.
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & 0o077:
-        raise ConfigurationError(
-            f"{folder} is not a directory that only this user (uid {uid}) can enter: remove it, or "
-            "set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
-        )
-    return folder
+        folders.insert(0, Path(runtime) / "herring")
+    return folders
+
+
+def _unusual() -> Iterator[Path]:
+    """Folders for notes of this user that have a random name."""
+    prefix = f"herring-{os.getuid()}-"
+    for name in sorted(os.listdir(_SHARED)):
+        if name.startswith(prefix) and _is_private(_SHARED / name):
+            yield _SHARED / name
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether only this user can enter it."""
+    try:
+        status = os.lstat(folder)  # a link that somebody else has put there leads nowhere
+    except OSError:
+        return False
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return ours and not status.st_mode & 0o077
 
 
 @dataclass
@@ -138,25 +172,27 @@ class Wait:
         return max(self.timeout - (time.monotonic() - self._start), 0.01)
 
 
-def wait_for(folder: Path, key: str, wait: Wait) -> dict[str, str]:
-    """Waits until a living process has left the note `key`.
+def wait_for(environ: Mapping[str, str], key: str, wait: Wait) -> dict[str, str]:
+    """Waits until a living process of this user has left the note `key`.
 
     Args:
-        folder: From `directory`.
+        environ: Tells where notes lie.
         key: Name of the note.
         wait: Who waits, and how long.
 
     Raises:
         TimeoutError: No such note in time.
     """
+    usual = _usual(environ)
     while True:
-        content = _read(folder / key)
-        if content is not None:
-            return content
-        if not wait.goes_on(f"leave a note in {folder / key}"):
+        for folder in (*filter(_is_private, usual), *_unusual()):
+            content = _read(folder / key)
+            if content is not None:
+                return content
+        if not wait.goes_on(f"leave a note in {usual[0] / key}"):
             raise TimeoutError(
                 f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for a note in "
-                f"{folder / key}: does rank 0 run "
+                f"{usual[0] / key}: does rank 0 run "
                 "on this host, as this user, with the same variables? If not, set "
                 "HERRING_RENDEZVOUS=HOST:PORT (and HERRING_SECRET_FILE) for all"
             )

@@ -15,8 +15,6 @@
 namespace herring::transport::tcp {
 namespace {
 
-constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
-
 bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
 }
@@ -196,14 +194,13 @@ Status Connector::connected() {
 
 Status Connector::answered() {
   if (state_ == State::kHello) {
-    HERRING_RETURN_IF_ERROR(wire::check_server_hello(client_, server_, secret_, name_));
+    HERRING_RETURN_IF_ERROR(wire::check_server_hello(server_, name_));
     const wire::ClientProof proof = wire::make_client_proof(client_, server_, secret_);
     HERRING_RETURN_IF_ERROR(say(&proof, sizeof(proof)));
     state_ = State::kVerdict;
     return {};
   }
-  HERRING_RETURN_IF_ERROR(
-      wire::status_of(static_cast<wire::Verdict>(verdict_.verdict), name_));
+  HERRING_RETURN_IF_ERROR(wire::check_verdict(client_, server_, verdict_, secret_, name_));
   loop_.remove(fd_.get());
   finish(std::move(fd_));
   return {};

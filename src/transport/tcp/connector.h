@@ -24,6 +24,8 @@ class Connector : private EventHandler {
   Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name, const wire::Hello& hello,
             const Credentials& credentials, Nanos patience, Done done);
   ~Connector() override;
+  // Whether somebody was there, who may have ended the connection in the hello.
+  bool met() const { return state_ != State::kConnecting; }
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
@@ -48,6 +50,8 @@ class Connector : private EventHandler {
   wire::ServerHello server_{};
   wire::VerdictMessage verdict_{};
 };
+
+inline constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
 
 // Below: for set-up, when nothing else waits. They return by `deadline`, or soon after this thread
 // is interrupted (base/interrupt.h), and try again when a listener ends, or is too busy, meanwhile.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 
@@ -35,7 +36,10 @@ class Acceptor::Pending : public EventHandler {
     if (timer_ != 0) owner_.loop_.cancel(timer_);
   }
 
-  Nanos since() const { return since_; }
+  // Until when it keeps its place although others want one.
+  Nanos kept_until() const {
+    return since_ + (proving_ ? owner_.limits_.fair : owner_.limits_.silent);
+  }
 
   void on_events(uint32_t) override {
     char* into = proving_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
@@ -43,8 +47,6 @@ class Acceptor::Pending : public EventHandler {
     const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) {
-      // Our hello holds the server's proof; who leaves instead of answering found it wrong.
-      if (proving_) owner_.refused(peer_, "it left instead of proving that it knows the secret");
       return owner_.forget(number_);
     }
     have_ += n;
@@ -58,7 +60,7 @@ class Acceptor::Pending : public EventHandler {
  private:
   void on_hello() {
     const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
-    server_ = wire::make_server_hello(client_, owner_.credentials_.secret, verdict);
+    server_ = wire::make_server_hello(verdict);
     const bool answered = say(&server_, sizeof(server_));
     if (verdict != wire::Verdict::kAccepted) owner_.refused(peer_, wire::describe(verdict));
     proving_ = true;
@@ -73,7 +75,8 @@ class Acceptor::Pending : public EventHandler {
     } else {
       owner_.refused(peer_, wire::describe(verdict));
     }
-    wire::VerdictMessage message{static_cast<uint16_t>(verdict), {}};
+    const wire::VerdictMessage message =
+        wire::make_verdict(client_, server_, verdict, owner_.credentials_.secret);
     if (!say(&message, sizeof(message)) || verdict != wire::Verdict::kAccepted) {
       return owner_.forget(number_);
     }
@@ -119,7 +122,6 @@ Acceptor::~Acceptor() { close(); }
 
 void Acceptor::close() {
   pending_.clear();
-  oldest_first_.clear();
   loop_.cancel(pause_);
   if (!listener_.valid()) return;
   if (pause_ == 0) loop_.remove(listener_.get());
@@ -137,7 +139,9 @@ void Acceptor::on_events(uint32_t) {
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
         log(LogLevel::kWarning, "cannot accept a connection on ", address_.to_string(), ": ",
             strerror(error));
-        pause(kNoDescriptor);
+        const Nanos wait = drop_one();  // its descriptor is for the next one
+        if (wait == 0) continue;
+        pause(std::min(wait, kNoDescriptor));
       }
       return;
     }
@@ -145,7 +149,6 @@ void Acceptor::on_events(uint32_t) {
     if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
     const int number = fd.get();
     pending_.emplace(number, std::make_unique<Pending>(*this, std::move(fd), *peer));
-    oldest_first_.push_back(number);
   }
 }
 
@@ -153,14 +156,30 @@ void Acceptor::on_events(uint32_t) {
 // not drive each other out: who comes later waits in the system's queue.
 bool Acceptor::make_room() {
   if (pending_.size() < limits_.pending) return true;
-  const int oldest = oldest_first_.front();
-  const Nanos age = monotonic_now() - pending_.at(oldest)->since();
-  if (age < limits_.fair) {
-    pause(limits_.fair - age);
-    return false;
+  const Nanos wait = drop_one();
+  if (wait > 0) pause(wait);
+  return wait == 0;
+}
+
+// Takes a place from whoever has had it for longest beyond what everybody gets. If nobody has, it
+// returns how long it takes until somebody will.
+Nanos Acceptor::drop_one() {
+  for (;;) {
+    if (pending_.empty()) return kNoDescriptor;
+    const size_t before = pending_.size();
+    const auto soonest = std::min_element(
+        pending_.begin(), pending_.end(), [](const auto& one, const auto& other) {
+          return one.second->kept_until() < other.second->kept_until();
+        });
+    const auto [fd, pending] = std::pair(soonest->first, soonest->second.get());
+    const Nanos until = pending->kept_until(), left = until - monotonic_now();
+    if (left > 0) return left;
+    pending->on_events(EPOLLIN);  // it may have spoken while this thread was busy
+    if (pending_.size() < before) return 0;
+    if (pending->kept_until() > until) continue;
+    forget(fd);
+    return 0;
   }
-  forget(oldest);
-  return true;
 }
 
 // The waiting connection would wake the loop again and again.
@@ -177,7 +196,6 @@ void Acceptor::resume() {
 
 void Acceptor::forget(int fd) {
   pending_.erase(fd);
-  oldest_first_.erase(std::find(oldest_first_.begin(), oldest_first_.end(), fd));
   if (pending_.size() + 1 == limits_.pending) resume();
 }
 

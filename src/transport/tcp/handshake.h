@@ -2,7 +2,6 @@
 // says nothing must cost nothing but one descriptor for a few seconds. The other side: connector.h.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,8 +24,10 @@ class Acceptor : public EventHandler {
   struct Limits {
     size_t pending = 256;
     Nanos patience = 10 * kSecond;
-    // What everybody gets, also when more want a place: a member needs two round trips.
-    Nanos fair = kSecond;
+    // What everybody gets, also when more want a place: a member speaks as soon as it is connected,
+    // and answers after a round trip. One that was dropped because it is slow comes again.
+    Nanos fair = kSecond;               // who has said a hello of this job
+    Nanos silent = 100 * kMillisecond;  // who has not
   };
 
   Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
@@ -50,6 +51,7 @@ class Acceptor : public EventHandler {
 
   void forget(int fd);
   bool make_room();
+  Nanos drop_one();
   void pause(Nanos time);
   void resume();
   void refused(const Address& peer, const std::string& why);
@@ -64,7 +66,6 @@ class Acceptor : public EventHandler {
   Refused refused_;
   uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;
-  std::deque<int> oldest_first_;  // of pending_
   EventLoop::TimerId pause_ = 0;  // while there is no room, or no descriptor, for a stranger
 };
 

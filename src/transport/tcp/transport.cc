@@ -4,6 +4,8 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "transport/epoll_loop.h"
@@ -69,17 +71,48 @@ class TcpConnecting final : public Connecting {
   TcpConnecting(EventLoop& loop, const Address& address, const std::string& source,
                 const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                 Transport::Connected connected)
-      : connector_(loop, address, source, hello, credentials, patience,
-                   [connected = std::move(connected),
-                    peer = address.to_string()](Result<GuardedFd> fd) {
-                     // The callback may destroy this function with everything in it.
-                     const auto then = connected;
-                     if (!fd.ok()) return then(fd.status());
-                     then(make_connection(std::move(*fd), peer));
-                   }) {}
+      : loop_(loop),
+        address_(address),
+        source_(source),
+        hello_(hello),
+        credentials_(credentials),
+        deadline_(loop.now() + patience),
+        connected_(std::move(connected)) {
+    begin();
+  }
+  ~TcpConnecting() override {
+    if (again_ != 0) loop_.cancel(again_);
+  }
 
  private:
-  Connector connector_;
+  void begin() {
+    again_ = 0;
+    const Nanos left = std::max<Nanos>(deadline_ - loop_.now(), 0);
+    connector_.emplace(loop_, address_, source_, hello_, credentials_, left,
+                       [this](Result<GuardedFd> fd) { done(std::move(fd)); });
+  }
+
+  void done(Result<GuardedFd> fd) {
+    // A busy door may drop a member that is slow to speak.
+    const bool dropped = !fd.ok() && fd.status().code() == Code::kPeerLost && connector_->met();
+    if (dropped && loop_.now() < deadline_) {
+      again_ = loop_.call_after(kPause, [this] { begin(); });
+      return;
+    }
+    const auto then = std::move(connected_);
+    if (!fd.ok()) return then(fd.status());  // it may destroy this
+    then(make_connection(std::move(*fd), address_.to_string()));
+  }
+
+  EventLoop& loop_;
+  const Address address_;
+  const std::string source_;
+  const wire::Hello hello_;
+  const Credentials credentials_;
+  const Nanos deadline_;
+  Transport::Connected connected_;
+  EventLoop::TimerId again_ = 0;
+  std::optional<Connector> connector_;
 };
 
 }  // namespace

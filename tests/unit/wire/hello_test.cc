@@ -28,10 +28,9 @@ TEST(Hello, SurvivesTheWay) {
 TEST(Hello, NoncesAreFresh) {
   const ClientHello a = make_client_hello({}, {}), b = make_client_hello({}, {});
   EXPECT_NE(std::memcmp(a.nonce, b.nonce, sizeof(a.nonce)), 0);
-  const ServerHello c = make_server_hello(a, kSecret, Verdict::kAccepted);
-  const ServerHello d = make_server_hello(a, kSecret, Verdict::kAccepted);
+  const ServerHello c = make_server_hello(Verdict::kAccepted);
+  const ServerHello d = make_server_hello(Verdict::kAccepted);
   EXPECT_NE(std::memcmp(c.nonce, d.nonce, sizeof(c.nonce)), 0);
-  EXPECT_NE(std::memcmp(c.mac, d.mac, sizeof(c.mac)), 0);
 }
 
 TEST(Hello, JobsDiffer) {
@@ -51,66 +50,93 @@ TEST(Hello, APrefixIsKnownByItsMagic) {
   EXPECT_FALSE(may_begin_hello(bytes.data(), 72));
 }
 
-// Every bit of both hellos is covered by both proofs (or checked by itself).
+// Whoever connects knows both hellos; on neither can a guess of the secret be tried.
+TEST(Hello, NothingThatDependsOnTheSecretComesBeforeTheClientsProof) {
+  const ClientHello client = make_client_hello({}, job_id("job"));
+  const ServerHello server = make_server_hello(Verdict::kAccepted);
+  const uint8_t none[32] = {};
+  EXPECT_EQ(std::memcmp(server.unused, none, sizeof(none)), 0);
+  const VerdictMessage refusal = make_verdict(client, server, Verdict::kWrongSecret, kSecret);
+  EXPECT_EQ(std::memcmp(refusal.mac, none, sizeof(none)), 0);
+}
+
+// Every bit of both hellos is covered by both proofs.
 TEST(Hello, NoBitOfTheHellosCanBeChanged) {
   const JobId job = job_id("job");
   const ClientHello client = make_client_hello({Role::kWorker, 1, 0, 1}, job);
-  const ServerHello server = make_server_hello(client, kSecret, Verdict::kAccepted);
+  const ServerHello server = make_server_hello(Verdict::kAccepted);
   const ClientProof proof = make_client_proof(client, server, kSecret);
-  EXPECT_TRUE(check_server_hello(client, server, kSecret, "x").ok());
+  const VerdictMessage verdict = make_verdict(client, server, Verdict::kAccepted, kSecret);
+  EXPECT_TRUE(check_server_hello(server, "x").ok());
   EXPECT_TRUE(check_client_proof(client, server, proof, kSecret));
+  EXPECT_TRUE(check_verdict(client, server, verdict, kSecret, "x").ok());
   for (size_t bit = 0; bit < sizeof(client) * 8; ++bit) {
     ClientHello changed = client;
     reinterpret_cast<uint8_t*>(&changed)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
-    EXPECT_FALSE(check_server_hello(changed, server, kSecret, "x").ok()) << bit;
+    EXPECT_FALSE(check_verdict(changed, server, verdict, kSecret, "x").ok()) << bit;
     EXPECT_FALSE(check_client_proof(changed, server, proof, kSecret)) << bit;
   }
-  for (size_t byte = offsetof(ServerHello, nonce); byte < sizeof(server); ++byte) {
+  for (size_t byte = 0; byte < sizeof(server); ++byte) {
     ServerHello changed = server;
     reinterpret_cast<uint8_t*>(&changed)[byte] ^= 1;
-    EXPECT_FALSE(check_server_hello(client, changed, kSecret, "x").ok()) << byte;
-    if (byte < offsetof(ServerHello, mac)) {
-      EXPECT_FALSE(check_client_proof(client, changed, proof, kSecret)) << byte;
-    }
+    EXPECT_FALSE(check_verdict(client, changed, verdict, kSecret, "x").ok()) << byte;
+    EXPECT_FALSE(check_client_proof(client, changed, proof, kSecret)) << byte;
   }
   for (size_t byte = 0; byte < sizeof(proof); ++byte) {
     ClientProof changed = proof;
     changed.mac[byte] ^= 0x80;
     EXPECT_FALSE(check_client_proof(client, server, changed, kSecret));
+    VerdictMessage other = verdict;
+    other.mac[byte] ^= 0x80;
+    EXPECT_FALSE(check_verdict(client, server, other, kSecret, "x").ok());
   }
 }
 
 TEST(Hello, TheProofsNeedTheSecretAndAreNotEachOther) {
   const ClientHello client = make_client_hello({}, {});
-  const ServerHello server = make_server_hello(client, kSecret, Verdict::kAccepted);
-  EXPECT_EQ(check_server_hello(client, server, "another", "10.0.0.1:5").code(),
+  const ServerHello server = make_server_hello(Verdict::kAccepted);
+  const VerdictMessage verdict = make_verdict(client, server, Verdict::kAccepted, kSecret);
+  EXPECT_EQ(check_verdict(client, server, verdict, "another", "10.0.0.1:5").code(),
             Code::kAuthentication);
   const ClientProof proof = make_client_proof(client, server, kSecret);
-  EXPECT_NE(std::memcmp(proof.mac, server.mac, sizeof(proof.mac)), 0);
+  EXPECT_NE(std::memcmp(proof.mac, verdict.mac, sizeof(proof.mac)), 0);
   EXPECT_FALSE(check_client_proof(client, server, proof, "another"));
   EXPECT_FALSE(check_client_proof(client, server, proof, ""));
 }
 
 TEST(Hello, EveryRefusalHasItsCodeAndNamesTheAddress) {
   const ClientHello client = make_client_hello({}, {});
-  const auto refused = [&](auto change, Code code, const std::string& part) {
-    ServerHello server = make_server_hello(client, kSecret, Verdict::kAccepted);
-    change(server);
-    const Status status = check_server_hello(client, server, kSecret, "10.0.0.1:5");
+  const auto expect = [](const Status& status, Code code, const std::string& part) {
     EXPECT_EQ(status.code(), code) << status.to_string();
     EXPECT_TRUE(contains(status.message(), "10.0.0.1:5")) << status.message();
     EXPECT_TRUE(contains(status.message(), part)) << status.message();
   };
-  const auto verdict = [](Verdict v) {
-    return [v](ServerHello& server) { server.verdict = static_cast<uint16_t>(v); };
+  ServerHello server = make_server_hello(Verdict::kAccepted);
+  server.magic[0] = 'x';
+  expect(check_server_hello(server, "10.0.0.1:5"), Code::kConfiguration, "does not speak");
+  server = make_server_hello(Verdict::kAccepted);
+  server.version = 77;
+  expect(check_server_hello(server, "10.0.0.1:5"), Code::kConfiguration, "version 77");
+  const struct {
+    Verdict verdict;
+    Code code;
+    const char* part;
+  } cases[] = {
+      {Verdict::kWrongJob, Code::kConfiguration, "HERRING_JOB"},
+      {Verdict::kUnexpected, Code::kConfiguration, "not expected"},
+      {Verdict::kWrongSecret, Code::kAuthentication, "HERRING_SECRET_FILE"},
+      {static_cast<Verdict>(999), Code::kConfiguration, "unknown verdict"},
   };
-  refused([](ServerHello& s) { s.magic[0] = 'x'; }, Code::kConfiguration, "does not speak");
-  refused([](ServerHello& s) { s.version = 77; }, Code::kConfiguration, "version 77");
-  refused(verdict(Verdict::kWrongJob), Code::kConfiguration, "HERRING_JOB");
-  refused(verdict(Verdict::kUnexpected), Code::kConfiguration, "not expected");
-  refused(verdict(Verdict::kWrongSecret), Code::kAuthentication, "HERRING_SECRET_FILE");
-  refused(verdict(static_cast<Verdict>(999)), Code::kConfiguration, "unknown verdict");
-  refused([](ServerHello& s) { s.mac[0] ^= 1; }, Code::kAuthentication, "HERRING_SECRET_FILE");
+  for (const auto& one : cases) {
+    server = make_server_hello(one.verdict);
+    expect(check_server_hello(server, "10.0.0.1:5"), one.code, one.part);
+    const VerdictMessage message = make_verdict(client, server, one.verdict, kSecret);
+    expect(check_verdict(client, server, message, kSecret, "10.0.0.1:5"), one.code, one.part);
+  }
+  VerdictMessage forged = make_verdict(client, server, Verdict::kWrongSecret, kSecret);
+  forged.verdict = static_cast<uint16_t>(Verdict::kAccepted);
+  expect(check_verdict(client, server, forged, kSecret, "10.0.0.1:5"), Code::kAuthentication,
+         "HERRING_SECRET_FILE");
 }
 
 TEST(Hello, WrongVersionsAreSeenBeforeTheJob) {
