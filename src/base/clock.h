@@ -13,6 +13,15 @@ inline constexpr Nanos kSecond = 1000 * kMillisecond;
 
 Nanos monotonic_now();
 inline double to_seconds(Nanos t) { return static_cast<double>(t) * 1e-9; }
-inline Nanos from_seconds(double s) { return static_cast<Nanos>(s * 1e9); }
+
+// As long as any wait can be: 100 years, which can be added to the time without overflow.
+inline constexpr Nanos kEndless = 36500LL * 24 * 3600 * kSecond;
+// What is longer, or no number, is endless: callers that mean "for ever" pass infinity, or the
+// largest number that they know.
+inline Nanos from_seconds(double s) {
+  const double nanos = s * 1e9;
+  if (!(nanos < static_cast<double>(kEndless))) return kEndless;
+  return nanos > -static_cast<double>(kEndless) ? static_cast<Nanos>(nanos) : -kEndless;
+}
 
 }  // namespace herring

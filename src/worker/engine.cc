@@ -84,7 +84,9 @@ Status Engine::failure() const {
 }
 
 uint32_t Engine::timeout_ms(double seconds) const {
-  return static_cast<uint32_t>(std::min((seconds > 0 ? seconds : options_.timeout) * 1000, 4e9));
+  // At most 46 days, as it travels; at least 1: 0 would have passed before anybody can answer.
+  return static_cast<uint32_t>(
+      std::clamp((seconds > 0 ? seconds : options_.timeout) * 1000, 1.0, 4e9));
 }
 
 Deadline Engine::deadline(double seconds) const {
