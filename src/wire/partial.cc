@@ -26,7 +26,8 @@ bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
 }  // namespace
 
 uint64_t series_id(std::string_view name, uint32_t group) {
-  return group == 0 ? fnv1a(name) : fnv1a(concat(name, '\n', group));
+  // The number first: a name may hold anything, and with a number at its end stand for two series.
+  return fnv1a(concat(group, '\n', name));
 }
 
 std::string encode(const Enlist& e) {

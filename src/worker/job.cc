@@ -124,7 +124,6 @@ void Job::decline(JobOptions options, const Status& why) {
 void Job::tell_others(const Status& why) {
   if (interrupted()) return;  // leaving is no error of the job's
   if (member_) return member_->abort(why);
-  if (options_.rendezvous.empty()) return;
   auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
   if (!member.ok()) return;
   if (!asked_) {
@@ -146,7 +145,6 @@ Status Job::host_rendezvous() {
     if (options_.rendezvous_fd >= 0) {
       return transport::tcp::adopt_listener(options_.rendezvous_fd);
     }
-    if (rendezvous.empty()) return transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
     auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
     if (!address.ok()) return address.status();
     return transport::tcp::listen_on(*address, 1024);

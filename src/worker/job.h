@@ -19,7 +19,7 @@ struct JobOptions {
   uint32_t rank = 0, size = 1;
   int local_rank = -1, local_size = -1;
   uint32_t dedicated_servers = 0;
-  std::string rendezvous;        // host:port; empty with size 1: an ephemeral port on loopback
+  std::string rendezvous;        // host:port
   bool hosts_rendezvous = true;  // rank 0 only
   int rendezvous_fd = -1;        // an inherited listener for it
   std::string host_id;

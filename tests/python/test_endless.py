@@ -1,4 +1,4 @@
-"""Time-outs that callers take for endless: none of them has passed at once, wherever one is taken."""
+"""Time-outs that callers take for endless: none has passed at once, wherever one is taken."""
 
 from __future__ import annotations
 

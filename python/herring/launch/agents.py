@@ -12,7 +12,7 @@ from herring.errors import ConfigurationError
 from herring.launch.frames import Frame, kind
 from herring.launch.hosts import Host
 from herring.launch.job import RunOptions
-from herring.launch.network import is_reachable_address, own_address
+from herring.launch.network import is_reachable_address, loopback_address, own_address
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes
 from herring.launch.ssh import Connection
 
@@ -113,7 +113,7 @@ class Agents:
     def own_address(self) -> str:
         """Where other hosts reach this machine; loopback if there are none."""
         if not self._all:
-            return "127.0.0.1"
+            return loopback_address()
         interface = self._options.interface or os.environ.get("HERRING_INTERFACE", "")
         if interface:
             return own_address(interface=interface)

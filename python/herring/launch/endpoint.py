@@ -79,12 +79,14 @@ def is_loopback_name(host: str) -> bool:
         return False
 
 
-def listen(host: str, resolved: str, port: int, variable: str) -> socket.socket:
+def listen(host: str, resolved: str, seen: str, port: int, variable: str) -> socket.socket:
     """Listens at the rendezvous: a literal of this machine exactly, else every interface.
 
     Args:
         host: As it was given.
         resolved: Its address.
+        seen: The address under which others reach it, from `within_reach`. It may be one of IPv6
+            although this machine's own name stands for 127.0.1.1.
         port: 1 to 65535.
         variable: Where the port came from, for the message.
 
@@ -92,7 +94,7 @@ def listen(host: str, resolved: str, port: int, variable: str) -> socket.socket:
         ConfigurationError: The port is taken.
     """
     literal = host == resolved and is_local_address(resolved)
-    everywhere = "::" if ":" in resolved else "0.0.0.0"
+    everywhere = "::" if ":" in seen else "0.0.0.0"
     where = resolved if literal or is_loopback_name(host) else everywhere
     try:
         return bind(where, port)

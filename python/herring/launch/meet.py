@@ -34,9 +34,9 @@ from herring.launch.detect import (
 )
 from herring.launch.endpoint import bind, is_loopback_name, listen, resolve, within_reach
 from herring.launch.gate import Gate, ask
-from herring.launch.network import is_local_address, own_address
+from herring.launch.network import is_local_address, loopback_address, own_address
 
-__all__ = ["Meeting", "meet", "meet_as_server", "read_secret_file"]
+__all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
 
 SECRET_BYTES = 32
 DEFAULT_TIMEOUT = 60.0
@@ -54,7 +54,7 @@ class Meeting:
     """What a process needs in order to register.
 
     Attributes:
-        address: ``HOST:PORT`` to connect to, an address literal; empty for a job of one.
+        address: ``HOST:PORT`` to connect to, an address literal.
         secret: The job's secret.
     """
 
@@ -143,7 +143,7 @@ def meet(
     kind = worker.rendezvous.kind
     wait = publication.Wait(f"rank {worker.rank} of {worker.size}", timeout, warn_after)
     if kind == "none":
-        return Meeting("", given or secrets.token_bytes(SECRET_BYTES))
+        return meet_nobody(given)
     if kind == "torch":
         return _meet_by_torch(worker, environ, given, wait)
     if kind == "file":
@@ -151,6 +151,19 @@ def meet(
     if kind == "munge":
         return _meet_by_munge(worker, environ, wait)
     return _meet_at_address(worker, environ, given, wait)
+
+
+def meet_nobody(secret: bytes | None = None) -> Meeting:
+    """What the only worker of a job needs.
+
+    Args:
+        secret: The job's; made up if None.
+
+    Raises:
+        ConfigurationError: This machine has no loopback address.
+    """
+    listener = bind(loopback_address(), 0)
+    return Meeting(_address_of(listener), secret or secrets.token_bytes(SECRET_BYTES), listener)
 
 
 def meet_as_server(
@@ -255,11 +268,11 @@ def _meet_at_address(
             secret = bytes.fromhex(note["secret"])
         host = within_reach(place.host, resolved, environ)
         return Meeting(Rendezvous("address", host, place.port).address, secret)
+    host = within_reach(place.host, resolved, environ)
     if place.descriptor is not None:
         listener = _inherited_listener(place.descriptor, place)
     else:
-        listener = listen(place.host, resolved, place.port, place.variable)
-    host = within_reach(place.host, resolved, environ)
+        listener = listen(place.host, resolved, host, place.port, place.variable)
     if not is_loopback_name(place.host) and not is_local_address(resolved):
         _require_first_node(place, environ)
         host = own_address(interface=environ.get("HERRING_INTERFACE", ""))  # what others see
@@ -283,8 +296,8 @@ def _meet_by_file(
         wait.who += f" (found by {worker.rank_variable})"
         note = publication.wait_for(environ, key, wait)
         return Meeting(note["address"], secret or _shared_secret(note))
-    listener = bind("127.0.0.1", 0)
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    listener = bind(loopback_address(), 0)
+    address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     # A secret of the user's own stays in the user's file.
     content = {"address": address, "secret": "" if secret else shared.hex()}
@@ -305,9 +318,9 @@ def _meet_by_munge(
     socket_path = _munge_socket(environ)
     munge.encode(b"", socket_path)  # whether it is there, before anybody waits
     resolved = resolve(place.host, place.variable, environ, wait)
-    gate_listener = listen(place.host, resolved, place.port, place.variable)
+    host = within_reach(place.host, resolved, environ)
+    gate_listener = listen(place.host, resolved, host, place.port, place.variable)
     try:
-        host = within_reach(place.host, resolved, environ)
         if not is_local_address(host):
             _require_first_node(place, environ)
             host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
@@ -316,7 +329,7 @@ def _meet_by_munge(
         gate_listener.close()
         raise
     secret = secrets.token_bytes(SECRET_BYTES)
-    address = Rendezvous("address", host, listener.getsockname()[1]).address
+    address = _address_of(listener)
     content = {"address": address, "secret": secret.hex(), "size": str(worker.size)}
     content["step"] = environ.get("SLURM_STEP_ID", "")
     gate = Gate(gate_listener, (key, place.key), content, *_codec(socket_path))
@@ -386,11 +399,9 @@ def _meet_by_torch(
         content = json.loads(_read_torch_store(worker, name, wait))
         return Meeting(content["address"], secret or _shared_secret(content))
     store = _torch_store(worker, wait.timeout)
-    host = "127.0.0.1"
-    if not worker.single_host:
-        host = own_address(place.host, environ.get("HERRING_INTERFACE", ""))
-    listener = bind(host, 0)
-    address = Rendezvous("address", host, listener.getsockname()[1]).address
+    host = loopback_address() if worker.single_host else ""
+    listener = bind(host or own_address(place.host, environ.get("HERRING_INTERFACE", "")), 0)
+    address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     content = {"address": address, "secret": "" if secret else shared.hex()}
     try:
@@ -473,6 +484,11 @@ def _publish(
     except ConfigurationError:
         listener.close()
         raise
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return Rendezvous("address", host, port).address
 
 
 def _address_key(port: int) -> str:

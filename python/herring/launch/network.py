@@ -11,7 +11,14 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 
-__all__ = ["Interface", "interfaces", "is_local_address", "is_reachable_address", "own_address"]
+__all__ = [
+    "Interface",
+    "interfaces",
+    "is_local_address",
+    "is_reachable_address",
+    "loopback_address",
+    "own_address",
+]
 
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
@@ -88,7 +95,8 @@ def own_address(towards: str = "", interface: str = "") -> str:
         An address literal; a loopback address only if there is no other.
 
     Raises:
-        ConfigurationError: `interface` is no interface with an address on this machine.
+        ConfigurationError: `interface` is no interface with an address on this machine, or this
+            machine has no address at all.
     """
     if interface:
         return _address_of(interface)
@@ -101,7 +109,30 @@ def own_address(towards: str = "", interface: str = "") -> str:
         for address in each.addresses:
             if each.up and not ipaddress.ip_address(address).is_loopback:
                 return address
-    return "127.0.0.1"
+    return loopback_address()
+
+
+def loopback_address() -> str:
+    """The address under which processes of this machine reach each other: 127.0.0.1 or ::1.
+
+    Raises:
+        ConfigurationError: The loopback interface is down, as in a new network namespace, or has
+            no address.
+    """
+    found = [
+        address
+        for each in interfaces()
+        for address in each.addresses
+        if each.up and ipaddress.ip_address(address).is_loopback
+    ]
+    # 127.0.0.1 first, whichever else there are: IPv4 stands before IPv6 in each interface.
+    found.sort(key=lambda address: address != "127.0.0.1")
+    if not found:
+        raise ConfigurationError(
+            "processes of this machine cannot reach each other: its loopback interface is down or "
+            "has neither 127.0.0.1 nor ::1 (in a network namespace: ip link set lo up)"
+        )
+    return found[0]
 
 
 def _address_of(interface: str) -> str:

@@ -86,5 +86,15 @@ TEST(PartialMessages, NothingShortOrAbsurdIsAccepted) {
   EXPECT_FALSE(decode_join(mark).ok());
 }
 
+// Names may hold anything.
+TEST(PartialMessages, ASeriesOfAGroupIsNoOtherGroupsOfAnotherName) {
+  EXPECT_EQ(series_id("s", 5), series_id("s", 5));
+  EXPECT_NE(series_id("s\n5"), series_id("s", 5));
+  EXPECT_NE(series_id("5\ns"), series_id("s", 5));
+  EXPECT_NE(series_id("s\n5", 6), series_id("s", 56));
+  EXPECT_NE(series_id("1", 1), series_id("", 11));
+  EXPECT_NE(series_id("s"), series_id("s", 5));
+}
+
 }  // namespace
 }  // namespace herring::wire

@@ -22,8 +22,8 @@ import herring
 from herring import runtime
 from herring.errors import ConfigurationError, TimeoutError
 from herring.launch.detect import Rendezvous, WorkerEnvironment, detect
-from herring.launch.meet import Meeting, meet, read_secret_file
-from herring.launch.network import own_address
+from herring.launch.meet import Meeting, meet, meet_nobody, read_secret_file
+from herring.launch.network import loopback_address, own_address
 from herring.launch.publication import Wait
 
 __all__ = ["join_by_store", "rendezvous"]
@@ -110,7 +110,7 @@ def _meet_by_store(
     if worker.secret_file is not None:
         secret = read_secret_file(worker.secret_file)
     if worker.size == 1:
-        return Meeting("", secret or secrets.token_bytes(_SECRET_BYTES))
+        return meet_nobody(secret)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     name = f"herring/{worker.job}/{restart}"
     name += f"/{next(_uses[name])}"
@@ -128,8 +128,9 @@ def _meet_by_store(
     keys = {f"{name}/host/{rank}": rank for rank in range(1, worker.size)}
     _wait_for_keys(store, keys, wait)
     hosts = {store.get(key).decode() for key in keys} | {runtime.host_identity()}
-    address = "127.0.0.1"
-    if len(hosts) > 1:
+    if len(hosts) == 1:
+        address = loopback_address()
+    else:
         interface = os.environ.get("HERRING_INTERFACE", "")
         address = own_address(getattr(base, "host", ""), interface)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -187,7 +188,7 @@ def rendezvous(url: str, **_: Any) -> Any:
     if herring.rank() == 0:
         several = herring.num_nodes() > 1
         interface = os.environ.get("HERRING_INTERFACE", "")
-        host = own_address("", interface) if several else "127.0.0.1"
+        host = own_address("", interface) if several else loopback_address()
         store = dist.TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
         place = host, store.port
     place = herring.broadcast_object(place, name="torch.store")
