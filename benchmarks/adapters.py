@@ -28,6 +28,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from herring.provenance import provenance
+
 MEGABITS, QUEUE_SECONDS = 200.0, 0.020
 LAYERS, WIDTH = 6, 1021  # 25.0 MB of float32
 Steps = dict[str, Callable[[], Any]]
@@ -298,7 +300,8 @@ def main() -> int:
         by = f"{median / arrays:6.3f} of arrays" if arrays else ""
         print(f"{name:<31} {median:8.4f} s  {min(seconds):.4f} to {max(seconds):.4f}  {by}")
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        document = {"seconds": found, "provenance": provenance(options)}
+        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

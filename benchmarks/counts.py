@@ -33,6 +33,7 @@ from harness import BenchJob, JobError, Layout
 
 from herring.lab import Cluster, ClusterError
 from herring.lab.hosts import HostCounters
+from herring.provenance import provenance
 
 _CALLS = {
     "send": ("sendmsg", "sendto", "sendmmsg", "writev", "write"),
@@ -114,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(table(document))
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(
+            json.dumps({**document, "provenance": provenance(options)}, indent=1) + "\n"
+        )
     return 0
 
 

@@ -26,6 +26,7 @@ from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
 from herring import models
 from herring.lab import Cluster, ClusterError
+from herring.provenance import provenance
 
 MEGABIT = 1e6
 
@@ -358,6 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "figures": [{**dataclasses.asdict(f), "passed": f.passed} for f in figures],
             "errors": errors,
             "runs": context.raw,
+            "provenance": provenance(options),
         }
         pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
     failed = [figure for figure in figures if not figure.passed]

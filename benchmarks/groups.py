@@ -20,6 +20,8 @@ import tempfile
 import time
 from typing import Any
 
+from herring.provenance import provenance
+
 WORKERS = SERVERS = 8
 MEGABITS = 200.0
 BYTES = 12_500_000
@@ -142,7 +144,8 @@ def main() -> int:
             flush=True,
         )
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(seconds, indent=1) + "\n")
+        document = {"seconds": seconds, "provenance": provenance(options)}
+        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
+from herring.provenance import provenance
 
 EPILOG = """\
 examples:
@@ -283,6 +284,7 @@ def main() -> None:
             "seed": arguments.seed,
             "traffic": traffic(stats),
             "seconds": time.perf_counter() - start,
+            "provenance": provenance(arguments),
         }
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(summary, indent=2) + "\n")

@@ -100,7 +100,7 @@ def test_server_without_rendezvous(
 
 def test_check_without_running(core: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--no-run", "--json"]) == 0
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["extension module"]["value"] == "SIMD level avx2"
     assert "127.0.0.1" in found["interface lo"]["value"]
     named = ("cpu", "cores", "memory", "/dev/shm", "huge pages", "open files", "locked memory")
@@ -143,7 +143,8 @@ def test_check_tries_an_all_reduce() -> None:
         [*HERRING, "check", "--json"], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    tried = [each for each in json.loads(done.stdout) if each["name"].startswith("all-reduce")]
+    findings = json.loads(done.stdout)["findings"]
+    tried = [each for each in findings if each["name"].startswith("all-reduce")]
     assert len(tried) == 2
     assert all("right to the bit" in each["value"] for each in tried)
 

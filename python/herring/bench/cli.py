@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import pathlib
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +16,7 @@ from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.bench.measure import Request, measure
 from herring.errors import ConfigurationError, HerringError
 from herring.parts import missing_part
+from herring.provenance import provenance
 
 _DESCRIPTION = """\
 Measures how long operations take. Start it like any training script, once per worker:
@@ -143,17 +141,14 @@ def _write_json(
     document = {
         "benchmark": options.operation,
         "library": communicator.name,
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "workers": communicator.size,
         "nodes": communicator.num_nodes,
         "local_size": communicator.local_size,
         "warmup": options.warmup,
         "iterations": options.iterations,
         "batches": options.batches,
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
         "details": communicator.describe(),
+        "provenance": provenance(options),
         "results": results,
     }
     path = pathlib.Path(options.json)

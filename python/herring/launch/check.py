@@ -21,6 +21,7 @@ from herring.launch.commands import module_command
 from herring.launch.network import interfaces
 from herring.launch.version import version
 from herring.parts import install_command
+from herring.provenance import provenance
 
 __all__ = ["Finding", "check", "findings", "trials"]
 
@@ -51,7 +52,7 @@ def check(as_json: bool = False, try_run: bool = True) -> int:
     """Prints the report.
 
     Args:
-        as_json: Print a list of findings as JSON.
+        as_json: Print findings and their provenance as JSON.
         try_run: Also run two small jobs.
 
     Returns:
@@ -61,7 +62,11 @@ def check(as_json: bool = False, try_run: bool = True) -> int:
     if as_json:
         if try_run:
             found += trials()
-        json.dump([dataclasses.asdict(finding) for finding in found], sys.stdout, indent=2)
+        document = {
+            "findings": [dataclasses.asdict(finding) for finding in found],
+            "provenance": provenance({"run": try_run}),
+        }
+        json.dump(document, sys.stdout, indent=2)
         print()
     else:
         _print(found)

@@ -14,6 +14,7 @@ from herring.bench.sizes import parse_size
 from herring.errors import ConfigurationError
 from herring.lab.units import parse_loss, parse_rate, parse_seconds
 from herring.progress import Progress
+from herring.provenance import provenance
 from herring.simulate import catalogue
 from herring.simulate.answer import Job, Prices, best_servers
 from herring.simulate.network import Network, load_costs
@@ -57,14 +58,15 @@ def handle(options: argparse.Namespace) -> int:
     lines = assumptions(answers, source, prices)
     found = dataclasses.replace(found, notes=lines)
     if options.json:
-        print(json.dumps(document(answers, prices, None if sweep else best, lines), indent=1))
+        made = document(answers, prices, None if sweep else best, lines)
+        print(json.dumps({**made, "provenance": provenance(options)}, indent=1))
     elif sweep:
         print(markdown(found))
     else:
         print(answer_text(best, answers[0], prices))
         print(markdown(found))
     if options.out:
-        files = write(found, pathlib.Path(options.out))
+        files = write(found, pathlib.Path(options.out), options)
         if not options.json:
             print(", ".join(map(str, files)))
     return 0

@@ -190,7 +190,7 @@ def handle(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{name}: {error}") from None
         finally:
             progress.clear()
-        files = ", ".join(str(path) for table in tables for path in write(table, folder))
+        files = ", ".join(str(path) for table in tables for path in write(table, folder, options))
         print("\n".join(map(markdown, tables)))
         print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
     return 0

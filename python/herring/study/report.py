@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from herring.errors import ConfigurationError
+from herring.provenance import provenance
 from herring.study.experiments import Chart, Table
 
 __all__ = ["COLOURS", "INK", "draw", "markdown", "read", "write"]
@@ -44,8 +45,13 @@ def markdown(table: Table) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
+def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathlib.Path]:
     """Writes ``NAME.md``, ``NAME.json``, with matplotlib ``NAME.svg``, and the table's own files.
+
+    Args:
+      table: what was found.
+      folder: made if it is not there.
+      options: what was asked for, for ``provenance`` in the JSON document.
 
     Returns:
       All of them.
@@ -53,7 +59,8 @@ def write(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
     folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
     text.write_text(markdown(table))
-    data.write_text(json.dumps(dataclasses.asdict(table), indent=1) + "\n")
+    document = {**dataclasses.asdict(table), "provenance": provenance(options)}
+    data.write_text(json.dumps(document, indent=1) + "\n")
     own = [folder / name for name in table.files]
     for path in own:
         path.write_text(json.dumps(table.files[path.name], indent=1) + "\n")
@@ -68,6 +75,7 @@ def read(file: pathlib.Path) -> Table:
     """
     try:
         found = json.loads(file.read_text())
+        found.pop("provenance", None)
         chart = found["chart"]
         return Table(**{**found, "chart": None if chart is None else Chart(**chart)})
     except OSError as error:
