@@ -5,7 +5,8 @@ seconds; ``bandwidth`` in bytes per second and per direction of a host's link, `
 seconds for a message without content, one way. Sources:
 
 * study: F. Iandola, *Distributed deep neural network training: A measurement study*, section 4,
-* paper: *Herring: Rethinking the Parameter Server at Scale for the Cloud* (SC20).
+* paper: *Herring: Rethinking the Parameter Server at Scale for the Cloud* (Thangakrishnan
+  et al., SC20, 2020).
 
 `time` and `wire` take the name of an algorithm, as ``allreduce(algorithm=)`` does. That the
 schedules send what `wire` says is tested where they are made (``tests/unit/collective``).

@@ -139,3 +139,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+def test_every_paper_has_title_authors_and_year() -> None:
+    listed = source("README.md").split("## Papers")[1]
+    for family, title in (
+        ("Thangakrishnan", "Herring: Rethinking the Parameter Server at Scale for the Cloud"),
+        (
+            "Hoefler",
+            "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective",
+        ),
+        ("Iandola", "Distributed deep neural network training: A measurement study"),
+        ("Awan", "Scalable Distributed DNN Training using TensorFlow and CUDA-Aware MPI"),
+    ):
+        (entry,) = (one for one in listed.split("\n- ") if family in one)
+        words = " ".join(entry.split())
+        assert title in words and re.search(r", 20\d\d\.", words), words
+    for page in ("algorithms", "partial", "simulate", "study"):
+        assert "../README.md#papers" in source(f"docs/{page}.md"), page
+    for family in ("Thangakrishnan", "Hoefler"):
+        assert f"family-names: {family}" in source("CITATION.cff")

@@ -1,6 +1,7 @@
 """Partial all-reduce: rounds that wait for few, and lose nothing of those who are late.
 
-Paper: partial collectives and eager SGD, sections 4 and 5. There the quorum is an expectation and
+Paper: Li et al., Taming Unbalanced Training Workloads in Deep Learning with Partial Collective
+Operations, 2020, sections 4 and 5. There the quorum is an expectation and
 a missed result is overwritten; here the quorum is counted, and every worker gets every result.
 """
 
