@@ -215,8 +215,8 @@ void Executor::check_deadlines(Nanos now) {
     if (overdue) {
       return on_failure_({Code::kTimeout,
                           concat(active->describe(), " waited ", to_seconds(age), " s for ",
-                                 missing, ", or for whom that one waits; raise HERRING_TIMEOUT if "
-                                          "it is only slow")});
+                                 missing, ", or for whom that one waits; if it is only slow, give "
+                                          "it more time (timeout=, HERRING_TIMEOUT)")});
     }
     active->warned = true;
     log(LogLevel::kWarning, active->describe(), " has waited ", age / kSecond, " s for ", missing);

@@ -182,9 +182,13 @@ void Coordinator::join(const JobGroup& group, uint32_t index, std::vector<Answer
 
 Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
   const JobGroup::Gone& first = group.gone.front();
-  return {Code::kPeerLost,
-          concat("'", name, "'", group.members.suffix(), " cannot complete: ",
-                 cluster_.describe_rank(group.members.ranks()[first.index]), " ", first.how)};
+  const std::string who = cluster_.describe_rank(group.members.ranks()[first.index]);
+  const std::string call = concat("'", name, "'", group.members.suffix());
+  if (first.how == kLeftJob) {
+    return {Code::kPeerLost, concat(who, " left the job before calling ", call,
+                                    "; use join() if ranks have different amounts of data")};
+  }
+  return {Code::kPeerLost, concat(call, " cannot complete: ", who, " ", first.how)};
 }
 
 // Why a call cannot complete, whatever the other ranks do.
@@ -366,7 +370,7 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
              {Code::kTimeout,
               concat(what(), " waited ", to_seconds(age), " s for ", missing(pending),
                      ", which did not call it; check that every rank makes the same calls, or "
-                     "raise HERRING_TIMEOUT")},
+                     "give it more time (timeout=, HERRING_TIMEOUT)")},
              out);
       } else if (!pending.warned && age > first.warn_ms * kMillisecond) {
         pending.warned = true;

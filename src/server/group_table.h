@@ -14,6 +14,9 @@
 
 namespace herring::server {
 
+// How a rank is gone that has said goodbye.
+inline constexpr const char* kLeftJob = "has left the job";
+
 struct JobGroup {
   JobGroup(control::Group members, uint16_t credit)
       : members(std::move(members)), credit(credit) {}
@@ -26,7 +29,7 @@ struct JobGroup {
   // The coordinator's.
   struct Gone {
     uint32_t index;
-    std::string how;  // "has left the job ..."
+    std::string how;  // kLeftJob, or what else comes after its name in a message
   };
   std::vector<Gone> gone;  // who calls nothing in it any more, in that order
   uint32_t next_ticket = 0;
@@ -54,6 +57,7 @@ class GroupTable {
   // `rank` is not in it any more. It is forgotten when nobody is.
   void leave(uint32_t id, uint32_t rank);
   // The rank calls nothing any more: it has left the job, or is dead.
+  // `how` goes on after the rank's name in a message, for example kLeftJob.
   void rank_gone(uint32_t rank, const std::string& how);
   bool is_gone(uint32_t rank) const;
   // Notes in a new group who is gone already.

@@ -172,7 +172,7 @@ void Mailbox::overdue(Nanos now, std::vector<Answer>& out) {
       return {Code::kTimeout,
               concat(describe(group, post), " waited ", to_seconds(age), " s; nothing that fits ",
                      post.sends() ? "was received there" : "was sent",
-                     ": check tags and ranks, or raise HERRING_TIMEOUT")};
+                     ": check tags and ranks, or give it more time (timeout=, HERRING_TIMEOUT)")};
     }
     if (!post.warned && age > post.message.warn_ms * kMillisecond) {
       post.warned = true;

@@ -348,7 +348,7 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
                ", has waited ", to_seconds(now - since), " s for ",
                options.replays ? "recorded contributors among " : "", missing,
                fatal ? ", which did not come; check that every rank goes on with the series "
-                       "until it flushes it, or raise HERRING_TIMEOUT"
+                       "until it flushes it, or give it more time (timeout=, HERRING_TIMEOUT)"
                      : "");
     if (fatal) {
       series->failed = true;

@@ -327,7 +327,7 @@ void Server::report_overdue(Nanos now, std::vector<Answer>& out) {
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
-    rank_gone(rank, "has left the job without calling it");
+    rank_gone(rank, kLeftJob);
     if (series_->any()) end_flows(rank);
   });
 }

@@ -170,7 +170,8 @@ void Membership::rank_left(uint32_t rank) {
     if (!group->members().has(rank)) continue;
     // What it had called has been announced by now here too: it would not have left otherwise.
     group->fail({Code::kPeerLost,
-                 concat(cluster_.describe_rank(rank), " has left the job without calling it")});
+                 concat(cluster_.describe_rank(rank), " has left the job, and calls nothing any "
+                        "more; use join() if ranks have different amounts of data")});
   }
 }
 
@@ -197,7 +198,8 @@ void Membership::link_closed(uint32_t server, const Status& why) {
 void Membership::fail_what_needs(uint32_t server) {
   // A group may use the server of one who was no member.
   const Status gone(Code::kPeerLost, concat(departed(*world_), ", and ",
-                                            cluster_.describe_server(server), " has ended"));
+                                            cluster_.describe_server(server), " has ended; use "
+                                            "join() if ranks have different amounts of data"));
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
     if (!group->shards().uses(server)) continue;

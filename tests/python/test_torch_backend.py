@@ -35,6 +35,8 @@ ACROSS_NODES = [
     "stock_ddp",
     "hooks_that_start_collectives_late",
     "disagreements_are_errors",
+    "elements_that_share_memory_are_refused_before",
+    "every_operator",
     "futures_wait_for_futures",
     "once_more",
 ]
@@ -177,6 +179,122 @@ def test_script_in_a_group(tmp_path: Path, status: int) -> None:
         check=False,
     )
     assert job.returncode == status and job.stdout.count("total 2") == 2, job.stdout[-4000:]
+
+
+OWN_GROUP = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import init_process_group
+
+    def total(tensor, **options):
+        dist.all_reduce(tensor, **options)
+        return tensor.item()
+
+    rank = int(os.environ["RANK"])
+    for arguments in ({"rank": 1 - rank}, {"world_size": 7}):
+        try:
+            init_process_group("gloo", **arguments)
+        except RuntimeError as error:
+            assert "python -m herring.torch" in str(error), error
+        else:
+            raise AssertionError(arguments)
+    arguments = eval(os.environ["ARGUMENTS"])
+    init_process_group(*arguments)
+    assert dist.get_backend() == "herring" and dist.get_world_size() == 2
+    assert total(torch.ones(1)) == 2
+    try:
+        init_process_group(*arguments)
+    except ValueError as error:
+        assert "twice" in str(error), error
+    else:
+        raise AssertionError("a second group")
+    dist.destroy_process_group()
+    url = "file://" + os.environ["FOLDER"] + "/store"
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
+    assert dist.get_backend() == "herring"
+    print(f"total {total(torch.ones(1)):g}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", ["()", "('nccl',)", "('gloo', 'env://')", "('herring',)"])
+@pytest.mark.timeout(100)
+def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
+    """Under `python -m herring.torch` it goes on with the one that is there."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(OWN_GROUP))
+    job = subprocess.run(
+        [*herring_run("-n", "2"), "-m", "herring.torch", str(path)],
+        env={**os.environ, "ARGUMENTS": arguments, "FOLDER": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert job.returncode == 0 and job.stdout.count("total 2") == 2, job.stdout[-4000:]
+    said = job.stdout.count("goes on with Herring's group")
+    assert said == (1 if "nccl" in arguments or "gloo" in arguments else 0), job.stdout
+
+
+VARIABLES = """
+    import torch, torch.distributed as dist
+
+    place = {"RANK": os.environ["HERRING_RANK"], "WORLD_SIZE": os.environ["HERRING_SIZE"],
+             "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place)
+    path = os.path.join(os.environ["FOLDER"], "port")
+    if place["RANK"] == "0":
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with open(path + ".new", "w") as file:
+            file.write(str(port))
+        os.rename(path + ".new", path)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    os.environ["MASTER_PORT"] = open(path).read()
+    dist.init_process_group("herring")
+    tensor = torch.ones(300_000)
+    dist.all_reduce(tensor)
+    assert (tensor == 2).all()
+    stats = herring.stats()
+    assert [one["dedicated"] for one in stats["servers"]] == [True] * 2, stats
+    dist.destroy_process_group()
+    print("well", flush=True)
+"""
+
+
+@pytest.mark.timeout(100)
+def test_variables_of_torchrun_beside_servers(tmp_path: Path) -> None:
+    layout = ["-n", "2", "--nodes", "2", "--servers", "2"]
+    job = run_job(layout, textwrap.dedent(VARIABLES), 80, FOLDER=str(tmp_path))
+    assert job.returncode == 0 and job.stdout.count("well") == 2, job.stdout[-4000:]
+
+
+BESIDE_GLOO = """
+    import torch, torch.distributed as dist
+    import herring.torch
+
+    place = {"rank": int(os.environ["HERRING_RANK"]), "world_size": 2}
+    dist.init_process_group("gloo", init_method="file://" + os.environ["FOLDER"] + "/s", **place)
+    raises(herring.ConfigurationError, "call herring.init() on every rank", dist.new_group,
+           backend="herring")
+    dist.barrier()
+    herring.init()
+    group = dist.new_group(backend="herring")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 3
+    dist.barrier()
+    print("well", flush=True)
+"""
+
+
+@pytest.mark.timeout(100)
+def test_group_beside_gloo(tmp_path: Path) -> None:
+    job = run_job(["-n", "2"], textwrap.dedent(BESIDE_GLOO), 80, FOLDER=str(tmp_path))
+    assert job.returncode == 0 and job.stdout.count("well") == 2, job.stdout[-4000:]
 
 
 @pytest.mark.timeout(60)

@@ -1,6 +1,7 @@
 """Runs a script in a process group that Herring serves: ``python -m herring.torch script.py``.
 
-The script, or the framework that it uses, finds the group and begins none of its own.
+The script, or the framework that it uses, finds the group; where it calls `init_process_group`
+itself, whatever backend it asks for, it gets that group.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import herring
 import herring.torch
+from herring.torch.backend.answer import answer_init_process_group
 
 _USAGE = """usage: python -m herring.torch [-m MODULE | SCRIPT] [ARG ...]
 
@@ -33,6 +35,7 @@ def main() -> None:
         print(_USAGE, file=sys.stdout if wanted else sys.stderr)
         sys.exit(0 if wanted else 2)
     _begin()
+    answer_init_process_group()
     ended: SystemExit | None = None
     try:
         if module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any, Callable
 
 import torch
@@ -76,6 +77,53 @@ def disagreements_are_errors() -> None:
         assert "root" not in str(error), error
     else:
         raise AssertionError("ranks disagree, and nobody has said so")
+
+
+@case
+def elements_that_share_memory_are_refused_before() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    refused = (herring.InvalidArgumentError, "share memory")
+
+    def shared(count: int = 4) -> torch.Tensor:
+        return torch.ones(1).expand(count)
+
+    many = [torch.ones(4) for _ in range(size)]
+    raises(*refused, dist.all_reduce, shared())
+    raises(*refused, dist.broadcast, shared(), 0)
+    raises(*refused, dist.all_gather, [shared() for _ in range(size)], torch.ones(4))
+    raises(*refused, dist.all_gather_into_tensor, shared(4 * size), torch.ones(4))
+    raises(*refused, dist.reduce_scatter, shared(), many)
+    raises(*refused, dist.reduce_scatter_tensor, shared(), torch.ones(4 * size))
+    raises(*refused, dist.all_to_all, [shared() for _ in range(size)], many)
+    raises(*refused, dist.all_to_all_single, shared(size), torch.ones(size))
+    raises(*refused, dist.recv, shared(), (rank + 1) % size)
+    # Those who give something that could be written hear of it, and keep what they have.
+    tensor = shared() if rank == 1 else torch.full((4,), 7.0)
+    raises(herring.InvalidArgumentError, "share memory", dist.all_reduce, tensor)
+    assert rank == 1 or tensor.tolist() == [7.0] * 4, tensor
+    given = shared()  # what is only read may
+    found = torch.zeros(4 * size)
+    dist.all_gather_into_tensor(found, given)
+    assert found.tolist() == [1.0] * 4 * size
+    if rank != 0:
+        dist.reduce(given, 0)
+    else:
+        dist.reduce(tensor, 0)
+        assert tensor.tolist() == [7.0 + size - 1] * 4
+
+
+@case
+def advice_helps() -> None:
+    group = dist.new_group(timeout=timedelta(milliseconds=300))
+    if dist.get_rank() == 0:
+        raises(herring.TimeoutError, "of init_process_group or new_group;", dist.barrier, group)
+    dist.barrier()
+    on_cuda = dist.new_group(backend="cuda:herring")
+    raises(
+        RuntimeError, "'cuda:herring,cpu:herring'", dist.all_reduce, torch.ones(1), group=on_cuda
+    )
+    raises(RuntimeError, "on meta", dist.all_reduce, torch.ones(1, device="meta"))
+    dist.barrier()
 
 
 @case

@@ -48,7 +48,7 @@ class CoordinatorTest : public testing::Test {
   }
   std::vector<Answer> leave(uint32_t rank) {
     std::vector<Answer> answers;
-    coordinator.rank_gone(rank, "has left the job without calling it", answers);
+    coordinator.rank_gone(rank, kLeftJob, answers);
     return answers;
   }
   static wire::OpError error_in(const Answer& answer) {

@@ -15,7 +15,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from herring.errors import InvalidArgumentError
+import herring
+from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import join_by_store, rendezvous
 
@@ -32,6 +33,7 @@ def create(options: Any, settings: Any = None) -> HerringProcessGroup:
 
     Raises:
       InvalidArgumentError: `settings` is something else.
+      ConfigurationError: a group of some of the ranks, and this process is in no such job.
       ConfigurationError, AuthenticationError, TimeoutError: as `herring.init`.
     """
     if settings is not None and not isinstance(settings, dict):
@@ -45,9 +47,25 @@ def create(options: Any, settings: Any = None) -> HerringProcessGroup:
     ranks = list(options.global_ranks_in_group)
     rank, size = options.group_rank, options.group_size
     owns = False
-    if not ranks:
+    if ranks:
+        _require_job()
+    else:
         owns = join_by_store(options.store, rank, size, settings or {})
     return HerringProcessGroup(options.store, rank, size, timeout, ranks, owns)
+
+
+def _require_job() -> None:
+    """Raises ConfigurationError unless the default group's ranks are those of the job."""
+    place = dist.get_rank(), dist.get_world_size()
+    found = (herring.rank(), herring.size()) if herring.is_initialized() else None
+    if found == place:
+        return
+    now = "there is none" if found is None else f"here it is rank {found[0]} of {found[1]}"
+    raise ConfigurationError(
+        f"new_group(backend='herring') needs a job of Herring in which this process is rank "
+        f"{place[0]} of {place[1]} too, and {now}: begin with init_process_group('herring'), or "
+        "beside another backend call herring.init() on every rank before new_group()"
+    )
 
 
 def register() -> None:

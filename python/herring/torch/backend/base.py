@@ -32,6 +32,28 @@ __all__ = ["BaseProcessGroup", "routed"]
 
 _GOODBYE = 10.0  # seconds for which the end of a job waits for the other ranks
 
+# The collectives that write to their first argument, as the core knows them; messages: none.
+_KINDS = {
+    "all_gather_single": "allgather",
+    "all_gather_single_coalesced": "allgather",
+    "all_to_all_single": "alltoall",
+    "allgather": "allgather",
+    "allgather_coalesced": "allgather",
+    "allreduce": "allreduce",
+    "allreduce_coalesced": "allreduce",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+    "gather": "alltoall",
+    "gather_single": "alltoall",
+    "recv": "",
+    "recv_anysource": "",
+    "reduce": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "scatter": "alltoall",
+}
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -45,6 +67,8 @@ def routed(method: _Method) -> _Method:
         other = None if tensor is None else self._other(tensor.device.type)
         if other is not None:
             return getattr(other, method.__name__)(*arguments, **options)
+        if method.__name__ in _KINDS:
+            self._require_apart(method.__name__, arguments)
         work = method(self, *arguments, **options)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -177,7 +201,9 @@ class BaseProcessGroup(dist.ProcessGroup):
             return None
         if kind not in self._others:
             place = self.rank(), self.size()
-            self._others[kind] = other_backend(self, kind, name, self._store, *place, self._limit)
+            self._others[kind] = other_backend(
+                self, kind, name, self._device_map(), self._store, *place, self._limit
+            )
         return self._others[kind]
 
     # How operations are started.
@@ -269,6 +295,21 @@ class BaseProcessGroup(dist.ProcessGroup):
         counts[self._places[root]] = flat.numel()
         return counts
 
+    def _require_apart(self, method: str, arguments: Sequence[Any]) -> None:
+        """Refuses, before anything is exchanged, to write to elements that share memory."""
+        if not arguments or not _overlaps(arguments[0]):
+            return
+        if method == "reduce" and self.rank() != self._root(*arguments[1:2] or [None]):
+            return  # nothing is written here
+        text = (
+            f"{method}: a tensor that gets the result has elements that share memory, as expand() "
+            "makes them; pass tensor.contiguous() and use that"
+        )
+        if not _KINDS[method]:
+            raise InvalidArgumentError(text)
+        with self._call(_KINDS[method]):
+            raise InvalidArgumentError(text)
+
     def _require_one_each(self, blocks: Sequence[torch.Tensor], kind: str) -> None:
         if len(blocks) != self.size():
             raise InvalidArgumentError(
@@ -282,3 +323,12 @@ class BaseProcessGroup(dist.ProcessGroup):
                 f"{kind}: the output has {output.numel()} elements of {output.dtype}; it must have "
                 f"{given.numel()} of {given.dtype}"
             )
+
+
+def _overlaps(given: Any) -> bool:
+    """Whether a tensor, or one of a list, or of lists in it, has elements that share memory."""
+    if isinstance(given, torch.Tensor):
+        if given.layout != torch.strided or given.is_contiguous():
+            return False
+        return any(n > 1 and step == 0 for n, step in zip(given.shape, given.stride()))
+    return isinstance(given, (list, tuple)) and any(map(_overlaps, given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ def other_backend(
     group: dist.ProcessGroup,
     kind: str,
     name: str,
+    given: Mapping[str, str],
     store: Any,
     rank: int,
     size: int,
@@ -28,6 +30,7 @@ def other_backend(
       group: the process group.
       kind: of device, for example "cuda".
       name: of the backend; empty: torch was told none for this kind.
+      given: the backend of each kind of device that has one.
       store: of the group.
       rank: of this process in it.
       size: how many ranks it has.
@@ -48,10 +51,16 @@ def other_backend(
         backend = dist.ProcessGroupNCCL(own, rank, size, options)
         group._register_backend(torch.device(kind), types.NCCL, backend)
         return backend
+    if not name and kind not in ("cpu", "cuda"):
+        raise ConfigurationError(
+            f"no backend was given for tensors on {kind}, and herring has none: move the tensor to "
+            "the CPU first"
+        )
     if not name:
+        both = ",".join(f"{one}:{other}" for one, other in {**given, kind: "herring"}.items())
         raise ConfigurationError(
             f"no backend was given for tensors on {kind}: name one as in "
-            f"init_process_group('cpu:herring,{kind}:herring')"
+            f"init_process_group('{both}')"
         )
     raise ConfigurationError(
         f"the backend {name!r} for tensors on {kind} is not there: beside herring there may be "

@@ -60,6 +60,21 @@ class Owner:
             work.done(HerringError(why))
 
 
+# What the core advises after a time-out, and what there is over torch.distributed instead.
+_MORE_TIME = "give it more time (timeout=, HERRING_TIMEOUT)"
+_MORE_TIME_HERE = (
+    "give the group more time (timeout=timedelta(...) of init_process_group or new_group; "
+    "HERRING_TIMEOUT has no say over it)"
+)
+
+
+def _of_torch(error: HerringError) -> HerringError:
+    """An error of the core, with the advice that helps over torch.distributed."""
+    if not isinstance(error, TimeoutError):
+        return error
+    return TimeoutError(str(error).replace(_MORE_TIME, _MORE_TIME_HERE))
+
+
 class _Work(dist.Work):
     """What all works have in common; a work gets its outputs or an error by `_finish`."""
 
@@ -228,7 +243,7 @@ class OperationWork(_Work):
             try:
                 failure = _failure_of(operations)
                 if failure is not None:
-                    raise explained(failure, self._about, self._owner.rank)
+                    raise _of_torch(explained(failure, self._about, self._owner.rank))
                 for operation in operations:
                     operation.wait()
                 if len(operations) == 1:
