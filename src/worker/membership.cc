@@ -222,7 +222,8 @@ void Membership::check_departures(Nanos now) {
         engine_.links().busy(group->id()) || engine_.node_stage().busy(group->id());
     const std::string left = departed(*group);
     if (!busy || left.empty() || !called_off(*group).ok()) continue;
-    const Status why(Code::kPeerLost, concat(left, " while others still wait for it"));
+    const Status why(Code::kPeerLost, concat(left, " while others still wait for it; use join() "
+                                                   "if ranks have different amounts of data"));
     if (group->is_world()) return engine_.fail_now(why);
     call_off(group, why);
   }
