@@ -58,7 +58,8 @@ constexpr const char* kSupported =
 std::string dtype_name(nb::handle array, const std::string& otherwise) {
   if (!nb::hasattr(array, "dtype")) return otherwise;
   try {
-    const auto name = nb::cast<std::string>(nb::str(array.attr("dtype")));
+    const nb::object dtype = array.attr("dtype");
+    const auto name = nb::cast<std::string>(nb::str(nb::handle(dtype)));
     constexpr std::string_view kTorch = "torch.";
     return name.starts_with(kTorch) ? name.substr(kTorch.size()) : name;
   } catch (const std::exception&) {  // an attribute of another meaning

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
-    raise ImportError("herring.torch needs PyTorch 2.1 or newer: pip install torch") from _error
+    from herring.parts import install_command
+
+    raise ImportError(
+        f"herring.torch needs PyTorch 2.1 or newer: {install_command('torch')}"
+    ) from _error
 
 from herring import (
     allgather_object,
