@@ -2,12 +2,14 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include "base/log.h"
 #include "base/settings.h"
 #include "bindings.h"
 #include "reduce/reduce.h"
 #include "worker/job.h"
+#include "worker/options.h"
 
 namespace herring::bindings {
 namespace {
@@ -46,6 +48,13 @@ std::pair<double, double> start_up_times(const std::map<std::string, std::string
   return {settings.get_seconds("connect_timeout"), settings.get_seconds("warn_after")};
 }
 
+// Cores, the link's bits per second (0: not known) and proxies of a server here that is reached at
+// `address`, in a job of as many nodes as it takes.
+std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& address) {
+  const worker::ServingHost host = worker::serving_host(address);
+  return {host.cores, host.rate, worker::proxies_for(host, ~0u)};
+}
+
 void run_server(nb::dict options) {
   std::map<std::string, std::string> overrides;
   std::string rendezvous, secret;
@@ -71,6 +80,7 @@ void register_tools(nb::module_& module) {
   module.def("settings", &settings);
   module.def("setting_warnings", &setting_warnings);
   module.def("start_up_times", &start_up_times, "overrides"_a);
+  module.def("server_proxies", &server_proxies, "address"_a);
   module.def("run_server", &run_server, "options"_a);
   module.def("simd_level", &reduce::simd_level);
   module.def("dtype_of", [](nb::object array) {

@@ -62,9 +62,10 @@ constexpr SettingSpec kSpecs[] = {
     {"heartbeat_timeout", kSeconds, "1.5",
      "Silence of a peer and of its system after which it is taken for dead", 0.02, kWeek},
     {"proxies", kInt, "0",
-     "Event-loop threads of a server; 0: one per up to 8 nodes, at most half of the cores", 1, 1024,
-     true},
-    {"flows", kInt, "1", "Connections between a node and a server", 1, 64},
+     "Event-loop threads of a server; 0: one per 7 Gbit/s of its link (8 if that is not known), at "
+     "most 16, half of the cores, and one per node",
+     1, 1024, true},
+    {"flows", kInt, "1", "Connections between a worker and a server", 1, 64},
     {"segment_bytes", kBytes, "8192",
      "Unit of summing; about the payload of a jumbo frame", kKiB, kMiB, false, kAlignment},
     {"buffer_bytes", kBytes, "0",

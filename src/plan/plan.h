@@ -39,7 +39,7 @@ struct Shard {
 // server order and cover [0, bytes) exactly. weights: at least one, finite, >= 0, not all 0.
 std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights);
 
-// DESIGN, "A gradient's way": the weight of each server for n nodes with k dedicated servers.
+// The weight of each server for n nodes with k dedicated servers.
 // Dedicated servers come first in server order, then one colocated server per node.
 // k = 0: n colocated, 1/n each; 0 < k < n: k + n servers; k >= n: k dedicated, 1/k each.
 std::vector<double> server_weights(uint32_t nodes, uint32_t dedicated);

@@ -105,7 +105,7 @@ Status SimulatedJob::set_up() {
     servers_.push_back(std::move(*server));
   }
   const auto cores = static_cast<uint32_t>(std::max<size_t>(options_.simulation.cores, 1));
-  const server::DataPlaneOptions plane = worker::data_plane(*settings, cluster_, cores);
+  const server::DataPlaneOptions plane = worker::data_plane(*settings, cluster_, {cores});
   for (uint32_t i = 0; i < servers_.size(); ++i) servers_[i]->attach(cluster_, i, plane);
 
   for (uint32_t rank = 0; rank < options_.nodes; ++rank) {

@@ -16,7 +16,11 @@ namespace {
 
 using transport::Address;
 
-uint32_t cores() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+ServingHost serving_host_of(const control::ServerInfo& server) {
+  const auto address = transport::parse_address(server.address, "a server's address");
+  return serving_host(address.ok() ? address->host : "");
+}
 
 std::string encode_bus(const LocalAddress& address) {
   ByteWriter out;
@@ -205,7 +209,9 @@ Status Job::connect() {
   const control::Cluster& cluster = member_->cluster();
   auto shared = adopt(cluster.settings);
   if (!shared.ok()) return shared.status();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster, cores());
+  ServingHost host;
+  if (server_) host = serving_host_of(cluster.servers[server_member_->server_index()]);
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster, host);
   if (server_) {
     const size_t connections = (size_t{cluster.size} + cluster.servers.size()) * plane.flows;
     HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(connections));
@@ -392,7 +398,8 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   auto shared = adopt(membership.cluster().settings);
   if (!shared.ok()) return shared.status();
   const control::Cluster& cluster = membership.cluster();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster, cores());
+  const ServingHost here = serving_host_of(cluster.servers[membership.server_index()]);
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster, here);
   HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(size_t{cluster.size} * plane.flows));
   server.attach(cluster, membership.server_index(), plane);
 

@@ -1,6 +1,9 @@
 #include "worker/options.h"
 
 #include <algorithm>
+#include <thread>
+
+#include "transport/tcp/socket.h"
 
 namespace herring::worker {
 namespace {
@@ -14,6 +17,8 @@ constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
 constexpr size_t kLadder = 1 << 20;
 // Slots for a segment of credit: one fills, one drains.
 constexpr size_t kSlotsPerSegment = 2;
+constexpr uint64_t kRatePerProxy = 7'000'000'000;
+constexpr uint32_t kProxiesOfUnknownLink = 8, kMostProxies = 16;
 
 }  // namespace
 
@@ -28,12 +33,24 @@ Result<Settings> adopt(const control::Settings& shared) {
   return Settings::load(overrides, [](const char*) -> const char* { return nullptr; });
 }
 
+ServingHost serving_host(const std::string& address) {
+  return {std::max(1u, std::thread::hardware_concurrency()),
+          transport::tcp::link_rate(address)};
+}
+
+uint32_t proxies_for(const ServingHost& host, uint32_t nodes) {
+  const uint64_t wanted = host.rate == 0
+                              ? kProxiesOfUnknownLink
+                              : std::min<uint64_t>((host.rate + kRatePerProxy - 1) / kRatePerProxy,
+                                                   kMostProxies);
+  return std::max(std::min({static_cast<uint32_t>(wanted), host.cores / 2, nodes}), 1u);
+}
+
 server::DataPlaneOptions data_plane(const Settings& settings, const control::Cluster& cluster,
-                                    uint32_t cores) {
+                                    const ServingHost& host) {
   server::DataPlaneOptions options;
   const auto asked = static_cast<uint32_t>(settings.get_int("proxies"));
-  const uint32_t chosen = std::clamp(std::min((cluster.nodes + 7) / 8, cores / 2), 1u, 16u);
-  options.proxies = asked != 0 ? asked : chosen;
+  options.proxies = asked != 0 ? asked : proxies_for(host, cluster.nodes);
   options.segment_bytes = settings.get_bytes("segment_bytes");
   options.frame_max = settings.get_bytes("frame_max");
   options.credit = settings.get_bytes("credit");

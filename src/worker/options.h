@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/settings.h"
 #include "control/cluster.h"
@@ -15,9 +16,24 @@ control::Settings shared_settings(const Settings& settings);
 // A process's settings with the job's shared ones over them.
 Result<Settings> adopt(const control::Settings& shared);
 
-// `cores`: of the machine that serves.
+// The machine that serves.
+struct ServingHost {
+  uint32_t cores = 1;
+  uint64_t rate = 0;  // of its link, bits per second and direction; 0: not known
+};
+
+// This machine, whose server is reached at `address`, a literal.
+ServingHost serving_host(const std::string& address);
+
+// How many proxies a server has unless HERRING_PROXIES says so: as many as its link can keep busy,
+// at most half of the cores, and one per node, for all flows of a node end at one proxy. One thread
+// moves some 14 Gbit/s; it is given half of that, for nodes are not spread evenly, and small frames
+// cost more. Virtual machines do not know their link's rate: theirs may be one of 100 Gbit/s, on
+// which the paper has 8.
+uint32_t proxies_for(const ServingHost& host, uint32_t nodes);
+
 server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,
-                                    uint32_t cores);
+                                    const ServingHost& host);
 
 // Without what belongs to the process: addresses, credentials, time-outs, how to abort.
 EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,

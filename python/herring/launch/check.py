@@ -17,8 +17,9 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
-from herring.launch.network import interfaces
+from herring.launch.network import interfaces, own_address
 from herring.launch.version import version
 from herring.parts import install_command
 from herring.provenance import provenance
@@ -197,12 +198,28 @@ def _network() -> list[Finding]:
     if not reachable:
         advice = "jobs on this machine work; jobs over several hosts need an interface"
         found.append(Finding("interfaces", "none but loopback", "note", advice))
+    found.append(_proxies())
     control = "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip()
     receive = "".join(_lines("/proc/sys/net/ipv4/tcp_rmem")).split()
     if control and len(receive) == 3:
         value = f"{control}, receive buffer up to {_size(int(receive[2]))}"
         found.append(Finding("tcp", value))
     return found
+
+
+def _proxies() -> Finding:
+    """How many threads a server on this machine has by default, and why."""
+    name = "proxies of a server"
+    try:
+        from herring import _core
+
+        address = own_address(interface=os.environ.get("HERRING_INTERFACE", ""))
+        cores, rate, proxies = _core.server_proxies(address)
+    except (ImportError, ConfigurationError) as error:
+        return Finding(name, str(error), "note", "without them no job runs here")
+    link = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link whose rate is not known"
+    nodes = ", in jobs of as many nodes" if proxies > 1 else ""
+    return Finding(name, f"{proxies}{nodes} ({link} at {address}, {cores} cores)")
 
 
 def _limits() -> list[Finding]:

@@ -55,8 +55,8 @@ class Network:
       node_rate: bytes per second, each way, at which the workers of a node together bring a buffer
         together and spread the result.
       late: seconds that the slowest of twice as many nodes is behind more, see `lateness`.
-      proxies: of each server; 0: one for up to 8 nodes, at most 16, as HERRING_PROXIES has it on
-        machines with enough cores.
+      proxies: of each server; 0: one for up to 8 nodes, at most 16. (A real server goes by the
+        rate of its link instead.)
       costs: of a host's processors; `cores` of 0: one per worker, and per proxy of a server.
       noise: of the pace, see `coarse.Scenario`.
       seed: of losses and noise.

@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string_view>
@@ -101,6 +103,19 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   if (n < 0) return Status(Code::kInternal, strerror(errno));
   HERRING_RETURN_IF_ERROR(finish_connecting(fd.get()));
   return fd;
+}
+
+// An interface that is no hardware says what somebody has made up (a container's veth: 10 Gbit/s),
+// unless it stands for hardware.
+uint64_t rate_of_interface(const std::string& name) {
+  const std::filesystem::path folder = "/sys/class/net/" + name;
+  std::error_code ignored;
+  const bool hardware = std::filesystem::exists(folder / "device", ignored);
+  const bool stands_for_hardware = std::filesystem::exists(folder / "bonding", ignored) ||
+                                   std::filesystem::exists("/proc/net/vlan/" + name, ignored);
+  int64_t megabits = -1;
+  if (hardware || stands_for_hardware) std::ifstream(folder / "speed") >> megabits;
+  return megabits > 0 ? static_cast<uint64_t>(megabits) * 1'000'000 : 0;
 }
 
 }  // namespace
@@ -296,6 +311,21 @@ Result<std::string> interface_address(const std::string& name) {
   return Status(Code::kConfiguration,
                 concat("HERRING_INTERFACE is '", name, "', which is neither an address nor an "
                        "interface with one; this host has ", all));
+}
+
+uint64_t link_rate(const std::string& address) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return 0;
+  std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    sockaddr_storage storage{};
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&storage, one->ifa_addr, length);
+    if (from_sockaddr(storage, length).host == address) return rate_of_interface(one->ifa_name);
+  }
+  return 0;
 }
 
 }  // namespace herring::transport::tcp

@@ -54,5 +54,7 @@ void avoid_bbr(int fd);
 
 // The address of a named interface ("eth0"), or the text itself when it is an address.
 Result<std::string> interface_address(const std::string& name_or_address);
+// Bits per second and direction of the link that has this address; 0 where the system does not say.
+uint64_t link_rate(const std::string& address);
 
 }  // namespace herring::transport::tcp
