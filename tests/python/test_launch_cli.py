@@ -47,6 +47,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.settings = lambda: ROWS
     module.setting_warnings = lambda: ["HERRING_FLOW is no setting"]
     module.simd_level = lambda: "avx2"
+    module.server_proxies = lambda address: (16, 25 * 10**9, 4)  # type: ignore[attr-defined]
     module.served = []
     module.run_server = module.served.append
     module.start_up_times = lambda _: (60.0, 60.0)
@@ -103,6 +104,9 @@ def test_check_without_running(core: types.ModuleType, capsys: pytest.CaptureFix
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["extension module"]["value"] == "SIMD level avx2"
     assert "127.0.0.1" in found["interface lo"]["value"]
+    proxies = found["proxies of a server"]["value"]
+    assert proxies.startswith("4, in jobs of as many nodes (a link of 25 Gbit/s at ")
+    assert proxies.endswith(", 16 cores)")
     named = ("cpu", "cores", "memory", "/dev/shm", "huge pages", "open files", "locked memory")
     for name in (*named, "openssl"):
         assert found[name]["value"]
