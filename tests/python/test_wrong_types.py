@@ -60,6 +60,8 @@ SCRIPT = """
             if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or name in SKIPPED:
                 continue
             for value in VALUES:
+                if name == "timeout" and isinstance(value, int) and value > 5:
+                    continue  # these are right, and a receive would wait for them
                 arguments = {key: make() for key, make in given.items()}
                 arguments[name] = value
                 attempt(f"{where}({name})", value, call, arguments)
