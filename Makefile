@@ -244,9 +244,9 @@ COMPILED := -C build-dir=build -C cmake.build-type=RelWithDebInfo \
 # wheel from that, each in an environment that pip makes for it. Where only Python files have changed
 # since, it takes what `build` has compiled, and so is there in seconds.
 build/wheel/stamp: $(STAMPS)/build $(PACKAGE) README.md
-	@rm -rf build/wheel
+	@rm -rf build/wheel/*.whl
 	@$(if $(filter-out $(PACKAGE) README.md,$?),\
-	  echo "building a wheel as a user does" && $(PIP) build && \
+	  rm -rf build/wheel && echo "building a wheel as a user does" && $(PIP) build && \
 	  $(BIN)/python -m build --outdir build/wheel . > build/wheel.log 2>&1 \
 	    || { tail -n 40 build/wheel.log; echo "the wheel cannot be built (all of it: build/wheel.log)"; exit 1; },\
 	  $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
