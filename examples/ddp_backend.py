@@ -1,5 +1,6 @@
 """torch's own DistributedDataParallel over herring: one line of a script changes, the backend.
 
+herring run -n 4 -- python examples/ddp_backend.py
 torchrun --nproc-per-node 4 examples/ddp_backend.py
 mpirun -n 4 python examples/ddp_backend.py herring://
 """

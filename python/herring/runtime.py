@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from herring import _core
 from herring.apart import not_waited_for
 from herring.arguments import shown, text_of
 from herring.errors import ConfigurationError, ShutdownError
+from herring.launch import joined
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
 from herring.names import forget_names
@@ -61,6 +63,8 @@ _PATIENCE = 5.0  # seconds for which the end of the process waits for a thread t
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
+_settings: dict[str, str] = {}  # that the running job was started with, beside the environment's
+_told_alone = False
 learn_job: list[Callable[[_core.Job], None]] = []  # called when one begins
 forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
 
@@ -88,7 +92,9 @@ def init(**settings: Any) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
     Ranks are detected in this order: ``HERRING_*``, torchrun, Open MPI, PMIx or PMI, Slurm; without
-    any of them this process is a job of one. Blocks until every rank and dedicated server is there.
+    any of them this process is a job of one, and a script says so on its standard error
+    (``HERRING_RANK=0 HERRING_SIZE=1`` says that this is meant). Blocks until every rank and
+    dedicated server is there.
 
     Args:
       **settings: override settings by name (see ``herring config``), for example
@@ -97,7 +103,8 @@ def init(**settings: Any) -> None:
 
     Raises:
       ConfigurationError: the environment or a setting is missing, wrong or contradictory; ranks
-        disagree about the job; the rendezvous cannot be bound.
+        disagree about the job; the rendezvous cannot be bound; this process has joined the job
+        with other settings before.
       AuthenticationError: the rendezvous does not know this job's secret.
       TimeoutError: not everybody came in time; the message lists who is missing.
     """
@@ -127,9 +134,10 @@ def start(
     Raises:
       ConfigurationError, AuthenticationError, TimeoutError: as `init`.
     """
-    global _job
+    global _job, _settings
     with _lock:
         if _job is not None:
+            _require_same(settings)
             return False
         misplaced = sorted(_ENVIRONMENT_ONLY.intersection(settings))
         if misplaced:
@@ -138,6 +146,7 @@ def start(
                 f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
             )
         overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
+        given = dict(overrides)
         worker = who()
         with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
             for text in _core.setting_warnings():
@@ -163,6 +172,10 @@ def start(
             )
         finally:
             meeting.close()
+        _settings = given
+        joined.tell(worker.job, worker.rank)
+        if worker.source == "single":
+            _say_alone()
         forget_names()
         for learn in learn_job:
             learn(_job)
@@ -177,6 +190,55 @@ def _text_of_setting(name: str, value: Any) -> str:
         return text_of(str(value), name)
     raise ConfigurationError(
         f"option {name} is {shown(value)}; it must be a number, a text, True or False"
+    )
+
+
+def _require_same(settings: dict[str, Any]) -> None:
+    """Refuses settings other than those that the running job has.
+
+    Raises:
+      ConfigurationError: names those that differ.
+    """
+    if not settings:
+        return
+    rows = {row["name"]: row for row in _core.settings()}
+    different = []
+    for name, value in settings.items():
+        if name not in rows:
+            raise ConfigurationError(f"there is no option {name!r}; 'herring config' lists all")
+        before = _settings.get(name, rows[name]["value"])
+        read = _READERS.get(rows[name]["type"], str)
+        text = _text_of_setting(name, value)
+        if read(text) != read(str(before)):
+            different.append((f"{name}={text}", f"{name}={before!s}"))
+    if different:
+        asked, there = (", ".join(texts) for texts in zip(*different))
+        raise ConfigurationError(
+            f"init({asked}): this process is in a job already, with {there}; give settings with "
+            "the first init(), or call shutdown() before"
+        )
+
+
+# So that 300 and 5m, or True and on, are the same.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "seconds": _core.parse_seconds,
+    "bytes": _core.parse_bytes,
+    "bool": lambda text: text.strip().lower() in ("true", "1", "yes", "on"),
+    "int": lambda text: text.strip().lstrip("+"),
+    "enum": lambda text: text.strip().lower(),
+}
+
+
+def _say_alone() -> None:
+    """Says once that this is a job of one, unless a person sits at the prompt."""
+    global _told_alone
+    if _told_alone or hasattr(sys, "ps1"):
+        return
+    _told_alone = True
+    _core.log_warning(
+        "no launcher has started this process, so it is a job of one worker, and nothing is "
+        "averaged with others: start it with 'herring run -n N -- python ...', torchrun, mpirun or "
+        "srun (HERRING_RANK=0 HERRING_SIZE=1 says that one worker is meant)"
     )
 
 

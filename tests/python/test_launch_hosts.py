@@ -137,7 +137,7 @@ def test_numbers_out_of_range(workers: int, servers: int, word: str) -> None:
 
 def test_what_each_process_is_told() -> None:
     options = RunOptions(["true"], lay_out(read_hosts("a.invalid:2,b.invalid:1", None), None, 1))
-    every = list(tasks(options, job_variables(options, "192.0.2.1:7")))
+    every = list(tasks(options, job_variables(options, "192.0.2.1:7"), {"MASTER_PORT": "8"}))
     assert [(task.name, task.host.name, task.rank) for task in every] == [
         ("server 0", "a.invalid", None),
         ("rank 0", "a.invalid", 0),
@@ -151,6 +151,13 @@ def test_what_each_process_is_told() -> None:
     assert places == [(None, None, None), ("0", "3", "2"), ("1", "3", "2"), ("2", "3", "1")]
     assert len({task.environment[SECRET] for task in every}) == 1
     assert {task.environment["HERRING_RENDEZVOUS"] for task in every} == {"192.0.2.1:7"}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT")
+    assert [tuple(map(task.environment.get, names)) for task in every] == [
+        (None,) * 5,
+        ("0", "3", "0", "0", "8"),
+        ("1", "3", "1", "0", "8"),
+        ("2", "3", "0", "1", "8"),
+    ]
     # Workers keep the identity of their host; only a server has one of its own.
     assert ["HERRING_HOST_ID" in task.environment for task in every] == [True] + [False] * 3
 

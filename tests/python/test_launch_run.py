@@ -249,7 +249,7 @@ def test_a_progress_bar_of_rank_0_survives_lines_of_others(tmp_path: Path) -> No
     )
     assert status == 0, shown
     assert shown.startswith(b"\r[0] 10%")
-    assert shown.endswith(b"\r\x1b[2K[0] 99%\r\n")
+    assert b"\r\x1b[2K[0] 99%\r\n" in shown
     assert b"[1] other\r\n" in shown
 
 

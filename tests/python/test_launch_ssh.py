@@ -112,7 +112,8 @@ def test_ranks_stand_on_hosts_in_the_given_order(ssh: Path) -> None:
         "[2] 2 4 0 1 here",
         "[3] 3 4 0 1 a",
     ]
-    assert sorted(done.stderr.splitlines()) == [f"[{rank}] e" for rank in range(4)]
+    said = [line for line in done.stderr.splitlines() if not line.startswith("herring run:")]
+    assert sorted(said) == [f"[{rank}] e" for rank in range(4)]
 
 
 def test_environment_and_directory(ssh: Path, tmp_path: Path) -> None:
@@ -194,6 +195,35 @@ def test_a_job_across_hosts(ssh: Path, tmp_path: Path) -> None:
         done = run(*options, "--", sys.executable, "-c", script)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.splitlines()) == [f"[{rank}] {expected}" for rank in range(3)]
+
+
+def test_a_script_of_torchrun_runs_there_as_it_is(ssh: Path) -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import torch, torch.distributed as dist; dist.init_process_group('gloo'); "
+        "t = torch.ones(1); dist.all_reduce(t); print(int(t)); dist.destroy_process_group()"
+    )
+    done = run("-H", "a:1,b:1", "--network-interface", "lo", "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 2", "[1] 2"]
+    assert "none of the 2 workers has called herring.init()" in done.stderr
+
+
+def test_who_has_joined_there_and_what_the_cause_was(ssh: Path) -> None:
+    code = (
+        "import herring; herring.init(); r = herring.rank()\n"
+        "if r == 1: raise ValueError('bad', r)\n"
+        "herring.barrier()"
+    )
+    options = ["-H", "a:1,b:1", "--require-init", "--network-interface", "lo"]
+    done = run(*options, "--", sys.executable, "-c", code.replace("1:", "9:"))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run(*options, "--", sys.executable, "-c", code)
+    assert done.returncode == 1
+    assert re.search(
+        r"the cause: rank 1 \(process \d+ on b\) failed first, at \S+: ValueError: \('bad', 1\)$",
+        done.stderr.splitlines()[-1],
+    ), done.stderr
 
 
 def test_import_horovod_there(ssh: Path) -> None:
@@ -520,7 +550,9 @@ def test_rank_0_inherits_the_listening_socket(agent: Agent) -> None:
     agent.send(kind.LISTEN, 0, {"interface": "lo"})
     frame = agent.frame()
     assert frame.kind == kind.LISTENING
-    address = frame.payload.decode()
+    place = frame.content()
+    address = place["rendezvous"]
+    assert 1 <= place["store_port"] <= 65535
     environment = {"HERRING_RENDEZVOUS": address, "HERRING_RANK": "0", "HERRING_SIZE": "2"}
     environment["HERRING_SECRET"] = "ab" * 32
     task = {"name": "rank 0", "worker": True, "listener": True, "environment": environment}

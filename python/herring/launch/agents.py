@@ -92,14 +92,14 @@ class Agents:
             connection.out.send(kind.JOB, 0, job)
         return self._wait_for(lambda each: each.ready is not None, self._all, turn)
 
-    def rendezvous(self, turn: Callable[[float], bool]) -> str:
+    def rendezvous(self, turn: Callable[[float], bool]) -> tuple[str, int]:
         """Lets the agent of rank 0's host listen.
 
         Args:
             turn: As of `reach`.
 
         Returns:
-            HOST:PORT; empty if the job does not go on.
+            HOST:PORT, empty if the job does not go on; and a port there that is kept free.
 
         Raises:
             HostError: That host is lost.
@@ -108,7 +108,7 @@ class Agents:
         interface = self._options.interface or os.environ.get("HERRING_INTERFACE", "")
         first.out.send(kind.LISTEN, 0, {"interface": interface})
         self._wait_for(lambda each: bool(each.address), [first], turn)
-        return first.address
+        return first.address, first.store_port
 
     def own_address(self) -> str:
         """Where other hosts reach this machine; loopback if there are none."""

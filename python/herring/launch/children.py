@@ -22,6 +22,7 @@ class Child:
         pid: Its process id there.
         ended: Whether it has ended.
         code: Popen's return code then.
+        joined: Whether it has called ``herring.init()``.
     """
 
     task: Task
@@ -30,6 +31,7 @@ class Child:
     pid: int = 0
     ended: bool = False
     code: int = 0
+    joined: bool = False
 
     @property
     def is_server(self) -> bool:

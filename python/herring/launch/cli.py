@@ -38,7 +38,8 @@ examples:
 
 what the workers get:
   HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
-  secret of their own. PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the
+  secret of their own; and what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that its scripts run as they are. PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the
   workers) are set unless you set them. Rank 0 reads this command's input if that is no terminal
   and rank 0 runs on this machine. Other hosts get, besides what is set there, the working
   directory, PATH, LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*,
@@ -47,7 +48,8 @@ what the workers get:
 
 how it ends:
   With 0 once all workers have ended with 0. If one fails, it is named, the others are stopped, and
-  its exit status is this command's (128 + signal if a signal ended it; 124 after --timeout; 255
+  its exit status is this command's; where several fail, the last line names the one that failed
+  first (128 + signal if a signal ended it; 124 after --timeout; 3 with --require-init; 255
   if a host cannot be reached or is lost, which --start-timeout bounds at the start).
   Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; Ctrl-C again kills. Whatever the workers
   started ends with the job, on every host, also if this command or its ssh is killed.
@@ -153,6 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--keep-going", action="store_true", help="let the others go on after a worker has failed"
+    )
+    run.add_argument(
+        "--require-init",
+        action="store_true",
+        help="a worker that ends without having called herring.init() has failed: status 3",
     )
     hosts.add_options(run)
     horovodrun.add_options(run)
@@ -332,6 +339,7 @@ def _run(options: argparse.Namespace) -> int:
             grace=options.grace,
             prefix=not options.no_prefix,
             keep_going=options.keep_going,
+            require_init=options.require_init,
             start_timeout=options.start_timeout,
             output=options.output_filename,
             horovod=options.horovod,

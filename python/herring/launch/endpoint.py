@@ -12,7 +12,7 @@ from herring.launch import slurm
 from herring.launch.network import is_local_address, own_address
 from herring.launch.publication import Wait
 
-__all__ = ["bind", "is_loopback_name", "listen", "resolve", "within_reach"]
+__all__ = ["bind", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
 
 _POLL_SECONDS = 0.5
 
@@ -122,6 +122,33 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def reserve() -> socket.socket:
+    """Keeps a port free for another process of this machine, until it is closed.
+
+    The system gives the port to nobody who asks for any, and neither to a connection. Who asks for
+    this one, and with SO_REUSEADDR as servers do (torch's store among them), gets it, on each
+    address.
+
+    Returns:
+        A socket that is bound, and does not listen.
+    """
+    try:
+        holder = socket.socket(socket.AF_INET6)
+        everywhere = "::"
+    except OSError:  # a system without IPv6
+        holder = socket.socket(socket.AF_INET)
+        everywhere = "0.0.0.0"
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if holder.family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind((everywhere, 0))
+    except OSError:
+        holder.close()
+        raise
+    return holder
 
 
 def _look_up(host: str) -> str:

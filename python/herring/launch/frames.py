@@ -11,10 +11,11 @@ From `herring run`:
     SIGNAL: the number of a signal in decimal, for the process with this number
 From the agent:
     READY: {"client"}: the address from which ssh has come, or empty
-    LISTENING: the address of the rendezvous, HOST:PORT
+    LISTENING: {"rendezvous", "store_port"}: its address, HOST:PORT, and a port that is kept free
     STARTED: its process id in decimal
     OUTPUT, ERRORS: bytes that the process has written to its standard output or error
     ENDED: its return code as Popen has it, in decimal
+    JOINED: nothing; the rank of this number has called herring.init()
     FAILED: {"message", "status"}: the agent ends; nothing of the job goes on here
     BEAT: nothing; that the network is there. A connection that is gone ends with the first that
         TCP cannot deliver
@@ -37,7 +38,7 @@ from herring.errors import HerringError
 
 __all__ = ["GREETING", "Frame", "Inbox", "Outbox", "kind"]
 
-GREETING = b"herring-remote 1\n"
+GREETING = b"herring-remote 2\n"
 _OTHER_GREETING = re.compile(rb"herring-remote \d+\n")
 _HEADER = struct.Struct(">BII")
 _MAXIMUM_PAYLOAD = 1 << 24
@@ -49,6 +50,7 @@ class kind:  # noqa: N801
 
     JOB, LISTEN, START, SIGNAL = 1, 2, 3, 4
     READY, LISTENING, STARTED, OUTPUT, ERRORS, ENDED, FAILED, BEAT = 65, 66, 67, 68, 69, 70, 71, 72
+    JOINED = 73
 
 
 class Frame:

@@ -15,6 +15,7 @@ from pathlib import Path
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
+from herring.launch.joined import JOB_PREFIX
 
 __all__ = [
     "EXIT_NOT_EXECUTABLE",
@@ -28,6 +29,7 @@ __all__ = [
     "own_environment",
     "passed_environment",
     "resolve_command",
+    "store_variables",
     "tasks",
 ]
 
@@ -49,6 +51,16 @@ _OF_A_JOB = {
     "HERRING_SSH",
 }
 _OF_A_HOST = {"HERRING_HOST_ID", "HERRING_INTERFACE"}
+# As torchrun has them, for scripts that were written for it.
+_PLACE_FOR_TORCH = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+}
+_STORE_OF_TORCH = {"MASTER_ADDR", "MASTER_PORT"}  # -x may choose another place
 # What a program needs to be found and to find its libraries, where all hosts are set up alike.
 _BASICS = {
     "PATH",
@@ -114,6 +126,7 @@ class RunOptions:
         grace: Seconds between SIGTERM and SIGKILL.
         prefix: Whether output lines carry the rank.
         keep_going: Whether the others go on after a worker has failed.
+        require_init: Whether a worker that ends without having called ``herring.init()`` failed.
         start_timeout: Seconds within which all must meet, or None: the setting.
         output: Folder that gets a copy of what each rank prints, or None.
         horovod: Whether ``import horovod`` is to find `herring.horovod`.
@@ -130,6 +143,7 @@ class RunOptions:
     grace: float = 10.0
     prefix: bool = True
     keep_going: bool = False
+    require_init: bool = False
     start_timeout: float | None = None
     output: Path | None = None
     horovod: bool = False
@@ -234,8 +248,15 @@ def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[s
         environ: Usually ``os.environ``.
         several: Whether the job has several hosts: what names this one, and its interface, stays.
     """
-    dropped = _OF_A_JOB if several else _OF_A_JOB | _OF_A_HOST
-    return {name: value for name, value in environ.items() if name not in dropped}
+    dropped = _OF_A_JOB | _PLACE_FOR_TORCH | _STORE_OF_TORCH
+    if not several:
+        dropped |= _OF_A_HOST
+    return {
+        name: value
+        for name, value in environ.items()
+        # A torchrun around this job serves no store for it.
+        if name not in dropped and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
@@ -247,7 +268,7 @@ def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
         "HERRING_RENDEZVOUS": rendezvous,
         "HERRING_SERVERS": str(options.servers),
         "HERRING_SECRET": secrets.token_hex(32),
-        "HERRING_JOB": f"run-{os.getpid()}-{secrets.token_hex(4)}",
+        "HERRING_JOB": f"{JOB_PREFIX}{os.getpid()}-{secrets.token_hex(4)}",
     }
     if options.start_timeout is not None:
         variables["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
@@ -294,7 +315,7 @@ def passed_environment(
         name, given, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigurationError(f"-x {text}: allowed is NAME or NAME=VALUE")
-        if name in _OF_A_JOB:
+        if name in _OF_A_JOB | _PLACE_FOR_TORCH:
             raise ConfigurationError(f"-x {name}: herring run sets it itself; leave it out")
         if not given and name not in environ:
             raise ConfigurationError(f"-x {name}: it is not set here; give -x {name}=VALUE")
@@ -313,12 +334,26 @@ def as_horovod(options: RunOptions) -> bool:
     return options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0")
 
 
-def tasks(options: RunOptions, job: Mapping[str, str]) -> Iterator[Task]:
+def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Where rank 0 opens the store of torch.distributed, if the script asks for one.
+
+    Args:
+        rendezvous: HOST:PORT of the job; the store is on the same host.
+        port: A port there that is kept free for it.
+        chosen: Variables of -x, which may name another place.
+    """
+    host = rendezvous.rpartition(":")[0].strip("[]")
+    place = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return {name: value for name, value in place.items() if name not in chosen}
+
+
+def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str]) -> Iterator[Task]:
     """All processes of a job: servers, then workers by rank, who stand in blocks on the nodes.
 
     Args:
         options: What was asked for.
         job: From `job_variables`.
+        store: From `store_variables`; for workers alone.
     """
     for index, host in enumerate(options.layout.servers):
         # A host of its own, as it would be in earnest.
@@ -335,10 +370,17 @@ def tasks(options: RunOptions, job: Mapping[str, str]) -> Iterator[Task]:
         for local_rank in range(count):
             environment = {
                 **job,
+                **store,
                 "HERRING_RANK": str(rank),
                 "HERRING_SIZE": str(options.workers),
                 "HERRING_LOCAL_RANK": str(local_rank),
                 "HERRING_LOCAL_SIZE": str(count),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(options.workers),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(count),
+                "GROUP_RANK": str(node),
+                "GROUP_WORLD_SIZE": str(len(blocks)),
             }
             if options.nodes > 1:
                 environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{node}"

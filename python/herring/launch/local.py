@@ -17,12 +17,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import BinaryIO
 
 from herring.errors import HerringError
 from herring.launch.agents import Agents, workers_on
+from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
-from herring.launch.endpoint import bind
+from herring.launch.endpoint import bind, reserve
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
     CommandError,
@@ -34,9 +34,10 @@ from herring.launch.job import (
     own_environment,
     passed_environment,
     resolve_command,
+    store_variables,
     tasks,
 )
-from herring.launch.output import Sink, Source, open_copies, prefix
+from herring.launch.joined import Joined
 from herring.launch.processes import (
     LEFTOVER_SECONDS,
     Process,
@@ -45,17 +46,17 @@ from herring.launch.processes import (
     signals_to_loop,
 )
 from herring.launch.ssh import Connection
-from herring.launch.terminal import open_terminal, resize
+from herring.launch.streams import Streams
 
 __all__ = ["Launcher", "run"]
 
+EXIT_NOT_JOINED = 3
 EXIT_TIMEOUT = 124  # as timeout(1)
 _SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
-_DRAIN_SECONDS = 0.5
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SAME_STOP_SECONDS = 1.0  # two different signals in it are one stop: a session that ends sends both
 _LAST_SECONDS = 10.0  # of a process that was killed, to end: one that waits for a device does not
-_NO_FILES = (None, None)
+_NO_INIT = "ended without having called herring.init()"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -104,20 +105,17 @@ class Launcher:
         self._chosen = chosen
         self._children: list[Child] = []
         self._by_number: dict[int, Child] = {}
-        self._sources: dict[tuple[int, int], Source] = {}  # of processes on other hosts
-        self._notes: dict[str, Source] = {}  # what ssh says, by host
         self._selector = selectors.DefaultSelector()
-        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank; what goes there too
-        terminals = [os.isatty(1), os.isatty(2)]
-        self._out = Sink(1, terminals[0], self._wait_for_reader, self._on_output_error)
-        self._err = Sink(2, terminals[1], self._wait_for_reader)
+        self._streams = Streams(
+            options, self._selector, self._wait_for_reader, self._on_output_error
+        )
+        self._say = self._streams.say
+        self._joined: Joined | None = None
         self._waits = self._killed = False  # for a reader; everything was
         self._give_up_at: float | None = None
-        if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
-            self._err = self._out  # one screen has one unfinished line
-        self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._terminal = -1  # our side of rank 0's pseudo-terminal
+        self._held = contextlib.ExitStack()  # until the end
         self._status: int | None = None  # of the first failure
+        self._first: tuple[Child, float] | None = None  # that failed, and when (of time.time)
         self._signal = 0  # the first stopping signal that was passed on
         self._signalled_at = 0.0
         self._stopping = False
@@ -144,6 +142,7 @@ class Launcher:
             while not all(child.ended for child in self._children):
                 self._turn()
             self._sweep()
+            self._conclude()
         except BrokenPipeError:
             # Our reader has gone (as in "herring run ... | head"); so must the job.
             self._status = self._status or 128 + signal.SIGPIPE
@@ -151,6 +150,7 @@ class Launcher:
             self._stopping = True
             self._sweep(gentle=False)
             self._processes.close()
+            self._held.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
@@ -174,16 +174,19 @@ class Launcher:
                 listener = stack.enter_context(bind(self._agents.own_address(), 0))
                 host, port = listener.getsockname()[:2]
                 rendezvous = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                store_port = self._held.enter_context(reserve()).getsockname()[1]
             else:
-                rendezvous = self._agents.rendezvous(self._turn_if_going_on)
+                rendezvous, store_port = self._agents.rendezvous(self._turn_if_going_on)
                 if not rendezvous:
                     return
-            if options.output is not None:  # before anything runs that would be in vain
-                self._files = open_copies(options.output, options.workers)
+            self._streams.open_copies()  # before anything runs that would be in vain
             base = own_environment(os.environ, several=bool(layout.remote))
             base.update(self._chosen)
             machine_defaults(base, workers_on(options, None), as_horovod(options))
-            for task in tasks(options, job_variables(options, rendezvous)):
+            store = store_variables(rendezvous, store_port, self._chosen)
+            job = job_variables(options, rendezvous)
+            self._listen_for_joined(job["HERRING_JOB"])
+            for task in tasks(options, job, store):
                 if not task.host.local:
                     self._start_far(task)
                 elif task.rank is None:
@@ -193,13 +196,7 @@ class Launcher:
 
     def _start_far(self, task: Task) -> None:
         connection = self._agents.to(task.host)
-        mark = self._mark(task)
-        copies = self._files.get(-1 if task.rank is None else task.rank, _NO_FILES)
-        for kind_, sink, copy in (
-            (kind.OUTPUT, self._out, copies[0]),
-            (kind.ERRORS, self._err, copies[1]),
-        ):
-            self._sources[task.number, kind_] = Source(sink, mark, copy=copy)
+        self._streams.add(task)
         self._add(Child(task, connection=connection))
         wanted = {
             "name": task.name,
@@ -218,48 +215,32 @@ class Launcher:
         command = [*self._options.server_command, "--rendezvous", environment["HERRING_RENDEZVOUS"]]
         out, err = subprocess.PIPE, subprocess.PIPE
         process = self._spawn(task, command, environment, (), subprocess.DEVNULL, out, err)
-        mark = self._mark(task)
-        self._connect(process.popen.stdout, Source(self._out, mark))
-        self._connect(process.popen.stderr, Source(self._err, mark))
+        self._streams.connect(task, process.popen)
 
     def _spawn_worker(
         self, task: Task, base: dict[str, str], listener: socket.socket | None
     ) -> None:
-        rank = task.number
         environment = {**base, **task.environment}
-        mark = self._mark(task)
-        copies = self._files.get(rank, _NO_FILES)
         out = err = subprocess.PIPE
         stdin: int | None = subprocess.DEVNULL
         keep: tuple[int, ...] = ()
         terminal = -1
-        if rank == 0 and listener is not None:
+        if task.rank == 0 and listener is not None:
             environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
             keep = (listener.fileno(),)
             if not os.isatty(0):
                 # A file or pipe is rank 0's to read. A terminal is not: a process group in the
                 # background that reads from it is stopped.
                 stdin = None
-            if self._out.terminal or self._err.terminal:
-                self._terminal, terminal = open_terminal(*self._screen())
-                out = terminal if self._out.terminal else subprocess.PIPE
-                err = terminal if self._err.terminal else subprocess.PIPE
+            out, err, terminal = self._streams.open_terminal()
         try:
             process = self._spawn(task, self._command, environment, keep, stdin, out, err)
         finally:
             if terminal >= 0:
                 os.close(terminal)
+        self._streams.connect(task, process.popen)
         if terminal >= 0:
-            sink = self._out if self._out.terminal else self._err
-            copy = copies[0] if self._out.terminal else copies[1]
-            source = Source(sink, mark, live=True, copy=copy)
-            self._selector.register(self._terminal, selectors.EVENT_READ, source)
-        for pipe, sink, copy in (
-            (process.popen.stdout, self._out, copies[0]),
-            (process.popen.stderr, self._err, copies[1]),
-        ):
-            if pipe is not None:
-                self._connect(pipe, Source(sink, mark, copy=copy))
+            self._streams.connect_terminal(task)
 
     def _spawn(
         self,
@@ -275,28 +256,12 @@ class Launcher:
         self._add(Child(task, process, pid=process.pid))
         return process
 
-    def _connect(self, pipe: object, source: Source) -> None:
-        if pipe is not None:
-            os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, source)
-
-    def _mark(self, task: Task) -> bytes:
-        return self._prefix(task.name.removeprefix("rank "), task.number)
-
-    def _prefix(self, label: str, number: int) -> bytes:
-        if not self._options.prefix:
-            return b""
-        return prefix(label, number, self._colour and self._out.terminal)
-
-    def _screen(self) -> tuple[int, int]:
-        """A terminal that a person watches, and the columns of it that prefixes take."""
-        return (1 if self._out.terminal else 2), (4 if self._options.prefix else 0)
-
     # The loop.
 
     def _turn(self, until: float | None = None) -> None:
         deadlines = [until, self._kill_at, self._stop_servers_at, self._timeout_at]
         deadlines += [self._give_up_at, self._agents.next_deadline()]
+        deadlines.append(self._streams.next_deadline())
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
@@ -306,8 +271,11 @@ class Launcher:
                         self._on_signal(number)
             elif isinstance(key.data, Outbox):
                 key.data.flush()
+            elif isinstance(key.data, Joined):
+                self._note_joined(key.data.ranks())
             else:
-                self._read(key)
+                self._streams.read(key)
+        self._streams.on_time(time.monotonic())
         self._reap()
         self._on_time(time.monotonic())
 
@@ -318,30 +286,9 @@ class Launcher:
             self._status = 128 + self._signal
         return not self._stopping
 
-    def _read(self, key: selectors.SelectorKey) -> bool:
-        """Moves one piece of output; whether there was any."""
-        try:
-            data = os.read(key.fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        except OSError:  # EIO: the pseudo-terminal has no other side any more
-            data = b""
-        if data:
-            key.data.feed(data)
-            return True
-        self._selector.unregister(key.fileobj)
-        key.data.finish()
-        if key.fd == self._terminal:
-            os.close(self._terminal)
-            self._terminal = -1
-        else:
-            key.fileobj.close()
-        return False
-
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGWINCH:
-            if self._terminal >= 0:
-                resize(self._terminal, *self._screen())
+            self._streams.resize()
             self._signal_all(number, servers=False)
         elif number == signal.SIGTSTP:
             # Ctrl-Z reaches only us; the job must stop and go on with us.
@@ -445,6 +392,9 @@ class Launcher:
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
         """What the agent on another host says about a process there."""
+        if frame.kind == kind.JOINED:
+            self._note_joined([frame.number])
+            return
         if frame.kind == kind.FAILED:
             content = frame.content()
             message = f"{connection.host.name}: {content['message']}"
@@ -453,7 +403,7 @@ class Launcher:
         if child is None or child.connection is not connection:
             return
         if frame.kind in (kind.OUTPUT, kind.ERRORS):
-            self._sources[frame.number, frame.kind].feed(frame.payload)
+            self._streams.feed(frame.number, frame.kind, frame.payload)
         elif frame.kind == kind.STARTED:
             child.pid = frame.integer()
         elif frame.kind == kind.ENDED and not child.ended:
@@ -462,17 +412,14 @@ class Launcher:
 
     def _on_text(self, connection: Connection, data: bytes) -> None:
         """What ssh, or the agent, has to say by itself."""
-        name = connection.host.name
-        if name not in self._notes:
-            self._notes[name] = Source(self._err, self._prefix(name, 0))
-        self._notes[name].feed(data)
+        self._streams.feed_note(connection.host.name, data)
 
     def _on_loss(self, connection: Connection) -> None:
         """An ssh has ended."""
         connection.lost = True
         connection.give_up_at = None
         # What it has said before is still to be read.
-        self._drain_pipes(connection.process.popen.stdout, connection.process.popen.stderr)
+        self._streams.drain_pipes(connection.process.popen.stdout, connection.process.popen.stderr)
         if connection.closing:
             return
         connection.close()
@@ -492,6 +439,9 @@ class Launcher:
 
     def _on_end(self, child: Child) -> None:
         code = child.code
+        self._streams.finish_process(child.task.number)
+        if self._joined is not None:
+            self._note_joined(self._joined.ranks())
         workers_ended = all(c.ended for c in self._children if not c.is_server)
         if code and not self._stopping:
             if child.is_server and workers_ended and code == -signal.SIGTERM:
@@ -500,6 +450,11 @@ class Launcher:
                 self._say(f"{child.task.name} {how_ended(code)} after all workers had ended")
             else:
                 self._on_failure(child)
+        elif self._options.require_init and self._left_out(child) and not self._stopping:
+            self._status = self._status or EXIT_NOT_JOINED
+            name = f"{child.task.name} (process {child.pid}{child.where})"
+            self._say(f"{name} {_NO_INIT} (--require-init){self._consequence()}")
+            self._stop_for_failure()
         elif code and not child.is_server and self._signal and self._status is None:
             self._status = 128 + self._signal
         if workers_ended and not self._stopping and self._stop_servers_at is None:
@@ -509,7 +464,9 @@ class Launcher:
 
     def _on_failure(self, child: Child) -> None:
         if self._status is None:
-            self._status = child.code if child.code > 0 else 128 - child.code
+            self._status = _shell_status(child.code)
+        if self._first is None:
+            self._first = child, time.time()
         name, how = child.task.name, how_ended(child.code)
         self._say(f"{name} (process {child.pid}{child.where}) {how}{self._consequence()}")
         self._stop_for_failure()
@@ -547,10 +504,6 @@ class Launcher:
         elif child.connection is not None:
             child.connection.out.send(kind.SIGNAL, child.task.number, number)
 
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._err.write(f"herring run: {text}\n".encode(), None)
-
     # Ending.
 
     def _sweep(self, gentle: bool = True) -> None:
@@ -560,12 +513,12 @@ class Launcher:
             self._signal_all(signal.SIGKILL)
         self._agents.leave(self._turn_at_the_end)
         if gentle:
-            self._drain()
+            self._streams.drain(_is_read)
             seconds = min(self._options.grace, LEFTOVER_SECONDS)
             self._processes.end_leftovers(signal.SIGTERM, seconds)
         self._processes.end_leftovers(signal.SIGKILL, LEFTOVER_SECONDS)
         if gentle:
-            self._drain()
+            self._streams.drain(_is_read)
         self._processes.forget()
 
     def _turn_at_the_end(self, until: float) -> bool:
@@ -574,27 +527,53 @@ class Launcher:
             self._turn(until)
         return True
 
-    def _drain_pipes(self, *pipes: object) -> None:
-        """Reads what is left in pipes whose writer has ended."""
-        for pipe in pipes:
-            for key in list(self._selector.get_map().values()):
-                while key.fileobj is pipe and self._read(key):
-                    pass
+    def _conclude(self) -> None:
+        """Says at the end what may have been lost among the output of many."""
+        if self._first is not None and self._status != EXIT_TIMEOUT and not self._signal:
+            first, at = self._first
+            cause, words = find_cause(first, at, self._children, self._streams.last_words)
+            said = bool(self._streams.last_words(cause.task.number)[0])
+            if len(self._children) > 1 and (said or cause is not first):
+                name = f"{cause.task.name} (process {cause.pid}{cause.where})"
+                self._say(f"the cause: {name} failed first, {words}")
+            if cause.code != -signal.SIGTERM:
+                self._status = _shell_status(cause.code)
+            if text := hint(words):
+                self._say(text)
+        left_out = [child for child in self._children if self._left_out(child)]
+        workers = self._options.workers
+        if self._status or self._signal or workers < 2 or not left_out:
+            return
+        if len(left_out) == workers:
+            what = f"none of the {workers} workers has called herring.init()"
+        else:
+            names = ", ".join(str(child.task.rank) for child in left_out)
+            what = f"rank{'s' * (len(left_out) > 1)} {names} {_NO_INIT}"
+        whose = "of it" if len(left_out) == 1 else "of them"
+        self._say(f"{what}: Herring has averaged nothing {whose} (--require-init: status 3)")
 
-    def _drain(self) -> None:
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while time.monotonic() < deadline:
-            keys = [key for key, _ in self._selector.select(0) if _is_read(key)]
-            moved = [self._read(key) for key in keys]  # all of them, so that none starves
-            if not any(moved):
-                break
-        for key in list(self._selector.get_map().values()):
-            if _is_read(key):
-                key.data.finish()
-        for source in (*self._sources.values(), *self._notes.values()):
-            source.finish()
+    # Who has joined.
+
+    def _listen_for_joined(self, job: str) -> None:
+        self._joined = self._held.enter_context(contextlib.closing(Joined(job)))
+        if self._joined.socket is not None:
+            self._selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
+
+    def _note_joined(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            child = self._by_number.get(rank)
+            if child is not None and not child.is_server:
+                child.joined = True
+
+    def _left_out(self, child: Child) -> bool:
+        """Whether it is a worker that has ended well and never joined."""
+        return not child.is_server and child.ended and child.code == 0 and not child.joined
+
+
+def _shell_status(code: int) -> int:
+    return code if code > 0 else 128 - code
 
 
 def _is_read(key: selectors.SelectorKey) -> bool:
     """Whether it is output of a process, or of an ssh."""
-    return key.data is not None and not isinstance(key.data, Outbox)
+    return key.data is not None and not isinstance(key.data, (Outbox, Joined))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from herring.errors import ConfigurationError
+from herring.launch.tracebacks import Tracebacks
 
 __all__ = ["Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
 
@@ -139,7 +140,11 @@ class Sink:
 
 
 class Source:
-    """Bytes from one descriptor of one process, on their way to a sink."""
+    """Bytes from one descriptor of one process, on their way to a sink.
+
+    Attributes:
+        tracebacks: Holds them until they are whole; what it holds is shown by `release`.
+    """
 
     def __init__(
         self, sink: Sink, mark: bytes, live: bool = False, copy: BinaryIO | None = None
@@ -152,6 +157,7 @@ class Source:
             live: Show unfinished lines at once (for one source of a terminal).
             copy: A file, without a buffer, that gets the bytes as they are, or None.
         """
+        self.tracebacks = Tracebacks()
         self._sink = sink
         self._mark = mark
         self._live = live
@@ -165,13 +171,21 @@ class Source:
         """Takes what the process wrote."""
         if self._copy is not None:
             self._write_copy(data)
-        if self._live:
+        self._show(self.tracebacks.feed(data))
+
+    def release(self) -> None:
+        """Shows what has been held."""
+        self._show(self.tracebacks.release())
+
+    def _show(self, data: bytes) -> None:
+        if data and self._live:
             self._feed_live(data)
-        else:
+        elif data:
             self._feed_lines(data)
 
     def finish(self) -> None:
         """The process has closed its end: shows an unfinished line."""
+        self.release()
         if self._copy is not None:
             self._copy.close()
             self._copy = None

@@ -19,7 +19,7 @@ import time
 from typing import IO
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.endpoint import bind
+from herring.launch.endpoint import bind, reserve
 from herring.launch.frames import Frame, Inbox, Outbox, kind
 from herring.launch.job import (
     SERVER_COMMAND,
@@ -27,6 +27,7 @@ from herring.launch.job import (
     own_environment,
     resolve_command,
 )
+from herring.launch.joined import Joined
 from herring.launch.network import is_reachable_address, own_address
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
 
@@ -34,6 +35,7 @@ __all__ = ["Agent", "main"]
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BEAT_SECONDS = 10.0
+_LAST_READS = 4  # of a pipe whose process has ended; others may write to it without an end
 _KEPT_BYTES = 1 << 20  # of output that ssh does not take; processes wait then
 _LAST_SECONDS = 1.0  # to hand over what was printed last
 
@@ -52,6 +54,8 @@ class Agent:
         self._pipes: dict[IO[bytes], _Pipe] = {}
         self._waiting = False  # whether pipes are not read at present
         self._listener: socket.socket | None = None
+        self._store: socket.socket | None = None  # keeps its port free
+        self._joined: Joined | None = None
         self._ending = False
         self._kill_at: float | None = None
         self._beat_at = time.monotonic() + _BEAT_SECONDS
@@ -85,6 +89,8 @@ class Agent:
             self._processes.forget()
             self._processes.close()
             self._outbox.close()
+            if self._joined is not None:
+                self._joined.close()
         return 0
 
     def _left(self) -> bool:
@@ -102,11 +108,14 @@ class Agent:
                 self._forward(key.data)
             elif isinstance(key.data, socket.socket):
                 self._on_signals(key.data)
+            elif isinstance(key.data, Joined):
+                self._report_joined()
             else:
                 self._read()
         for process in self._processes.reap():
             for number, each in self._running.items():
                 if each is process:
+                    self._report_last(number)
                     self._outbox.send(kind.ENDED, number, process.code)
         self._regulate()
         now = time.monotonic()
@@ -119,6 +128,19 @@ class Agent:
             self._signal_all(signal.SIGKILL)
         if not self._outbox.open:
             self._end()
+
+    def _report_joined(self) -> None:
+        for rank in self._joined.ranks() if self._joined is not None else []:
+            self._outbox.send(kind.JOINED, rank)
+
+    def _report_last(self, number: int) -> None:
+        """Before a process is reported to have ended, what it has done and said."""
+        self._report_joined()
+        for pipe in list(self._pipes.values()):
+            if pipe.number == number:
+                for _ in range(_LAST_READS):
+                    if not self._forward(pipe):
+                        break
 
     def _read(self) -> None:
         try:
@@ -208,11 +230,19 @@ class Agent:
             ) from None
         port = self._listener.getsockname()[1]
         literal = f"[{address}]" if ":" in address else address
-        self._outbox.send(kind.LISTENING, 0, f"{literal}:{port}")
+        self._store = reserve()
+        store_port = self._store.getsockname()[1]
+        place = {"rendezvous": f"{literal}:{port}", "store_port": store_port}
+        self._outbox.send(kind.LISTENING, 0, place)
 
     def _start(self, frame: Frame) -> None:
         task = frame.content()
         environment = {**self._environment, **task["environment"]}
+        job = task["environment"].get("HERRING_JOB")
+        if self._joined is None and job is not None:
+            self._joined = Joined(job)
+            if self._joined.socket is not None:
+                self._selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
         keep: tuple[int, ...] = ()
         command = self._command
         if not task["worker"]:

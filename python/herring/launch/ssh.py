@@ -74,6 +74,7 @@ class Connection:
         process: The ssh.
         ready: What the agent has said of itself, once it has.
         address: Where the rendezvous is, once the agent of rank 0's host has said so.
+        store_port: A port there that the agent keeps free, for a store of torch's.
         closing: Whether the agent has been told to end.
         lost: Whether ssh has ended.
         give_up_at: When ssh is killed if it has not ended by then, or None.
@@ -103,6 +104,7 @@ class Connection:
         self.host = host
         self.ready: dict[str, Any] | None = None
         self.address = ""
+        self.store_port = 0
         self.closing = False
         self.lost = False
         self.give_up_at: float | None = None
@@ -138,7 +140,8 @@ class Connection:
             if frame.kind == kind.READY:
                 self.ready = frame.content()
             elif frame.kind == kind.LISTENING:
-                self.address = frame.payload.decode()
+                place = frame.content()
+                self.address, self.store_port = str(place["rendezvous"]), int(place["store_port"])
             elif frame.kind != kind.BEAT:
                 self._on_frame(self, frame)
 

@@ -1,0 +1,76 @@
+"""Which process of a failed job was the cause: others die of a peer's death, and may end first."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from herring.launch.children import Child
+from herring.launch.processes import how_ended
+
+__all__ = ["find_cause", "hint"]
+
+# What a process says that has failed because of another one, and whom it names.
+_OF_ANOTHER = re.compile(r"PeerLost|HorovodInternalError")
+_NAMED = re.compile(r"\b(rank|server) (\d+) \(")
+_NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
+
+#: Of a process, by its number: its last words, when they began, and whether nothing followed.
+LastWords = Callable[[int], "tuple[str, float, bool]"]
+
+
+def find_cause(
+    first: Child, ended_at: float, children: Sequence[Child], last_words: LastWords
+) -> tuple[Child, str]:
+    """Finds the process that failed first.
+
+    A process that has raised an error may take a while to end, and what dies of that may end before
+    it. So of those that failed the one counts whose traceback began first; one that says that it
+    has lost a peer counts less than the peer, if that has failed too.
+
+    Args:
+        first: The one that was seen to end with a failure first.
+        ended_at: When it was seen (of `time.time`).
+        children: All processes.
+        last_words: What they said.
+
+    Returns:
+        The process, and the end of a sentence: when it failed, and what it said last.
+    """
+    words = {child.task.number: last_words(child.task.number) for child in children}
+
+    def failed(child: Child) -> bool:
+        _, _, nothing_after = words[child.task.number]
+        stopped = child.code in (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)
+        # One that was stopped by the launcher was about to end if it had just shown a traceback.
+        return child is first or (child.code != 0 and (not stopped or nothing_after))
+
+    def order(child: Child) -> tuple[bool, float, bool]:
+        text, at, _ = words[child.task.number]
+        late = not text or (child is not first and at > ended_at)
+        return bool(_OF_ANOTHER.search(text)) or late, at if text else ended_at, child is not first
+
+    found = min((child for child in children if failed(child)), key=order)
+    seen = {found.task.number}
+    while True:
+        text, at, _ = words[found.task.number]
+        named = _NAMED.search(text) if _OF_ANOTHER.search(text) else None
+        name = f"{named.group(1)} {named.group(2)}" if named else ""
+        other = next((each for each in children if each.task.name == name), None)
+        if other is None or other.task.number in seen or not other.code:
+            break
+        if other.code == -signal.SIGTERM and not words[other.task.number][0]:
+            break  # it has left, or was stopped
+        found = other
+        seen.add(other.task.number)
+    moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
+    return found, f"at {moment}: {text or how_ended(found.code)}"
+
+
+def hint(text: str) -> str:
+    """What to do about an error that the command line can help with; or empty."""
+    if _NO_HOROVOD.search(text):
+        return "with 'herring run --horovod' the script's 'import horovod' finds herring.horovod"
+    return ""

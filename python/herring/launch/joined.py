@@ -1,0 +1,64 @@
+"""How the launcher hears which workers have joined the job.
+
+A worker that has joined sends one datagram to a socket in Linux's abstract namespace, whose name is
+that of the job: it needs no file, no descriptor that a shell on the way might close, and nobody
+waits. A worker that cannot be heard, as its container has a network of its own, counts as one that
+has not joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+
+__all__ = ["JOB_PREFIX", "Joined", "tell"]
+
+#: Names of jobs that `herring run` makes up begin with it.
+JOB_PREFIX = "run-"
+
+
+class Joined:
+    """The launcher's end, or an agent's.
+
+    Attributes:
+        socket: Can be read from when somebody has joined; None where another process of the job,
+            which tells it, listens on this host.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        try:
+            self.socket.bind(_name(job))
+        except OSError:
+            self.close()
+
+    def ranks(self) -> list[int]:
+        """Those who have joined since the last call."""
+        found = []
+        with contextlib.suppress(OSError):
+            while self.socket is not None:
+                data = self.socket.recv(64)
+                if re.fullmatch(rb"\d{1,7}", data):
+                    found.append(int(data))
+        return found
+
+    def close(self) -> None:
+        """Harmless to repeat."""
+        if self.socket is not None:
+            self.socket.close()
+        self.socket = None
+
+
+def tell(job: str, rank: int) -> None:
+    """Tells the launcher that a worker has joined; without one it does nothing."""
+    if not job.startswith(JOB_PREFIX):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.setblocking(False)
+        channel.sendto(str(rank).encode(), _name(job))
+
+
+def _name(job: str) -> bytes:
+    return b"\0herring/" + job.encode()

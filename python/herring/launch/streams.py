@@ -1,0 +1,241 @@
+"""What all processes of a job print, on its way to this command's output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from herring.launch.frames import kind
+from herring.launch.job import RunOptions, Task
+from herring.launch.output import Sink, Source, open_copies, prefix
+from herring.launch.terminal import open_terminal, resize
+
+__all__ = ["Streams"]
+
+_DRAIN_SECONDS = 0.5
+_NO_FILES = (None, None)
+_LAST_READS = 4  # of a pipe whose writer has ended; others may write to it without an end
+
+
+class Streams:
+    """All of them.
+
+    Attributes:
+        out: Where standard output goes.
+        err: Where standard error goes.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        selector: selectors.BaseSelector,
+        wait: Callable[[int], bool],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            options: What was asked for.
+            selector: Reads, with a `Source` as data: call `read` then.
+            wait: As of `Sink`.
+            on_error: As of `Sink`, for standard output.
+        """
+        self._options = options
+        self._selector = selector
+        terminals = [os.isatty(1), os.isatty(2)]
+        self.out = Sink(1, terminals[0], wait, on_error)
+        self.err = Sink(2, terminals[1], wait)
+        if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
+            self.err = self.out  # one screen has one unfinished line
+        self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._terminal = -1  # our side of rank 0's pseudo-terminal
+        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank; what goes there too
+        self._sources: dict[tuple[int, int], Source] = {}  # by process and kind
+        self._notes: dict[str, Source] = {}  # what ssh says, by host
+
+    def open_copies(self) -> None:
+        """Opens the files that get a copy.
+
+        Raises:
+            ConfigurationError: One of them cannot be written.
+        """
+        if self._options.output is not None:
+            self._files = open_copies(self._options.output, self._options.workers)
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        with contextlib.suppress(BrokenPipeError):
+            self.err.write(f"herring run: {text}\n".encode(), None)
+
+    # Processes.
+
+    def add(self, task: Task) -> None:
+        """Expects output of a process on another host; see `feed`."""
+        copies = self._files.get(-1 if task.rank is None else task.rank, _NO_FILES)
+        mark = self._mark(task)
+        self._sources[task.number, kind.OUTPUT] = Source(self.out, mark, copy=copies[0])
+        self._sources[task.number, kind.ERRORS] = Source(self.err, mark, copy=copies[1])
+
+    def connect(self, task: Task, popen: subprocess.Popen[bytes]) -> None:
+        """Reads the pipes of a process on this machine."""
+        self.add(task)
+        for pipe, kind_ in ((popen.stdout, kind.OUTPUT), (popen.stderr, kind.ERRORS)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(
+                    pipe, selectors.EVENT_READ, self._sources[task.number, kind_]
+                )
+
+    def open_terminal(self) -> tuple[int, int, int]:
+        """Opens a pseudo-terminal for rank 0, if a person watches.
+
+        Returns:
+            What its standard output and error are for Popen; and the descriptor to close once it
+            has been started, or -1.
+        """
+        pipe = subprocess.PIPE
+        if not (self.out.terminal or self.err.terminal):
+            return pipe, pipe, -1
+        self._terminal, inner = open_terminal(*self._screen())
+        return (
+            inner if self.out.terminal else pipe,
+            inner if self.err.terminal else pipe,
+            inner,
+        )
+
+    def connect_terminal(self, task: Task) -> None:
+        """Reads the pseudo-terminal of rank 0, after `connect`."""
+        kind_ = kind.OUTPUT if self.out.terminal else kind.ERRORS
+        sink = self.out if self.out.terminal else self.err
+        copies = self._files.get(task.number, _NO_FILES)
+        copy = copies[0] if self.out.terminal else copies[1]
+        source = Source(sink, self._mark(task), live=True, copy=copy)
+        self._sources[task.number, kind_] = source
+        self._selector.register(self._terminal, selectors.EVENT_READ, source)
+
+    def feed(self, number: int, kind_: int, data: bytes) -> None:
+        """Takes output of a process on another host."""
+        self._sources[number, kind_].feed(data)
+
+    def feed_note(self, host: str, data: bytes) -> None:
+        """Takes what ssh, or the agent, has to say by itself."""
+        if host not in self._notes:
+            self._notes[host] = Source(self.err, self._prefix(host, 0))
+        self._notes[host].feed(data)
+
+    def resize(self) -> None:
+        """The terminal that a person watches has another size."""
+        if self._terminal >= 0:
+            resize(self._terminal, *self._screen())
+
+    # Reading.
+
+    def read(self, key: selectors.SelectorKey) -> bool:
+        """Moves one piece of output; whether there was any."""
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:  # EIO: the pseudo-terminal has no other side any more
+            data = b""
+        if data:
+            key.data.feed(data)
+            return True
+        self._selector.unregister(key.fileobj)
+        key.data.finish()
+        if key.fd == self._terminal:
+            os.close(self._terminal)
+            self._terminal = -1
+        else:
+            key.fileobj.close()  # type: ignore[union-attr]
+        return False
+
+    def next_deadline(self) -> float | None:
+        """When `on_time` has to be called next, if at all."""
+        deadlines = [source.tracebacks.due for source in self._sources.values()]
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def on_time(self, now: float) -> None:
+        """Shows what has been held for long enough."""
+        for source in self._sources.values():
+            if source.tracebacks.due is not None and now >= source.tracebacks.due:
+                source.release()
+
+    def finish_process(self, number: int) -> None:
+        """A process has ended: shows what it had written."""
+        mine = [source for (owner, _), source in self._sources.items() if owner == number]
+        for key in list(self._selector.get_map().values()):
+            if key.data in mine:
+                for _ in range(_LAST_READS):
+                    if not self.read(key):
+                        break
+        for source in mine:
+            source.release()
+
+    def last_words(self, number: int) -> tuple[str, float, bool]:
+        """What a process said in the end.
+
+        Returns:
+            The last line of its last traceback, when that began (of `time.time`), and whether
+            nothing came after it; without a traceback the last line of its standard error, when it
+            came, and False.
+        """
+        found = [
+            source.tracebacks
+            for (owner, _), source in self._sources.items()
+            if owner == number and source.tracebacks.error
+        ]
+        if found:
+            last = max(found, key=lambda each: each.error_at)
+            return last.error, last.error_at, last.ends_with_error
+        source = self._sources.get((number, kind.ERRORS))
+        if source is None:
+            return "", 0.0, False
+        return source.tracebacks.last_line, source.tracebacks.last_at, False
+
+    def drain_pipes(self, *pipes: object) -> None:
+        """Reads what is left in pipes whose writer has ended."""
+        for pipe in pipes:
+            for key in list(self._selector.get_map().values()):
+                while key.fileobj is pipe and self.read(key):
+                    pass
+
+    def drain(self, is_read: Callable[[selectors.SelectorKey], bool]) -> None:
+        """Shows what is left of all output.
+
+        Args:
+            is_read: Whether a key is of output that `read` takes.
+        """
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            keys = [key for key, _ in self._selector.select(0) if is_read(key)]
+            moved = [self.read(key) for key in keys]  # all of them, so that none starves
+            if not any(moved):
+                break
+        for key in list(self._selector.get_map().values()):
+            if is_read(key):
+                key.data.finish()
+        self._finish(self._sources.values())
+        self._finish(self._notes.values())
+
+    @staticmethod
+    def _finish(sources: Iterable[Source]) -> None:
+        for source in sources:
+            source.finish()
+
+    def _mark(self, task: Task) -> bytes:
+        return self._prefix(task.name.removeprefix("rank "), task.number)
+
+    def _prefix(self, label: str, number: int) -> bytes:
+        if not self._options.prefix:
+            return b""
+        return prefix(label, number, self._colour and self.out.terminal)
+
+    def _screen(self) -> tuple[int, int]:
+        """A terminal that a person watches, and the columns of it that prefixes take."""
+        return (1 if self.out.terminal else 2), (4 if self._options.prefix else 0)

@@ -1,0 +1,284 @@
+"""What `herring run` says at the end: the cause, and who has never joined; whole tracebacks."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from herring.launch.causes import find_cause, hint
+from herring.launch.children import Child
+from herring.launch.hosts import THIS_MACHINE
+from herring.launch.job import Task
+from herring.launch.joined import Joined, tell
+from herring.launch.tracebacks import Tracebacks
+from launched import HERRING, LIMIT
+
+TRACEBACK = (
+    b"Traceback (most recent call last):\n"
+    b'  File "train.py", line 3, in <module>\n'
+    b"    1/0\n"
+    b"    ~^~\n"
+    b"ZeroDivisionError: division by zero\n"
+)
+CHAINED = (
+    b"Traceback (most recent call last):\n"
+    b'  File "train.py", line 3, in <module>\n'
+    b"KeyError: 'a'\n"
+    b"\n"
+    b"During handling of the above exception, another exception occurred:\n"
+    b"\n" + TRACEBACK
+)
+OF_TORCH = b"".join(b"[rank1]: " + line for line in TRACEBACK.splitlines(keepends=True))
+GROUP = (
+    b"  + Exception Group Traceback (most recent call last):\n"
+    b'  |   File "x.py", line 1, in <module>\n'
+    b"  | ExceptionGroup: two (2 sub-exceptions)\n"
+    b"  +-+---------------- 1 ----------------\n"
+    b"    | ValueError: 1\n"
+    b"    +------------------------------------\n"
+)
+FATAL = (
+    b"Fatal Python error: Segmentation fault\n\n"
+    b"Current thread 0x00007f5d (most recent call first):\n"
+    b'  File "<string>", line 1 in <module>\n'
+)
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HERRING, "run", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        **options,
+    )
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+# Tracebacks in one piece.
+
+
+@pytest.mark.parametrize("size", [1, 7, 10000])
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        (TRACEBACK, "ZeroDivisionError: division by zero"),
+        (CHAINED, "ZeroDivisionError: division by zero"),
+        (OF_TORCH, "ZeroDivisionError: division by zero"),
+        (FATAL, "Fatal Python error: Segmentation fault"),
+        (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
+    ],
+)
+def test_a_traceback_is_held_until_it_is_whole(block: bytes, error: str, size: int) -> None:
+    found = Tracebacks()
+    shown = []
+    data = b"step 1\n" + block
+    for start in range(0, len(data), size):
+        shown.append(found.feed(data[start : start + size]))
+    begun = b"".join(shown)
+    assert found.due is not None
+    # At once comes what is before it, and of its first line what came in a piece of its own.
+    assert begun.startswith(b"step 1\n")
+    assert b"\n" not in begun.removeprefix(b"step 1\n")
+    assert begun + found.release() == data
+    assert (found.error, found.ends_with_error, found.due) == (error, True, None)
+    assert found.feed(b"more\n") == b"more\n"
+    assert (found.error, found.ends_with_error, found.last_line) == (error, False, "more")
+
+
+def test_nothing_else_is_held() -> None:
+    found = Tracebacks()
+    for data in (b"a\nb", b"c", b"say: Traceback (most recent call last):\n", b"  x\n", b"\x1b["):
+        assert found.feed(data) == data
+    assert found.due is None
+    assert found.error == ""
+
+
+def test_one_that_does_not_end_is_shown() -> None:
+    found = Tracebacks()
+    found.feed(b"Traceback (most recent call last):\n  File")
+    assert 0 < found.due - time.monotonic() <= 2
+    shown = found.feed(b"\n  x" * (1 << 19))
+    assert len(shown) > 1 << 20
+    assert found.due is None
+
+
+def test_tracebacks_of_ranks_do_not_mix() -> None:
+    # Frame by frame, and both at the same time.
+    code = """
+import os, sys, time
+rank = os.environ["RANK"]
+print("Traceback (most recent call last):", file=sys.stderr)
+for line in range(20):
+    print(f'  File "r{rank}", line {line}', file=sys.stderr)
+    time.sleep(0.02)
+print(f"ValueError: of {rank}", file=sys.stderr)
+sys.exit(1)
+"""
+    done = run("-n", "3", "--keep-going", *python(code))
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("herring run")]
+    order = [line[:3] for line in lines]
+    assert len(order) == 66
+    assert sum(a != b for a, b in zip(order, order[1:])) == 2, done.stderr
+
+
+def test_what_a_rank_says_before_its_end_comes_before_what_is_said_of_it() -> None:
+    code = "import os, time; 1 / int(os.environ['RANK']); time.sleep(1000)"
+    done = run("-n", "2", *python(code))
+    said = done.stderr
+    assert said.index("ZeroDivisionError") < said.index("exited with status 1")
+
+
+# The cause.
+
+
+def children(*codes: int) -> list[Child]:
+    found = []
+    for number, code in enumerate(codes):
+        task = Task(f"rank {number}", THIS_MACHINE, number, number, {})
+        found.append(Child(task, pid=100 + number, ended=True, code=code))
+    return found
+
+
+LOST = "herring.errors.PeerLostError: 'x' cannot complete: rank {} (127.0.0.1, pid 9) has left"
+
+
+@pytest.mark.parametrize(
+    ("codes", "words", "first", "cause"),
+    [
+        # The only one.
+        ([0, 1], {1: ("ValueError", 5.0, True)}, 1, 1),
+        # It raised an error first and ended last; the launcher stopped it on its way out.
+        ([1, -15], {0: (LOST.format(1), 6.0, True), 1: ("ValueError", 5.0, True)}, 0, 1),
+        # Another library's error names nobody.
+        ([1, 1], {0: ("RuntimeError: closed", 6.0, True), 1: ("ValueError", 5.0, False)}, 0, 1),
+        # Killed, so without a word.
+        ([1, -9], {0: (LOST.format(1), 6.0, True)}, 0, 1),
+        # A chain.
+        (
+            [1, 1, -11],
+            {0: (LOST.format(1), 6.0, True), 1: (LOST.format(2), 7.0, True)},
+            0,
+            2,
+        ),
+        # Who left in peace has not failed.
+        ([1, 0], {0: (LOST.format(1), 6.0, True)}, 0, 0),
+        # Two that name each other.
+        ([1, 1], {0: (LOST.format(1), 6.0, True), 1: (LOST.format(0), 6.5, True)}, 0, 1),
+        # One that was stopped and had shown an old traceback before, and has gone on.
+        ([3, -15], {0: ("", 0.0, False), 1: ("ValueError", 1.0, False)}, 0, 0),
+        # Errors that others had only when they were stopped.
+        ([3, 1], {0: ("", 0.0, False), 1: ("Stopped", 99.0, True)}, 0, 0),
+    ],
+)
+def test_the_cause(
+    codes: list[int], words: dict[int, tuple[str, float, bool]], first: int, cause: int
+) -> None:
+    found = children(*codes)
+    child, _ = find_cause(found[first], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    assert child.task.number == cause
+
+
+@pytest.mark.parametrize("servers", ["0", "1"])
+def test_the_cause_is_named_at_the_end(servers: str) -> None:
+    pytest.importorskip("herring._core")
+    code = """
+import herring, numpy
+herring.init()
+if herring.rank() == 1:
+    raise ValueError("no data")
+herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
+"""
+    done = run("-n", "3", "--nodes", "3", "--servers", servers, *python(code))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"herring run: the cause: rank 1 \(process \d+\) failed first, at \d\d:\d\d:\d\d: "
+        r"ValueError: no data",
+        last,
+    ), done.stderr
+
+
+def test_a_rank_that_is_killed_is_the_cause_and_its_status_counts() -> None:
+    pytest.importorskip("herring._core")
+    code = """
+import herring, numpy, os, signal
+herring.init()
+if herring.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
+"""
+    done = run("-n", "2", "--nodes", "2", *python(code))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert re.search(r"rank 1 \(process \d+\) was killed by SIGKILL", done.stderr)
+
+
+def test_horovod_without_the_option_has_a_hint(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    script = tmp_path / "train.py"
+    script.write_text("import horovod.torch as hvd\n")
+    done = run("-n", "1", "--", sys.executable, "-S", str(script))
+    assert done.returncode == 1
+    assert "'herring run --horovod'" in done.stderr.splitlines()[-1]
+    assert hint("ModuleNotFoundError: No module named 'horovod.torch'")
+    assert not hint("ModuleNotFoundError: No module named 'horovodx'")
+
+
+# Who has joined.
+
+
+def test_those_who_have_joined_are_heard() -> None:
+    job = f"run-test-{time.time_ns()}"
+    tell(job, 1)  # nobody listens
+    box = Joined(job)
+    second = Joined(job)
+    assert second.socket is None
+    tell(job, 3)
+    tell("somebody else's", 4)
+    assert box.ranks() == [3]
+    assert box.ranks() == []
+    assert second.ranks() == []
+    box.close()
+    tell(job, 1)
+
+
+JOIN = "import herring, os; RANK = int(os.environ['RANK']); "
+
+
+def test_a_job_that_nobody_joined_says_so() -> None:
+    done = run("-n", "2", "--", "true")
+    assert done.returncode == 0
+    assert "none of the 2 workers has called herring.init()" in done.stderr
+    # One worker has nobody to average with, and a failure says enough.
+    assert run("-n", "1", "--", "true").stderr == ""
+    assert "herring.init()" not in run("-n", "2", "--", "false").stderr
+
+
+def test_a_job_that_all_have_joined_says_nothing() -> None:
+    pytest.importorskip("herring._core")
+    # A process on the way makes no difference.
+    code = "import herring; herring.init(); herring.barrier()"
+    command = f"{sys.executable} -c '{code}'; true"
+    done = run("-n", "2", "--require-init", "--", "bash", "-c", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_with_the_option_it_is_a_failure_at_once() -> None:
+    pytest.importorskip("herring._core")
+    done = run("-n", "2", "--require-init", *python(JOIN + "RANK == 0 and herring.init()"))
+    assert done.returncode == 3
+    assert "rank 1" in done.stderr
+    assert "without having called herring.init() (--require-init)" in done.stderr
+    assert run("-n", "1", "--require-init", "--", "true").returncode == 3
