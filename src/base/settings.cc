@@ -244,6 +244,7 @@ std::string allowed_values(const SettingSpec& spec) {
 Result<int64_t> parse_bytes(std::string_view text) {
   const auto [number, unit] = split_unit(text);
   const std::optional<int64_t> count = parse_number<int64_t>(number);
+  const std::optional<double> fraction = count ? std::nullopt : parse_number<double>(number);
   int64_t factor = 0;
   constexpr std::string_view kLetters = "kmgt";
   if (unit.empty() || unit == "b") {
@@ -256,6 +257,12 @@ Result<int64_t> parse_bytes(std::string_view text) {
     for (size_t i = 0; i < power; ++i) factor *= base;
   }
   int64_t bytes = 0;
+  constexpr double kExact = 1LL << 53;
+  if (const double value = fraction.value_or(-1) * static_cast<double>(factor);
+      factor > 0 && value >= 0 && value <= kExact &&
+      std::abs(value - std::round(value)) <= value * 1e-12) {  // 1.1K is 1100.0000000000002
+    return static_cast<int64_t>(std::round(value));
+  }
   if (!count || *count < 0 || factor == 0 || __builtin_mul_overflow(*count, factor, &bytes)) {
     return bad(concat("'", text, "' is not a number of bytes, such as 8192, 64K or 4MiB"));
   }
@@ -266,8 +273,8 @@ Result<double> parse_seconds(std::string_view text) {
   std::pair<std::string_view, std::string> parts = split_unit(text);
   const std::optional<double> count = parse_number<double>(parts.first);
   double factor = 0;
-  for (const auto& [unit, seconds] : {std::pair{"", 1.0}, {"ms", 1e-3}, {"s", 1.0}, {"m", 60.0},
-                                      {"h", 3600.0}}) {
+  for (const auto& [unit, seconds] : {std::pair{"", 1.0}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0},
+                                      {"m", 60.0}, {"h", 3600.0}}) {
     if (parts.second == unit) factor = seconds;
   }
   if (!count || !std::isfinite(*count) || *count < 0 || factor == 0) {

@@ -38,8 +38,9 @@ std::string environment_name(std::string_view setting);
 // What a setting accepts, in words: "an integer from 1 to 64", "one of auto, baseline, ...".
 std::string allowed_values(const SettingSpec& spec);
 
-// Bytes: "8192", "64K", "4MB" (K, M, G, T are powers of 1000), "4MiB" (KiB ... are powers of 1024).
-// Seconds: "0.5", "200ms", "30s", "5m", "1h". Letters of either case. Errors: kConfiguration.
+// Bytes: "8192", "64K", "1.5MB" (K, M, G, T are powers of 1000), "4MiB" (KiB ... are powers of
+// 1024); a whole number of them. Seconds: "0.5", "50us", "200ms", "30s", "5m", "1h". Letters of
+// either case. Errors: kConfiguration.
 Result<int64_t> parse_bytes(std::string_view text);
 Result<double> parse_seconds(std::string_view text);
 

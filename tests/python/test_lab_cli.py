@@ -20,8 +20,8 @@ from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster, ClusterError
 from herring.lab.environment import Meeting, server_environment, worker_environment, write_secret
 from herring.lab.runner import substitute
-from herring.lab.units import parse_rate, parse_seconds, show_rate
 from herring.launch.detect import detect
+from herring.units import parse_rate, parse_seconds, parse_share, show_rate
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 needs_root = needs_hosts(rate_bits=1e8)
@@ -34,14 +34,25 @@ def lab(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"), [("200mbit", 2e8), ("1.5gbit", 1.5e9), ("9600 BIT", 9600), (".5kbit", 500)]
+    ("text", "bits"),
+    [
+        ("200mbit", 2e8),
+        ("1.5gbit", 1.5e9),
+        ("9600 BIT", 9600),
+        (".5kbit", 500),
+        ("10Gbps", 1e10),
+        ("10G", 1e10),
+        ("2.5 Gbit/s", 2.5e9),
+        ("10Gb/s", 1e10),
+        ("1Tbit", 1e12),
+    ],
 )
 def test_rates(text: str, bits: float) -> None:
     assert parse_rate(text) == bits
 
 
 @pytest.mark.parametrize(
-    "text", ["", "200", "0mbit", "-1mbit", "mbit", "1mb", "1e3mbit", "nanmbit"]
+    "text", ["", "200", "0mbit", "-1mbit", "mbit", "1mb", "1MB", "1GB/s", "1e3mbit", "nanmbit"]
 )
 def test_wrong_rates_are_named(text: str) -> None:
     with pytest.raises(ConfigurationError, match="mbit"):
@@ -51,6 +62,9 @@ def test_wrong_rates_are_named(text: str) -> None:
 def test_times_and_rates_for_people() -> None:
     assert parse_seconds("20ms") == pytest.approx(0.02)
     assert parse_seconds("500us") == pytest.approx(0.0005)
+    assert parse_seconds("5m") == 300
+    assert parse_seconds("30") == 30
+    assert parse_share("0.5%") == pytest.approx(0.005)
     assert show_rate(2e8) == "200 Mbit/s"
     assert show_rate(1.25e9) == "1.25 Gbit/s"
     with pytest.raises(ConfigurationError, match="20 minutes"):

@@ -80,7 +80,7 @@ sys.exit(main(["allreduce", "--peer", "gloo", "--sizes", "4K"]))
 def test_another_missing_module_is_no_part_of_the_lab():
     assert missing_part(ModuleNotFoundError("no torch", name="torch")) == ""
     assert missing_part(ModuleNotFoundError("no laboratory", name="herring.laboratory")) == ""
-    assert "herring.lab.units" in missing_part(ModuleNotFoundError("x", name="herring.lab.units"))
+    assert "herring.lab.links" in missing_part(ModuleNotFoundError("x", name="herring.lab.links"))
 
 
 def test_messages_and_pages_name_nothing_that_no_index_has():

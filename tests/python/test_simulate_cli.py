@@ -251,7 +251,7 @@ def test_the_catalogue_is_listed(capsys) -> None:
         ("--size 1M --rate 1bit", "--rate is 1 bit/s; it is from"),
         ("--size 1M --rtt 1h", "--rtt: '1h' is not a time"),
         ("--size 1M --rtt 60s", "--rtt is 60 s; it is from 0 to 10 s"),
-        ("--size 1M --loss 0.5", "--loss: '0.5' is not a loss"),
+        ("--size 1M --loss 0.5", "--loss: '0.5' is not a share"),
         ("--size 1M --loss 40%", "--loss is 40%; it is from 0% to 10%"),
         ("--size 1M --mtu 9", "--mtu is 9 bytes"),
         ("--size 1M --buffer 1K", "--buffer is 1000 bytes; it is from 9000"),
@@ -261,7 +261,7 @@ def test_the_catalogue_is_listed(capsys) -> None:
         ("--size 1M --step 1 --backward 1.5", "--backward is 1.5; it is above 0"),
         (
             "--size 1M --backward 0.5",
-            "--backward 0.5 is a part of --step SECONDS, which is missing",
+            "--backward 0.5 is a part of --step TIME, which is missing",
         ),
         ("--size 1M --dtype float16 --wire-dtype float32", "--wire-dtype float32 with --dtype"),
         ("--size 1M --dtype float16 --wire-dtype bfloat16", "only float32 can be sent"),

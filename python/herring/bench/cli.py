@@ -15,6 +15,7 @@ from herring.bench.communicator import Communicator, HerringCommunicator
 from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.bench.measure import Request, measure
 from herring.errors import ConfigurationError, HerringError
+from herring.launch.arguments import Parser, guarded, integer
 from herring.parts import missing_part
 from herring.provenance import provenance
 
@@ -69,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0; 1 if an element came out wrong; 3 if Herring reported an error.
     """
+    return guarded(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     options = _parse(argv)
     try:
         communicator = _open(options)
@@ -159,30 +164,23 @@ def _write_json(
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m herring.bench",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m herring.bench", description=_DESCRIPTION)
     commands = parser.add_subparsers(dest="operation", required=True, metavar="OPERATION")
     allreduce = commands.add_parser(
         "allreduce",
         help="average or otherwise reduce an array over all workers, in place",
         description=_ALLREDUCE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     planned = commands.add_parser(
         "planned",
         help="average gradients through a plan: fusion buffers, as in training",
         description=_PLANNED,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     variables = commands.add_parser(
         "variables",
         help="average gradients one by one, an operation for each",
         description=_VARIABLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_common(allreduce)
     for command in (planned, variables):
@@ -224,7 +222,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     chosen = commands.choices[options.operation]
     try:
         options.sizes = sizes.parse_sizes(options.sizes)
-    except ValueError as error:
+    except ConfigurationError as error:
         chosen.error(f"--sizes: {error}")
     if options.op == "average" and options.dtype not in pattern.FLOATS:
         chosen.error(f"{options.dtype} has no average: choose another --op, such as sum")
@@ -268,10 +266,9 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 def _whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        value = integer(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
         return value
 
-    parse.__name__ = "whole number"
     return parse

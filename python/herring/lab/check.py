@@ -9,7 +9,7 @@ import sys
 import time
 
 from herring.lab.cluster import Cluster, ClusterError
-from herring.lab.units import show_rate
+from herring.units import show_rate
 
 __all__ = ["Links", "check_links"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from herring.lab.limits import MAXIMUM_HOSTS
 from herring.lab.mpi import MPIS, require
 from herring.lab.options import add_network, network_of
 from herring.lab.runner import Plan, run
-from herring.lab.units import show_rate
+from herring.launch.arguments import integer
 from herring.launch.job import resolve_command
+from herring.units import argument, parse_seconds, show_rate
 
 __all__ = ["add_commands", "handle"]
 
@@ -61,7 +61,9 @@ _ATTEMPTS = 3  # something else may have had the processors
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     """Adds the commands and options of ``herring lab`` to its parser."""
-    commands = parser.add_subparsers(dest="lab_command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        prog="herring lab", dest="lab_command", metavar="COMMAND", required=True
+    )
     for name, text in (
         ("run", "run a command per worker on emulated hosts"),
         ("check", "make the hosts, measure their links, and remove them"),
@@ -71,21 +73,24 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             help=text,
             description=text[0].upper() + text[1:] + ".",
             epilog=HELP,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage=f"herring lab {name} [options]",
         )
         _add_network(command)
         if name == "run":
             _add_run(command)
-    commands.add_parser("clean", help="remove what killed labs have left behind")
+    clean = commands.add_parser("clean", help="remove what killed labs have left behind")
+    clean.usage = "herring lab clean"
 
 
 def _add_network(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--workers", type=int, default=2, metavar="N", help="workers (default 2)")
     command.add_argument(
-        "--servers", type=int, default=0, metavar="S", help="dedicated servers (default 0)"
+        "--workers", type=integer, default=2, metavar="N", help="workers (default 2)"
     )
     command.add_argument(
-        "--per-host", type=int, default=1, metavar="L", help="workers on each host (default 1)"
+        "--servers", type=integer, default=0, metavar="S", help="dedicated servers (default 0)"
+    )
+    command.add_argument(
+        "--per-host", type=integer, default=1, metavar="L", help="workers on each host (default 1)"
     )
     add_network(command)
 
@@ -93,7 +98,10 @@ def _add_network(command: argparse.ArgumentParser) -> None:
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.usage = "herring lab run [options] -- COMMAND [ARG ...]"
     command.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="end everything after this time"
+        "--timeout",
+        type=argument(parse_seconds),
+        metavar="TIME",
+        help="end everything after this time: 90, 30m, 2h",
     )
     command.add_argument(
         "--mpi", choices=MPIS, default="", help="let the launcher of this MPI start the workers"
@@ -153,8 +161,6 @@ def _plan(options: argparse.Namespace) -> Plan:
         if plan.hosts < 2:
             raise ConfigurationError("a single host has no link to measure: take --workers 2")
         return plan
-    if options.timeout is not None and not 0 < options.timeout < math.inf:
-        raise ConfigurationError(f"--timeout {options.timeout:g}: seconds, more than 0")
     if options.mpi:
         require(options.mpi)
     return dataclasses.replace(

@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from herring.errors import ConfigurationError
 from herring.lab.strict import Path
-from herring.lab.units import parse_loss, parse_seconds
+from herring.units import parse_seconds, parse_share
 
 __all__ = [
     "MAXIMUM_HOSTS",
@@ -58,7 +58,7 @@ def loss_of(value: Amount, what: str = "loss") -> float:
     Raises:
       ConfigurationError: the value is none; names `what` it is for.
     """
-    loss = parse_loss(value) if isinstance(value, str) else _number(value)
+    loss = parse_share(value) if isinstance(value, str) else _number(value)
     if not 0 <= loss <= 1:
         raise ConfigurationError(
             f"{what} {value!r}: 0 % to 100 % are allowed (as a number 0.0 to 1.0), as in 0.1%"

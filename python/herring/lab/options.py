@@ -12,7 +12,8 @@ from herring.lab.cluster import MTU
 from herring.lab.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring.lab.paths import Where
 from herring.lab.strict import Path
-from herring.lab.units import parse_rate, parse_seconds
+from herring.launch.arguments import integer
+from herring.units import parse_rate, parse_seconds, parse_size
 
 __all__ = ["add_network", "network_of"]
 
@@ -77,7 +78,7 @@ def add_network(command: argparse.ArgumentParser) -> None:
         "--no-netem", action="store_true", help="the lab's own switch, even if the kernel has netem"
     )
     strict.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of losses and jitter (default 1)"
+        "--seed", type=integer, default=1, metavar="N", help="of losses and jitter (default 1)"
     )
 
 
@@ -151,9 +152,10 @@ def _values(
 
 
 def _mtu(text: str) -> int:
-    if not _number(text):
-        raise ConfigurationError(f"--mtu {text!r}: write bytes, as in 1500")
-    return int(text)
+    try:
+        return parse_size(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--mtu: {error}") from None
 
 
 def _slow(texts: Sequence[str]) -> dict[int, float]:

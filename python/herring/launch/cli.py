@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from herring.errors import ConfigurationError, HerringError
 from herring.launch import horovodrun, hosts
+from herring.launch.arguments import EXIT_USAGE, Parser, guarded, integer
 from herring.launch.version import version
 from herring.parts import missing_part
+from herring.units import argument, parse_seconds
 
 __all__ = ["main", "version"]
-
-EXIT_USAGE = 2
 
 _RUN_HELP = """\
 examples:
@@ -39,12 +39,12 @@ examples:
 what the workers get:
   HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
   secret of their own; and what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that its scripts run as they are. PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the
-  workers) are set unless you set them. Rank 0 reads this command's input if that is no terminal
-  and rank 0 runs on this machine. Other hosts get, besides what is set there, the working
-  directory, PATH, LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*,
-  PYTHONUNBUFFERED, OMP_NUM_THREADS, HERRING_* and what -x names. The job's secret goes through
-  ssh's input: it is in no command line.
+  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that its scripts run as they are.
+  PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the workers) are set
+  unless you set them. Rank 0 reads this command's input if that is no terminal and rank 0 runs on
+  this machine. Other hosts get, besides what is set there, the working directory, PATH,
+  LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*, PYTHONUNBUFFERED, OMP_NUM_THREADS,
+  HERRING_* and what -x names. The job's secret goes through ssh's input: it is in no command line.
 
 how it ends:
   With 0 once all workers have ended with 0. If one fails, it is named, the others are stopped, and
@@ -81,74 +81,80 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for wrong usage or configuration, else what the subcommand gives.
     """
-    parser = _parser()
+    return guarded(lambda: _main(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(arguments: Sequence[str]) -> int:
+    words = {"help": "--help", "version": "--version"}
+    if arguments[:1] and arguments[0] in words:
+        arguments = [*arguments[1:], words[arguments[0]]]
+    subcommand = ""
     try:
-        options = parser.parse_args(arguments)
+        options = _parser().parse_args(arguments)
+        subcommand = f" {options.subcommand}"
+        return int(options.handler(options))
     except ModuleNotFoundError as error:
         if not (missing := missing_part(error)):
             raise
-        print(f"herring: {missing}", file=sys.stderr)
+        print(f"herring{subcommand}: {missing}", file=sys.stderr)
         return EXIT_USAGE
-    try:
-        return int(options.handler(options))
     except ConfigurationError as error:
-        print(f"herring {options.subcommand}: {error}", file=sys.stderr)
+        print(f"herring{subcommand}: {error}", file=sys.stderr)
         return getattr(error, "status", EXIT_USAGE)
     except HerringError as error:
-        print(f"herring {options.subcommand}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"herring{subcommand}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except ImportError as error:
         if "_core" not in str(error):
             raise
         print(
-            f"herring {options.subcommand}: the extension module herring._core is missing "
+            f"herring{subcommand}: the extension module herring._core is missing "
             f"({error}): install the package ('pip install .' or 'make build')",
             file=sys.stderr,
         )
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="herring",
+        usage="herring [-h] [-V] COMMAND ...",
         description="Averages gradients through parameter servers.",
-        epilog="'herring COMMAND --help' explains each command with examples.",
+        epilog="'herring COMMAND --help' or 'herring help COMMAND' explains each with examples.",
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("-V", "--version", action=_Version)
     commands = parser.add_subparsers(
-        dest="subcommand", metavar="COMMAND", required=True, parser_class=_Command
+        prog="herring", dest="subcommand", metavar="COMMAND", required=True, parser_class=Parser
     )
 
     run = _command(commands, "run", "run a job on this machine, or others", _RUN_HELP, _run)
     run.usage = "herring run [-n N] [-H HOSTS] [--servers S] [options] -- COMMAND [ARG ...]"
     run.add_argument(
         *("-n", "--workers", "-np", "--num-proc"),
-        type=_integer,
+        type=integer,
         dest="workers",
         metavar="N",
         help="workers (default 1)",
     )
     run.add_argument(
         "--nodes",
-        type=_integer,
+        type=integer,
         default=1,
         metavar="K",
         help="pretend that the workers of one machine stand on K nodes (default 1), in blocks",
     )
     run.add_argument(
-        "--servers", type=_integer, default=0, metavar="S", help="dedicated servers (default 0)"
+        "--servers", type=integer, default=0, metavar="S", help="dedicated servers (default 0)"
     )
     run.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="end the job after this time"
+        "--timeout", type=_time, metavar="TIME", help="end the job after this time: 90, 30m, 2h"
     )
     run.add_argument(
         "--grace",
-        type=_seconds,
+        type=_time,
         default=10.0,
-        metavar="SECONDS",
-        help="time between asking processes to end and killing them (default 10)",
+        metavar="TIME",
+        help="time between asking processes to end and killing them (default 10s)",
     )
     run.add_argument(
         "--no-prefix", action="store_true", help="do not put the rank in front of output lines"
@@ -194,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     config = _command(
         commands, "config", "print every setting with its value, origin and meaning", "", _config
     )
+    config.usage = "herring config [--json] [NAME ...]"
     config.add_argument("--json", action="store_true", help="print JSON instead of a table")
     config.add_argument("name", nargs="*", help="only settings whose name contains this")
 
@@ -233,25 +240,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Command(argparse.ArgumentParser):
-    """A subcommand whose options may be found out only when it is the one that is called.
-
-    What describes options of `lab`, `study` and `simulate` takes longer to import than a server
-    to start.
-    """
-
-    fill: Callable[[argparse.ArgumentParser], None] | None = None
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """As of `argparse`."""
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
-            fill(self)
-        return super().parse_known_args(args, namespace)
-
-
 def _fill_kubernetes(command: argparse.ArgumentParser) -> None:
     from herring.launch.kubernetes import HELP, add_options
 
@@ -263,6 +251,7 @@ def _fill_lab(command: argparse.ArgumentParser) -> None:
     from herring.lab.cli import HELP, add_commands
 
     command.epilog = HELP
+    command.usage = "herring lab COMMAND [options]"
     add_commands(command)
 
 
@@ -270,6 +259,7 @@ def _fill_study(command: argparse.ArgumentParser) -> None:
     from herring.study.cli import HELP, add_options
 
     command.epilog = HELP
+    command.usage = "herring study [EXPERIMENT ...] [options]"
     add_options(command)
 
 
@@ -281,38 +271,25 @@ def _fill_simulate(command: argparse.ArgumentParser) -> None:
 
 
 def _command(
-    commands: argparse._SubParsersAction[_Command],
+    commands: argparse._SubParsersAction[Parser],
     name: str,
     text: str,
     epilog: str,
     handler: Callable[[argparse.Namespace], int],
-) -> _Command:
+) -> Parser:
     command = commands.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"herring {name} [options]",
     )
     command.set_defaults(handler=handler)
     return command
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return value
+def _time(text: str) -> float:
+    return argument(lambda given: parse_seconds(given, zero=True))(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -344,7 +321,7 @@ def _run(options: argparse.Namespace) -> int:
             output=options.output_filename,
             horovod=options.horovod,
             interface=options.network_interface,
-            assignments=options.env,
+            assignments=[*horovodrun.assignments(options), *options.env],
             ssh=SshOptions(
                 command=words,
                 port=options.ssh_port,

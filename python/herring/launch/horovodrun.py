@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["add_options"]
+from herring.errors import ConfigurationError
+from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
+from herring.units import argument, parse_seconds
 
-# Without a meaning here, by the number of their values.
+__all__ = ["add_options", "assignments"]
+
+# Those that have a counterpart: Horovod's variable, and what its value is made of.
+_TAKEN: dict[str, tuple[str, Callable[[str], str]]] = {
+    "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", lambda text: str(float(text) * 2**20)),
+    "--log-level": ("HOROVOD_LOG_LEVEL", str),
+    "--stall-check-warning-time-seconds": ("HOROVOD_STALL_CHECK_TIME_SECONDS", str),
+    "--stall-check-shutdown-time-seconds": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str),
+    "--gloo-timeout-seconds": ("HOROVOD_GLOO_TIMEOUT_SECONDS", str),
+    "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", str),
+}
+_OWN = "the transport is Herring's own"
+# Without a counterpart, by the number of their values; and why.
 _IGNORED = {
-    0: (
-        *("--gloo", "--mpi", "--tcp", "--verbose", "--disable-cache", "--no-stall-check"),
-        *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-        *("--hierarchical-allgather", "--no-hierarchical-allgather"),
-        *("--torus-allreduce", "--no-torus-allreduce", "--timeline-mark-cycles"),
-        *("--log-with-timestamp", "--log-without-timestamp"),
-    ),
-    1: (
-        *("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--log-level"),
-        *("--num-nccl-streams", "--gloo-timeout-seconds", "--thread-affinity", "--mpi-args"),
-        *("--binding-args", "--stall-check-warning-time-seconds"),
-        "--stall-check-shutdown-time-seconds",
-    ),
+    0: {
+        **dict.fromkeys(("--gloo", "--mpi", "--tcp"), _OWN),
+        "--verbose": "HERRING_LOG_LEVEL says what is logged",
+        "--disable-cache": WITHOUT["HOROVOD_CACHE_CAPACITY"],
+        "--hierarchical-allreduce": WITHOUT["HOROVOD_HIERARCHICAL_ALLREDUCE"],
+        "--no-hierarchical-allreduce": WITHOUT["HOROVOD_HIERARCHICAL_ALLREDUCE"],
+        "--hierarchical-allgather": WITHOUT["HOROVOD_HIERARCHICAL_ALLGATHER"],
+        "--no-hierarchical-allgather": WITHOUT["HOROVOD_HIERARCHICAL_ALLGATHER"],
+        "--torus-allreduce": WITHOUT["HOROVOD_TORUS_ALLREDUCE"],
+        "--no-torus-allreduce": WITHOUT["HOROVOD_TORUS_ALLREDUCE"],
+        "--timeline-mark-cycles": WITHOUT["HOROVOD_TIMELINE_MARK_CYCLES"],
+        "--no-timeline-mark-cycles": WITHOUT["HOROVOD_TIMELINE_MARK_CYCLES"],
+        "--log-with-timestamp": WITHOUT["HOROVOD_LOG_TIMESTAMP"],
+        "--log-without-timestamp": WITHOUT["HOROVOD_LOG_TIMESTAMP"],
+        "--autotune": WITHOUT["HOROVOD_AUTOTUNE"],
+        "--no-autotune": WITHOUT["HOROVOD_AUTOTUNE"],
+    },
+    1: {
+        "--cycle-time-ms": WITHOUT["HOROVOD_CYCLE_TIME"],
+        "--cache-capacity": WITHOUT["HOROVOD_CACHE_CAPACITY"],
+        "--num-nccl-streams": WITHOUT["HOROVOD_NUM_NCCL_STREAMS"],
+        "--thread-affinity": WITHOUT["HOROVOD_THREAD_AFFINITY"],
+        "--mpi-args": WITHOUT["HOROVOD_MPI_THREADS_DISABLE"],
+        "--binding-args": "processes are not pinned",
+        "--autotune-log-file": WITHOUT["HOROVOD_AUTOTUNE"],
+        "--autotune-warmup-samples": WITHOUT["HOROVOD_AUTOTUNE"],
+        "--autotune-steps-per-sample": WITHOUT["HOROVOD_AUTOTUNE"],
+        "--autotune-bayes-opt-max-samples": WITHOUT["HOROVOD_AUTOTUNE"],
+        "--autotune-gaussian-process-noise": WITHOUT["HOROVOD_AUTOTUNE"],
+    },
 }
 _REFUSED = {
     "--min-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
@@ -32,25 +66,47 @@ _REFUSED = {
     "--config-file": "give the options themselves; settings are HERRING_* variables",
     "--check-build": "'herring check' tells what is there",
     "--host-discovery-script": "the hosts of a job do not change",
-    "--timeline-filename": "call hvd.start_timeline(path) in the script",
-    "--autotune": "there is nothing to tune",
 }
 
 
 class _Refuse(argparse.Action):
-    """Ends with what to do instead."""
+    """Rejects the option and says what to use instead."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, text: str = ""
     ) -> None:
-        parser.error(f"{text} is not there: {_REFUSED[text]}")
+        parser.error(f"{text} is not supported: {_REFUSED[text]}")
 
 
 class _Ignore(argparse.Action):
-    """Takes an option and does nothing."""
+    """Takes an option and says that it has no meaning, and why."""
 
-    def __call__(self, *_: object) -> None:
-        """Nothing."""
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, text: str = ""
+    ) -> None:
+        """Prints a line."""
+        why = _IGNORED[0].get(text) or _IGNORED[1][text]
+        print(f"{parser.prog}: {text} has no meaning with Herring: {why}", file=sys.stderr)
+
+
+class _Take(argparse.Action):
+    """Sets what the option is here, for all workers and servers."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: object, text: str = ""
+    ) -> None:
+        """Appends to ``namespace.horovod_settings``, in the form of -x."""
+        given = "1" if self.nargs == 0 else str(values)
+        variable, convert = _TAKEN[text]
+        try:
+            name, value = setting_of(variable, convert(given))
+        except (ConfigurationError, ValueError) as error:
+            allowed = str(error).partition("allowed is ")[2] or "a number"
+            parser.error(f"{text} {given!r} is not valid: allowed is {allowed}")
+        if value:
+            # A list of this command line's own: a default would be shared.
+            before = getattr(namespace, "horovod_settings", ())
+            namespace.horovod_settings = [*before, f"HERRING_{name.upper()}={value}"]
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -58,8 +114,8 @@ def add_options(run: argparse.ArgumentParser) -> None:
     options = run.add_argument_group("as horovodrun has them")
     options.add_argument(
         "--start-timeout",
-        type=int,
-        metavar="SECONDS",
+        type=argument(parse_seconds),
+        metavar="TIME",
         help="time for all workers to meet (HERRING_CONNECT_TIMEOUT)",
     )
     options.add_argument(
@@ -73,8 +129,25 @@ def add_options(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let 'import horovod' find herring.horovod; also with HERRING_AS_HOROVOD=1",
     )
-    for count, names in _IGNORED.items():
-        for name in names:
-            options.add_argument(name, nargs=count, action=_Ignore, help=argparse.SUPPRESS)
+    options.add_argument(
+        "--timeline-filename",
+        metavar="FILE",
+        help="a timeline of the calls of herring.horovod, written by rank 0 (HOROVOD_TIMELINE)",
+    )
+    for count, found in _IGNORED.items():
+        for name in found:
+            number = None if count else 0  # argparse makes a list of one value if it is told 1
+            options.add_argument(name, nargs=number, action=_Ignore, help=argparse.SUPPRESS)
+    for name in _TAKEN:
+        number = 0 if name == "--no-stall-check" else None
+        options.add_argument(name, nargs=number, action=_Take, help=argparse.SUPPRESS)
     for name in _REFUSED:
         options.add_argument(name, nargs="?", action=_Refuse, help=argparse.SUPPRESS)
+
+
+def assignments(options: argparse.Namespace) -> list[str]:
+    """What the options set, in the form of -x; what -x itself names comes after it."""
+    found = list(getattr(options, "horovod_settings", ()))
+    if options.timeline_filename is not None:
+        found.append(f"{TIMELINE}={options.timeline_filename}")
+    return found

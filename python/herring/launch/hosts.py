@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from herring.errors import ConfigurationError
+from herring.launch.arguments import integer
 from herring.launch.network import is_local_address
 
 __all__ = [
@@ -97,7 +98,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
         help="a variable for all workers and servers; repeat it for more",
     )
     options.add_argument(
-        "-p", "--ssh-port", metavar="PORT", type=int, help="where sshd listens on the hosts"
+        "-p", "--ssh-port", metavar="PORT", type=integer, help="where sshd listens on the hosts"
     )
     options.add_argument(
         "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the private key for ssh"

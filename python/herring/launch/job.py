@@ -14,6 +14,7 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
+from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.launch.joined import JOB_PREFIX
 
@@ -324,7 +325,7 @@ def passed_environment(
     passed = {
         name: value
         for name, value in environ.items()
-        if (name in _BASICS or name.startswith("HERRING_")) and name not in never
+        if (name in _BASICS | TRAVELLING or name.startswith("HERRING_")) and name not in never
     }
     return {**passed, **chosen}, chosen
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from herring.errors import ConfigurationError
+from herring.launch.arguments import integer
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 
@@ -194,7 +195,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         ("--port", "PORT", 29600, "where rank 0 listens (default 29600)"),
         ("--restarts", "R", 0, "starts of the whole job after a failure (default 0)"),
     ):
-        command.add_argument(option, type=int, metavar=letter, default=default, help=text)
+        command.add_argument(option, type=integer, metavar=letter, default=default, help=text)
     command.add_argument("--namespace", help="where the job goes")
     command.add_argument("--secret", metavar="NAME", help="a Secret that is there already")
     command.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from herring.bench.sizes import parse_size
 from herring.errors import ConfigurationError
-from herring.lab.units import parse_loss, parse_rate, parse_seconds
 from herring.progress import Progress
 from herring.provenance import provenance
 from herring.simulate import catalogue
@@ -23,6 +21,7 @@ from herring.simulate.show import answer_text, assumptions, document, servers_ta
 from herring.simulate.sweep import parse_sweep, table
 from herring.study.bert import FORWARD_PART
 from herring.study.report import markdown, write
+from herring.units import parse_rate, parse_seconds, parse_share, parse_size
 
 __all__ = ["handle", "job_of", "network_of", "prices_of"]
 
@@ -81,9 +80,9 @@ def job_of(options: argparse.Namespace) -> Job:
     if (options.model is None) == (options.size is None):
         both = f"--model {options.model} and --size {options.size}: " if options.model else ""
         raise ConfigurationError(f"{both}give one of --model NAME and --size BYTES")
-    if options.backward is not None and not options.step:
+    if options.backward is not None and options.step is None:
         raise ConfigurationError(
-            f"--backward {options.backward:g} is a part of --step SECONDS, which is missing"
+            f"--backward {options.backward:g} is a part of --step TIME, which is missing"
         )
     wire = options.wire_dtype or options.dtype
     itemsize = DTYPES[options.dtype]
@@ -95,7 +94,9 @@ def job_of(options: argparse.Namespace) -> Job:
             raise ConfigurationError(f"--size {options.size}: from 64 bytes to 10 TB")
         name, gradients = options.size, catalogue.even_gradients(size // itemsize)
     backward = 1 - FORWARD_PART if options.backward is None else options.backward
-    step = 0.0 if options.step is None else options.step
+    step = 0.0
+    if options.step is not None:
+        step = _read("--step", lambda text: parse_seconds(text, zero=True), options.step)
     return Job(name, tuple(gradients), step, backward, options.dtype, wire)
 
 
@@ -121,8 +122,8 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
         "server_rate": rate if own is None else _read("--server-rate", parse_rate, own),
         "rtt": _read("--rtt", lambda text: parse_seconds(text, zero=True), options.rtt or "50us"),
         "late": _read("--late", lambda text: parse_seconds(text, zero=True), options.late or "0"),
-        "loss": _read("--loss", parse_loss, options.loss or "0%"),
-        "mtu": options.mtu,
+        "loss": _read("--loss", parse_share, options.loss or "0%"),
+        "mtu": _read("--mtu", parse_size, options.mtu),
         "proxies": options.proxies,
         "seed": options.seed,
     }
@@ -159,7 +160,7 @@ def prices_of(options: argparse.Namespace, servers: int) -> Prices | None:
 def _read(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
     try:
         return parse(text)
-    except (ConfigurationError, ValueError) as error:
+    except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from herring.launch.arguments import integer
 from herring.simulate.catalogue import MODELS
 
 __all__ = ["DTYPES", "HELP", "SWEEPS", "add_options"]
@@ -48,13 +49,13 @@ with every answer. Needs no root; plots need matplotlib.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring simulate`` to its parser."""
     hosts = parser.add_argument_group("hosts")
-    hosts.add_argument("--nodes", type=int, metavar="N", help="machines with workers (8)")
+    hosts.add_argument("--nodes", type=integer, metavar="N", help="machines with workers (8)")
     hosts.add_argument(
-        "--gpus-per-node", type=int, default=1, metavar="G", help="workers on each node (1)"
+        "--gpus-per-node", type=integer, default=1, metavar="G", help="workers on each node (1)"
     )
     hosts.add_argument(
         "--servers",
-        type=int,
+        type=integer,
         metavar="K",
         help="hosts with a dedicated server each; below --nodes each node has a colocated server "
         "besides (as many as nodes)",
@@ -67,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     hosts.add_argument(
         "--proxies",
-        type=int,
+        type=integer,
         default=0,
         metavar="N",
         help="of each server, on a core each (0: one for up to 8 nodes, at most 16)",
@@ -90,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     links.add_argument(
         "--buffer", metavar="BYTES", help="of the switch for each port; or a time (16M)"
     )
-    links.add_argument("--mtu", type=int, default=9000, metavar="BYTES", help="(9000)")
+    links.add_argument("--mtu", default="9000", metavar="BYTES", help="largest packet (9000)")
     job = parser.add_argument_group("training")
     job.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}")
     job.add_argument("--size", metavar="BYTES", help="of all gradients, instead of --model")
@@ -100,8 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--wire-dtype", choices=DTYPES, help="that gradients are sent in (as --dtype)")
     job.add_argument(
         "--step",
-        type=float,
-        metavar="SECONDS",
+        metavar="TIME",
         help="forward and backward pass on one worker, without communication (0: averaging alone)",
     )
     job.add_argument(
@@ -113,11 +113,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     prices = parser.add_argument_group("prices, in any currency")
     prices.add_argument("--node-price", type=float, metavar="P", help="of a node per hour")
     prices.add_argument("--server-price", type=float, metavar="P", help="of a server per hour")
-    out = parser.add_argument_group("what to say")
+    out = parser.add_argument_group("output")
     out.add_argument(
         "--sweep", metavar="NAME=VALUES", help=f"vary one of {', '.join(SWEEPS)}; see examples"
     )
     out.add_argument("--json", action="store_true", help="print JSON")
     out.add_argument("--out", metavar="DIR", help="write tables, JSON and plots to a folder")
-    out.add_argument("--seed", type=int, default=1, metavar="N", help="of losses and noise (1)")
+    out.add_argument("--seed", type=integer, default=1, metavar="N", help="of losses and noise (1)")
     out.add_argument("--list-models", action="store_true", help="print the catalogue")

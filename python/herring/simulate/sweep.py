@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
-from herring.lab.units import parse_loss, parse_rate, parse_seconds
 from herring.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring.simulate.network import PEERS, Network
 from herring.study.experiments import Chart, Table
+from herring.units import parse_rate, parse_seconds, parse_share
 
 __all__ = ["SWEPT", "Sweep", "parse_sweep", "table"]
 
@@ -45,7 +45,7 @@ SWEPT = {
     "servers": _Kind("servers", _count, "servers", "dedicated servers (number)"),
     "rate": _Kind("rate", parse_rate, "rate_gbit", "rate of a link (Gbit/s)", 1e-9),
     "rtt": _Kind("rtt", _time, "round_trip_us", "round trip (us)", 1e6),
-    "loss": _Kind("loss", parse_loss, "loss_percent", "packets lost (%)", 100),
+    "loss": _Kind("loss", parse_share, "loss_percent", "packets lost (%)", 100),
 }
 
 

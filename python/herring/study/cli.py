@@ -14,7 +14,7 @@ from herring.bench.peers import ALGORITHMS, PEERS, missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.limits import require_queue, require_rate
-from herring.lab.units import parse_rate, parse_seconds
+from herring.launch.arguments import integer
 from herring.progress import Progress, show_time
 from herring.study.bench import Network
 from herring.study.comparisons import COMPARISONS
@@ -34,6 +34,7 @@ from herring.study.partial import partial_study
 from herring.study.predictions import predictions
 from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
+from herring.units import argument, parse_rate, parse_seconds, parse_size
 
 __all__ = ["add_options", "handle"]
 
@@ -111,10 +112,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
     parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
-    parser.add_argument("--iterations", type=int, metavar="N", help="per point (7)")
+    parser.add_argument("--iterations", type=integer, metavar="N", help="per point (7)")
     parser.add_argument(
         "--runs",
-        type=int,
+        type=integer,
         metavar="N",
         help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
     )
@@ -133,9 +134,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"the one behind a colon ({','.join(DEFAULT_PEERS)}); those not installed are skipped",
     )
     cost = parser.add_argument_group("cost and training")
-    cost.add_argument("--nodes", type=int, default=64, metavar="N", help="worker nodes (64)")
+    cost.add_argument("--nodes", type=integer, default=64, metavar="N", help="worker nodes (64)")
     cost.add_argument(
-        "--compute", type=float, metavar="SECONDS", help="of a step (0.2; training: 4)"
+        "--compute", type=_compute, metavar="TIME", help="of a step (0.2s; training: 4s)"
     )
     cost.add_argument("--node-price", type=float, default=31.2, metavar="P", help="per hour (31.2)")
     cost.add_argument("--server-price", type=float, default=4.9, metavar="P", help="per hour (4.9)")
@@ -270,6 +271,10 @@ def _network(options: argparse.Namespace) -> Network:
     return network
 
 
+def _compute(text: str) -> float:
+    return argument(lambda given: parse_seconds(given, zero=True))(text)
+
+
 def _experiment(text: str) -> str:
     # Not by argparse's choices: Python 3.11 holds the empty list of no arguments against them.
     if text not in _NAMES:
@@ -308,11 +313,11 @@ def _sizes(text: str | None, network: Network) -> list[int]:
         sizes = [0.53 * network.bandwidth / 4, network.bandwidth / 4]
     else:
         try:
-            sizes = [float(part) for part in text.split(",")]
-        except ValueError:
-            sizes = [0]
+            sizes = [parse_size(part) for part in text.split(",")]
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--size: {error}") from None
     if not all(4 <= size < 1e15 for size in sizes):
-        raise ConfigurationError(f"--size {text!r}: write bytes, at least 4, as in 3.3e6,6.25e6")
+        raise ConfigurationError(f"--size {text!r}: write bytes, at least 4, as in 3.3M,6.25M")
     return [int(size) // 4 * 4 for size in sizes]
 
 

@@ -248,14 +248,16 @@ TEST(ParseBytes, Units) {
       {"64kB", 64'000},   {"4M", 4'000'000},   {"1G", 1'000'000'000},  {"64KiB", 65536},
       {"64Ki", 65536},    {"4MiB", 4 << 20},   {"1GiB", 1 << 30},      {"1 gib", 1 << 30},
       {"2T", 2'000'000'000'000}, {"12B", 12},  {" 5 ", 5},
+      {"1.5M", 1'500'000}, {"1.1K", 1100},   {".5KiB", 512},   {"670e6", 670'000'000},
       {"9223372036854775807", INT64_MAX}};
   for (const auto& [text, bytes] : good) {
     const Result<int64_t> parsed = parse_bytes(text);
     ASSERT_TRUE(parsed.ok()) << text;
     EXPECT_EQ(*parsed, bytes) << text;
   }
-  for (const char* text : {"", "K", "-1", "-1K", "1.5M", "1P", "1Kib2", "1KK", "1Kbit", "1 2K",
-                           "9223372036854775808", "9223372036854775807K", "nan"}) {
+  for (const char* text : {"", "K", "-1", "-1K", "1.5", "1.0001K", "-1.5M", "1P", "1Kib2",
+                           "1KK", "1Kbit", "1 2K", "9223372036854775808", "9223372036854775807K",
+                           "nan"}) {
     const Result<int64_t> parsed = parse_bytes(text);
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_NE(parsed.status().message().find(concat("'", text, "'")), std::string::npos);
@@ -265,7 +267,8 @@ TEST(ParseBytes, Units) {
 TEST(ParseSeconds, Units) {
   const std::map<std::string, double> good = {{"0.5", 0.5},   {"30s", 30},     {"5m", 300},
                                               {"2h", 7200},   {"250ms", 0.25}, {"1e-3", 1e-3},
-                                              {"1.5 M", 90},  {"0", 0},        {".5s", 0.5}};
+                                              {"1.5 M", 90},  {"0", 0},        {".5s", 0.5},
+                                              {"50us", 5e-5}};
   for (const auto& [text, seconds] : good) {
     const Result<double> parsed = parse_seconds(text);
     ASSERT_TRUE(parsed.ok()) << text;

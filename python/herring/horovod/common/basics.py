@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import herring
+from herring import _core
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import process_sets as sets
 from herring.horovod.common.exceptions import NotInitializedError, NotSupportedError
+from herring.horovod.common.timeline import start_timeline
+from herring.launch.horovod_settings import TIMELINE, read_variables
 
 __all__ = [
     "ccl_built",
@@ -62,7 +66,8 @@ def init(
             )
     elif process_sets is not None:
         wanted = list(process_sets)
-    herring.init()
+    if not herring.is_initialized():
+        _init_as_asked()
     if comm is not None and (
         not isinstance(comm, (list, tuple, range)) or sorted(comm) != list(range(herring.size()))
     ):
@@ -71,6 +76,18 @@ def init(
             "init(process_sets=[hvd.ProcessSet([...])]) and process_set="
         )
     sets.set_up(wanted)
+
+
+def _init_as_asked() -> None:
+    """Joins the job with the settings that Horovod's variables ask for."""
+    settings, lines = read_variables(os.environ)
+    herring.init(**settings)
+    if herring.rank() == 0:
+        for line in lines:
+            _core.log_warning(line)
+    trace = os.environ.get(TIMELINE, "").strip()
+    if trace and trace.upper() != "DYNAMIC":  # which begins with start_timeline()
+        start_timeline(trace)
 
 
 def shutdown() -> None:

@@ -1,0 +1,157 @@
+"""What all command lines of Herring have in common: errors in one style, and clean ends."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+__all__ = ["EXIT_USAGE", "Parser", "guarded", "integer", "suggestion"]
+
+EXIT_USAGE = 2
+_REWORDED = (
+    (r"expected one argument", "needs a value"),
+    (r"expected at least one argument", "needs at least one value"),
+    (r"ignored explicit argument (.*)", r"takes no value, and was given \1"),
+    (r"invalid int value: (.*)", r"\1 is not an integer"),
+    (r"invalid float value: (.*)", r"\1 is not a number"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors say what is allowed, and whose options are never abbreviated.
+
+    An abbreviation that is unique today is not once there is another option, and scripts break.
+
+    Attributes:
+        fill: Adds the options; called when this parser is the one that is used. What describes
+            those of `lab`, `study` and `simulate` takes longer to import than a server to start.
+    """
+
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
+        self._given: list[str] = []
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As of `argparse`, but that nothing may be left: here it is known which command has it."""
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+        self._given = list(sys.argv[1:] if args is None else args)
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(self._unknown(left))
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one line that says what is wrong, and how the command is used."""
+        print(f"{self.prog}: {self._reworded(message)}", file=sys.stderr)
+        usage = self.format_usage().rstrip()
+        if "\n" in usage:
+            usage = f"usage: {self.prog} [options]"
+        print(f"{usage}\n'{self.prog} --help' explains it", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+    def _unknown(self, left: Sequence[str]) -> str:
+        option = next((each for each in left if each.startswith("-")), None)
+        if option is None:
+            return f"{left[0]!r} is one argument too many"
+        name = option.partition("=")[0]
+        known = [
+            each
+            for action in self._actions
+            if action.help != argparse.SUPPRESS
+            for each in action.option_strings
+        ]
+        return f"there is no option {name}{suggestion(name, known)}"
+
+    def _reworded(self, message: str) -> str:
+        missing = re.fullmatch(r"the following arguments are required: (.*)", message)
+        if missing:
+            return self._slip() or f"{missing.group(1)} is missing"
+        match = re.fullmatch(r"argument (.*?): (.*)", message, re.DOTALL)
+        if not match:
+            return message
+        name, text = self._as_given(match.group(1)), match.group(2)
+        choice = re.fullmatch(r"invalid choice: (['\"])(.*?)\1 \(choose from (.*)\)", text)
+        if choice:
+            value = choice.group(2)
+            known = [each.strip(" '\"") for each in choice.group(3).split(",")]
+            what = "a command" if name.isupper() else f"allowed for {name}"
+            allowed = ", ".join(known)
+            return f"{value!r} is not {what} (there are {allowed}){suggestion(value, known)}"
+        if not name.startswith("-") and (slip := self._slip()):
+            return slip  # what follows an unknown option is taken for an argument
+        for pattern, words in _REWORDED:
+            if re.fullmatch(pattern, text):
+                text = re.sub(pattern, words, text)
+        return f"{name} {text}"
+
+    def _slip(self) -> str:
+        """About an option that is not there, if there is one: the likeliest reason of all."""
+        end = self._given.index("--") if "--" in self._given else len(self._given)
+        slips = [
+            each
+            for each in self._given[:end]
+            if each.startswith("--") and each.partition("=")[0] not in self._option_string_actions
+        ]
+        return self._unknown(slips) if slips else ""
+
+    def _as_given(self, names: str) -> str:
+        """Of the names that an option has, the one that was used."""
+        for name in names.split("/"):
+            if any(each.partition("=")[0] == name for each in self._given):
+                return name
+        return names.split("/")[0]
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """``; did you mean 'that'?``, or an empty string where nothing is like `word`."""
+    like = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {like[0]!r}?" if like else ""
+
+
+def integer(text: str) -> int:
+    """The type of an option that takes an integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command to its exit status, where its reader may leave and Ctrl-C may be pressed."""
+    try:
+        try:
+            status = command()
+        except SystemExit:  # after a help text, or an error
+            _flush()
+            raise
+        _flush()
+        return status
+    except BrokenPipeError:  # as in "herring simulate ... | head"
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            # What is still buffered has nowhere to go, at the interpreter's end neither.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()

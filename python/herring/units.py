@@ -1,0 +1,123 @@
+"""Times, sizes, rates and shares as people write them; all commands and settings read them alike.
+
+==========  ==============================================  ==========================
+a time      ``450ms``, ``50us``, ``5m``, ``1h``, ``30``     a number alone is seconds
+a size      ``64K``, ``1.5GB``, ``4MiB``, ``8192``          K is 1000, Ki is 1024 bytes
+a rate      ``200mbit``, ``10Gbps``, ``1.5Gbit/s``, ``10G``  bits per second
+a share     ``0.5%``                                        a number alone is refused
+==========  ==============================================  ==========================
+
+Letters are of either case. The core reads times and sizes, as it does in settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from herring.errors import ConfigurationError
+
+__all__ = ["argument", "parse_rate", "parse_seconds", "parse_share", "parse_size", "show_rate"]
+
+_Value = TypeVar("_Value")
+_NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
+_RATE = re.compile(_NUMBER + r"\s*(?=\S)([kmgt]?)(bits?/s|bits?|bps|b/s)?", re.IGNORECASE)
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SHARE = re.compile(_NUMBER + r"\s*%")
+
+
+def parse_seconds(text: str, zero: bool = False) -> float:
+    """Returns seconds of e.g. ``20ms``, ``5m`` or ``30``.
+
+    Args:
+      text: what a person wrote.
+      zero: whether ``0`` is allowed.
+
+    Raises:
+      ConfigurationError: it is no such time; names the allowed units.
+    """
+    from herring import _core  # which the launcher otherwise does without
+
+    try:
+        seconds = float(_core.parse_seconds(text))
+    except ConfigurationError:
+        seconds = -1.0
+    if seconds < 0 or (seconds == 0 and not zero):
+        number = "a number" if zero else "a number above 0"
+        raise ConfigurationError(
+            f"{text!r} is not a time: write {number} and one of us, ms, s, m, h (or nothing: "
+            "seconds), as in 20ms or 5m"
+        )
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes of e.g. ``25M``, ``1.5GB`` or ``64KiB``.
+
+    Raises:
+      ConfigurationError: it is no size, not a whole number of bytes, or zero.
+    """
+    from herring import _core
+
+    try:
+        size = int(_core.parse_bytes(text))
+    except ConfigurationError:
+        size = 0
+    if size < 1:
+        raise ConfigurationError(
+            f"{text!r} is not a size: write bytes, a whole number of them above 0, as in 8192, "
+            "25M or 64KiB"
+        )
+    return size
+
+
+def parse_rate(text: str) -> float:
+    """Returns bits per second of e.g. ``200mbit``, ``10Gbps`` or ``10G``.
+
+    Raises:
+      ConfigurationError: it is no rate above 0; names the allowed units.
+    """
+    match = _RATE.fullmatch(text.strip())
+    value = float(match.group(1)) * _FACTORS[match.group(2).lower()] if match else 0.0
+    if "B/s" in text:
+        value = 0.0  # bytes, perhaps
+    if not value > 0:
+        raise ConfigurationError(
+            f"{text!r} is not a rate: write a number above 0 of bits per second and one of kbit, "
+            "mbit, gbit, tbit, as in 200mbit or 10Gbps"
+        )
+    return value
+
+
+def parse_share(text: str) -> float:
+    """Returns the part, 0 to 1, of e.g. ``0.1%``.
+
+    Raises:
+      ConfigurationError: it is none, or there is no % behind it: 0.5 may be half, or half of 1 %.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    if match is None or float(match.group(1)) > 100:
+        raise ConfigurationError(f"{text!r} is not a share: write 0% to 100%, as in 0.1%")
+    return float(match.group(1)) / 100
+
+
+def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """Makes one of these the type of a command line's option."""
+
+    def typed(text: str) -> _Value:
+        try:
+            return parse(text)
+        except ConfigurationError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return typed
+
+
+def show_rate(bits: float) -> str:
+    """Returns e.g. ``200 Mbit/s``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if bits >= size:
+            return f"{bits / size:.4g} {unit}bit/s"
+    return f"{bits:.4g} bit/s"

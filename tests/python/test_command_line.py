@@ -1,0 +1,179 @@
+"""What all commands have in common: errors in one style, suggestions, units, and clean ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from herring.errors import ConfigurationError
+from herring.launch import cli
+from herring.units import parse_rate, parse_seconds, parse_share, parse_size
+from launched import HERRING, LIMIT
+
+BENCH = [sys.executable, "-m", "herring.bench"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The lines of an error, which is one of usage."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("run -n two -- true", "herring run: -n 'two' is not an integer"),
+        ("run --workers two -- true", "herring run: --workers 'two' is not an integer"),
+        ("run -n", "herring run: -n needs a value"),
+        ("config --json=3", "herring config: --json takes no value, and was given '3'"),
+        ("check foo", "herring check: 'foo' is one argument too many"),
+        ("simulate --gpus 8", "herring simulate: there is no option --gpus"),
+        ("kubernetes --image x", "herring kubernetes: --name is missing"),
+        ("--verson", "herring: there is no option --verson; did you mean '--version'?"),
+        ("", "herring: COMMAND is missing"),
+    ],
+)  # fmt: skip
+def test_errors_are_in_one_style(
+    arguments: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, usage, last = said(capsys, *arguments.split())
+    assert first.startswith(line)
+    prog = first.partition(":")[0]
+    assert usage.startswith(f"usage: {prog}")
+    assert last == f"'{prog} --help' explains it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prog", "given", "meant"),
+    [
+        ("run --sevrers 2 -- true", "run", "--sevrers", "--servers"),
+        ("run --sevrers=2 -- true", "run", "--sevrers", "--servers"),
+        # Never abbreviated: another option may come.
+        ("run --server 2 -- true", "run", "--server", "--servers"),
+        ("lab run --qeue 3ms -- true", "lab run", "--qeue", "--queue"),
+        ("study --rat 1gbit", "study", "--rat", "--rate"),
+        ("kubernetes --nam x --image y -- true", "kubernetes", "--nam", "--name"),
+    ],
+)
+def test_options_that_are_not_there(
+    arguments: str, prog: str, given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = said(capsys, *arguments.split())
+    assert first == f"herring {prog}: there is no option {given}; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("rum -n 2 -- true", ["'rum' is not a command", "kubernetes", "did you mean 'run'?"]),
+        ("lab chek", ["herring lab: 'chek' is not a command", "did you mean 'check'?"]),
+        ("simulate --dtype float31", ["'float31'", "--dtype", "bfloat16", "'float32'?"]),
+        ("run --timeout soon -- true", ["--timeout 'soon' is not a time", "5m"]),
+    ],
+)
+def test_what_is_allowed_is_said(
+    arguments: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = said(capsys, *arguments.split())
+    for word in words:
+        assert word in first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        ("version", "herring "),
+        ("-V", "herring "),
+        ("--version", "herring "),
+        ("help", "usage: herring [-h]"),
+        ("help run", "usage: herring run"),
+        ("help lab check", "usage: herring lab check"),
+    ],
+)
+def test_help_and_version(arguments: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments.split())
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
+def test_units_are_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = pytest.importorskip("herring._core")
+    for text in ("5m", "450ms", "50us", "1h", "0.5", " 3 s "):
+        assert parse_seconds(text) == core.parse_seconds(text)
+        parsed = cli._parser().parse_args(["run", "--timeout", text, "--", "true"])
+        assert parsed.timeout == parse_seconds(text)
+    for text in ("64K", "1.5GB", "4MiB", "8192"):
+        assert parse_size(text) == core.parse_bytes(text)
+        monkeypatch.setenv("HERRING_SERVER_MEMORY", text)
+    assert parse_rate("10Gbps") == parse_rate("10gbit") == parse_rate("10G") == 1e10
+    assert parse_share("0.5%") == 0.005
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts"),
+    [
+        (parse_seconds, ["", "soon", "-1s", "nan", "0", "5 min", "1d"]),
+        (parse_size, ["", "0", "1.5", "-1", "1P", "many"]),
+        (parse_rate, ["", "0G", "10", "10GB/s", "10GB", "-1G"]),
+        (parse_share, ["0.5", "101%", "-1%", "%"]),
+    ],
+)
+def test_what_is_none_is_named_with_what_is_allowed(parse, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(
+            ConfigurationError, match=rf"^{re.escape(repr(text))} is not a .*: write"
+        ):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*HERRING, "--help"],
+        [*HERRING, "run", "--help"],
+        [*HERRING, "config", "--json"],
+        [*HERRING, "check", "--no-run", "--json"],
+        [*HERRING, "simulate", "--list-models"],
+        [*HERRING, "kubernetes", "--name", "a", "--image", "b", "--", "true"],
+        [*BENCH, "--help"],
+    ],
+    ids=lambda command: " ".join(command[2:5]),
+)
+def test_a_reader_that_has_left_gets_no_traceback(command: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    helps = "--help" in command  # argparse writes it without looking
+    assert done.returncode in ((0, 128 + signal.SIGPIPE) if helps else (128 + signal.SIGPIPE,))
+
+
+def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    from herring.launch.arguments import guarded
+
+    assert guarded(interrupted) == 130
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,118 @@
+"""Horovod's options and variables: taken where there is a counterpart, else a line that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from herring.errors import ConfigurationError
+from herring.launch import cli, horovodrun
+from herring.launch.horovod_settings import read_variables
+from herring.launch.job import passed_environment
+from launched import HERRING, LIMIT
+
+
+def parsed(*options: str) -> list[str]:
+    return horovodrun.assignments(cli._parser().parse_args(["run", *options, "--", "true"]))
+
+
+def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = parsed(
+        *("--fusion-threshold-mb", "32", "--log-level", "TRACE"),
+        *("--stall-check-warning-time-seconds", "30", "--stall-check-shutdown-time-seconds", "90"),
+        *("--gloo-timeout-seconds", "20", "--timeline-filename", "t.json"),
+    )
+    assert found == [
+        "HERRING_BUFFER_BYTES=33554432",
+        "HERRING_LOG_LEVEL=debug",
+        "HERRING_WARN_AFTER=30",
+        "HERRING_TIMEOUT=90",
+        "HERRING_CONNECT_TIMEOUT=20",
+        "HOROVOD_TIMELINE=t.json",
+    ]
+    assert parsed("--no-stall-check") == ["HERRING_WARN_AFTER=168h"]
+    # 0 is what Herring does by itself; nothing is left from one command line to the next.
+    assert parsed("--fusion-threshold-mb", "0", "--stall-check-shutdown-time-seconds", "0") == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "options", [["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"]]
+)
+def test_options_without_one_are_named(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parsed(*options) == []
+    said = capsys.readouterr().err
+    assert said.startswith(f"herring run: {options[0]} has no meaning with Herring: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--log-level", "loud"], ["--log-level 'loud'", "trace, debug"]),
+        (["--fusion-threshold-mb", "x"], ["--fusion-threshold-mb 'x'", "a number"]),
+        (["--stall-check-warning-time-seconds", "-3"], ["'-3' is not valid", "seconds"]),
+        (["--min-np", "2"], ["--min-np is not supported", "keeps the workers"]),
+    ],
+)
+def test_wrong_values_are_named(
+    options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*options)
+    said = capsys.readouterr().err
+    for word in words:
+        assert word in said
+
+
+def test_variables() -> None:
+    environ = {
+        "HOROVOD_FUSION_THRESHOLD": "1048576",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+        "HOROVOD_LOG_LEVEL": "fatal",
+        "HERRING_LOG_LEVEL": "info",  # comes first
+        "HOROVOD_GLOO_IFACE": "",
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_AUTOTUNE": "0",  # asks for nothing
+        "HOROVOD_RANK": "1",
+    }
+    settings, lines = read_variables(environ)
+    assert settings == {"buffer_bytes": "1048576", "warn_after": "30"}
+    assert lines == [
+        "HOROVOD_CYCLE_TIME=3.5 has no meaning with Herring: nothing is negotiated in cycles"
+    ]
+    with pytest.raises(ConfigurationError, match="HOROVOD_FUSION_THRESHOLD=much is not valid"):
+        read_variables({"HOROVOD_FUSION_THRESHOLD": "much"})
+    passed, _ = passed_environment(environ, [])
+    assert passed["HOROVOD_CYCLE_TIME"] == "3.5"
+    assert "HOROVOD_RANK" not in passed
+
+
+def test_they_hold_in_a_job_and_the_timeline_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import herring.runtime, torch; import horovod.torch as hvd; hvd.init(); hvd.init(); "
+        "hvd.allreduce(torch.ones(3), name='gradient'); print(herring.runtime._settings)"
+    )
+    trace = tmp_path / "trace.json"
+    options = ["--horovod", "--timeline-filename", str(trace)]
+    done = subprocess.run(
+        [*HERRING, "run", "-n", "2", *options, "--", sys.executable, "-c", code],
+        env={**os.environ, "HOROVOD_FUSION_THRESHOLD": "1048576", "HOROVOD_CYCLE_TIME": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("{'buffer_bytes': '1048576'}") == 2
+    assert done.stderr.count("HOROVOD_CYCLE_TIME=3 has no meaning") == 1  # rank 0 says it
+    assert "gradient" in json.dumps(json.loads(trace.read_text()))
