@@ -80,10 +80,6 @@ def job_of(options: argparse.Namespace) -> Job:
     if (options.model is None) == (options.size is None):
         both = f"--model {options.model} and --size {options.size}: " if options.model else ""
         raise ConfigurationError(f"{both}give one of --model NAME and --size BYTES")
-    if options.backward is not None and options.step is None:
-        raise ConfigurationError(
-            f"--backward {options.backward:g} is a part of --step TIME, which is missing"
-        )
     wire = options.wire_dtype or options.dtype
     itemsize = DTYPES[options.dtype]
     if options.model is not None:
@@ -97,6 +93,10 @@ def job_of(options: argparse.Namespace) -> Job:
     step = 0.0
     if options.step is not None:
         step = _read("--step", lambda text: parse_seconds(text, zero=True), options.step)
+    if options.backward is not None and not step:
+        raise ConfigurationError(
+            f"--backward {options.backward:g} is a part of --step TIME, which is missing"
+        )
     return Job(name, tuple(gradients), step, backward, options.dtype, wire)
 
 
