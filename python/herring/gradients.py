@@ -88,28 +88,39 @@ def _raw(array: Any) -> Any:
 
 
 def agree(
-    sources: Sequence[Source], present: Sequence[int], *, name: str, group: Group | None = None
+    sources: Sequence[Source],
+    present: Sequence[int],
+    *,
+    name: str,
+    group: Group | None = None,
+    order: Sequence[int] = (),
 ) -> list[int]:
-    """Compares the lists of all ranks (collective).
+    """Compares the lists of all ranks, and hands the first rank's order to all (collective).
 
     Args:
       sources: one per variable, in an order that is the same on all ranks.
       present: places in `sources` of those that have a gradient on this rank.
       name: the same on all ranks, different for each list.
       group: those who take part; None: all ranks.
+      order: places in `sources` in the order in which this rank produces the gradients, as far as
+        its framework shows it. What the first rank says counts; others may say anything.
 
     Returns:
-      Places in `sources` of those that have a gradient on some rank, ascending.
+      Places in `sources` of those that have a gradient on some rank, in the order of the first
+      rank. Those that it did not mention come last, in reverse order of the list: frameworks list
+      variables from the first layer to the last, and gradients come the other way.
 
     Raises:
       MismatchError: shapes or dtypes differ between ranks; names the first difference.
     """
     shapes = "\n".join(f"{s.dtype} {list(s.shape)}" for s in sources)
-    mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present))
+    mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present), list(order))
     everyone = allgather_object(mine, name=f"{name}.gradients", group=group)
-    if len({digest for digest, _ in everyone}) > 1:
+    if len({digest for digest, _, _ in everyone}) > 1:
         _explain(sources, name, group)
-    return sorted({index for _, indices in everyone for index in indices})
+    used = {index for _, indices, _ in everyone for index in indices}
+    first = [index for index in dict.fromkeys(everyone[0][2]) if index in used]
+    return first + sorted(used.difference(first), reverse=True)
 
 
 def _explain(sources: Sequence[Source], name: str, group: Group | None) -> None:
@@ -147,6 +158,8 @@ class GradientRounds:
     Attributes:
       sources: as given.
       used: places in `sources` of those that take part, ascending.
+      order: the same places in the order of the plan: as the first rank has produced the gradients
+        when the list was first seen. They travel in this order.
       contributors: ranks whose gradients are in the last round's averages.
     """
 
@@ -160,6 +173,7 @@ class GradientRounds:
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,
+        order: Sequence[int] = (),
     ) -> None:
         """Compares the lists of all ranks and plans (collective).
 
@@ -171,6 +185,7 @@ class GradientRounds:
           wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
           group: those who take part; None: all ranks.
+          order: as of `agree`.
 
         Raises:
           InvalidArgumentError: an operator or dtype that is not for gradients.
@@ -191,10 +206,9 @@ class GradientRounds:
         self._group = group
         scope = scope_of(group)
         self._rank, self._size = scope.rank, scope.size
-        self.used = agree(sources, present, name=name, group=group)
-        # Frameworks list variables from the first layer to the last; gradients come the other way.
-        self._order = list(reversed(self.used))
-        in_order = [self.sources[i] for i in self._order]
+        self.order = agree(sources, present, name=name, group=group, order=order)
+        self.used = sorted(self.order)
+        in_order = [self.sources[i] for i in self.order]
         planned = [(source.elements, _PLANNED[source.dtype][0]) for source in in_order]
         self._plan = PlannedReduction(
             [*planned, (self._size, "float32")],
@@ -208,7 +222,7 @@ class GradientRounds:
         self._places = [
             (arenas[arena], offset, nbytes) for arena, offset, nbytes in self._plan.placements
         ]
-        self._entry = {index: entry for entry, index in enumerate(self._order)}
+        self._entry = {index: entry for entry, index in enumerate(self.order)}
         raw, offset, nbytes = self._places[-1]
         self._said = raw[offset : offset + nbytes].view(np.float32)
         self._lock = threading.Lock()

@@ -279,6 +279,36 @@ def test_order_of_gradients(rank, size):
     assert np.allclose(rounds.average([0], [np.ones(1, np.float32)])[0], 1)
 
 
+def test_recorded_order(rank, size):
+    """The plan has gradients as the first rank's backward pass produces them."""
+    shapes = [(2, 2), (3, 3), (4, 4), (5, 5)]
+
+    def loss_of(v):
+        # Rank 0 uses them in the order 2, 0, 3; the others in another one.
+        order = (2, 0, 3) if rank == 0 else (3, 2, 0, 1)
+        x = tf.constant(1.0)
+        for i in order:
+            x = tf.sin(x * tf.reduce_sum(v[i]))
+        return x
+
+    def gradients_of(v):
+        with tf.GradientTape() as tape:
+            loss = loss_of(v)
+        return tape.gradient(loss, v)
+
+    v = [tf.Variable(tf.fill(shape, 0.1)) for shape in shapes]
+    for eager in (True, False):
+        averager = herring.TensorAverager(f"recorded {eager}")
+
+        def step(averager=averager):
+            return averager.average(gradients_of(v), v)
+
+        averages = (step if eager else tf.function(step))()
+        (rounds,) = averager._rounds.values()
+        assert rounds.order == [3, 0, 2, *([1] if size > 1 else [])], rounds.order
+        assert [one.shape for one in averages] == shapes
+
+
 def test_refusals(rank, size):
     v = variables()
     _, mine = data(rank, size)

@@ -172,7 +172,8 @@ class JaxAverager(HostAverager):
             )
         if not all(allgather_object(able, name=way, group=self.group)):
             return super().plan(name, sources, present)
-        return Keyed(name, sources, agree(sources, present, name=name, group=self.group))
+        used = sorted(agree(sources, present, name=name, group=self.group))
+        return Keyed(name, sources, used)
 
     def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
         """One round."""

@@ -15,6 +15,7 @@ from herring.gradients import GradientRounds, Source
 from herring.grouped import grouped_allgather
 from herring.groups import Group, scope_of
 from herring.runtime import is_initialized, job, require_running
+from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
 
@@ -30,7 +31,12 @@ class TensorAverager:
 
     Lists with other variables, shapes or dtypes are planned when they are first seen; a function
     that is traced again finds the plan of its list. Nothing depends on the order in which
-    TensorFlow executes a graph: a gradient is known by its place in the list.
+    TensorFlow executes a graph: a gradient is known by its place in the list. The plan has
+    gradients in the order in which the backward pass of the first rank has produced them, or added
+    them to the graph, when the list was first seen.
+
+    In a graph of tf.compat.v1 each call has a plan of its own, as TensorFlow executes two calls in
+    any order there.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class TensorAverager:
             "group": group,
         }
         self._sparse = sparse
-        self._rounds: dict[tuple[Source, ...], GradientRounds] = {}
+        self._rounds: dict[tuple[str, tuple[Source, ...]], GradientRounds] = {}
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -106,6 +112,9 @@ class TensorAverager:
                 f"{self.name}: inside a tf.distribute strategy; start one process per device "
                 "instead, and let Herring average over the processes"
             )
+        if not tf.executing_eagerly():
+            refuse_xla(self.name)
+        use = self.name if tf.executing_eagerly() else name_of_use(self.name)
         result: list[Any] = list(gradients)
         slices = [
             i
@@ -113,18 +122,18 @@ class TensorAverager:
             if isinstance(gradient, tf.IndexedSlices) and self._sparse == "gather"
         ]
         dense = [i for i in range(len(variables)) if i not in slices]
-        if not tf.executing_eagerly():
-            refuse_xla(self.name)
-        averages = self._average_dense([gradients[i] for i in dense], [variables[i] for i in dense])
+        averages = self._average_dense(
+            [gradients[i] for i in dense], [variables[i] for i in dense], use
+        )
         for i, average in zip(dense, averages):
             result[i] = average
         if slices:
-            gathered = self._gather([gradients[i] for i in slices])
+            gathered = self._gather([gradients[i] for i in slices], use)
             for i, one in zip(slices, gathered):
                 result[i] = one
         return result
 
-    def _average_dense(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def _average_dense(self, gradients: list[Any], variables: list[Any], use: str) -> list[Any]:
         if not variables:
             return []
         sources = tuple(_source(variable) for variable in variables)
@@ -133,27 +142,30 @@ class TensorAverager:
             for i, gradient in enumerate(gradients)
             if gradient is not None
         }
-        rounds = self._rounds.get(sources)
+        rounds = self._rounds.get((use, sources))
         if rounds is None:
-            name = f"{self.name}.{len(self._rounds)}"
-            rounds = GradientRounds(sources, list(tensors), name=name, **self._options)
-            self._rounds[sources] = rounds
+            rounds = GradientRounds(
+                sources,
+                list(tensors),
+                name=f"{self.name}.{len(self._rounds)}",
+                order=_order(gradients),
+                **self._options,
+            )
+            self._rounds[use, sources] = rounds
         run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
         averages: list[Any] = [None] * len(gradients)
         for i, average in zip(rounds.used, run(rounds, tensors)):
             averages[i] = average
         return averages
 
-    def _gather(self, gradients: list[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    def _gather(self, gradients: list[tf.IndexedSlices], use: str) -> list[tf.IndexedSlices]:
         """Concatenates slices over all ranks; values are divided by the number of ranks."""
         flat = [part for one in gradients for part in (one.values, one.indices)]
         dtypes = [part.dtype for part in flat]
 
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
             halves = [a.view(np.int16) if a.dtype.name == "bfloat16" else a for a in arrays]
-            wholes = grouped_allgather(
-                halves, name=f"{self.name}.slices", group=self._options["group"]
-            )
+            wholes = grouped_allgather(halves, name=f"{use}.slices", group=self._options["group"])
             return [whole.view(array.dtype) for whole, array in zip(wholes, arrays)]
 
         if tf.executing_eagerly():
@@ -179,6 +191,27 @@ def _source(variable: Any) -> Source:
     return Source(name, tuple(shape.as_list()), tf.as_dtype(variable.dtype).name)
 
 
+def _order(gradients: Sequence[Any]) -> list[int]:
+    """Places of gradients in the order in which they were made.
+
+    TensorFlow numbers eager tensors as they are made. A graph lists its operations as the backward
+    pass has added them, each after those whose results it needs. Of gradients that one operation
+    has made, the last of the list comes first.
+    """
+    made = {
+        i: one.values if isinstance(one, tf.IndexedSlices) else tf.convert_to_tensor(one)
+        for i, one in enumerate(gradients)
+        if one is not None
+    }
+    if tf.executing_eagerly():
+        age = {i: one._id for i, one in made.items()}
+    else:
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        places = {operation.name: place for place, operation in enumerate(operations)}
+        age = {i: places.get(one.op.name, -1) for i, one in made.items()}  # -1: from outside
+    return sorted(made, key=lambda i: (age[i], -i))
+
+
 def _host(tensor: tf.Tensor) -> np.ndarray:
     """An eager tensor's content, without a copy where that is possible."""
     try:
@@ -193,10 +226,11 @@ def _run_eagerly(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[
 
 
 def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list[int]]:
-    """Cuts the list, last variables first: backward passes produce gradients in that order."""
+    """Cuts the list, in the order of the plan; what has no place in it comes last."""
     batches: list[list[int]] = []
     left = 0
-    for index in sorted(tensors, reverse=True):
+    more = sorted(tensors.keys() - set(rounds.order), reverse=True)
+    for index in [*(i for i in rounds.order if i in tensors), *more]:
         source = rounds.sources[index]
         if left <= 0:
             batches.append([])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
 import herring
 from herring.collectives import name_of_next
 from herring.errors import InvalidArgumentError
 from herring.gradients import fresh
 from herring.groups import Group, scope_of
+from herring.tensorflow.graphs import name_in_graph, name_of_use
 from herring.tensorflow.ops import update
 from herring.tensorflow.xla import refuse_xla
 from herring.values import broadcast_values
@@ -36,27 +34,9 @@ def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tup
     scope_of(group)
     if tf.executing_eagerly():
         return tensor, name or name_of_next(f"tensorflow.{kind}", group)
-    name = name or _name_in_graph(kind, tensor)
+    name = name_of_use(name) if name else name_in_graph(f"tensorflow.{kind}", tensor)
     refuse_xla(name)
     return tensor, name
-
-
-_passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by graph
-
-
-def _name_in_graph(kind: str, tensor: tf.Tensor) -> str:
-    """By its place: nothing is counted beyond one trace, as a rank may trace again alone.
-
-    Its n-th execution meets the others' n-th.
-    """
-    function = tensor.graph
-    while isinstance(getattr(function, "outer_graph", None), FuncGraph):
-        function = function.outer_graph
-    base = f"tensorflow.{kind}.{getattr(function, 'name', 'graph')}.{tensor.name}"
-    counts = _passed.setdefault(function, Counter())
-    number = counts[base]
-    counts[base] += 1
-    return f"{base}#{number}" if number else base
 
 
 def _in_place(tensor: tf.Tensor, collective: Callable[[np.ndarray], object]) -> tf.Tensor:

@@ -14,6 +14,7 @@ from herring.horovod.common.handles import Call
 from herring.horovod.common.host import Starter
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.tensorflow.ordering import note_start, note_wait
+from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["dense", "run"]
@@ -53,7 +54,8 @@ def run(
 
     In a graph it is two operations: one starts it when its tensors are there and those traced
     before have started, and one waits for it, so that others go on. Without a name it has that of
-    its first tensor in the graph, which stays the same when a function is traced again.
+    its first tensor in the graph, which stays the same when a function is traced again. In a graph
+    of tf.compat.v1, which has no order, each use of a name is numbered.
 
     Args:
       kind: Horovod's name of the collective.
@@ -67,7 +69,8 @@ def run(
       The results, and a name for what follows, such as its gradient.
 
     Raises:
-      InvalidArgumentError: the function is compiled by XLA. From a graph TensorFlow raises its own
+      InvalidArgumentError: the function is compiled by XLA, or a collective is in a loop or a
+        function inside a graph of tf.compat.v1. From a graph TensorFlow raises its own
         errors, with the text of Herring's.
     """
     if tf.executing_eagerly():
@@ -78,6 +81,7 @@ def run(
     if name is None:
         name = f"graph.{tensors[0].name}" if tensors else "graph.empty"
     refuse_xla(f"{kind} {name}")
+    name = name_of_use(f"{kind}.{name}").removeprefix(f"{kind}.")
     starter = Starter(name, process_set, queues=True)
     calls: dict[int, Call] = {}
     numbers = itertools.count()

@@ -1,0 +1,83 @@
+"""Which operations of a graph are the same on all ranks.
+
+TensorFlow executes what has an effect in a `tf.function` in the order in which it was traced. It
+executes a graph of `tf.compat.v1` in any order, on each rank in another. So operations there are
+told apart by what they are called in the graph, and what may be executed several times in one run
+is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from herring.errors import InvalidArgumentError
+
+__all__ = ["has_no_order", "name_in_graph", "name_of_use"]
+
+_passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by graph
+
+
+def has_no_order() -> bool:
+    """Whether the graph that is being built is one of `tf.compat.v1`, run by a Session."""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
+
+
+def name_of_use(name: str) -> str:
+    """Tells apart the operations of one name in a graph of `tf.compat.v1`.
+
+    Ranks build the same graph in the same order.
+
+    Args:
+      name: of an operation that is being added to the graph that is being built.
+
+    Returns:
+      In a tf.function the name. In a graph of `tf.compat.v1` the name with the number of its use.
+
+    Raises:
+      InvalidArgumentError: the operation is in a function or a loop in such a graph, where it may
+        be executed several times in one run, in any order.
+    """
+    if not has_no_order():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    if isinstance(graph, FuncGraph):
+        raise InvalidArgumentError(
+            f"{name} is inside a function ({graph.name}: a tf.function, tf.while_loop or tf.cond) "
+            "in a graph of tf.compat.v1. TensorFlow may execute it several times in one "
+            "Session.run, in a different order on each rank. Call it outside of the function, "
+            "or run the program without tf.compat.v1 graphs: eagerly or in a tf.function"
+        )
+    context = graph._get_control_flow_context()
+    loop = None if context is None else context.GetWhileContext()
+    if loop is not None and loop.parallel_iterations != 1:
+        raise InvalidArgumentError(
+            f"{name} is inside a tf.compat.v1.while_loop with parallel_iterations="
+            f"{loop.parallel_iterations}. TensorFlow may execute iterations in a different order "
+            "on each rank; pass parallel_iterations=1, or use a tf.function"
+        )
+    return _numbered(graph, name)
+
+
+def name_in_graph(kind: str, tensor: tf.Tensor) -> str:
+    """Names an operation by its place in the graph that is being built.
+
+    Nothing is counted beyond one trace, as a rank may trace again alone. The n-th execution meets
+    the others' n-th.
+    """
+    graph = tensor.graph
+    while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+        graph = graph.outer_graph
+    base = f"{kind}.{getattr(graph, 'name', 'graph')}.{tensor.name}"
+    return name_of_use(base) if has_no_order() else _numbered(graph, base)
+
+
+def _numbered(graph: Any, name: str) -> str:
+    counts = _passed.setdefault(graph, Counter())
+    number = counts[name]
+    counts[name] += 1
+    return f"{name}#{number}" if number else name
