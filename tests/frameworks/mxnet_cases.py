@@ -74,6 +74,42 @@ def test_equals_one_process(rank, size):
         assert same_everywhere(values(net)) and close(values(net), values(reference))
 
 
+class Crossed(mx.gluon.HybridBlock):
+    """Uses its layers in another order than it lists them, the shared one twice."""
+
+    def __init__(self):
+        super().__init__(prefix="crossed_")
+        with self.name_scope():
+            for name in ("third", "shared", "first", "unused"):
+                setattr(self, name, mx.gluon.nn.Dense(6, in_units=6, use_bias=False, prefix=name))
+
+    def hybrid_forward(self, F, x):  # noqa: N803
+        return self.shared(self.third(self.shared(self.first(x))))
+
+
+def test_order_of_gradients(rank, size):
+    for hybrid in (False, True):
+        net = Crossed()
+        net.initialize(mx.init.Normal(0.3), force_reinit=True)
+        net.unused.weight.grad_req = "null"
+        if hybrid:
+            net.hybridize()
+        if rank == 1:  # its order does not count
+            net(mx.nd.ones((1, 6)))
+        herring.broadcast_parameters(net.collect_params())
+        trainer = herring.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        train(net, trainer, batches(rank, size), None)
+        (rounds,) = trainer._herring_rounds.values()
+        order = [rounds.sources[i].name for i in rounds.order]
+        assert [name.split("_")[1] for name in order] == [
+            "thirdweight",
+            "sharedweight",
+            "firstweight",
+        ]
+        assert not any("data" in vars(one) for one in net.collect_params().values())
+        assert same_everywhere([one.data().asnumpy() for one in net.collect_params().values()])
+
+
 def test_kvstore(rank, size):
     reference = network()
     options = {"learning_rate": 0.05}

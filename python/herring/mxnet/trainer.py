@@ -12,6 +12,7 @@ from herring.errors import InvalidArgumentError
 from herring.gradients import GradientRounds, Source
 from herring.groups import Group, scope_of
 from herring.mxnet.arrays import in_place, on_host
+from herring.mxnet.order import UseOrder
 
 __all__ = ["DistributedTrainer"]
 
@@ -21,6 +22,10 @@ class DistributedTrainer(mx.gluon.Trainer):
 
     `step`, `allreduce_grads` with `update`, learning rates and states are those of gluon.Trainer.
     ``step(batch_size)`` takes the batch size of this rank, as the sums of the ranks are averaged.
+
+    Gradients travel in the order in which the first rank's backward pass produces them: the reverse
+    of the order in which its parameters are first used between the making of the trainer and its
+    first step.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class DistributedTrainer(mx.gluon.Trainer):
             "group": group,
         }
         self._herring_rounds: dict[tuple[Source, ...], GradientRounds] = {}
+        first = scope_of(group).rank == 0 and self._herring_size > 1
+        self._herring_uses = UseOrder(self._params if first else [])
 
     def _allreduce_grads(self) -> None:
         """Averages (collective); called by `step` and `allreduce_grads`.
@@ -80,7 +87,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         """
         if self._herring_size == 1:
             return
-        trained = [param for param in self._params if param.grad_req != "null"]
+        places = [i for i, param in enumerate(self._params) if param.grad_req != "null"]
+        trained = [self._params[i] for i in places]
         if not trained:
             return
         sources = tuple(
@@ -90,11 +98,14 @@ class DistributedTrainer(mx.gluon.Trainer):
         rounds = self._herring_rounds.get(sources)
         if rounds is None:
             name = f"{self._herring_name}.{len(self._herring_rounds)}"
-            rounds = GradientRounds(sources, fresh, name=name, **self._herring_options)
+            uses = self._herring_uses.end()
+            order = [places.index(i) for i in uses if i in places]
+            rounds = GradientRounds(sources, fresh, name=name, order=order, **self._herring_options)
             self._herring_rounds[sources] = rounds
         gradients = [param.list_grad()[0] for param in trained]
-        # Backward passes produce them in this order, and may still be at it: each is waited for.
-        for i in reversed(fresh):
+        # The backward pass may still be at it: each gradient is waited for, in the order of the
+        # plan. Those without a place in it, which the round refuses, come last.
+        for i in [*(i for i in rounds.order if i in fresh), *set(fresh).difference(rounds.order)]:
             rounds.put([i], [in_place(gradients[i])])
         targets = [in_place(gradients[i]) for i in rounds.used]
         rounds.finish_into(targets)
