@@ -191,9 +191,7 @@ void NamedOperations::complete_alone(Operation& operation) {
       operation.counts = {request.shape.empty() ? 1 : request.shape[0]};
       [[fallthrough]];
     case wire::Collective::kAlltoall:
-      if (request.kind == wire::Collective::kAlltoall) {
-        operation.counts = {request.splits.empty() ? count : request.splits[0]};
-      }
+      if (request.kind == wire::Collective::kAlltoall) operation.counts = {count};
       [[fallthrough]];
     case wire::Collective::kReduceScatter:
       if (char* out = operation.place_result(request.bytes()); out == nullptr) {

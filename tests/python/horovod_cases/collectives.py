@@ -225,6 +225,15 @@ def process_sets():
     assert not hvd.remove_process_set(hvd.global_process_set)
     raises(ValueError, "not registered", hvd.allreduce, torch.ones(1), process_set=ends)
     raises(RuntimeError, "disagree", hvd.add_process_set, [0, 1] if rank else [0])
+    alone = hvd.add_process_set([0])
+    if rank == 0:
+        x = torch.arange(12.0).view(3, 2, 2).requires_grad_()
+        came, counts = hvd.alltoall(x, [3], process_set=alone)
+        assert came.equal(x) and counts.tolist() == [3]
+        came.sum().backward()
+        assert x.grad.equal(torch.ones(3, 2, 2))
+        assert hvd.alltoall(x, process_set=alone).shape == x.shape
+    hvd.remove_process_set(alone)
 
 
 @case
