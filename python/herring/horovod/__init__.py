@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.horovod.common.exceptions import NotSupportedError
-
 __version__ = "0.28.1"  # of the API that this follows; scripts compare it
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        raise NotSupportedError(
-            "horovod.run() is not there: start the script with 'herring run -n N -- python ...', "
-            "torchrun, mpirun or srun"
-        )
+        from herring.horovod.runner import run
+
+        return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

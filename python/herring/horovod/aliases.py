@@ -25,7 +25,8 @@ _THEIRS = "horovod"
 _OTHERS = {
     "spark": "start the script with torchrun, mpirun or srun",
     "ray": "start the script with torchrun, mpirun or srun",
-    "runner": "start the script with 'herring run -n N -- python ...'",
+    "runner": "only horovod.run and some of horovod.runner's helpers are; start the script with "
+    "'herring run -n N -- python ...'",
 }
 
 
@@ -55,11 +56,11 @@ class _Finder(MetaPathFinder):
         first, _, rest = fullname.partition(".")
         if first != _THEIRS:
             return None
-        other = rest.partition(".")[0]
-        if other in _OTHERS:
-            raise ModuleNotFoundError(f"{fullname} is not there: {_OTHERS[other]}", name=fullname)
         if importlib.util.find_spec(_OURS + fullname.removeprefix(_THEIRS)) is None:
-            return None
+            other = rest.partition(".")[0]
+            if other not in _OTHERS:
+                return None
+            raise ModuleNotFoundError(f"{fullname} is not there: {_OTHERS[other]}", name=fullname)
         return ModuleSpec(fullname, _Alias())
 
 

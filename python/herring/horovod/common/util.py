@@ -6,10 +6,14 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+from herring.errors import InvalidArgumentError
+
 __all__ = [
     "check_extension",
     "extension_available",
     "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
     "num_rank_is_power_2",
     "split_list",
 ]
@@ -77,3 +81,32 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether it is a power of two."""
     return num_rank != 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether it can be iterated over."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is another one or a later one; needs the package `packaging`.
+
+    Args:
+      ver: a version, such as "2.13.0+cpu".
+      target: the one to compare with, as major.minor.patch.
+
+    Raises:
+      InvalidArgumentError: one of them is not a string, or `target` does not have three parts.
+    """
+    from packaging import version
+
+    for name, value in (("ver", ver), ("target", target)):
+        if not isinstance(value, str):
+            raise InvalidArgumentError(f"{name} is {value!r}; it must be a string")
+    if target.count(".") != 2:
+        raise InvalidArgumentError(f"target is {target!r}; it must be of the form 2.13.0")
+    return version.parse(ver) >= version.parse(target)

@@ -1,0 +1,31 @@
+"""A process of the job that `horovod.run` starts: calls the function, and keeps what it returns.
+
+Usage: python -m herring.horovod.runner.call FOLDER
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from herring.horovod.runner.common.util.env import get_env_rank_and_size
+
+
+def main() -> None:
+    """Reads the call from the folder, and writes the result to it."""
+    folder = Path(sys.argv[1])
+    func, args, kwargs = pickle.loads((folder / "call").read_bytes())
+    result = func(*args, **kwargs)
+    rank, _ = get_env_rank_and_size()
+    try:
+        data = pickle.dumps(result)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        import cloudpickle
+
+        data = cloudpickle.dumps(result)
+    (folder / str(rank)).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

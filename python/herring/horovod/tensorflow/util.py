@@ -1,0 +1,27 @@
+"""What scripts look for in ``horovod.tensorflow.util``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["refs_to_vars", "vars_to_refs"]
+
+
+def _executing_eagerly() -> bool:
+    return bool(tf.executing_eagerly())
+
+
+def vars_to_refs(vars: Any) -> Any:
+    """References, which can be keys of a dictionary, to a variable, or to those of a list."""
+    if isinstance(vars, list):
+        return tuple(vars_to_refs(one) for one in vars)
+    return vars.ref()
+
+
+def refs_to_vars(refs: Any) -> Any:
+    """The variable, or the list of them, that `vars_to_refs` was called with."""
+    if isinstance(refs, tuple):
+        return [refs_to_vars(one) for one in refs]
+    return refs.deref()
