@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from herring import _core
 from herring.arguments import count_of, name_given, seconds_of, shown
 from herring.errors import InvalidArgumentError
-from herring.names import next_name
+from herring.names import forget_names_among, next_name
 from herring.runtime import job, require_running
 
 __all__ = ["Group", "new_group", "ranks_of_node"]
@@ -61,6 +61,7 @@ class Group:
         require_running(self._job, f"group '{self.name}'")
         self._job.destroy_group(self._members)
         self._destroyed = True
+        forget_names_among(self._members.number)
 
     def members(self) -> _core.Group:
         """What the core knows it by.

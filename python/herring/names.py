@@ -10,11 +10,11 @@ from itertools import count
 from herring import _core
 from herring.errors import HerringError
 
-__all__ = ["forget_names", "next_name", "number_anew_after"]
+__all__ = ["forget_names", "forget_names_among", "next_name", "number_anew_after"]
 
 _lock = threading.Lock()
-_counts: defaultdict[tuple[str, Hashable, int], count[int]] = defaultdict(count)
-_numberings: defaultdict[Hashable, int] = defaultdict(int)  # how often calls were numbered anew
+_counts: dict[Hashable, defaultdict[str, count[int]]] = {}  # by who calls, by kind
+_numberings: dict[Hashable, int] = {}  # how often calls were numbered anew
 _joins: dict[Hashable, _core.Operation] = {}  # under way
 
 
@@ -27,8 +27,8 @@ def next_name(kind: str, among: Hashable = None) -> str:
     """
     with _lock:
         _note_join(among)
-        numbering = _numberings[among]
-        number = next(_counts[kind, among, numbering])
+        numbering = _numberings.get(among, 0)
+        number = next(_counts.setdefault(among, defaultdict(count))[kind])
     return f"{kind}.{number}" if numbering == 0 else f"{kind}#{numbering}.{number}"
 
 
@@ -55,9 +55,19 @@ def _note_join(among: Hashable) -> None:
         join.wait()
     except HerringError:
         return  # nobody calls anything there any more
-    for key in [key for key in _counts if key[1] == among]:
-        del _counts[key]
-    _numberings[among] += 1
+    _counts.pop(among, None)
+    _numberings[among] = _numberings.get(among, 0) + 1
+
+
+def forget_names_among(among: Hashable) -> None:
+    """Keeps nothing of those who called; they never will again.
+
+    Args:
+      among: as of `next_name`.
+    """
+    with _lock:
+        for kept in (_counts, _numberings, _joins):
+            kept.pop(among, None)
 
 
 def forget_names() -> None:

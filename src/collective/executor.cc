@@ -19,7 +19,7 @@ constexpr Nanos kGrace = kSecond;
 
 class Executor::Active : public Run::Wire {
  public:
-  Active(Executor& owner, Task task, Deadline deadline, std::function<void()> on_done)
+  Active(Executor& owner, Task task, Deadline deadline, OnDone on_done)
       : Active(owner, index_of(task.ranks, owner.rank_), static_cast<uint32_t>(task.ranks.size()),
                std::move(task), deadline, std::move(on_done)) {}
 
@@ -54,10 +54,12 @@ class Executor::Active : public Run::Wire {
 
   // Nothing reads or writes the array.
   bool untouched() const { return on_the_way == 0 && arriving == 0; }
+  // From one rank to another, and of nobody else's concern.
+  bool is_message() const { return !run.task().steps.empty(); }
 
   std::string describe() const {
     const Task& task = run.task();
-    if (!task.steps.empty()) {
+    if (is_message()) {
       return concat("'", task.name, "' (rank ", task.ranks[0], " to rank ", task.ranks[1], ", ",
                     task.count, " ", name_of(task.dtype), ")");
     }
@@ -66,7 +68,8 @@ class Executor::Active : public Run::Wire {
   }
 
   Run run;
-  std::function<void()> done;
+  OnDone done;
+  Status lost;  // why it cannot be completed
   const Nanos since;
   const Deadline deadline;
   bool begun = false, warned = false;
@@ -74,7 +77,7 @@ class Executor::Active : public Run::Wire {
 
  private:
   Active(Executor& owner, uint32_t index, uint32_t size, Task&& task, Deadline deadline,
-         std::function<void()>&& on_done)
+         OnDone&& on_done)
       : run(std::move(task), index, size, *this),
         done(std::move(on_done)),
         since(monotonic_now()),
@@ -97,12 +100,13 @@ class Executor::Active : public Run::Wire {
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
                    const control::Cluster& cluster, MeshOptions options, OnFailure on_failure,
-                   OnLost on_lost)
+                   OnLost on_lost, Knows knows)
     : loop_(loop),
       cluster_(cluster),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
       on_lost_(std::move(on_lost)),
+      knows_(std::move(knows)),
       mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
               // A flow that is new may be what several runs have waited for.
@@ -141,9 +145,9 @@ bool Executor::can_begin(const Task& task) const {
                      [this](uint32_t rank) { return rank == rank_ || mesh_.knows(rank); });
 }
 
-void Executor::start(Task task, Deadline deadline, std::function<void()> on_done) {
+void Executor::start(Task task, Deadline deadline, OnDone on_done) {
   const Key key{task.group, task.stream, task.ticket};
-  if (called_off_.contains(task.group)) return on_done();
+  if (called_off_.contains(task.group)) return on_done({});
   const auto [place, fresh] = active_.emplace(
       key, std::make_unique<Active>(*this, std::move(task), deadline, std::move(on_done)));
   if (!fresh) return on_failure_({Code::kInternal, "a ticket was given twice"});
@@ -171,18 +175,25 @@ void Executor::begin(Active& active) {
 void Executor::settle(Key key) {
   const auto found = active_.find(key);
   if (found == active_.end()) return;
-  if (called_off_.contains(std::get<0>(key)) ? !found->second->untouched()
-                                             : !found->second->run.done()) {
-    return;
-  }
+  const bool given_up = called_off_.contains(std::get<0>(key)) || !found->second->lost.ok();
+  if (given_up ? !found->second->untouched() : !found->second->run.done()) return;
   const auto active = std::move(found->second);
   active_.erase(found);
-  active->done();
+  active->done(active->lost);
 }
 
 void Executor::call_off(uint32_t group) {
-  if (called_off_.insert(group).second) settle_called_off();
+  if (!called_off_.insert(group).second) return;
+  std::erase_if(early_, [&](const auto& one) {
+    const bool ends = std::get<0>(one.first) == group;
+    if (ends) early_count_ -= one.second.size();
+    return ends;
+  });
+  settle_called_off();
 }
+
+// What others sent of a group before they knew that this worker, or a member, has given it up.
+bool Executor::drops(uint32_t group) const { return called_off_.contains(group) || !knows_(group); }
 
 void Executor::settle_called_off() {
   std::vector<Key> keys;
@@ -195,6 +206,16 @@ void Executor::settle_called_off() {
 void Executor::clear() {
   // First nothing reads or writes any more.
   mesh_.clear();
+  forget_all();
+}
+
+void Executor::finish() {
+  // Of a task that this worker gives up no more goes out.
+  mesh_.finish([this](uint32_t rank) { return peers_[rank].on_the_way.empty(); });
+  forget_all();
+}
+
+void Executor::forget_all() {
   peers_.clear();
   active_.clear();
   early_.clear();
@@ -233,7 +254,7 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
   }
   Peer& peer = peers_[from];
   if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
-  if (called_off_.contains(header.group)) {  // sent before that rank knew
+  if (drops(header.group)) {
     if (header.payload > kFrameBytes) {
       return {Code::kInternal, concat("rank ", from, " sent a block of ", header.payload,
                                       " bytes")};
@@ -286,7 +307,7 @@ Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header
 
 Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
   const Key key{header.group, header.stream, header.round};
-  if (called_off_.contains(header.group)) return {};
+  if (drops(header.group)) return {};
   const auto found = active_.find(key);
   if (found == active_.end() || !found->second->begun) {
     uint32_t& frames = early_[key][{from, header.buffer}];
@@ -353,13 +374,19 @@ void Executor::lost(uint32_t rank, const Status& why) {
   // A rank that has done its part may leave; the rendezvous says who has died.
   loop_.call_after(kGrace, [this, rank, text] {
     std::set<uint32_t> groups;
+    std::vector<Key> messages;
     for (const auto& [key, active] : active_) {
       if (!active->begun || called_off_.contains(std::get<0>(key))) continue;
       const uint32_t index = active->index_of(rank);
-      if (index < active->run.task().ranks.size() && active->run.needs(index)) {
+      if (index == active->run.task().ranks.size() || !active->run.needs(index)) continue;
+      if (active->is_message()) {
+        active->lost = {Code::kPeerLost, concat(active->describe(), " cannot complete: ", text)};
+        messages.push_back(key);
+      } else {
         groups.insert(std::get<0>(key));
       }
     }
+    for (const Key& key : messages) settle(key);
     for (const uint32_t group : groups) on_lost_(group, {Code::kPeerLost, text});
   });
 }

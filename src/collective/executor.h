@@ -23,12 +23,17 @@ class Executor : private transport::FlowHandler {
   // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job,
   // but for a member's death, of which call_off() hears.
   using OnFailure = std::function<void(const Status&)>;
-  // The connection to a rank has ended that a task of this group still needs.
+  // The connection to a rank has ended that a schedule of this group still needs.
   using OnLost = std::function<void(uint32_t group, const Status&)>;
+  // This worker is in a group of that number.
+  using Knows = std::function<bool(uint32_t group)>;
+  // Nothing touches the task's array any more; not ok: why it could not be completed. The job, or
+  // the group, may have said why before.
+  using OnDone = std::function<void(const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
            const control::Cluster& cluster, MeshOptions options,
-           OnFailure on_failure, OnLost on_lost);
+           OnFailure on_failure, OnLost on_lost, Knows knows);
   ~Executor() override;
 
   // Where the others reach this worker.
@@ -37,14 +42,22 @@ class Executor : private transport::FlowHandler {
   Status meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses);
 
   // Reduces in place. `on_done` is called once, unless the job fails before.
-  void start(Task task, Deadline deadline, std::function<void()> on_done);
+  void start(Task task, Deadline deadline, OnDone on_done);
   // Ends all tasks of a group, now and later: `on_done` of each is called when nothing touches its
   // array any more.
   void call_off(uint32_t group);
+  // This worker is in the group no more, and has no task of it.
+  void forget(uint32_t group) { called_off_.erase(group); }
   // The rank is dead; the groups that it is in are called off.
   void rank_lost(uint32_t rank);
   // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
   void clear();
+  // Likewise, by a worker that leaves: what it has handed to flows still goes out.
+  void finish();
+  // What has not reached the other workers yet; see transport::undelivered().
+  size_t undelivered() const { return mesh_.undelivered(); }
+  // Groups that were called off, and grants that wait for their task.
+  size_t kept() const { return called_off_.size() + early_.size(); }
   // Call it now and then.
   void check_deadlines(Nanos now);
 
@@ -69,6 +82,8 @@ class Executor : private transport::FlowHandler {
   bool can_begin(const Task& task) const;
   void settle(Key key);
   void settle_called_off();
+  void forget_all();
+  bool drops(uint32_t group) const;
   void let_go(uint32_t rank);
   Status on_grant(uint32_t from, const wire::FrameHeader& header);
   void lost(uint32_t rank, const Status& why);
@@ -84,6 +99,7 @@ class Executor : private transport::FlowHandler {
   const uint32_t rank_;
   const OnFailure on_failure_;
   const OnLost on_lost_;
+  const Knows knows_;
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "transport/delivery.h"
+
 namespace herring::collective {
 namespace {
 
@@ -84,6 +86,18 @@ void Mesh::clear() {
   if (listener_) listener_->close();
   connecting_.clear();
   for (auto& [rank, flow] : flows_) flow->close({});
+}
+
+void Mesh::finish(const std::function<bool(uint32_t rank)>& writes_queued) {
+  if (listener_) listener_->close();
+  connecting_.clear();
+  for (auto& [rank, flow] : flows_) flow->finish(writes_queued(rank));
+}
+
+size_t Mesh::undelivered() const {
+  size_t left = 0;
+  for (const auto& [rank, flow] : flows_) left += transport::undelivered(*flow);
+  return left;
 }
 
 transport::FlowCounters Mesh::counters() const {

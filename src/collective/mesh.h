@@ -43,6 +43,10 @@ class Mesh {
   void close(uint32_t rank);
   // Closes everything, without a report.
   void clear();
+  // Sends no more, and closes when the others do; what is queued for a rank goes out before if
+  // `writes_queued(rank)`.
+  void finish(const std::function<bool(uint32_t rank)>& writes_queued);
+  size_t undelivered() const;
 
   transport::FlowCounters counters() const;
 

@@ -39,7 +39,7 @@ class Channel final : private transport::FlowHandler {
     // An error drops the connection: on_dropped follows.
     virtual Status on_message(Channel& channel, wire::FrameType type, uint8_t flags,
                               std::string_view payload) = 0;
-    // The connection is gone, by the other side, by an error or after finish(). Called once. The
+    // The connection is gone, by the other side or by an error. Called once. The
     // channel may not be destroyed inside either callback.
     virtual void on_dropped(Channel& channel, const Status& why) = 0;
   };
@@ -52,7 +52,6 @@ class Channel final : private transport::FlowHandler {
   // One message of two parts, the second of which several channels share.
   void send(wire::FrameType type, std::string own, std::shared_ptr<const std::string> common);
   // Sends what is queued, then ends.
-  void finish() { flow_->finish(); }
   // Ends at once; nothing is reported.
   void close() { flow_->close({}); }
   bool closed() const { return flow_->closed(); }

@@ -26,7 +26,7 @@ std::shared_ptr<JobGroup> GroupTable::find(uint32_t id) const {
 }
 
 Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> ranks,
-                          uint32_t rank) {
+                          uint32_t rank, uint64_t call) {
   if (Status fits = control::Group::check(cluster_, ranks);
       !fits.ok() || id == control::Group::kWorld ||
       !std::binary_search(ranks.begin(), ranks.end(), rank)) {
@@ -42,16 +42,49 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
   Entry& entry = groups_[id];
   if (!entry.group) {
     entry.left.assign(ranks.size(), false);
+    entry.defined.assign(ranks.size(), false);
     entry.group = std::make_shared<JobGroup>(
         control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
     for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
     entry.group->broken = !entry.group->gone.empty();
-    return {};
+  } else if (entry.group->members.ranks() != ranks) {
+    return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
+                                    control::list_ranks(ranks), "; others say ",
+                                    control::list_ranks(entry.group->members.ranks()))};
   }
-  if (entry.group->members.ranks() == ranks) return {};
-  return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
-                                  control::list_ranks(ranks), "; others say ",
-                                  control::list_ranks(entry.group->members.ranks()))};
+  entry.defined[entry.group->members.index_of(rank)] = true;
+  entry.waiting.emplace_back(rank, call);
+  forming_.insert(id);
+  return {};
+}
+
+std::vector<GroupTable::Defined> GroupTable::take_defined() {
+  std::vector<Defined> taken;
+  std::lock_guard lock(mutex_);
+  for (auto id = forming_.begin(); id != forming_.end();) {
+    Entry& entry = groups_.at(*id);
+    const control::Group& members = entry.group->members;
+    Status status;
+    bool waits = false;
+    for (uint32_t index = 0; index < members.size(); ++index) {
+      if (entry.defined[index]) continue;
+      const auto gone = gone_.find(members.ranks()[index]);
+      waits |= gone == gone_.end();
+      if (gone == gone_.end() || !status.ok()) continue;
+      status = {Code::kPeerLost,
+                concat("group '", members.name(), "' cannot be formed: ",
+                       cluster_.describe_rank(gone->first), " ", gone->second)};
+    }
+    if (waits && status.ok()) {
+      ++id;
+      continue;
+    }
+    for (const auto& [rank, call] : std::exchange(entry.waiting, {})) {
+      taken.push_back({*id, rank, call, status});
+    }
+    id = forming_.erase(id);
+  }
+  return taken;
 }
 
 bool GroupTable::nobody_left(const Entry& entry) const {
@@ -68,13 +101,19 @@ void GroupTable::leave(uint32_t id, uint32_t rank) {
   const uint32_t index = found->second.group->members.index_of(rank);
   if (index == control::Group::kNobody) return;
   found->second.left[index] = true;
-  if (nobody_left(found->second)) groups_.erase(found);
+  if (!nobody_left(found->second)) return;
+  forming_.erase(id);
+  groups_.erase(found);
 }
 
 void GroupTable::rank_gone(uint32_t rank, const std::string& how) {
   std::lock_guard lock(mutex_);
   gone_.emplace(rank, how);
-  std::erase_if(groups_, [this](const auto& one) { return nobody_left(one.second); });
+  std::erase_if(groups_, [this](const auto& one) {
+    const bool ends = nobody_left(one.second);
+    if (ends) forming_.erase(one.first);
+    return ends;
+  });
 }
 
 bool GroupTable::is_gone(uint32_t rank) const {
@@ -99,7 +138,7 @@ std::vector<std::shared_ptr<JobGroup>> GroupTable::of_rank(uint32_t rank) const 
 bool GroupTable::any_without(uint32_t rank) const {
   std::lock_guard lock(mutex_);
   return std::any_of(groups_.begin(), groups_.end(), [rank](const auto& one) {
-    return !one.second.group->members.has(rank);
+    return !one.second.group->members.has(rank) && !one.second.group->broken;
   });
 }
 

@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/group.h"
@@ -51,9 +53,19 @@ class GroupTable {
   // Null: nobody has defined it.
   std::shared_ptr<JobGroup> find(uint32_t id) const;
   const std::shared_ptr<JobGroup>& world() const { return world_; }
-  // What `rank` says of group `id`. kInvalidArgument: there are too many; kMismatch: others say
-  // something else; kInternal: nonsense.
-  Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank);
+  // What `rank` says of group `id` in its operation `call`, which take_defined() answers once.
+  // kInvalidArgument: there are too many; kMismatch: others say something else; kInternal:
+  // nonsense.
+  Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank,
+                uint64_t call = 0);
+  // Those who have defined a group that all its members have defined, or that one who has not never
+  // will: all of them hear the same.
+  struct Defined {
+    uint32_t group, rank;
+    uint64_t call;
+    Status status;
+  };
+  std::vector<Defined> take_defined();
   // `rank` is not in it any more. It is forgotten when nobody is.
   void leave(uint32_t id, uint32_t rank);
   // The rank calls nothing any more: it has left the job, or is dead.
@@ -70,7 +82,8 @@ class GroupTable {
  private:
   struct Entry {
     std::shared_ptr<JobGroup> group;
-    std::vector<bool> left;  // by index
+    std::vector<bool> defined, left;  // by index
+    std::vector<std::pair<uint32_t, uint64_t>> waiting;  // ranks that have defined it, and calls
   };
 
   bool nobody_left(const Entry& entry) const;
@@ -79,6 +92,7 @@ class GroupTable {
   const std::shared_ptr<JobGroup> world_;
   mutable std::mutex mutex_;  // guards everything below
   std::map<uint32_t, Entry> groups_;           // without the world
+  std::set<uint32_t> forming_;                 // groups in which somebody waits
   std::map<uint32_t, std::string> gone_;       // ranks, with how
 };
 

@@ -70,6 +70,7 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   if (opened_ && *opened_ != key) {
     return {Code::kInternal, concat("rank ", rank_, " opened an operation and sent no data of it")};
   }
+  if (outstanding_of_.size() >= streams_kept_) forget_idle_streams();
   const auto stream = outstanding_of_.try_emplace(stream_of(key)).first;
   if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
       outstanding_of_.size() > kMostStreams) {
@@ -146,11 +147,13 @@ void Peer::answer_called_off(const wire::FrameHeader& data) {
   flow_->send(header, nullptr, 0, 0);
 }
 
-// A member that breaks the protocol ends its job: everybody is told why, it as well.
+// A member that breaks the protocol ends its job: everybody is told why, it as well. One that is
+// gone ends nothing: what it had sent may be for a group that the others have forgotten.
 void Peer::expel(const Status& why) {
   expelled_ = true;
-  server_.end_job({Code::kInternal, concat("server ", server_.index(), " gave up on rank ", rank_,
-                                           ": ", why.message())});
+  const Status reason(Code::kInternal, concat("server ", server_.index(), " gave up on rank ",
+                                              rank_, ": ", why.message()));
+  server_.end_job(reason, rank_);
   // What was handed to the flow stays where it is: it is still being written.
   release_queued();
   proxy_.loop().post([this] { flow_->finish(); });
@@ -223,12 +226,14 @@ void Peer::flush_results() {
 
 void Peer::on_sent(transport::Flow&, uint64_t segments) { release(in_flight_, segments); }
 
-// A plan or a group that is gone leaves nothing here.
+void Peer::forget_idle_streams() {
+  std::erase_if(outstanding_of_, [](const auto& one) { return one.second == 0; });
+  streams_kept_ = std::clamp(2 * outstanding_of_.size(), kStreamsKept, kMostStreams);
+}
+
 void Peer::answered(const Key& key, uint32_t segments) {
   outstanding_ -= segments;
-  const auto stream = outstanding_of_.find(stream_of(key));
-  stream->second -= segments;
-  if (stream->second == 0 && key.group != control::Group::kWorld) outstanding_of_.erase(stream);
+  outstanding_of_.find(stream_of(key))->second -= segments;
 }
 
 Status Peer::taken(uint32_t taken) {

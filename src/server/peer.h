@@ -8,6 +8,7 @@
 
 #include "base/ring.h"
 #include "server/aggregator.h"
+#include "transport/delivery.h"
 #include "transport/event_loop.h"
 #include "transport/transport.h"
 
@@ -18,6 +19,9 @@ class Proxy;
 
 // Streams that one flow may carry: plans, series and, in each group, servers have one each.
 inline constexpr size_t kMostStreams = 1 << 16;
+// Of these, what is known may stay while nothing of them is outstanding: frames then allocate
+// nothing.
+inline constexpr size_t kStreamsKept = 256;
 
 class Peer : public transport::FlowHandler {
  public:
@@ -36,6 +40,14 @@ class Peer : public transport::FlowHandler {
   // Its worker is dead: ends the flow. Proxy's thread.
   void drop();
   const transport::FlowCounters& counters() const { return flow_->counters(); }
+  // Says no more, and reads what still comes without looking at it.
+  void finish() { flow_->finish(); }
+  // What has not reached the worker yet; see transport::undelivered().
+  size_t undelivered() const { return transport::undelivered(*flow_); }
+  // What it was lent and has not left the system never will.
+  void abandon() { flow_->abandon(); }
+  // Streams of which something is kept.
+  size_t streams() const { return outstanding_of_.size(); }
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
   void on_payload(transport::Flow&, const wire::FrameHeader&, size_t received) override;
@@ -56,6 +68,7 @@ class Peer : public transport::FlowHandler {
   void answer_called_off(const wire::FrameHeader& data);
   Status taken(uint32_t taken);
   void answered(const Key& key, uint32_t segments);
+  void forget_idle_streams();
   void release(Ring<Slot*>& slots, size_t count);
   void release_queued();
   void release_all();
@@ -84,6 +97,7 @@ class Peer : public transport::FlowHandler {
   // Segments received and not yet answered (lent results: not yet taken), in all and by stream.
   size_t outstanding_ = 0;
   std::unordered_map<uint64_t, uint32_t> outstanding_of_;
+  size_t streams_kept_ = kStreamsKept;  // with more, those that rest are forgotten
   uint32_t last_signals_ = 0;
   transport::LossCounter losses_;
 };

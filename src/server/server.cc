@@ -9,6 +9,9 @@ namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
 constexpr Nanos kMoment = kMillisecond;
+// A server that ends waits for the workers to receive what it has sent: as long as they do, and
+// while nobody does.
+constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = 500 * kMillisecond;
 
 }  // namespace
 
@@ -148,12 +151,14 @@ void Server::connect(uint32_t rank, uint32_t flow, MakeFlow make) {
 Status Server::open(const Key& key, wire::Open open, uint32_t rank) {
   Status status = aggregator_->open(key, std::move(open), rank);
   if (status.code() != Code::kMismatch) return status;
-  end_job(status);  // a planned operation that differs: the job cannot go on
+  end_job(status, rank);  // a planned operation that differs: the job cannot go on
   return {};
 }
 
-void Server::end_job(const Status& why) {
-  log(LogLevel::kError, why.message());
+void Server::end_job(const Status& why, uint32_t rank) {
+  const bool gone = groups_->is_gone(rank);
+  log(gone ? LogLevel::kDebug : LogLevel::kError, why.message());
+  if (gone) return;
   static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
     for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
       out.push_back(error_answer(rank, 0, why));
@@ -164,6 +169,7 @@ void Server::end_job(const Status& why) {
 
 Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::string text) {
   return change([&](Nanos now, std::vector<Answer>& out) {
+    if (groups_->is_gone(rank)) return Status();  // nobody waits for what it says
     switch (header.type) {
       case wire::FrameType::kAnnounce:
         return coordinator_->announce(rank, header.group, std::move(text), now, out);
@@ -180,18 +186,30 @@ Status Server::define_group(uint32_t group, uint32_t rank, std::string_view text
                             std::vector<Answer>& out) {
   auto message = wire::decode_group(text);
   if (!message.ok()) return message.status();
-  const Status defined =
-      groups_->define(group, std::move(message->name), std::move(message->ranks), rank);
+  const Status defined = groups_->define(group, std::move(message->name),
+                                         std::move(message->ranks), rank, message->id);
   if (defined.code() == Code::kInvalidArgument) {
     out.push_back(error_answer(rank, message->id, defined));
     return {};
   }
   HERRING_RETURN_IF_ERROR(defined);
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kReply;
-  header.group = group;
-  out.push_back({rank, header, encode(wire::Go{message->id, {}})});
+  answer_defined(out);
   return {};
+}
+
+// Members hear at once that a group is there, or that it cannot be: one that has heard may use the
+// group and leave before the others have heard.
+void Server::answer_defined(std::vector<Answer>& out) {
+  for (const GroupTable::Defined& one : groups_->take_defined()) {
+    if (!one.status.ok()) {
+      out.push_back(error_answer(one.rank, one.call, one.status));
+      continue;
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kReply;
+    header.group = one.group;
+    out.push_back({one.rank, header, encode(wire::Go{one.call, {}})});
+  }
 }
 
 // Who has found that a member is gone says so, lest others wait for what it will not do.
@@ -199,8 +217,8 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
                            std::vector<Answer>& out) {
   const std::shared_ptr<JobGroup> group = groups_->find(header.group);
   const bool broken = header.flags & wire::kFlagBroken;
-  if (!group && groups_->is_gone(rank)) return {};  // the news that it left came first
-  if (!group || !group->members.has(rank) || (group->members.is_world() && !broken)) {
+  if (!group) return {};  // it could not be formed, or its members are gone
+  if (!group->members.has(rank) || (group->members.is_world() && !broken)) {
     return {Code::kInternal, concat("rank ", rank, " leaves group ", header.group,
                                     ", in which it is not")};
   }
@@ -215,13 +233,16 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
                           broken ? concat("has given it up: ", why.substr(0, wire::kMaxRefusal))
                                  : std::string("has destroyed the group"),
                           out);
-  groups_->leave(header.group, rank);
+  // Who gives up what needs all members goes on with partial all-reduces of the group.
+  if (!broken) groups_->leave(header.group, rank);
+  answer_defined(out);
   return {};
 }
 
 // The one way to answer workers. `from`: who asked for the change.
 Status Server::change(const Change& change, uint32_t from) {
   std::lock_guard lock(changes_);
+  if (ends_) return {};
   std::vector<Answer> answers;
   Status status = change(proxies_[0]->loop().now(), answers);
   answer(std::move(answers), from);
@@ -344,6 +365,7 @@ void Server::rank_lost(uint32_t rank) {
 void Server::rank_gone(uint32_t rank, const std::string& how) {
   static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
     coordinator_->rank_gone(rank, how, out);
+    answer_defined(out);
     return Status();
   }));
 }
@@ -410,9 +432,40 @@ uint64_t Server::traffic() {
 }
 
 void Server::stop() {
+  static_cast<void>(without_exceptions([this] {
+    say_farewell();
+    return Status();
+  }));
   for (auto& proxy : proxies_) proxy->join();
   listener_.reset();  // before the loop that it is in
   for (auto& proxy : proxies_) proxy->peers_.clear();
+}
+
+// To close a connection with unread input, or one that gets more, would take along what has not
+// been read at its other end.
+void Server::say_farewell() {
+  {
+    // Of what has changed either all hear or nobody.
+    std::lock_guard lock(changes_);
+    ends_ = true;
+  }
+  for (auto& proxy : proxies_) {
+    proxy->loop().post([p = proxy.get()] {
+      for (const auto& peer : p->peers_) peer->finish();
+    });
+  }
+  for (auto& proxy : proxies_) {
+    transport::await_delivery(proxy->loop(), [p = proxy.get()] {
+      size_t left = 0;
+      for (const auto& peer : p->peers_) left += peer->undelivered();
+      return left;
+    }, kStandstill, kLongestFarewell);
+    proxy->loop().post([p = proxy.get()] {
+      for (const auto& peer : p->peers_) {
+        if (peer->undelivered() > 0) peer->abandon();
+      }
+    });
+  }
 }
 
 }  // namespace herring::server

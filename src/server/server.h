@@ -69,6 +69,8 @@ class Proxy {
 
 class Server {
  public:
+  static constexpr uint32_t kNobody = ~0u;  // no rank
+
   // Listens; connections wait until attach() says who is expected.
   static Result<std::unique_ptr<Server>> start(ServerOptions options,
                                                transport::Transport& transport);
@@ -102,8 +104,8 @@ class Server {
   Status open(const Key& key, wire::Open open, uint32_t rank);
   // kAnnounce, kEnlist, kJoin, kReceived, kGroup, kLeaveGroup.
   Status control(const wire::FrameHeader& header, uint32_t rank, std::string text);
-  // Every worker fails with this.
-  void end_job(const Status& why);
+  // Every worker fails with this, which is the fault of `rank`; not if that is gone already.
+  void end_job(const Status& why, uint32_t rank = kNobody);
   void peer_closed(Peer& peer, const Status& why);
   uint32_t index() const { return index_; }
   void set_credit(JobGroup& group, uint16_t segments);
@@ -120,7 +122,6 @@ class Server {
   void deliver(Slot& slot);
   // Changes what the server keeps of operations, and answers.
   using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
-  static constexpr uint32_t kNobody = ~0u;
   Status change(const Change& change, uint32_t from = kNobody);
   Status define_group(uint32_t group, uint32_t rank, std::string_view text,
                       std::vector<Answer>& out);
@@ -128,6 +129,8 @@ class Server {
                      std::vector<Answer>& out);
   void rank_gone(uint32_t rank, const std::string& how);
   void end_flows(uint32_t rank);
+  void say_farewell();
+  void answer_defined(std::vector<Answer>& out);
   void answer(std::vector<Answer> answers, uint32_t from);
   void send_waiting(uint32_t rank);
   void set_timers();
@@ -172,6 +175,7 @@ class Server {
   std::mutex changes_;
   std::vector<Recipient> recipients_;  // by rank
   bool some_wait_ = false;             // a timer is set for them
+  bool ends_ = false;                  // nothing changes any more
   Nanos series_wake_ = 0;              // a timer is set for then
 };
 

@@ -24,6 +24,7 @@ class EpollLoop final : public EventLoop {
   void join() override;
   bool in_loop_thread() const override;
   bool here() const override { return generation_ == fork_generation(); }
+  bool has_thread() const override { return here() && thread_.joinable(); }
   bool post_before_drive(Task task) override;
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
   void add(int fd, uint32_t epoll_events, EventHandler* handler) override;

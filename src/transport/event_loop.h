@@ -46,6 +46,8 @@ class EventLoop {
   virtual bool in_loop_thread() const = 0;
   // False in a forked child: the thread does not exist there, nothing may be posted or waited for.
   virtual bool here() const = 0;
+  // A thread of its own runs it, so another thread can wait for what it does.
+  virtual bool has_thread() const = 0;
 
   // Ends the loop after what is queued. It needs no memory, so that an end always succeeds.
   void stop() {

@@ -35,7 +35,7 @@ void StreamFlow::on_writable() {
 
 void StreamFlow::send(const wire::FrameHeader& header, const iovec* pieces, int count,
                       uint64_t token) {
-  if (closed() || finishing_) return;
+  if (closed() || finishing_ || !broken_.ok()) return;
   OutFrame& frame = frames_.push({});
   frame.header = header;
   frame.pieces = static_cast<uint32_t>(count);
@@ -47,13 +47,13 @@ void StreamFlow::send(const wire::FrameHeader& header, const iovec* pieces, int 
 }
 
 void StreamFlow::lend(const wire::FrameHeader& header, const iovec* pieces, int count) {
-  if (closed() || finishing_) return;
+  if (closed() || finishing_ || !broken_.ok()) return;
   send(header, pieces, count, 0);
   frames_[frames_.size() - 1].lent = header.payload >= kLeastLent;
 }
 
 void StreamFlow::send_owned(wire::FrameHeader header, std::string payload) {
-  if (closed() || finishing_) return;
+  if (closed() || finishing_ || !broken_.ok()) return;
   header.payload = static_cast<uint32_t>(payload.size());
   OutFrame& frame = frames_.push({});
   frame.header = header;
@@ -98,7 +98,7 @@ void StreamFlow::flush() {
         writable_ = false;
         break;
       }
-      return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
+      return stop_writing(errno);
     }
     written(static_cast<size_t>(sent));
     if (!closed() && static_cast<size_t>(sent) < wanted) {
@@ -154,6 +154,7 @@ void StreamFlow::written(size_t bytes) {
 // Reads the rest of the current payload and the next header in one call: a frame costs one system
 // call when its bytes are there, and no byte is read anywhere but to its place.
 void StreamFlow::on_readable() {
+  if (finishing_) return drop_input();
   size_t budget = kReceiveBudget;
   while (!closed()) {
     iovec iov[Destinations::kMaxPieces + 1];
@@ -263,15 +264,44 @@ bool StreamFlow::end_frame() {
 void StreamFlow::fail(Status why) {
   if (closed()) return;
   close({});
-  if (!finishing_) handler_.on_closed(*this, why);
+  if (!finishing_) {
+    const bool told_before = why.code() == Code::kPeerLost && !broken_.ok();
+    handler_.on_closed(*this, told_before ? broken_ : why);
+  }
+}
+
+void StreamFlow::drop_queued() {
+  frames_.clear();
+  pieces_.clear();
+  backlog_ = written_ = 0;
+}
+
+// The other side takes nothing any more. What it had sent before is still to be read: only the end
+// of that, which follows, ends the flow.
+void StreamFlow::stop_writing(int error) {
+  if (finishing_) return close({});
+  broken_ = {Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(error))};
+  drop_queued();
+  want_writable(false);
+}
+
+void StreamFlow::drop_input() {
+  static thread_local char dropped[64 << 10];
+  for (size_t budget = kReceiveBudget; !closed();) {
+    const iovec piece{dropped, sizeof(dropped)};
+    const ssize_t got = read(&piece, 1);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) return close({});
+    if (static_cast<size_t>(got) >= budget) return;
+    budget -= static_cast<size_t>(got);
+  }
 }
 
 void StreamFlow::end(bool drop) {
   if (closed()) return;
   shut(drop);
-  frames_.clear();
-  pieces_.clear();
-  backlog_ = 0;
+  drop_queued();
 }
 
 void StreamFlow::close(Status why) {
@@ -286,9 +316,11 @@ void StreamFlow::close(Status why) {
 
 void StreamFlow::abandon() { end(true); }
 
-void StreamFlow::finish() {
+void StreamFlow::finish(bool writes_queued) {
   if (closed() || finishing_) return;
+  if (!broken_.ok()) return close({});
   finishing_ = true;
+  if (!writes_queued) drop_queued();
   if (frames_.empty()) return half_close();
   schedule_flush();
 }

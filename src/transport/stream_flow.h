@@ -26,7 +26,7 @@ class StreamFlow : public Flow {
   size_t backlog() const final { return backlog_; }
   void close(Status why) final;
   void abandon() final;
-  void finish() final;
+  void finish(bool writes_queued = true) final;
   const FlowCounters& counters() const final { return counters_; }
   const std::string& peer() const final { return peer_; }
 
@@ -70,6 +70,9 @@ class StreamFlow : public Flow {
   ssize_t lend_front();
   ssize_t write_gathered(size_t* wanted);
   void written(size_t bytes);
+  void drop_queued();
+  void drop_input();
+  void stop_writing(int error);
   void half_close();
   void fail(Status why);
   void end(bool drop);
@@ -95,7 +98,8 @@ class StreamFlow : public Flow {
   EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
   bool writable_ = true;
-  bool finishing_ = false;
+  bool finishing_ = false;    // nothing more is sent, and what comes is dropped
+  Status broken_;             // why nothing can be written any more; what has come is still read
   bool half_closed_ = false;  // all is written, the other side knows that no more comes
   std::shared_ptr<bool> alive_;
 };

@@ -121,10 +121,12 @@ class Flow {
   virtual void close(Status why) = 0;
   // As close({}), and what was lent and has not left yet is taken back: none of it is read later.
   virtual void abandon() = 0;
-  // Writes what is queued and tells the other side that no more comes; closes, without a report,
-  // when it closes too (bounded by the caller's own deadline). Frames may arrive until then; none
-  // can be sent.
-  virtual void finish() = 0;
+  // Tells the other side that no more comes, after what is queued has been written. What arrives
+  // from then on is read and dropped, because the system resets a connection that is closed with
+  // unread input, and the other side would lose what it has not read. Closes, without a report,
+  // when the other side does; the caller bounds that (`await_delivery`). `writes_queued` false:
+  // frames that are queued are dropped, the one that is being written in its middle.
+  virtual void finish(bool writes_queued = true) = 0;
   virtual bool closed() const = 0;
 
   virtual const FlowCounters& counters() const = 0;

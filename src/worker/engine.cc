@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "transport/delivery.h"
 
 namespace herring::worker {
 namespace {
@@ -13,6 +14,9 @@ constexpr Nanos kTick = 50 * kMillisecond;
 constexpr Nanos kDeadlineMargin = 2 * kSecond;
 // A time-out of milliseconds is meant for ranks that do not call: bytes may rest longer.
 constexpr uint32_t kLeastStallMs = 2000;
+// A worker that leaves waits for the others to receive what it has sent: as long as they do, and
+// while nobody does.
+constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = kSecond;
 
 }  // namespace
 
@@ -49,7 +53,8 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
   executor_ = std::make_unique<collective::Executor>(
       transport, *loop_, cluster_, options_.mesh,
       [this](const Status& status) { fail_now(status); },
-      [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); });
+      [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
+      [this](uint32_t group) { return membership_.find(group) != nullptr; });
   loop_->on_exhausted([this](const Status& why) {
     fail_now(why);
     options_.abort(why.message());
@@ -73,6 +78,16 @@ void Engine::stop() {
     loop_->post(end);
     return Status();
   });
+  // What others need of this worker is on its way to them; a connection that was closed with unread
+  // input, or that gets more, would take it along.
+  if (told.ok()) {
+    static_cast<void>(without_exceptions([this] {
+      transport::await_delivery(
+          *loop_, [this] { return links_->undelivered() + executor_->undelivered(); }, kStandstill,
+          kLongestFarewell);
+      return Status();
+    }));
+  }
   loop_->join();
   if (!told.ok()) static_cast<void>(without_exceptions(end));  // no other thread is in it any more
   bus_->close();
@@ -172,7 +187,7 @@ void Engine::fail_now(const Status& status, bool leaves) {
   // moment: what they know as ours is not used again.
   leaves ? links_->finish() : links_->clear();
   heap_.retire_all();
-  executor_->clear();
+  leaves ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);
   for (const auto& [waiting, group] : std::exchange(waiting_, {})) waiting->set(status);
@@ -210,6 +225,13 @@ bool Engine::moves(const Group& group) const {
   return links_->busy(group.id()) || named_.moves(group) ||
          std::any_of(partials_.begin(), partials_.end(), partial) ||
          (group.members().nodes() > 1 && std::any_of(waiting_.begin(), waiting_.end(), here));
+}
+
+// Buffers that wait for neighbours' parts here, or for this rank's, have not been pushed; those of
+// other ranks on this node have their own connections.
+bool Engine::needs(const Group& group, uint32_t server) const {
+  return links_->needs(group.id(), server) ||
+         (group.members().nodes() > 1 && node_stage_->has_unpushed(group.id()));
 }
 
 Status Engine::enlist(const std::shared_ptr<Partial>& partial) {

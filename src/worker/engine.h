@@ -123,6 +123,8 @@ class Engine {
   bool any_partial() const { return !partials_.empty(); }
   // Bytes are moving in the group, or a round of it has begun that is not over.
   bool moves(const Group& group) const;
+  // What of that needs this server is not over.
+  bool needs(const Group& group, uint32_t server) const;
   // Likewise, or something is announced.
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
   // First nothing touches callers' memory any more, then they are told. `leaves`: what was said to

@@ -20,7 +20,17 @@ Group::Group(const control::Cluster& cluster, control::Group members, uint32_t r
 
 Status Group::failure() const {
   std::lock_guard lock(mutex_);
+  return left_.ok() ? failure_ : left_;
+}
+
+Status Group::message_failure() const {
+  std::lock_guard lock(mutex_);
   return failure_;
+}
+
+void Group::leave(const Status& status) {
+  std::lock_guard lock(mutex_);
+  if (failure_.ok() && left_.ok()) left_ = status;
 }
 
 bool Group::fail(const Status& status) {

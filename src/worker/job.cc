@@ -372,6 +372,15 @@ void Job::shutdown() {
   if (rendezvous_) rendezvous_->stop();
 }
 
+void Job::vanish() {
+  if (std::exchange(down_, true)) return;
+  engine_->fail({Code::kShutdown, "this worker is taken for dead"});
+  engine_->stop();
+  if (server_) server_->stop();
+  server_member_.reset();
+  member_.reset();
+}
+
 namespace {
 
 // `joined`: this server's place in the job, while it has one.

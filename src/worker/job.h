@@ -42,6 +42,8 @@ class Job {
   void abort(const std::string& reason);
   // Leaves the job; bounded. Operations in flight fail with kShutdown.
   void shutdown();
+  // For tests: ends as if the process had died. The others hear no goodbye. Not of rank 0.
+  void vanish();
 
  private:
   explicit Job(JobOptions options) : options_(std::move(options)) {}

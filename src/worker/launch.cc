@@ -291,7 +291,13 @@ void NamedOperations::start_schedule(Operation& operation, Key key) {
   task.prescale = request.prescale;
   task.postscale = request.postscale;
   engine_.executor().start(std::move(task), engine_.deadline(request.timeout),
-                           [this, &operation] { part_done(operation); });
+                           [this, &operation](const Status& why) {
+                             schedule_done(operation, why);
+                           });
+}
+
+void NamedOperations::schedule_done(Operation& operation, const Status& why) {
+  why.ok() ? part_done(operation) : finish(operation, why);
 }
 
 // From worker to worker, as a schedule of one step.
@@ -327,7 +333,9 @@ void NamedOperations::launch_message(Operation& operation, Key key, const std::s
   (sends ? step.send : step.receive) = {0, request.bytes()};
   task.steps = {step};
   engine_.executor().start(std::move(task), engine_.deadline(request.timeout),
-                           [this, &operation] { part_done(operation); });
+                           [this, &operation](const Status& why) {
+                             schedule_done(operation, why);
+                           });
 }
 
 Result<std::string> NamedOperations::own_address() {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/log.h"
+#include "transport/delivery.h"
 #include "wire/credit.h"
 #include "worker/window.h"
 
@@ -77,9 +78,43 @@ Pace& Links::pace_of(uint32_t group) {
 }
 
 bool Links::busy(uint32_t group) const {
-  if (group == 0) return world_.transfers > 0;
-  const auto found = groups_.find(group);
-  return found != groups_.end() && found->second.transfers > 0;
+  return std::any_of(transfers_.begin(), transfers_.end(), [group](const auto& one) {
+    return one.first.group == group && !goes_on(one.first.stream);
+  });
+}
+
+bool Links::needs(uint32_t group, uint32_t server) const {
+  return std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
+    if (one.first.group != group || goes_on(one.first.stream)) return false;
+    const Transfer& transfer = *one.second.transfer;
+    for (size_t r = 0; r < transfer.runs.size(); ++r) {
+      if (transfer.shards[transfer.runs[r].shard].server != server) continue;
+      const auto& answered = transfer.answered[r];
+      if (std::find(answered.begin(), answered.end(), false) != answered.end()) return true;
+    }
+    return false;
+  });
+}
+
+size_t Links::open_flows(uint32_t server) const {
+  const auto& flows = links_[server].flows;
+  return static_cast<size_t>(std::count_if(flows.begin(), flows.end(), [](const auto& one) {
+    return !one->flow->closed();
+  }));
+}
+
+uint64_t Links::bytes_received(uint32_t server) const {
+  uint64_t bytes = 0;
+  for (const auto& one : links_[server].flows) bytes += one->flow->counters().bytes_received;
+  return bytes;
+}
+
+size_t Links::undelivered() const {
+  size_t left = 0;
+  for (const Link& link : links_) {
+    for (const auto& one : link.flows) left += transport::undelivered(*one->flow);
+  }
+  return left;
 }
 
 Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
@@ -407,6 +442,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = answered_at_ = loop_.now();
+  if (!goes_on(header.stream)) pace.whole_answered_at = now;
   link.count(now);
   link.outstanding -= header.segments;
   link.answered += header.segments;

@@ -59,16 +59,24 @@ class Links : private transport::FlowHandler {
   // Both forget every transfer: afterwards nothing touches the memory of any.
   // Closes every flow (the job has failed).
   void clear();
-  // Writes out what is queued, then closes. Flows with something of a transfer on its way cannot:
-  // they close at once.
+  // Writes out what is queued, then closes when the server does. Flows with something of a transfer
+  // on its way cannot: they close at once.
   void finish();
 
   // Polls what the paths say about congestion; call it now and then.
   void poll_paths();
-  bool busy() const { return !transfers_.empty(); }
+  // Of the group something moves that cannot go on without one of its members.
   bool busy(uint32_t group) const;
+  // Of that, something is still to come from this server.
+  bool needs(uint32_t group, uint32_t server) const;
+  size_t open_flows(uint32_t server) const;
+  uint64_t bytes_received(uint32_t server) const;
+  // What has not reached the servers yet; see transport::undelivered().
+  size_t undelivered() const;
   // When a server last answered with a result.
   Nanos answered_at() const { return answered_at_; }
+  // Likewise in this group, but for partial all-reduces, which go on whoever has left.
+  Nanos answered_at(uint32_t group) { return pace_of(group).whole_answered_at; }
   // A transfer that is overdue by `margin`, while no server has answered anything; or null. Servers
   // keep the deadlines: this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;

@@ -11,7 +11,7 @@ namespace {
 
 // What is in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
-// A server's other connections may still bring results when one of them has ended.
+// The rendezvous may say a little later why a server's connections have ended.
 constexpr Nanos kClosedGrace = 100 * kMillisecond;
 // Who died, or left, is told by the rendezvous, maybe a little later than connections end.
 constexpr Nanos kNews = kSecond;
@@ -59,7 +59,7 @@ void Membership::formed(const std::shared_ptr<Group>& group) {
   }
   for (const uint32_t rank : left_) {
     if (group->members().has(rank)) {
-      group->fail({Code::kPeerLost, concat(cluster_.describe_rank(rank), " has left the job")});
+      group->leave({Code::kPeerLost, concat(cluster_.describe_rank(rank), " has left the job")});
     }
   }
 }
@@ -82,9 +82,10 @@ Status Membership::destroy(const std::shared_ptr<Group>& group) {
 
 void Membership::forget(const std::shared_ptr<Group>& group) {
   if (groups_.erase(group->id()) == 0) return;
-  if (called_off(*group).ok()) tell_servers(*group, 0, {});
+  tell_servers(*group, 0, {});
   group->fail({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);
+  engine_.executor().forget(group->id());
   engine_.links().remove_group(group->id());
   called_off_.erase(group->id());
 }
@@ -159,8 +160,12 @@ void Membership::fail_group(uint32_t number, const Status& why) {
   const std::shared_ptr<Group> group = find(number);
   if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
   const std::string left = departed(*group);
-  const Status status(why.code(), concat(left, left.empty() ? "" : ": ", why.message()));
-  groups_.empty() && !engine_.any_partial() ? engine_.fail_now(status) : call_off(group, status);
+  give_up(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
+}
+
+// With the world alone nothing else could go on.
+void Membership::give_up(const std::shared_ptr<Group>& group, const Status& why) {
+  groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
 }
 
 void Membership::rank_left(uint32_t rank) {
@@ -169,9 +174,9 @@ void Membership::rank_left(uint32_t rank) {
   for (const auto& group : groups()) {
     if (!group->members().has(rank)) continue;
     // What it had called has been announced by now here too: it would not have left otherwise.
-    group->fail({Code::kPeerLost,
-                 concat(cluster_.describe_rank(rank), " has left the job, and calls nothing any "
-                        "more; use join() if ranks have different amounts of data")});
+    group->leave({Code::kPeerLost,
+                  concat(cluster_.describe_rank(rank), " has left the job, and calls nothing any "
+                         "more; use join() if ranks have different amounts of data")});
   }
 }
 
@@ -183,16 +188,28 @@ std::string Membership::departed(const Group& group) const {
   return found == left_.end() ? "" : concat(cluster_.describe_rank(*found), " has left the job");
 }
 
-// A server is gone. If its process died, the rendezvous will say who; if it ended because its
-// worker has left, that only concerns what still needs it.
+// A connection to a server has ended. If its process died, the rendezvous will say who; if it ended
+// because its worker has left, that only concerns what still needs it.
 void Membership::link_closed(uint32_t server, const Status& why) {
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
   if (why.code() == Code::kInternal) return engine_.fail_now({Code::kInternal, text});
-  engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text] {
-    if (ended_servers_.contains(server)) return;
-    if (left_.empty()) return engine_.fail_now({Code::kPeerLost, text});
-    fail_what_needs(server);
+  const uint64_t received = engine_.links().bytes_received(server);
+  engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
+    check_link(server, text, received);
   });
+}
+
+// Its other connections are read to their end first: results may still be in them.
+void Membership::check_link(uint32_t server, const std::string& how, uint64_t received) {
+  if (ended_servers_.contains(server) || !engine_.failure().ok()) return;
+  const uint64_t now_received = engine_.links().bytes_received(server);
+  if (engine_.links().open_flows(server) > 0 && now_received > received) {
+    engine_.loop()->call_after(kNews, [this, server, how, now_received] {
+      check_link(server, how, now_received);
+    });
+    return;
+  }
+  left_.empty() ? engine_.fail_now({Code::kPeerLost, how}) : fail_what_needs(server);
 }
 
 void Membership::fail_what_needs(uint32_t server) {
@@ -203,9 +220,10 @@ void Membership::fail_what_needs(uint32_t server) {
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
     if (!group->shards().uses(server)) continue;
-    if (group->is_world() && engine_.moves(*group)) return engine_.fail_now(gone);
-    // Nothing that is called later would be answered.
-    group->is_world() ? static_cast<void>(group->fail(gone)) : call_off(group, gone);
+    // What its members do together and a member that left has completed has come from the server.
+    const bool needs = departed(*group).empty() || engine_.needs(*group, server);
+    needs ? give_up(group, gone) : group->leave(gone);
+    if (!engine_.failure().ok()) return;
     engine_.fail_partial(*group, gone);
   }
   engine_.named().server_ended(server, gone);
@@ -215,17 +233,19 @@ void Membership::fail_what_needs(uint32_t server) {
 // What was in flight when a rank left may complete without it. Announced operations are failed by
 // their owner, which knows; what is pushed without a word is failed here.
 void Membership::check_departures(Nanos now) {
-  if (left_.empty() || engine_.any_partial()) return;
-  if (now - std::max(left_since_, engine_.links().answered_at()) <= kLeftGrace) return;
+  if (left_.empty()) return;
   for (const auto& group : groups()) {
-    const bool busy =
-        engine_.links().busy(group->id()) || engine_.node_stage().busy(group->id());
     const std::string left = departed(*group);
-    if (!busy || left.empty() || !called_off(*group).ok()) continue;
-    const Status why(Code::kPeerLost, concat(left, " while others still wait for it; use join() "
-                                                   "if ranks have different amounts of data"));
-    if (group->is_world()) return engine_.fail_now(why);
-    call_off(group, why);
+    if (left.empty() || !called_off(*group).ok()) continue;
+    const bool waits = engine_.links().busy(group->id()) ||
+                       (group->members().nodes() > 1 && engine_.node_stage().busy(group->id()));
+    const Nanos moved = std::max({left_since_, engine_.links().answered_at(group->id()),
+                                  engine_.node_stage().moved_at(group->id())});
+    const bool rests = now - moved > kLeftGrace;
+    if (!(waits && rests) && !engine_.node_stage().waits_for_gone(group->id())) continue;
+    give_up(group, {Code::kPeerLost, concat(left, " while others still wait for it; use join() if "
+                                                  "ranks have different amounts of data")});
+    if (!engine_.failure().ok()) return;
   }
 }
 

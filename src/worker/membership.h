@@ -45,7 +45,7 @@ class Membership {
   void link_closed(uint32_t server, const Status& why);
   // A server has called off what moves in the group.
   void broken(uint32_t group);
-  // What moves in the group cannot go on. With the world alone nothing else could either.
+  // What moves in the group cannot go on.
   void fail_group(uint32_t group, const Status& why);
   // Call it now and then.
   void check_departures(Nanos now);
@@ -60,6 +60,8 @@ class Membership {
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
+  void give_up(const std::shared_ptr<Group>& group, const Status& why);
+  void check_link(uint32_t server, const std::string& how, uint64_t received);
   void fail_what_needs(uint32_t server);
   void tell_servers(const Group& group, uint8_t flags, const std::string& why);
   std::string departed(const Group& group) const;

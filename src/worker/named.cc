@@ -16,6 +16,11 @@ bool is_message(wire::Collective kind) {
   return kind == wire::Collective::kSend || kind == wire::Collective::kReceive;
 }
 
+// Every rank refuses such a name for itself, so nobody waits in a call of it.
+bool is_reserved(const std::string& name) {
+  return name == wire::kMeetingName || name == wire::kJoinName;
+}
+
 // What the owner of the messages to a rank is chosen by.
 std::string box_of(const Group& group, const Request& request) {
   const bool sends = request.kind == wire::Collective::kSend;
@@ -35,13 +40,13 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
   const Group& group = *request.group;
   const bool forms = request.kind == wire::Collective::kFormGroup;
   if (Status failed = engine_.failure(); !failed.ok()) return failed;
-  if (Status failed = group.failure(); !failed.ok() && !forms) {
+  const Status failed = is_message(request.kind) ? group.message_failure() : group.failure();
+  if (!failed.ok() && !forms) {
     return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
   std::unique_lock lock(mutex_);
-  const bool reserved = request.name == wire::kMeetingName || request.name == wire::kJoinName;
-  if (reserved && request.kind != wire::Collective::kJoin) {
+  if (is_reserved(request.name) && request.kind != wire::Collective::kJoin) {
     return Status(Code::kInvalidArgument,
                   concat("the name '", request.name, "' is not for operations of your own"));
   }
@@ -68,6 +73,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective kind,
                              const std::string& name, const std::string& why) {
+  if (is_reserved(name)) return;
   wire::Announce announce;
   announce.kind = kind;
   announce.name = name;
@@ -276,6 +282,12 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
           static_cast<uint32_t>(operation.counts[0]), request.name,
           {request.splits.begin(), request.splits.end()}, operation.id_);
       operation.parts_left_ = operation.formed->servers().size();
+      for (const uint32_t one : operation.formed->servers()) {
+        if (!engine_.membership().has_ended(one)) continue;
+        return fail(operation, {Code::kPeerLost,
+                                concat("group '", request.name, "' cannot be formed: ",
+                                       engine_.cluster().describe_server(one), " has ended")});
+      }
       return;
     }
     case wire::Collective::kAllreduce:

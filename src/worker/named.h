@@ -73,6 +73,7 @@ class NamedOperations {
   void exchange_by_servers(Operation& operation, Key key, const Exchange& exchange, char* out);
   void launch_schedule(Operation& operation, Key key);
   void start_schedule(Operation& operation, Key key);
+  void schedule_done(Operation& operation, const Status& why);
   void met(const std::shared_ptr<Group>& group);
   void launch_message(Operation& operation, Key key, const std::string& address);
   Result<std::string> own_address();

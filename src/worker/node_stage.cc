@@ -49,6 +49,10 @@ void NodeStage::attach() {
                      std::vector<uint32_t> waiting;
                      for (const auto& [group, one] : called_off_) waiting.push_back(group);
                      for (const uint32_t group : waiting) settle(group);
+                     for (auto one = forgotten_.begin(); one != forgotten_.end();) {
+                       one->second.erase(local_rank);
+                       one = one->second.empty() ? forgotten_.erase(one) : std::next(one);
+                     }
                    });
 }
 
@@ -67,7 +71,7 @@ NodeStage::Entry& NodeStage::entry(const Key& key) {
     place = std::make_shared<Entry>();
     place->task.key = key;
     place->ranks.resize(local_size_);
-    place->since = loop_.now();
+    place->since = place->moved = loop_.now();
   }
   return *place;
 }
@@ -123,6 +127,11 @@ void NodeStage::on_message(const LocalMessage& message) {
   if (cleared_) return;
   moved_ = loop_.now();
   if (message.kind == kCalledOff) {
+    if (const auto found = forgotten_.find(message.group); found != forgotten_.end()) {
+      found->second.erase(message.from);
+      if (found->second.empty()) forgotten_.erase(found);
+      return;
+    }
     let_go_[message.group].insert(message.from);
     return settle(message.group);
   }
@@ -133,6 +142,7 @@ void NodeStage::on_message(const LocalMessage& message) {
                                                 options_.names[message.from])});
   }
   Entry& e = entry(key);
+  e.moved = moved_;
   Posted& peer = e.ranks[message.from];
   if (message.kind == kDone) {
     if (!peer.here || peer.done) {
@@ -256,6 +266,7 @@ void NodeStage::work() {
       reduce(e, e.slice.offset + e.reduced, bytes);
     }
     e.reduced += bytes;
+    e.moved = loop_.now();
     budget -= bytes;
     if (e.reduced == e.slice.bytes) {
       const std::shared_ptr<Entry> reduced = found->second;
@@ -421,6 +432,32 @@ bool NodeStage::busy(uint32_t group) const {
                      [group](const auto& one) { return one.first.group == group; });
 }
 
+Nanos NodeStage::moved_at(uint32_t group) const {
+  Nanos latest = 0;
+  for (const auto& [key, entry] : tasks_) {
+    if (key.group == group) latest = std::max(latest, entry->moved);
+  }
+  return latest;
+}
+
+bool NodeStage::has_unpushed(uint32_t group) const {
+  return std::any_of(tasks_.begin(), tasks_.end(), [&](const auto& one) {
+    const Entry& e = *one.second;
+    return one.first.group == group && e.mine && !e.pushed && !e.ranks[options_.local_rank].done;
+  });
+}
+
+bool NodeStage::waits_for_gone(uint32_t group) const {
+  return std::any_of(tasks_.begin(), tasks_.end(), [&](const auto& one) {
+    const Entry& e = *one.second;
+    if (one.first.group != group || !e.mine) return false;
+    const std::vector<uint32_t>& locals = e.group().locals();
+    return std::any_of(locals.begin(), locals.end(), [&](uint32_t local) {
+      return gone_[local] && !(e.ranks[local].here && e.ranks[local].done);
+    });
+  });
+}
+
 void NodeStage::let_go(const Group& group) {
   LocalMessage message;
   message.kind = kCalledOff;
@@ -430,11 +467,19 @@ void NodeStage::let_go(const Group& group) {
   }
 }
 
+// Neighbours that still have the group will say that they let go of it, too: until then it is
+// known that nobody here waits for that.
 void NodeStage::forget(const Group& group) {
   if (cleared_) return;
   if (!called_off_.contains(group.id())) let_go(group);
   called_off_.erase(group.id());
-  let_go_.erase(group.id());
+  const auto said = let_go_.extract(group.id());
+  std::set<uint32_t> silent;
+  for (const uint32_t local : group.locals()) {
+    const bool has_said = !said.empty() && said.mapped().contains(local);
+    if (local != options_.local_rank && !gone_[local] && !has_said) silent.insert(local);
+  }
+  if (!silent.empty()) forgotten_.emplace(group.id(), std::move(silent));
 }
 
 void NodeStage::call_off(const std::shared_ptr<const Group>& group) {

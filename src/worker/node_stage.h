@@ -85,6 +85,14 @@ class NodeStage : private TransferOwner {
   // they have `servers_margin` to say so first.
   void check_deadlines(Nanos now, Nanos servers_margin);
   bool busy(uint32_t group) const;
+  // A buffer of the group has still to be pushed to servers.
+  bool has_unpushed(uint32_t group) const;
+  // A buffer of the group cannot be completed: a neighbour has ended without its part.
+  bool waits_for_gone(uint32_t group) const;
+  // When neighbours last said something of the group's buffers, or one was worked on here.
+  Nanos moved_at(uint32_t group) const;
+  // Groups of which something is kept.
+  size_t known_groups() const { return called_off_.size() + let_go_.size() + forgotten_.size(); }
   // Ends all tasks of the group, now and later: on_done() is called for each when no neighbour that
   // lives touches its memory any more. The group's transfers were called off.
   void call_off(const std::shared_ptr<const Group>& group);
@@ -111,7 +119,7 @@ class NodeStage : private TransferOwner {
     uint32_t posted = 0, done = 0;
     uint32_t workers = 0;            // contributing, on this node
     uint32_t result_workers = 0;     // on all nodes, as the results of any local rank say
-    Nanos since = 0;
+    Nanos since = 0, moved = 0;
     bool warned = false;
     Transfer transfer;               // of this rank's slice
     plan::Range slice;               // wire bytes
@@ -172,6 +180,7 @@ class NodeStage : private TransferOwner {
   Ring<Key> ready_;                  // all posted, to be reduced in this order
   std::map<uint32_t, CalledOff> called_off_;             // by group
   std::map<uint32_t, std::set<uint32_t>> let_go_;        // by group: neighbours that said so
+  std::map<uint32_t, std::set<uint32_t>> forgotten_;     // likewise: those that have still to
   std::vector<bool> gone_;           // by local rank: its socket has ended
   bool work_scheduled_ = false;
   bool cleared_ = false;

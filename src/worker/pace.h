@@ -32,6 +32,7 @@ struct Pace {
   size_t transfers = 0;                // in flight
   size_t outstanding = 0;              // segments, on all links
   Nanos busy_since = 0;
+  Nanos whole_answered_at = 0;         // the latest result of what needs all members
   bool called_off = false, broken = false;
   struct OnLink {
     size_t returned = 0;               // segments answered since the group was idle

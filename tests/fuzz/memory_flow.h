@@ -106,7 +106,7 @@ class MemoryFlow final : public transport::Flow {
     close({});
     std::erase_if(sent_, [](const Frame& frame) { return frame.lent; });
   }
-  void finish() override { close({}); }
+  void finish(bool) override { close({}); }
   bool closed() const override { return closed_; }
   const transport::FlowCounters& counters() const override { return counters_; }
   transport::PathInfo path_info() const override { return {}; }

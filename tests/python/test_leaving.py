@@ -154,3 +154,161 @@ def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> 
     """,
         )
     )
+
+
+def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> None:
+    output = expect_success(
+        run_job(
+            ["-n", "3"],
+            """
+        from herring.partial import PartialReduction
+        herring.init()
+        rank = herring.rank()
+        series = PartialReduction(8, "float32", sync="solo", name="s")
+        plan = herring.PlannedReduction([(100_000, "float32")], name="p")
+        series.allreduce(np.ones(8, np.float32))
+        herring.barrier()
+        if rank < 2:
+            plan.begin()
+            plan.ready(0)
+            raises(herring.PeerLostError, "rank 2 (", plan.wait)
+            print("told", flush=True)
+        else:
+            time.sleep(0.3)  # most likely the others are in the round by then
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("told") == 2
+
+
+@pytest.mark.parametrize("algorithm", ["server", "tree", "butterfly"])
+def test_a_schedule_does_not_need_who_has_done_its_part(algorithm: str) -> None:
+    expect_success(
+        run_job(
+            ["-n", "4", "--nodes", "4"],
+            f"""
+        herring.init()
+        array = np.full(10_000_000, herring.rank() + 1.0, np.float32)
+        herring.allreduce(array, "sum", algorithm="{algorithm}")
+        herring.shutdown()
+        assert (array == 10).all()
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+
+
+def test_what_was_sent_arrives_although_the_sender_leaves_while_it_is_written_to() -> None:
+    output = expect_success(
+        run_job(
+            ["-n", "2", "--nodes", "2"],
+            """
+        herring.init()
+        there, back = np.full(8_000_000, 7.0, np.float32), np.zeros(60_000_000, np.float32)
+        if herring.rank() == 1:
+            herring.receive_async(back, 0, tag=2)
+            herring.send(there, 0, tag=1)
+            herring.shutdown()
+        else:
+            lost = herring.send_async(back, 1, tag=2)
+            place = np.zeros_like(there)
+            herring.receive(place, 1, tag=1)
+            assert (place == 7).all()
+            try:
+                lost.wait()
+            except herring.PeerLostError as error:
+                assert "rank 1" in str(error), error
+            print("received", flush=True)
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert "received" in output
+
+
+@pytest.mark.parametrize("layout", [["-n", "3"], ["-n", "3", "--nodes", "3", "--servers", "1"]])
+def test_messages_between_others_need_nobody_who_has_left(layout: list[str]) -> None:
+    output = expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        rank = herring.rank()
+        herring.barrier()
+        if rank < 2:
+            try:
+                while True:
+                    herring.barrier()
+            except herring.PeerLostError as error:
+                assert "rank 2 (" in str(error), error
+            for count in (10, 1_000_000):
+                array = np.full(count, rank, np.float32)
+                if rank == 0:
+                    herring.send(array, 1)
+                else:
+                    herring.receive(array, 0)
+                    assert (array == 0).all()
+            raises(herring.PeerLostError, "rank 2 (", herring.send, array, 2)
+            print("exchanged", flush=True)
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("exchanged") == 2
+
+
+@pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
+def test_a_group_that_is_there_for_one_is_there_for_all(layout: list[str]) -> None:
+    expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        herring.barrier()
+        group = herring.new_group([0, 1])
+        assert group.size == 2
+        if herring.rank() == 0:
+            herring.shutdown()
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+
+
+@pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
+def test_a_reserved_name_harms_nobody(layout: list[str]) -> None:
+    expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        if herring.rank() == 0:
+            raises(herring.InvalidArgumentError, "herring.join", herring.allreduce,
+                   np.ones(3, np.float32), name="herring.join")
+        herring.join()
+        array = np.ones(300_000, np.float32)
+        assert herring.allreduce(array, "sum")[0] == herring.size()
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+
+
+def test_nothing_is_kept_of_the_names_in_groups_that_were_destroyed() -> None:
+    expect_success(
+        run_job(
+            ["-n", "2"],
+            """
+        from herring import names
+        herring.init()
+        kept = None
+        for step in range(20):
+            with herring.new_group([0, 1]) as group:
+                herring.allreduce(np.ones(3, np.float32), group=group)
+                herring.barrier(group=group)
+            kept = kept or len(names._counts)
+        assert len(names._counts) == kept, names._counts
+    """,
+        )
+    )

@@ -16,6 +16,7 @@ wire::Collective collective_of(Kind kind) {
     case Kind::kReduceScatter: return wire::Collective::kReduceScatter;
     case Kind::kAlltoall: return wire::Collective::kAlltoall;
     case Kind::kJoin: return wire::Collective::kJoin;
+    case Kind::kMessage: return wire::Collective::kReceive;
     default: return wire::Collective::kBarrier;
   }
 }
@@ -75,6 +76,7 @@ void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
   for (const uint32_t id : steps) {
     const Step& step = program().steps[id];
     if (step.place_of(rank_.rank_) == Step::kNobody) continue;
+    if (rank_.is_left_out(program(), step)) continue;
     if (step.kind == Kind::kJoin) {
       join = &step;
       continue;
@@ -127,7 +129,8 @@ void Rank::Lane::call(const Step& step) {
     if (step.kind == Kind::kJoin) request.name = wire::kJoinName;
   } else {
     call.array = rank_.allocate(elements * size_of(step.dtype), part.shared);
-    const bool silent = step.kind == Kind::kBroadcast && step.root != place;
+    const bool silent = (step.kind == Kind::kBroadcast || step.kind == Kind::kMessage) &&
+                        step.root != place;
     if (silent) {
       std::memset(call.array.data, 0xa5, elements * size_of(step.dtype));
     } else {
@@ -142,6 +145,7 @@ void Rank::Lane::call(const Step& step) {
     request.shape = {rows, step.row};
     if (step.kind == Kind::kAlltoall) request.splits = step.splits[place];
     request.send = request.receive = call.array.data;
+    if (step.kind == Kind::kMessage) address(step, request);
   }
   rank_.calls_.fetch_add(1);
   auto submitted = rank_.job_->engine().submit(std::move(request), random_.chance(0.5));
@@ -157,6 +161,19 @@ void Rank::Lane::call(const Step& step) {
     return;
   }
   pending_.back().calls.push_back(std::move(call));
+}
+
+// The tag tells what is sent from what else is on its way between the two.
+void Rank::Lane::address(const Step& step, worker::Request& request) const {
+  const bool sends = step.place_of(rank_.rank_) == step.root;
+  const std::vector<uint32_t>& members = program().groups[step.group].ranks;
+  const uint32_t other = step.ranks[sends ? 1 - step.root : step.root];
+  request.kind = sends ? wire::Collective::kSend : wire::Collective::kReceive;
+  request.root = static_cast<uint32_t>(
+      std::lower_bound(members.begin(), members.end(), other) - members.begin());
+  if (!sends && step.any_source) request.root = wire::kAnyRank;
+  request.splits = {step.id};
+  request.name = concat(sends ? "send to " : "receive from ", other);
 }
 
 void Rank::Lane::form(const Step& step) {

@@ -13,7 +13,8 @@ class Maker {
  public:
   Maker(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features)
       : random_({seed, 2, index}), group_random_({seed, 3, index}),
-        join_random_({seed, 4, index}), layout_(layout), features_(features) {
+        join_random_({seed, 4, index}), leave_random_({seed, 5, index}),
+        message_random_({seed, 6, index}), layout_(layout), features_(features) {
     program_.index = index;
     std::vector<uint32_t> all;
     for (uint32_t rank = 0; rank < layout.size; ++rank) all.push_back(rank);
@@ -27,6 +28,7 @@ class Maker {
     for (uint32_t lane = 0; lane < layout_.lanes; ++lane) make_lane(lane);
     mark_last_rounds();
     if (may_end) choose_ending();
+    if (may_end && program_.ending == Ending::kNone) choose_departure();
     return std::move(program_);
   }
 
@@ -99,6 +101,7 @@ class Maker {
       add_group(concat("p", program_.index, ".group", number), std::move(ranks), false);
     }
     first_group_ = may_end && has(kEndings) && group_random_.chance(0.4) ? 1 : 0;
+    if (may_end && (has(kLeaving) || has(kDeaths)) && leave_random_.chance(0.2)) first_group_ = 1;
     usable_.assign(program_.groups.size(), Usable{});
     program_.all_take_part = first_group_ == 0;
   }
@@ -196,9 +199,31 @@ class Maker {
           batch.push_back(form_step(lane, b));
         }
       }
+      if (has(kMessages)) add_messages(lane, b, batch);
       batches.push_back(std::move(batch));
       if (has(kJoins) && join_random_.chance(0.2)) join_batch(lane, b, batches);
     }
+  }
+
+  void add_messages(uint32_t lane, uint32_t b, std::vector<uint32_t>& batch) {
+    if (layout_.size == 1 || !message_random_.chance(0.4)) return;
+    std::swap(random_, message_random_);
+    for (uint64_t n = random_.from_to(1, 5); n > 0; --n) {
+      const uint32_t group = some_group(lane, b);
+      const std::vector<uint32_t>& members = program_.groups[group].ranks;
+      if (members.size() == 1) continue;
+      const std::vector<uint32_t> order = random_.order(members.size());
+      Step step = blank(Kind::kMessage, group);
+      step.ranks = {members[std::min(order[0], order[1])], members[std::max(order[0], order[1])]};
+      step.parts.resize(2);
+      step.root = order[0] < order[1] ? 0 : 1;
+      step.any_source = random_.chance(0.3);
+      step.dtype = kDTypes[random_.below(10)];
+      step.rows.assign(2, some_elements(step.dtype, has(kLarge)));
+      if (has(kMismatches) && random_.chance(0.04)) step.parts[0].contradicts = true;
+      batch.push_back(add(std::move(step)));
+    }
+    std::swap(random_, message_random_);
   }
 
   // In a group that no other lane uses: who has joined calls nothing in it until all have.
@@ -403,6 +428,30 @@ class Maker {
     }
   }
 
+  // A rank goes while others go on. Rank 0 hosts the rendezvous, without which there is no job.
+  void choose_departure() {
+    std::vector<Ending> endings;
+    if (has(kLeaving)) endings = {Ending::kDepart, Ending::kAllLeave};
+    if (has(kDeaths)) endings.push_back(Ending::kDie);
+    if (endings.empty() || layout_.size == 1 || !leave_random_.chance(0.8)) return;
+    program_.ending = endings[leave_random_.below(endings.size())];
+    program_.ending_rank = static_cast<uint32_t>(leave_random_.from_to(1, layout_.size - 1));
+    program_.ending_ms = static_cast<uint32_t>(leave_random_.below(30));
+    program_.goes_on = program_.ending == Ending::kDepart ||
+                       (program_.ending == Ending::kDie && program_.groups.size() > 1);
+    if (program_.ending == Ending::kDie) return;
+    // What a rank drops it may leave without.
+    for (Step& step : program_.steps) {
+      for (Part& part : step.parts) part.drops = part.forgets = false;
+    }
+    if (program_.ending == Ending::kAllLeave) return;
+    for (const auto& batches : program_.lanes) {
+      for (size_t b = leave_random_.below(batches.size() + 1); b < batches.size(); ++b) {
+        for (const uint32_t step : batches[b]) program_.steps[step].late = true;
+      }
+    }
+  }
+
   static constexpr uint32_t kAnyLane = ~0u;
   struct Usable {
     uint32_t lane = kAnyLane, from = 0;  // in this lane, from this batch on
@@ -410,8 +459,8 @@ class Maker {
   };
 
   Random random_;
-  // Of their own: without groups or joins, seeds make the programs that they made.
-  Random group_random_, join_random_;
+  // Of their own: without these features, seeds make the programs that they made.
+  Random group_random_, join_random_, leave_random_, message_random_;
   uint32_t first_group_ = 0;     // that steps are of
   std::vector<Usable> usable_;   // by group
   const Layout& layout_;
@@ -433,6 +482,7 @@ const char* name_of(Kind kind) {
     case Kind::kPartial: return "series";
     case Kind::kFormGroup: return "form_group";
     case Kind::kJoin: return "join";
+    case Kind::kMessage: return "message";
   }
   return "unknown";
 }
@@ -454,11 +504,13 @@ std::string Step::describe() const {
     for (const uint32_t rank : ranks) text += concat(rank == ranks[0] ? "" : " ", rank);
     text += ")";
   }
+  if (late) text += " (late)";
   if (kind == Kind::kPlanned) return concat(text, " of plan ", plan);
   if (kind == Kind::kBarrier || kind == Kind::kFormGroup || kind == Kind::kJoin) return text;
   text += concat(" of ", herring::name_of(dtype), ", ", herring::name_of(op), ", ",
                  wire::name_of(algorithm), ", rows of ", row, " elements:");
   for (const uint64_t count : rows) text += concat(" ", count);
+  if (kind == Kind::kMessage) text += concat(", sent by rank ", ranks[root]);
   if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
   if (timeout > 0) text += concat(", time-out ", timeout, " s");
   if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);

@@ -44,6 +44,9 @@ enum Feature : uint32_t {
   kTorn = 1 << 14,       // plans closed inside a round
   kGroups = 1 << 15,     // steps of some ranks only
   kJoins = 1 << 16,      // some ranks call all-reduces that others do without, and all join
+  kLeaving = 1 << 17,    // ranks leave when they have done their part, others go on
+  kDeaths = 1 << 18,     // a rank dies
+  kMessages = 1 << 19,   // sends and receives
 };
 inline constexpr struct {
   const char* name;
@@ -53,7 +56,8 @@ inline constexpr struct {
                  {"mismatches", kMismatches}, {"lateness", kLateness}, {"drops", kDrops},
                  {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
                  {"weights", kWeights},       {"counts", kCounts},
-                 {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins}};
+                 {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins},
+                 {"leaving", kLeaving},       {"deaths", kDeaths},     {"messages", kMessages}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 
@@ -77,6 +81,7 @@ enum class Kind : uint8_t {
   kPartial,    // a whole series
   kFormGroup,  // its own group
   kJoin,       // last of its batch on every rank
+  kMessage,    // from one rank to another
 };
 const char* name_of(Kind kind);
 
@@ -103,7 +108,7 @@ struct Step {
 
   uint32_t id = 0;
   uint32_t group = 0;           // of the program; of kFormGroup: what it forms
-  std::vector<uint32_t> ranks;  // of the job: the group's
+  std::vector<uint32_t> ranks;  // of the job: the group's; of a message: the two
   Kind kind = Kind::kBarrier;
   std::string name;
   uint64_t salt = 0;
@@ -111,7 +116,8 @@ struct Step {
   ReduceOp op = ReduceOp::kSum;
   wire::Algorithm algorithm = wire::Algorithm::kHerring;
   double prescale = 1.0, postscale = 1.0;
-  uint32_t root = 0;
+  uint32_t root = 0;                           // kMessage: who sends it
+  bool any_source = false;                     // kMessage: it is received from anybody
   uint64_t row = 1;                            // elements
   std::vector<uint64_t> rows;                  // by rank
   std::vector<std::vector<uint64_t>> splits;   // all-to-all: rows from each rank to each
@@ -119,6 +125,7 @@ struct Step {
   uint32_t plan = 0;                           // kPlanned
   uint32_t quorum = 1, rounds = 1;             // kPartial
   bool closes = false;                         // kPlanned: the plan ends with this round
+  bool late = false;                           // of kDepart: the others do it without who leaves
   std::vector<Part> parts;                     // by rank
 
   bool mismatched() const;
@@ -145,6 +152,9 @@ enum class Ending : uint8_t {
   kAbort,      // a rank calls abort() after some time
   kLeave,      // a rank shuts down after some time
   kClosePlan,  // a rank closes a plan inside the round of `ending_step`
+  kDepart,     // a rank leaves when its part of what is not late is done; nothing fails
+  kAllLeave,   // every rank leaves when its part is done, and waits for nobody; nothing fails
+  kDie,        // a rank dies after some time
 };
 
 struct Program {
@@ -155,8 +165,8 @@ struct Program {
   std::vector<std::vector<std::vector<uint32_t>>> lanes;  // lanes, batches, steps
   Ending ending = Ending::kNone;
   uint32_t ending_rank = 0, ending_ms = 0, ending_step = 0;
-  // kLeave: the others go on with what does not need the rank that leaves, and none of them leaves
-  // before all are done.
+  // kLeave, kDepart, kDie: the others go on with what does not need the rank that is gone, and none
+  // of them leaves before all are done.
   bool goes_on = false;
   bool all_take_part = true;  // some step or plan is of all ranks
 };

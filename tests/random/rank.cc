@@ -41,15 +41,17 @@ void Rank::wrong(const Program& program, const Step& step, const std::string& wh
 
 // Of the program's ending, on the rank that does it.
 bool Rank::ends(const Program& program) const {
-  return program.ending != Ending::kNone && program.ending_rank == rank_;
+  return program.ending != Ending::kNone && program.ending != Ending::kAllLeave &&
+         program.ending_rank == rank_;
 }
 
 // What may go wrong, and why; everything else is a fault:
 //   kMismatch    on every rank, where one of them called something else
 //   kTimeout     where the step has a short time-out
-//   kPeerLost    where the program ends the job: a rank aborts it, leaves, or closes a plan. Where
-//                the others go on: what needs the rank that leaves
-//   kShutdown    likewise, on the rank that ends it
+//   kPeerLost    where the program ends the job: a rank aborts it, leaves in the midst of its part,
+//                dies, or closes a plan. Where the others go on: what needs the rank that is gone.
+//                Where all leave when they are done: what uses a server of one who is no member
+//   kShutdown    where a rank ends its job in the midst of it, on that rank
 void Rank::check_outcome(RunningProgram& running, const Step& step, const Status& status) {
   const Program& program = *running;
   if (status.ok()) {
@@ -65,6 +67,13 @@ void Rank::check_outcome(RunningProgram& running, const Step& step, const Status
     case Code::kShutdown: explained = ends(program); break;
     default: break;
   }
+  if (program.ending == Ending::kDie && status.code() == Code::kPeerLost && !running.given_up()) {
+    explained &= status.message().find(concat("rank ", program.ending_rank, " (")) !=
+                 std::string::npos;
+  }
+  // Others may have waited for it in vain, and have left: who comes late hears of that first.
+  const bool departs = program.ending == Ending::kDepart || program.ending == Ending::kAllLeave;
+  if (departs && step.timeout > 0 && status.code() == Code::kPeerLost) return;
   if (!explained) wrong(program, step, status.to_string());
   if (status.code() != Code::kPeerLost && status.code() != Code::kShutdown) return;
   // Without a group that it was to use a rank cannot go on.
@@ -79,25 +88,52 @@ void Rank::check_outcome(RunningProgram& running, const Step& step, const Status
 // then waits for that one. Otherwise it is the groups that need who left.
 bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
   const Program& program = *running;
-  if (program.ending == Ending::kNone) return false;
+  if (program.ending == Ending::kNone || program.ending == Ending::kDepart) return false;
+  if (program.ending == Ending::kAllLeave) {
+    if (running.given_up()) return true;
+    for (uint32_t rank = 0; rank < layout_.size; ++rank) {
+      const auto& members = program.groups[step.group].ranks;
+      if (!std::binary_search(members.begin(), members.end(), rank) &&
+          needs(program, step, rank)) {
+        return true;
+      }
+    }
+    return false;
+  }
   if (!program.goes_on || ends(program) || running.given_up()) return true;
   // Rank 0 hosts the rendezvous, which does not wait for ever, and without it there is no job.
   if (program.ending_rank == 0) return true;
-  if (!job_->engine().failure().ok()) return program.all_take_part;
-  return needs_leaver(program, step);
+  if (!job_->engine().failure().ok()) {
+    return program.all_take_part || program.ending == Ending::kDie;
+  }
+  return needs(program, step, program.ending_rank);
 }
 
-// It is a member, or hosts a server of the group.
-bool Rank::needs_leaver(const Program& program, const Step& step) const {
-  if (step.place_of(program.ending_rank) != Step::kNobody) return true;
-  const control::Cluster& cluster = job_->cluster();
-  const control::WorkerInfo& leaver = cluster.workers[program.ending_rank];
-  if (leaver.local_rank != 0) return false;
-  const control::ShardMap shards =
-      control::shard_map(cluster, control::Group(1, cluster, step.ranks, step.name));
-  return std::any_of(cluster.servers.begin(), cluster.servers.end(), [&](const auto& server) {
-    return !server.dedicated && server.node == leaver.node && shards.uses(server.index);
+// It takes part, or hosts a server of the group. Of a message only who sends and receives it and
+// the server that pairs them count, if the rank is a member that leaves.
+bool Rank::needs(const Program& program, const Step& step, uint32_t rank) const {
+  if (step.place_of(rank) != Step::kNobody) return true;
+  const std::vector<uint32_t>& members = program.groups[step.group].ranks;
+  const bool is_member = std::binary_search(members.begin(), members.end(), rank);
+  // The whole group is called off where something of it needed the rank.
+  const bool abrupt = program.ending == Ending::kDie || program.ending == Ending::kLeave;
+  if (is_member && abrupt) return true;
+  const control::WorkerInfo& worker = cluster_.workers[rank];
+  if (worker.local_rank != 0) return false;
+  const bool all = members.size() == cluster_.size && step.group == 0;
+  const control::Group group = all ? control::Group(cluster_)
+                                   : control::Group(1, cluster_, members, step.name);
+  const control::ShardMap shards = control::shard_map(cluster_, group);
+  const uint32_t to = step.kind == Kind::kMessage ? step.ranks[1 - step.root] : 0;
+  return std::any_of(cluster_.servers.begin(), cluster_.servers.end(), [&](const auto& server) {
+    if (server.dedicated || server.node != worker.node) return false;
+    if (!is_member) return shards.uses(server.index);
+    return shards.owner_of(concat("messages to ", group.index_of(to))) == server.index;
   });
+}
+
+bool Rank::is_left_out(const Program& program, const Step& step) const {
+  return step.late && needs(program, step, program.ending_rank);
 }
 
 void Rank::check(const Call& call) {
@@ -157,6 +193,19 @@ void Rank::check(const Call& call) {
       }
       result_has(at);
       return compare(operation.result.get(), expected.data(), at);
+    }
+    case Kind::kMessage: {
+      if (place == step.root) return;
+      const std::vector<uint32_t>& members = program->groups[step.group].ranks;
+      const uint32_t from = step.ranks[step.root];
+      const auto index = static_cast<uint64_t>(
+          std::lower_bound(members.begin(), members.end(), from) - members.begin());
+      if (operation.counts != std::vector<uint64_t>{index, step.id}) {
+        wrong(*program, step, "it came from another rank, or with another tag");
+      }
+      expected.resize(step.elements(place) * item);
+      fill(values, from, 0, step.elements(place), expected.data());
+      return compare(call.array.data, expected.data(), step.elements(place));
     }
     case Kind::kJoin:
       if (operation.counts.size() == 1 && operation.counts[0] < step.size()) return;
@@ -281,8 +330,11 @@ bool Rank::make_plans(RunningProgram& running) {
     options.wire = spec.wire;
     options.buffer_bytes = spec.buffer_bytes;
     auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
-    // Another rank may be at its abort already.
-    if (!plan.ok() && program.ending == Ending::kAbort) return false;
+    // Another rank may be at its abort already, or dead.
+    if (!plan.ok() && (program.ending == Ending::kAbort || program.ending == Ending::kDie)) {
+      if (program.ending == Ending::kDie) running.give_up();
+      return false;
+    }
     if (!plan.ok()) fail(seed_, concat("plan '", spec.name, "': ", plan.status().to_string()));
     plans_.back() = std::move(*plan);
   }
@@ -300,6 +352,11 @@ void Rank::end_job(RunningProgram& running, Doing& doing) {
     if (running->goes_on) running.rank_done();
     job_->shutdown();
   }
+  if (running->ending == Ending::kDie) {
+    doing.now("dies", number);
+    if (running->goes_on) running.rank_done();
+    job_->vanish();
+  }
 }
 
 void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
@@ -314,7 +371,7 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   for (uint32_t lane = 0; begins && lane < program.lanes.size(); ++lane) {
     threads.emplace_back([this, running, lane] { Lane(*this, *running, lane).run(); });
   }
-  if (begins && ends(program)) end_job(*running, doing);
+  if (begins && ends(program) && program.ending != Ending::kDepart) end_job(*running, doing);
   doing.rests("waits for its lanes", number);
   for (std::thread& thread : threads) thread.join();
   plans_.clear();
@@ -325,7 +382,9 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
     for (const uint32_t group : random.order(groups_.size())) destroy(program, group);
   };
   if (early) destroy_all();
-  if (program.goes_on && (!begins || !ends(program))) {
+  if (program.ending == Ending::kDepart && ends(program)) {
+    running->rank_done();
+  } else if (program.goes_on && (!begins || !ends(program))) {
     running->rank_done();
     doing.rests("waits for the others", number);
     if (!over_) running->wait_for_all();

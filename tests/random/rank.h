@@ -18,7 +18,7 @@ class Rank {
   Rank(std::string seed, const Layout& layout, uint32_t features, uint32_t rank,
        std::unique_ptr<worker::Job> job)
       : seed_(std::move(seed)), layout_(layout), features_(features), rank_(rank),
-        job_(std::move(job)) {}
+        job_(std::move(job)), cluster_(job_->cluster()) {}
   ~Rank();
 
   // Returns when the program has ended on this rank.
@@ -63,7 +63,9 @@ class Rank {
   void check_outcome(RunningProgram& program, const Step& step, const Status& status);
   bool ends(const Program& program) const;
   bool explains_loss(RunningProgram& program, const Step& step) const;
-  bool needs_leaver(const Program& program, const Step& step) const;
+  bool needs(const Program& program, const Step& step, uint32_t rank) const;
+  // Nobody does it: a rank has left before.
+  bool is_left_out(const Program& program, const Step& step) const;
   void check(const Call& call);
   void check_round(const Call& call, worker::Planned& plan);
   [[noreturn]] void wrong(const Program& program, const Step& step, const std::string& what);
@@ -73,6 +75,7 @@ class Rank {
   const uint32_t features_;
   const uint32_t rank_;
   const std::unique_ptr<worker::Job> job_;
+  const control::Cluster cluster_;
   // Of the running program; null where this rank is no member, and the group of all ranks. A group
   // that a lane forms is that lane's.
   std::vector<std::shared_ptr<worker::Group>> groups_;

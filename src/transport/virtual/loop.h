@@ -22,6 +22,7 @@ class VirtualLoop final : public EventLoop {
   void join() override;
   bool in_loop_thread() const override { return running_; }
   bool here() const override { return true; }
+  bool has_thread() const override { return false; }
   bool post_before_drive(Task task) override { return post(std::move(task)); }
   // Runs the whole simulation meanwhile.
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;

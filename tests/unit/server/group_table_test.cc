@@ -56,6 +56,27 @@ TEST_F(GroupTableTest, TheGoneAreMissedInGroupsOfBeforeAndAfter) {
   EXPECT_EQ(table.of_rank(1).size(), 1u);
 }
 
+TEST_F(GroupTableTest, AllMembersHearTheSameOfANewGroup) {
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 1, 10).ok());
+  EXPECT_TRUE(table.take_defined().empty()) << "rank 2 may still come";
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 2, 20).ok());
+  auto taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 2u);
+  for (const auto& one : taken) EXPECT_TRUE(one.status.ok() && one.call == 10 * one.rank);
+  EXPECT_TRUE(table.take_defined().empty());
+  // Whoever leaves after it has heard changes nothing; one that never says a word does.
+  table.rank_gone(2, "has left the job");
+  ASSERT_TRUE(table.define(4, "h", {0, 1, 2}, 0, 30).ok());
+  taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].status.code(), Code::kPeerLost);
+  EXPECT_NE(taken[0].status.message().find("rank 2"), std::string::npos);
+  ASSERT_TRUE(table.define(4, "h", {0, 1, 2}, 1, 40).ok());
+  taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].status.code(), Code::kPeerLost) << "as for rank 0";
+}
+
 TEST_F(GroupTableTest, ThereIsALimit) {
   for (uint32_t id = 1; id <= GroupTable::kMost; ++id) {
     ASSERT_TRUE(table.define(id, "g", {0}, 0).ok());

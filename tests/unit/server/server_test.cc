@@ -43,8 +43,9 @@ class Client {
     header.type = wire::FrameType::kAnnounce;
     send(header, encode(message).append(payload));
   }
-  void open(uint32_t stream, uint64_t bytes, uint32_t round = 0) {
+  void open(uint32_t stream, uint64_t bytes, uint32_t round = 0, uint32_t group = 0) {
     wire::FrameHeader header;
+    header.group = group;
     header.type = wire::FrameType::kOpen;
     header.stream = stream;
     header.round = round;
@@ -55,14 +56,16 @@ class Client {
     open.name = "op";
     send(header, encode(open));
   }
-  void data(uint32_t stream, uint16_t segments, uint32_t first = 0, uint32_t round = 0) {
+  void data(uint32_t stream, uint16_t segments, uint32_t first = 0, uint32_t round = 0,
+            size_t segment = kSegment, uint32_t group = 0) {
     wire::FrameHeader header;
+    header.group = group;
     header.type = wire::FrameType::kData;
     header.stream = stream;
     header.round = round;
     header.first_segment = first;
     header.segments = segments;
-    send(header, std::string(segments * kSegment, '\0'));
+    send(header, std::string(segments * segment, '\0'));
   }
 
   struct Frame {
@@ -119,7 +122,7 @@ class SilentFlow final : public transport::Flow {
   size_t backlog() const override { return 0; }
   void close(Status) override { closed_ = true; }
   void abandon() override { closed_ = true; }
-  void finish() override { closed_ = true; }
+  void finish(bool) override { closed_ = true; }
   bool closed() const override { return closed_; }
   const transport::FlowCounters& counters() const override { return counters_; }
   transport::PathInfo path_info() const override { return {}; }
@@ -205,6 +208,80 @@ TEST_P(ServerTest, EveryStreamMaySendOneSegmentBeyondTheCreditAndNoMore) {
   client.data(300, 1, 1);  // a second one
   EXPECT_NE(client.error().find("exceeds its credit of 8 segments"), std::string::npos);
   EXPECT_NE(other.error().find("gave up on rank 0"), std::string::npos);
+}
+
+// Plans, each closed before the next is made, have a stream each.
+TEST_P(ServerTest, StreamsThatAreOverCountNoMore) {
+  if (GetParam() != 1) return;
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    clients.push_back(std::make_unique<Client>(*server, rank));
+  }
+  constexpr uint32_t kAtOnce = 64;
+  for (uint32_t first = 0; first < kMostStreams + 4 * kAtOnce; first += kAtOnce) {
+    for (auto& client : clients) {
+      for (uint32_t stream = first; stream < first + kAtOnce; ++stream) {
+        client->open(stream, 4);
+        client->data(stream, 1, 0, 0, 4);
+      }
+    }
+    for (auto& client : clients) {
+      for (uint32_t stream = first; stream < first + kAtOnce; ++stream) {
+        const Client::Frame frame = client->receive();
+        ASSERT_EQ(frame.header.type, wire::FrameType::kResult) << "stream " << stream;
+      }
+    }
+  }
+}
+
+TEST_P(ServerTest, AGroupGivenUpGoesOnWithPartialRoundsAndWhoIsGoneEndsNothing) {
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    clients.push_back(std::make_unique<Client>(*server, rank));
+  }
+  wire::FrameHeader header;
+  header.group = 7;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    header.type = wire::FrameType::kGroup;
+    clients[rank]->send(header, encode(wire::GroupMessage{1, "g", {0, 1, 2}}));
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_EQ(clients[rank]->receive().header.type, wire::FrameType::kReply);
+  }
+  server->rank_left(2);
+  const auto still_a_member = [&](uint32_t rank) {
+    clients[rank]->announce(message("x", 1, false));
+    Client::Frame frame = clients[rank]->receive();
+    while (frame.header.type == wire::FrameType::kResult) frame = clients[rank]->receive();
+    ASSERT_EQ(frame.header.type, wire::FrameType::kOpError) << "it is no member";
+    const auto error = wire::decode_op_error(frame.payload);
+    ASSERT_TRUE(error.ok());
+    EXPECT_NE(error->text.find("rank 2"), std::string::npos) << error->text;
+  };
+  still_a_member(0);  // and the server knows who has left
+  still_a_member(1);
+  header.type = wire::FrameType::kLeaveGroup;
+  header.flags = wire::kFlagBroken;
+  clients[0]->send(header, "a member is gone");
+  ASSERT_EQ(clients[1]->receive().header.type, wire::FrameType::kLeaveGroup);
+  clients[1]->send(header, "a member is gone");
+  still_a_member(1);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    clients[rank]->open(wire::kPartialStreams, 4, 0, 7);
+    clients[rank]->data(wire::kPartialStreams, 1, 0, 0, 4, 7);
+    still_a_member(rank);
+  }
+  // All have forgotten the group when what the one that is gone had sent is read.
+  header.flags = 0;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    clients[rank]->send(header);
+    still_a_member(rank);
+  }
+  clients[2]->open(9, 4, 0, 7);
+  Client::Frame last = clients[2]->receive();
+  while (last.header.type == wire::FrameType::kLeaveGroup) last = clients[2]->receive();
+  EXPECT_EQ(last.header.type, wire::FrameType::kHeartbeat) << "its connection has ended";
+  still_a_member(0);
 }
 
 TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {

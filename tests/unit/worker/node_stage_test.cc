@@ -281,5 +281,33 @@ TEST_F(NodeStageTest, APieceBeyondWhatWasPostedIsAnError) {
   EXPECT_TRUE(ranks[0].workers.empty());
 }
 
+// Whoever destroys it first hears of it again when the other does.
+TEST_F(NodeStageTest, NothingIsKeptOfGroupsThatAllHaveForgotten) {
+  make(3, 1);
+  constexpr uint32_t kGroups = 20;
+  std::vector<Step> steps;
+  for (uint32_t id = 1; id <= kGroups; ++id) {
+    for (const uint32_t r : {id % 3, (id + 1) % 3, (id + 2) % 3}) {
+      steps.push_back([this, id, r] {
+        const Group group(cluster, control::Group(id, cluster, {0, 1, 2}, "g"), r);
+        ranks[r].stage->forget(group);
+      });
+    }
+  }
+  run(steps);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.stage->known_groups(), 0u);
+}
+
+TEST_F(NodeStageTest, ABufferWaitsInVainForANeighbourThatHasEndedWithoutItsPart) {
+  make(2, 1);
+  run({[&] { post(0, allocate(0, kSmall), kSmall); },
+       [&] {
+         EXPECT_FALSE(ranks[0].stage->waits_for_gone(0));
+         ranks[1].stage.reset();
+         ranks[1].bus->close();
+       }});
+  EXPECT_TRUE(ranks[0].stage->waits_for_gone(0));
+}
+
 }  // namespace
 }  // namespace herring::worker

@@ -1,0 +1,41 @@
+// What is still on its way to the other sides of flows, and waiting until it has arrived there.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "transport/event_loop.h"
+#include "transport/transport.h"
+
+namespace herring::transport {
+
+// Bytes that the flow has not written yet, and packets that the other side's system has not
+// acknowledged; 0: all has arrived, or the flow is closed.
+inline size_t undelivered(const Flow& flow) {
+  return flow.closed() ? 0 : flow.backlog() + flow.path_info().unacknowledged;
+}
+
+// Waits until `left`, which is called on the loop's thread, is 0; gives up when it has not changed
+// for `standstill`, and after `most`. Not on the loop's thread.
+inline void await_delivery(EventLoop& loop, const std::function<size_t()>& left, Nanos standstill,
+                           Nanos most) {
+  if (!loop.has_thread()) return;
+  const Nanos start = monotonic_now();
+  Nanos moved_at = start, pause = 100 * kMicrosecond;
+  for (size_t before = SIZE_MAX;; pause = std::min(2 * pause, 5 * kMillisecond)) {
+    std::promise<size_t> answer;
+    auto result = answer.get_future();
+    if (!loop.post([&] { answer.set_value(left()); })) return;
+    const size_t now_left = result.get();
+    const Nanos now = monotonic_now();
+    if (now_left != before) moved_at = now;
+    if (now_left == 0 || now - moved_at > standstill || now - start > most) return;
+    before = now_left;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
+  }
+}
+
+}  // namespace herring::transport
