@@ -159,8 +159,8 @@ void end_callbacks(Job& job) {
     if (!nb::cast<bool>(thread.attr("is_alive")())) return;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (monotonic_now() < deadline) continue;
-    return log(LogLevel::kWarning, "a callback of a handle still runs ", kPatience / kSecond,
-               " s after herring.shutdown(), which does not wait for it any longer");
+    return log(LogLevel::kWarning, "a callback of a handle still runs ", in_seconds(kPatience),
+               " after herring.shutdown(), which does not wait for it any longer");
   }
 }
 

@@ -1,10 +1,11 @@
 // What needs no job: settings, servers, what this machine can do.
 #include <nanobind/stl/map.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "base/log.h"
+#include "base/reminders.h"
 #include "base/settings.h"
 #include "bindings.h"
 #include "reduce/reduce.h"
@@ -23,6 +24,10 @@ nb::list settings() {
     row["name"] = name;
     row["env"] = environment_name(spec.name);
     row["type"] = name_of(spec.type);
+    row["scope"] = name_of(spec.scope);
+    row["minimum"] = spec.minimum;
+    row["maximum"] = spec.maximum;
+    row["choices"] = nb::cast(std::vector<std::string>(spec.choices.begin(), spec.choices.end()));
     row["default"] = std::string(spec.default_text);
     row["value"] = current.text(name);
     row["origin"] = current.origin(name);
@@ -40,12 +45,15 @@ nb::list setting_warnings() {
   return all;
 }
 
-// connect_timeout and warn_after; the defaults where the settings are wrong: Job.start says so
-// then, to the others too.
-std::pair<double, double> start_up_times(const std::map<std::string, std::string>& overrides) {
+// How long the start may take, when it first says whom it waits for, and whether the settings are
+// right. Where they are wrong, these are the defaults: Job.start says so then, to the others too.
+std::tuple<double, double, bool> start_up_times(
+    const std::map<std::string, std::string>& overrides) {
   auto loaded = Settings::load(overrides);
-  const Settings settings = loaded.ok() ? std::move(*loaded) : Settings();
-  return {settings.get_seconds("connect_timeout"), settings.get_seconds("warn_after")};
+  const bool right = loaded.ok();
+  const Settings settings = right ? std::move(*loaded) : Settings();
+  return {settings.get_seconds("connect_timeout"),
+          to_seconds(first_reminder(from_seconds(settings.get_seconds("warn_after")))), right};
 }
 
 // Cores, the link's bits per second (0: not known) and proxies of a server here that is reached at
@@ -58,11 +66,14 @@ std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& addre
 void run_server(nb::dict options) {
   std::map<std::string, std::string> overrides;
   std::string rendezvous, secret;
+  Nanos waits_since = 0;
   for (auto [key, value] : options) {
     const auto name = nb::cast<std::string>(key);
     if (name == "secret") {
       const auto bytes = nb::cast<nb::bytes>(value);
       secret.assign(bytes.c_str(), bytes.size());
+    } else if (name == "waited") {  // seconds, before this call
+      waits_since = monotonic_now() - from_seconds(nb::cast<double>(value));
     } else if (name == "rendezvous") {
       rendezvous = nb::cast<std::string>(value);
     } else {
@@ -70,7 +81,9 @@ void run_server(nb::dict options) {
     }
   }
   const Settings settings = take(Settings::load(overrides));
-  check(without_gil([&] { return worker::run_dedicated_server(rendezvous, secret, settings); }));
+  check(without_gil([&] {
+    return worker::run_dedicated_server(rendezvous, secret, settings, waits_since);
+  }));
 }
 
 }  // namespace
@@ -79,6 +92,9 @@ void register_tools(nb::module_& module) {
   using namespace nb::literals;
   module.def("settings", &settings);
   module.def("setting_warnings", &setting_warnings);
+  module.def("check_setting", [](const std::string& name, const std::string& text) {
+    check(Settings::check(name, text));
+  }, "name"_a, "text"_a);
   module.def("start_up_times", &start_up_times, "overrides"_a);
   module.def("server_proxies", &server_proxies, "address"_a);
   module.def("run_server", &run_server, "options"_a);

@@ -1,12 +1,13 @@
-"""Writes docs/settings.md from the table of settings in the core.
+"""Writes docs/settings.md, and what the launcher checks, from the table of settings in the core.
 
 Usage: python tools/make_settings_doc.py [--check] (with the package built and importable). With
---check nothing is written; the status is 1 if the page is not current.
+--check nothing is written; the status is 1 if a file is not current.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -15,44 +16,55 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
+TABLE = ROOT / "python" / "herring" / "launch" / "settings.json"  # see settings.py beside it
 COMMAND = "python tools/make_settings_doc.py"
-
-# Names that the launchers' side reads from the environment before the core exists: an option of
-# herring.init() of that name changes nothing.
-ENVIRONMENT_ONLY = (
-    "rendezvous",
-    "rank",
-    "size",
-    "local_rank",
-    "local_size",
-    "servers",
-    "secret_file",
-    "secret",
-    "host_id",
-)
+COLUMNS = ("name", "env", "type", "scope", "minimum", "maximum", "choices", "allowed")
 
 # Heading, what stands below it, names. Every setting is in exactly one section.
 SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Who and where",
         "A launcher sets these for its processes; on separate hosts they are set by hand. They\n"
-        "are read from the environment, because they are needed before the core runs: as options\n"
-        "of `herring.init()` they have no effect. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE`\n"
+        "are read from the environment, because they are needed before the core runs:\n"
+        "`herring.init()` refuses them as options. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE`\n"
         "come together or not at all. Without either, the workers of one host are numbered by\n"
         "rank. Other launchers' variables count only where `HERRING_RANK` is not set.",
-        ENVIRONMENT_ONLY,
+        (
+            "rendezvous",
+            "rendezvous_fd",
+            "rank",
+            "size",
+            "local_rank",
+            "local_size",
+            "servers",
+            "secret_file",
+            "secret",
+            "job",
+            "host_id",
+            "ports",
+        ),
+    ),
+    (
+        "How things are started and called",
+        "The environment alone sets these, too. `HERRING_SSH` and `HERRING_AS_HOROVOD` are of\n"
+        "`herring run`; the others choose between ways that give the same results\n"
+        "([JAX](jax.md), [TensorFlow](tensorflow.md)).",
+        ("ssh", "as_horovod", "jax_impl", "tensorflow_impl"),
     ),
     (
         "The job on this host",
-        "Set these in the environment of every process of the job, servers included.\n"
-        "`HERRING_JOB` is at most 64 letters, digits, dots, underscores or hyphens there.",
-        ("job", "interface", "log_level", "simd", "shm"),
+        "Set these in the environment of every process of the job, servers included. For\n"
+        "`HERRING_INTERFACE` and `HERRING_PORTS` see [network and security](network.md).",
+        ("interface", "log_level", "simd", "shm"),
     ),
     (
         "Time",
         "`HERRING_TIMEOUT` is the default; operations and `wait()` take one of their own. The\n"
         "rhythm of the heartbeats is rank 0's. A wait with no end in sight warns first, and names\n"
-        "the ranks that are missing.",
+        "the ranks that are missing. At the start every process says after 5 s whom it waits for,\n"
+        "and again after pauses of 10, 20, 40 s ...; likewise ranks that have waited 5 s for one\n"
+        "another in different calls are told who waits where. `HERRING_WARN_AFTER` makes the 5 s\n"
+        "shorter, never longer.",
         ("timeout", "warn_after", "connect_timeout", "heartbeat_interval", "heartbeat_timeout"),
     ),
     (
@@ -78,7 +90,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
 )
 
 HEAD = f"""\
-<!-- Written by tools/make_settings_doc.py from the table in src/base/settings.cc. Do not edit. -->
+<!-- Written by tools/make_settings_doc.py from src/base/settings_table.h. Do not edit. -->
 
 # Settings
 
@@ -99,19 +111,6 @@ differently. `herring config` prints each with its value and where the value com
 
 This page is written by `{COMMAND}`.
 """
-
-
-def shared_names() -> list[str]:
-    """The settings that rank 0 hands to everybody, from the source that does it.
-
-    Raises:
-      ValueError: the list is not where it was.
-    """
-    source = ROOT / "src" / "worker" / "options.cc"
-    found = re.search(r"kShared\[\] = \{(.*?)\};", source.read_text(encoding="utf-8"), re.DOTALL)
-    if found is None:
-        raise ValueError(f"{source} has no list kShared any more: adapt this tool")
-    return re.findall(r'"(\w+)"', found.group(1))
 
 
 def settings_read() -> set[str]:
@@ -139,46 +138,53 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     if sorted(placed) != sorted(by_name):
         odd = sorted(set(placed) ^ set(by_name)) or "one that is there twice"
         raise ValueError(f"SECTIONS of tools/make_settings_doc.py and the core differ in {odd}")
-    shared, read = set(shared_names()), settings_read()
+    read = settings_read()
     parts = [HEAD]
     for heading, text, names in SECTIONS:
         parts.append(f"\n## {heading}\n\n{text}\n\n")
         parts.append("| variable | option | default | allowed | meaning |\n|---|---|---|---|---|\n")
         for name in names:
             row = by_name[name]
-            option = "" if name in ENVIRONMENT_ONLY else f"`{name}`"
+            option = "" if row["scope"] == "environment" else f"`{name}`"
             default = f"`{row['default']}`" if row["default"] else "empty"
-            meaning = row["help"] + (" (*shared*)" if name in shared else "")
-            if name not in ENVIRONMENT_ONLY and name not in read:
+            meaning = row["help"] + (" (*shared*)" if row["scope"] == "job" else "")
+            if row["scope"] != "environment" and name not in read:
                 meaning += " (**not in effect yet**: nothing reads it)"
             cells = [f"`{row['env']}`", option, default, row["allowed"], meaning]
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
 
 
-def current_page() -> str:
-    """The page for the core that can be imported here, whatever this environment sets."""
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """What the launcher reads: of each setting what it accepts, and who reads it."""
+    kept = [{column: row[column] for column in COLUMNS} for row in rows]
+    return json.dumps(kept, indent=1) + "\n"
+
+
+def current_files() -> dict[Path, str]:
+    """What the files say by the core that can be imported here, whatever this environment sets."""
     for name in list(os.environ):
         if name.startswith("HERRING_"):
             del os.environ[name]
     from herring import _core
 
-    return page([dict(row) for row in _core.settings()])
+    rows = [dict(row) for row in _core.settings()]
+    return {PAGE: page(rows), TABLE: table(rows)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the page."""
+    """Writes or checks the files."""
     parser = argparse.ArgumentParser(description="Writes docs/settings.md from the core's table.")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    text = current_page()
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
-    return 1
+    status = 0
+    for path, text in current_files().items():
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from herring.errors import ConfigurationError, TimeoutError
 from herring.launch.detect import Rendezvous
+from herring.launch.endpoint import bind_any
 
 try:
     import ray
@@ -201,8 +201,7 @@ class _Server:
 def _listen() -> str:
     """On rank 0: opens the port at which the job meets, so that nobody else can take it."""
     host = ray.util.get_node_ip_address()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=4096)
+    listener = bind_any(host, os.environ)
     address = Rendezvous("address", host, listener.getsockname()[1]).address
     os.environ["HERRING_RENDEZVOUS_FD"] = str(listener.detach())
     return address

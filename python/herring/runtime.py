@@ -24,6 +24,7 @@ from herring.errors import ConfigurationError, ShutdownError
 from herring.launch import joined
 from herring.launch.detect import WorkerEnvironment, detect
 from herring.launch.meet import Meeting, meet
+from herring.launch.settings import environment_only
 from herring.names import forget_names
 
 __all__ = [
@@ -41,23 +42,6 @@ __all__ = [
     "start",
     "stats",
 ]
-
-# Who a worker is comes from its launcher, so that one script runs under all of them.
-_ENVIRONMENT_ONLY = frozenset(
-    [
-        "rank",
-        "size",
-        "local_rank",
-        "local_size",
-        "servers",
-        "rendezvous",
-        "rendezvous_fd",
-        "secret",
-        "secret_file",
-        "host_id",
-        "job",
-    ]
-)
 
 _PATIENCE = 5.0  # seconds for which the end of the process waits for a thread that is in init()
 
@@ -109,8 +93,8 @@ def init(**settings: Any) -> None:
       TimeoutError: not everybody came in time; the message lists who is missing.
     """
 
-    def met(worker: WorkerEnvironment, patience: float, warn_after: float) -> Meeting:
-        return meet(worker, os.environ, patience, warn_after)
+    def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
+        return meet(worker, os.environ, patience, first_reminder)
 
     start(lambda: detect(os.environ), met, settings)
 
@@ -125,7 +109,7 @@ def start(
     Args:
       who: tells who this worker is.
       meet_others: called with the worker, the seconds that it may take, and those after which it
-        says what it waits for; returns where to register.
+        first says what it waits for; returns where to register.
       settings: as of `init`.
 
     Returns:
@@ -139,7 +123,8 @@ def start(
         if _job is not None:
             _require_same(settings)
             return False
-        misplaced = sorted(_ENVIRONMENT_ONLY.intersection(settings))
+        # Who a worker is comes from its launcher, so that one script runs under all of them.
+        misplaced = sorted(environment_only().intersection(settings))
         if misplaced:
             raise ConfigurationError(
                 f"init() does not take {', '.join(misplaced)}: set the environment variable "
@@ -151,11 +136,13 @@ def start(
         with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
             for text in _core.setting_warnings():
                 _core.log_warning(text)
-        patience, warn_after = _core.start_up_times(overrides)
+        patience, first_reminder, right = _core.start_up_times(overrides)
         deadline = time.monotonic() + patience
-        meeting = meet_others(worker, patience, warn_after)
-        # Finding the others and meeting them have one time-out together.
-        overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
+        meeting = meet_others(worker, patience, first_reminder)
+        # Finding the others and meeting them have one time-out together. One that is not allowed is
+        # left for the core to refuse.
+        if right:
+            overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:
             descriptor = meeting.take_descriptor()
             _job = _core.Job.start(

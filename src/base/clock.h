@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace herring {
 
@@ -23,5 +24,9 @@ inline Nanos from_seconds(double s) {
   if (!(nanos < static_cast<double>(kEndless))) return kEndless;
   return nanos > -static_cast<double>(kEndless) ? static_cast<Nanos>(nanos) : -kEndless;
 }
+
+// A duration as messages say it: "60 s", "4.1 s", "0.25 s", "20 ms". Rounded to two digits, or to
+// whole seconds.
+std::string in_seconds(Nanos t);
 
 }  // namespace herring

@@ -10,87 +10,19 @@
 #include <optional>
 #include <utility>
 
+#include "base/settings_table.h"
+
 namespace herring {
 namespace {
 
 using enum SettingType;
+using enum SettingScope;
+using settings_table::kGiB;
+using settings_table::kKiB;
+using settings_table::kMiB;
+using settings_table::kSpecs;
 
 constexpr std::string_view kPrefix = "HERRING_";
-// No settings of a job: read by launchers, and by adapters where there is no job to ask.
-constexpr std::string_view kOfOthers[] = {"HERRING_RENDEZVOUS_FD", "HERRING_JAX_IMPL",
-                                          "HERRING_TENSORFLOW_IMPL", "HERRING_AS_HOROVOD",
-                                          "HERRING_SSH"};
-constexpr double kKiB = 1024;
-constexpr double kMiB = 1024 * kKiB;
-constexpr double kGiB = 1024 * kMiB;
-constexpr double kWeek = 7 * 24 * 3600;
-constexpr double kMaxRanks = 1 << 20;
-constexpr int64_t kAlignment = 64;  // of plan/plan.h, which this room may not include
-
-constexpr std::string_view kLogLevels[] = {"debug", "info", "warning", "error"};
-constexpr std::string_view kSimdLevels[] = {"auto", "baseline", "avx2", "avx512"};
-
-constexpr SettingSpec kSpecs[] = {
-    {"rendezvous", kString, "",
-     "HOST:PORT where workers and servers meet; rank 0 listens there", 0, 300},
-    {"rank", kInt, "0", "This worker's rank in the job", 0, kMaxRanks - 1},
-    {"size", kInt, "1", "Number of workers in the job", 1, kMaxRanks},
-    {"local_rank", kInt, "0", "This worker's rank among the workers of its node", 0, kMaxRanks - 1},
-    {"local_size", kInt, "1", "Number of workers on this node", 1, kMaxRanks},
-    {"servers", kInt, "0", "Number of dedicated servers the job waits for at its start", 0,
-     kMaxRanks},
-    {"secret_file", kString, "", "File with the job's secret, readable by its owner only", 0, 4096},
-    {"secret", kString, "",
-     "The job's secret in hexadecimal; set by the launcher for its children, prefer secret_file", 0,
-     4096, false, 1, {}, true},
-    {"host_id", kString, "",
-     "Name that the workers of one node share; empty: boot id, host name and network namespace", 0,
-     255},
-    {"interface", kString, "",
-     "Network interface or address to advertise; empty: the one that reaches the rendezvous", 0,
-     255},
-    {"job", kString, "herring", "Identifier of the job; other jobs' connections are refused", 1,
-     255},
-    {"log_level", kEnum, "warning", "Least severe message that is logged", 0, 0, false, 1,
-     kLogLevels},
-    {"timeout", kSeconds, "1800", "Deadline of every wait", 0.01, kWeek},
-    {"warn_after", kSeconds, "60", "Time after which a wait warns and names the missing ranks",
-     0.01, kWeek},
-    {"connect_timeout", kSeconds, "60",
-     "Time within which the rendezvous, workers and servers must be reached", 0.01, kWeek},
-    {"heartbeat_interval", kSeconds, "0.25", "Time between two signs of life", 0.01, 3600},
-    {"heartbeat_timeout", kSeconds, "1.5",
-     "Silence of a peer and of its system after which it is taken for dead", 0.02, kWeek},
-    {"proxies", kInt, "0",
-     "Event-loop threads of a server; 0: one per 7 Gbit/s of its link (8 if that is not known), at "
-     "most 16, half of the cores, and one per node",
-     1, 1024, true},
-    {"flows", kInt, "1", "Connections between a worker and a server", 1, 64},
-    {"segment_bytes", kBytes, "8192",
-     "Unit of summing; about the payload of a jumbo frame", kKiB, kMiB, false, kAlignment},
-    {"buffer_bytes", kBytes, "0",
-     "Size of a fusion buffer; 0: chosen from the sizes of model and cluster", kKiB, 1024 * kGiB,
-     true},
-    {"credit", kBytes, "0",
-     "Bytes a flow may have outstanding, fixed, for experiments; 0: controls itself", kKiB, kGiB,
-     true},
-    {"credit_max", kBytes, "0",
-     "Most that self-controlled credit grants one flow; 0: what server_memory allows", kKiB, kGiB,
-     true},
-    {"server_memory", kBytes, "1GiB",
-     "What a server may keep of contributions and results; at least 2 MiB per flow", 16 * kMiB,
-     1024 * kGiB},
-    {"frame_max", kBytes, "256KiB", "Largest payload of a frame", kKiB, 64 * kMiB},
-    {"small_bytes", kBytes, "65536", "An operation up to this size goes whole to one server", 0,
-     64 * kMiB},
-    {"simd", kEnum, "auto", "Instruction set of the reductions; every one gives the same bits", 0,
-     0, false, 1, kSimdLevels},
-    {"shm", kBool, "true", "Whether the workers of a node meet in shared memory"},
-    {"server_weights", kString, "",
-     "Comma-separated share of each server, dedicated ones first, by address; empty: all links "
-     "equally busy",
-     0, 65536},
-};
 
 std::optional<size_t> index_of(std::string_view name) {
   for (size_t i = 0; i < std::size(kSpecs); ++i) {
@@ -147,6 +79,41 @@ std::string bound(SettingType type, double value) {
     if (whole >= divisor && whole % divisor == 0) return std::to_string(whole / divisor) + name;
   }
   return std::to_string(whole);
+}
+
+bool is_letter_or_digit(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+bool consists_of(std::string_view text, std::string_view others) {
+  return std::ranges::all_of(text, [others](char c) {
+    return is_letter_or_digit(c) || others.find(c) != std::string_view::npos;
+  });
+}
+
+bool is_hex(std::string_view text) {
+  return text.size() % 2 == 0 &&
+         text.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+}
+
+std::optional<uint16_t> parse_port(std::string_view text) {
+  if (text.empty() || text.size() > 5 ||
+      text.find_first_not_of("0123456789") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  const int port = *parse_number<int>(text);
+  if (port < 1 || port > 65535) return std::nullopt;
+  return static_cast<uint16_t>(port);
+}
+
+bool is_address(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || !parse_port(text.substr(colon + 1))) return false;
+  const std::string_view host = text.substr(0, colon);
+  if (host.empty()) return false;
+  if (host.front() != '[') return host.find_first_of(" \t\n\r\f\v:[]/") == std::string_view::npos;
+  return host.size() > 2 && host.back() == ']' &&
+         consists_of(host.substr(1, host.size() - 2), ":.%_");
 }
 
 // Edits (insert, delete, replace, swap neighbours) that turn a into b.
@@ -207,6 +174,20 @@ const char* name_of(SettingType type) {
     case kSeconds: return "seconds";
     case kString: return "string";
     case kEnum: return "enum";
+    case kName: return "name";
+    case kHex: return "hex";
+    case kAddress: return "address";
+    case kPorts: return "ports";
+    case kWeights: return "weights";
+  }
+  return "unknown";
+}
+
+const char* name_of(SettingScope scope) {
+  switch (scope) {
+    case kEnvironment: return "environment";
+    case kProcess: return "process";
+    case kJob: return "job";
   }
   return "unknown";
 }
@@ -229,7 +210,18 @@ std::string allowed_values(const SettingSpec& spec) {
     }
     case kString:
       return concat(spec.minimum > 0 ? "a text of 1 to " : "a text of at most ",
-                    static_cast<int64_t>(spec.maximum), " characters");
+                    static_cast<int64_t>(spec.maximum), " bytes");
+    case kName:
+      return concat(static_cast<int64_t>(spec.minimum), " to ", static_cast<int64_t>(spec.maximum),
+                    " letters, digits, dots, underscores or hyphens");
+    case kHex:
+      return concat("an even number of hexadecimal digits, ", static_cast<int64_t>(spec.minimum),
+                    " to ", static_cast<int64_t>(spec.maximum));
+    case kAddress: return "HOST:PORT with a port from 1 to 65535, or [IPV6]:PORT";
+    case kPorts: return "a port or a range of ports from 1 to 65535, such as 30000-30100";
+    case kWeights:
+      return concat("numbers with commas between them, such as 2, 1, 1, none negative and not all "
+                    "0, of at most ", static_cast<int64_t>(spec.maximum), " bytes together");
     default: break;
   }
   const char* what = spec.type == kInt     ? "an integer"
@@ -304,6 +296,26 @@ Result<std::vector<double>> parse_weights(std::string_view text) {
   return weights;
 }
 
+Result<PortRange> parse_ports(std::string_view text) {
+  text = trim(text);
+  if (text.empty()) return PortRange{};
+  const size_t dash = text.find('-');
+  const auto first = parse_port(trim(text.substr(0, dash)));
+  const auto last =
+      dash == std::string_view::npos ? first : parse_port(trim(text.substr(dash + 1)));
+  if (!first || !last || *first > *last) {
+    return bad(concat("'", text, "' is not a range of ports, such as 30000-30100"));
+  }
+  return PortRange{*first, *last};
+}
+
+Status Settings::check(std::string_view name, std::string_view text) {
+  const std::optional<size_t> i = index_of(name);
+  if (!i) return bad(concat("there is no setting '", name, "'"));
+  Value value;
+  return parse(kSpecs[*i], text, value);
+}
+
 Status Settings::parse(const SettingSpec& spec, std::string_view text, Value& value) {
   text = trim(text);
   value.text = std::string(text);
@@ -340,7 +352,27 @@ Status Settings::parse(const SettingSpec& spec, std::string_view text, Value& va
       value.real = *seconds;
       return {};
     }
-    case kString: return in_range(static_cast<double>(text.size())) ? Status() : refused;
+    case kString:
+    case kName:
+    case kHex:
+    case kAddress:
+    case kPorts:
+    case kWeights: {
+      if (text.empty() && spec.default_text.empty()) return {};
+      if (!in_range(static_cast<double>(text.size()))) return refused;
+      if (spec.type == kWeights) {
+        const Result<std::vector<double>> weights = parse_weights(text);
+        return weights.ok() ? Status()
+                            : bad(concat(weights.status().message(), "; expected ",
+                                         allowed_values(spec)));
+      }
+      const bool fine = spec.type == kName      ? consists_of(text, "._-")
+                        : spec.type == kHex     ? is_hex(text)
+                        : spec.type == kAddress ? is_address(text)
+                        : spec.type == kPorts   ? parse_ports(text).ok()
+                                                : true;
+      return fine ? Status() : refused;
+    }
     case kEnum:
       value.text = lower(text);
       return std::find(spec.choices.begin(), spec.choices.end(), value.text) != spec.choices.end()
@@ -391,7 +423,6 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
 
   for (const std::string& name : environment_names) {
     if (!name.starts_with(kPrefix)) continue;
-    if (std::ranges::count(kOfOthers, name) > 0) continue;
     const std::string setting = lower(name.substr(kPrefix.size()));
     if (index_of(setting) && name == environment_name(setting)) continue;
     const std::string_view like = nearest(setting);
@@ -427,18 +458,14 @@ Status Settings::check_together() const {
   HERRING_RETURN_IF_ERROR(
       together(integer("local_size") <= integer("size"), "local_size", "at most", "size"));
   HERRING_RETURN_IF_ERROR(
-      together(get_seconds("heartbeat_interval") < get_seconds("heartbeat_timeout"),
-               "heartbeat_interval", "less than", "heartbeat_timeout"));
+      together(get_seconds("heartbeat_interval") <= get_seconds("heartbeat_timeout") / 2,
+               "heartbeat_interval", "at most half of", "heartbeat_timeout"));
   const int64_t segment = get_bytes("segment_bytes");
   for (const char* name : {"buffer_bytes", "credit", "credit_max", "frame_max"}) {
     const int64_t bytes = get_bytes(name);
     HERRING_RETURN_IF_ERROR(
         together(bytes >= segment || (bytes == 0 && kSpecs[*index_of(name)].or_zero), name,
                  "at least", "segment_bytes"));
-  }
-  if (const Result<std::vector<double>> weights = parse_weights(get_string("server_weights"));
-      !weights.ok()) {
-    return bad(assignment("server_weights") + ": " + weights.status().message());
   }
   return {};
 }
@@ -454,8 +481,9 @@ std::string Settings::assignment(std::string_view name) const {
 const Settings::Value& Settings::value_of(std::string_view name, SettingType type) const {
   const std::optional<size_t> i = index_of(name);
   if (!i) bug("no", name);
-  const SettingType actual = kSpecs[*i].type == kEnum ? kString : kSpecs[*i].type;
-  if (actual != type) bug(concat("wrong type (", name_of(type), ") of"), name);
+  const SettingType is = kSpecs[*i].type;
+  const bool number = is == kBool || is == kInt || is == kBytes || is == kSeconds;
+  if ((number ? is : kString) != type) bug(concat("wrong type (", name_of(type), ") of"), name);
   return values_[*i];
 }
 

@@ -14,13 +14,34 @@
 
 namespace herring {
 
-enum class SettingType { kBool, kInt, kBytes, kSeconds, kString, kEnum };
+enum class SettingType {
+  kBool,
+  kInt,
+  kBytes,
+  kSeconds,
+  kString,   // any text
+  kEnum,
+  kName,     // letters, digits, dots, underscores, hyphens
+  kHex,      // bytes in hexadecimal
+  kAddress,  // "host:29500", "[fe80::1]:29500"
+  kPorts,    // "30000-30100", "30000"
+  kWeights,  // "2, 1, 1"
+};
 const char* name_of(SettingType type);  // "bool", "int", ...
+
+// Who reads a setting, and so where it can be set.
+enum class SettingScope {
+  kEnvironment,  // what finds the job or starts it, before there is a core: the environment alone
+  kProcess,      // each process its own; an option of init() too
+  kJob,          // likewise, but every process takes over what rank 0 has
+};
+const char* name_of(SettingScope scope);  // "environment", "process", "job"
 
 struct SettingSpec {
   std::string_view name;           // as a Python option: "segment_bytes"
   SettingType type;
-  std::string_view default_text;   // parses like any other value
+  SettingScope scope;
+  std::string_view default_text;   // parses like any other value; of a text, empty is not set
   std::string_view help;           // one line
   double minimum = 0;              // of int, bytes and seconds, inclusive; of a string's length
   double maximum = 0;
@@ -48,6 +69,15 @@ Result<double> parse_seconds(std::string_view text);
 // negative, and when all are 0.
 Result<std::vector<double>> parse_weights(std::string_view text);
 
+// Ports from first to last, both included; 0 and 0: any that the system picks.
+struct PortRange {
+  uint16_t first = 0, last = 0;
+  bool any() const { return first == 0; }
+  std::string to_string() const { return concat(first, "-", last); }
+};
+// "30000-30100", "30000"; empty: any. Errors: kConfiguration.
+Result<PortRange> parse_ports(std::string_view text);
+
 // The settings of this process, checked. Copies freely.
 class Settings {
  public:
@@ -65,13 +95,15 @@ class Settings {
                                const std::vector<std::string>& environment_names = {});
   // From this process's environment.
   static Result<Settings> load(const std::map<std::string, std::string>& overrides = {});
+  // Whether the setting takes this text, whatever the others are.
+  static Status check(std::string_view name, std::string_view text);
 
   // Asking for a setting that is not in the table, or has another type, is a bug: aborts.
   bool get_bool(std::string_view name) const;
   int64_t get_int(std::string_view name) const;
   int64_t get_bytes(std::string_view name) const;
   double get_seconds(std::string_view name) const;
-  const std::string& get_string(std::string_view name) const;  // kString and kEnum
+  const std::string& get_string(std::string_view name) const;  // of all types that are texts
 
   // "default", "environment" or "option".
   const char* origin(std::string_view name) const;

@@ -235,12 +235,12 @@ void Executor::check_deadlines(Nanos now) {
     if (missing.empty()) missing = "the addresses of the other ranks";
     if (overdue) {
       return on_failure_({Code::kTimeout,
-                          concat(active->describe(), " waited ", to_seconds(age), " s for ",
+                          concat(active->describe(), " waited ", in_seconds(age), " for ",
                                  missing, ", or for whom that one waits; if it is only slow, give "
                                           "it more time (timeout=, HERRING_TIMEOUT)")});
     }
     active->warned = true;
-    log(LogLevel::kWarning, active->describe(), " has waited ", age / kSecond, " s for ", missing);
+    log(LogLevel::kWarning, active->describe(), " has waited ", in_seconds(age), " for ", missing);
   }
 }
 

@@ -28,11 +28,12 @@ Gathering::Gathering(transport::EventLoop& loop, const Peers& peers,
       outcome_(std::move(outcome)),
       started_(loop.now()),
       deadline_(started_ + options.connect_timeout),
+      reminders_(started_, first_reminder(options.warn_after), started_),
       roster_(options.size, options.dedicated_servers) {}
 
 void Gathering::start() {
   arm_deadline();
-  loop_.call_after(options_.warn_after, [this] { warn(); });
+  loop_.call_at(reminders_.next(), [this] { warn(); });
 }
 
 // ---- who comes ----
@@ -149,16 +150,20 @@ void Gathering::on_deadline() {
   if (!is_waiting()) return;
   fail({Code::kTimeout,
         concat("not everybody has registered at the rendezvous ", address_.to_string(),
-               " within ", to_seconds(loop_.now() - started_), " s: missing ",
+               " within ", in_seconds(loop_.now() - started_), ": missing ",
                describe_missing(), refusals_.text(), "; look at the output of the missing "
                "processes, or raise HERRING_CONNECT_TIMEOUT")});
 }
 
 void Gathering::warn() {
   if (!is_waiting()) return;
-  broadcast(peers_, FrameType::kWarning,
-            concat("has waited ", to_seconds(options_.warn_after), " s at the rendezvous ",
-                   address_.to_string(), " for ", describe_missing()));
+  const Nanos now = loop_.now();
+  if (reminders_.due(now)) {
+    broadcast(peers_, FrameType::kWarning,
+              concat("has waited ", in_seconds(now - started_), " at the rendezvous ",
+                     address_.to_string(), " for ", describe_missing(), refusals_.text()));
+  }
+  loop_.call_at(reminders_.next(), [this] { warn(); });
 }
 
 std::string Gathering::describe_missing() const {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/reminders.h"
 #include "control/assembly.h"
 #include "control/cluster.h"
 #include "control/peer.h"
@@ -79,6 +80,7 @@ class Gathering {
   const Outcome outcome_;
   const Nanos started_;
   Nanos deadline_;
+  Reminders reminders_;  // to those who wait, of who is missing
   transport::EventLoop::TimerId deadline_timer_ = 0;
 
   State state_ = State::kGathering;

@@ -12,6 +12,7 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/reminders.h"
 #include "control/channel.h"
 #include "control/messages.h"
 #include "transport/epoll_loop.h"
@@ -101,7 +102,7 @@ class Member::Impl final : public Channel::Owner {
     if (phase == Phase::kFailed) return failure_;
     return {Code::kTimeout, concat("the rendezvous ", options_.rendezvous.to_string(),
                                    " has not completed the registration within ",
-                                   to_seconds(registration.patience), " s")};
+                                   in_seconds(registration.patience))};
   }
 
   const Cluster& cluster() const { return cluster_; }
@@ -280,8 +281,8 @@ class Member::Impl final : public Channel::Owner {
 
   void on_dropped(Channel& channel, const Status& why) override {
     const Nanos silent = loop_.now() - channel.heard_at();
-    rendezvous_ended(concat("is lost: its connection ended without a goodbye, ", to_seconds(silent),
-                            " s after it was last heard (", why.message(), ")"),
+    rendezvous_ended(concat("is lost: its connection ended without a goodbye, ", in_seconds(silent),
+                            " after it was last heard (", why.message(), ")"),
                      false);
   }
 
@@ -360,8 +361,8 @@ class Member::Impl final : public Channel::Owner {
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();
       rendezvous_ended(concat("is lost: nothing was heard from it or its system for ",
-                              to_seconds(silent),
-                              " s (time-out ", to_seconds(rhythm_.timeout), " s)"),
+                              in_seconds(silent), " (time-out ",
+                              in_seconds(rhythm_.timeout), ")"),
                        false);
     }
     check_period_ = std::min(rhythm_.interval, rhythm_.timeout / 8);
@@ -428,8 +429,38 @@ Member::~Member() {
 
 namespace {
 
+Reminders reminders_of(const Member::Options& options) {
+  const Nanos now = monotonic_now();
+  const Nanos since = options.waits_since == 0 ? now : options.waits_since;
+  return {since, first_reminder(options.warn_after), now};
+}
+
+// Makes attempts to reach the rendezvous by the deadline, and says meanwhile that it waits.
+template <typename Attempt>
+auto reach(const Member::Options& options, Nanos deadline, Reminders& reminders,
+           const Attempt& attempt) {
+  return attempt_with_reminders(
+      deadline, reminders, attempt, [&options](const Status& why, Nanos waited) {
+        log(LogLevel::kWarning, "has waited ", in_seconds(waited),
+            " for rank 0 at the rendezvous ", options.rendezvous.to_string(), ": ", why.message());
+      });
+}
+
+Status cannot_join(const Member::Options& options, const Status& why) {
+  const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
+  const std::string hint =
+      code == Code::kTimeout
+          ? concat("; nobody was there within ", in_seconds(options.connect_timeout),
+                   " (HERRING_CONNECT_TIMEOUT): is rank 0 running, and can this host reach that "
+                   "address?")
+          : "";
+  return Status(code, concat("cannot join the job at the rendezvous ",
+                             options.rendezvous.to_string(), " (HERRING_RENDEZVOUS): ",
+                             why.message(), hint));
+}
+
 Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline, bool& warned) {
+                          Nanos deadline, Reminders& reminders) {
   if (options.credentials.secret.empty()) {
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
@@ -438,29 +469,11 @@ Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint3
   wire::Hello hello;
   hello.role = role;
   hello.rank = rank;
-  const auto attempt = [&](Nanos until) {
+  auto fd = reach(options, deadline, reminders, [&](Nanos until) {
     return transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
                                              options.credentials, until);
-  };
-  const Nanos warning =
-      warned ? deadline : std::min(deadline, monotonic_now() + options.warn_after);
-  auto fd = attempt(warning);
-  if (!fd.ok() && warning < deadline && monotonic_now() >= warning && !interrupted()) {
-    warned = true;
-    log(LogLevel::kWarning, "has waited ", to_seconds(options.warn_after),
-        " s for rank 0 at the rendezvous ", options.rendezvous.to_string(), ": ",
-        fd.status().message());
-    fd = attempt(deadline);
-  }
-  if (fd.ok()) return fd;
-  const Status& why = fd.status();
-  const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
-  const char* hint = code == Code::kTimeout
-                         ? "; is rank 0 running, and can this host reach that address?"
-                         : "";
-  return Status(code, concat("cannot join the job at the rendezvous ",
-                             options.rendezvous.to_string(), " (HERRING_RENDEZVOUS): ",
-                             why.message(), hint));
+  });
+  return fd.ok() ? std::move(fd) : cannot_join(options, fd.status());
 }
 
 constexpr Nanos kPause = 20 * kMillisecond, kLongestPause = 500 * kMillisecond;
@@ -473,9 +486,9 @@ template <typename Register>
 Result<std::unique_ptr<Member>> Member::meet(const Options& options, wire::Role role, uint32_t rank,
                                              Register&& register_) {
   const Nanos deadline = monotonic_now() + options.connect_timeout;
-  bool warned = false;
+  Reminders reminders = reminders_of(options);
   for (Nanos pause = kPause;; pause = std::min(pause * 2, kLongestPause)) {
-    auto fd = connect(options, role, rank, deadline, warned);
+    auto fd = connect(options, role, rank, deadline, reminders);
     if (!fd.ok()) return fd.status();
     auto impl = std::make_unique<Impl>(options, std::move(*fd));
     const Status status = register_(*impl, std::max<Nanos>(deadline - monotonic_now(), 0));
@@ -508,10 +521,22 @@ Result<std::unique_ptr<Member>> Member::join(const Options& options,
 
 void Member::decline(Options options, wire::Role role, uint32_t rank, const Status& why) {
   options.connect_timeout = std::min(options.connect_timeout, kDeclining);
-  bool warned = true;
-  auto fd = connect(options, role, rank, monotonic_now() + options.connect_timeout, warned);
+  Reminders reminders = reminders_of(options);
+  auto fd = connect(options, role, rank, monotonic_now() + options.connect_timeout, reminders);
   if (!fd.ok()) return;  // who waits will name it as missing
   Impl(options, std::move(*fd)).decline(why);
+}
+
+Result<std::string> Member::find_own_address(const Options& options) {
+  Reminders reminders = reminders_of(options);
+  auto probe = reach(options, monotonic_now() + options.connect_timeout, reminders,
+                     [&](Nanos until) {
+                       return transport::tcp::connect_to(options.rendezvous, "", until);
+                     });
+  if (!probe.ok()) return cannot_join(options, probe.status());
+  auto local = transport::tcp::local_address(probe->get());
+  if (!local.ok()) return local.status();
+  return local->host;
 }
 
 const Cluster& Member::cluster() const { return impl_->cluster(); }

@@ -36,7 +36,10 @@ class Member {
     std::string source;  // local address to connect from, or empty
     transport::Credentials credentials;
     Nanos connect_timeout = 60 * kSecond;
-    Nanos warn_after = 60 * kSecond;  // of waiting for a rendezvous that does not answer
+    // Of a rendezvous that does not answer, the log says so then, or after kFirstReminder, and
+    // again.
+    Nanos warn_after = 60 * kSecond;
+    Nanos waits_since = 0;  // where the wait began before this; 0: it has not
     Nanos heartbeat_interval = 250 * kMillisecond;
     Nanos heartbeat_timeout = 1500 * kMillisecond;
   };
@@ -54,6 +57,8 @@ class Member {
                                               const StartServer& start_server);
   static Result<std::unique_ptr<Member>> join(const Options& options,
                                               const ServerRegistration& registration);
+  // The local address from which this process reaches the rendezvous, once something listens there.
+  static Result<std::string> find_own_address(const Options& options);
   // Without goodbye() before it, the others take this for a death.
   ~Member();
   Member(const Member&) = delete;

@@ -173,8 +173,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     Peer& peer = peer_of(channel);
     const Nanos silent = loop_.now() - channel.heard_at();
     if (why.code() == Code::kPeerLost) {
-      lose(peer, concat("its connection ended without a goodbye, ", to_seconds(silent),
-                        " s after it was last heard"));
+      lose(peer, concat("its connection ended without a goodbye, ", in_seconds(silent),
+                        " after it was last heard"));
     } else {
       lose(peer, concat("it was dropped because of what it sent (", why.message(), ")"));
     }
@@ -211,12 +211,12 @@ class Rendezvous::Impl final : public Channel::Owner {
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (peer.is_member()) {
         const std::string held_up =
-            concat("this machine was not heard for ", to_seconds(silent), " s, more than the ",
-                   to_seconds(options_.heartbeat_timeout),
-                   " s of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
+            concat("this machine was not heard for ", in_seconds(silent), ", more than the ",
+                   in_seconds(options_.heartbeat_timeout),
+                   " of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
-        lose(peer, concat("nothing was heard from it or its system for ", to_seconds(silent),
-                          " s (time-out ", to_seconds(options_.heartbeat_timeout), " s)"));
+        lose(peer, concat("nothing was heard from it or its system for ", in_seconds(silent),
+                          " (time-out ", in_seconds(options_.heartbeat_timeout), ")"));
         peer.channel->check_acknowledged(silent, now);  // a moment to read why, should it come back
       } else {
         peer.channel->close();

@@ -19,7 +19,8 @@ struct RendezvousOptions {
   Nanos connect_timeout = 60 * kSecond;
   Nanos heartbeat_interval = 250 * kMillisecond;
   Nanos heartbeat_timeout = 1500 * kMillisecond;
-  Nanos warn_after = 60 * kSecond;  // then those who wait are told whom they wait for
+  // Those who wait are told whom they wait for: then, or after kFirstReminder, and again.
+  Nanos warn_after = 60 * kSecond;
 };
 
 class Rendezvous {

@@ -282,8 +282,8 @@ class Mesh {
       missing += concat(missing.empty() ? "" : ", ", r);
     }
     return Status(Code::kTimeout,
-                  concat("node: local rank ", rank_, " waited ", to_seconds(waited),
-                         " s for a connection with local ranks ", missing, " of ", peers_.size()));
+                  concat("node: local rank ", rank_, " waited ", in_seconds(waited),
+                         " for a connection with local ranks ", missing, " of ", peers_.size()));
   }
 
   const uint32_t rank_;

@@ -64,12 +64,7 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
 // Where a server of this host listens: where it meets the rendezvous from, no wider.
 Result<std::string> host_of(const control::Member::Options& member) {
   if (!member.source.empty()) return member.source;
-  auto probe = transport::tcp::connect_to(member.rendezvous, "",
-                                          monotonic_now() + member.connect_timeout);
-  if (!probe.ok()) return probe.status();
-  auto local = transport::tcp::local_address(probe->get());
-  if (!local.ok()) return local.status();
-  return local->host;
+  return control::Member::find_own_address(member);
 }
 
 void apply_process_settings(const Settings& settings) {
@@ -77,6 +72,7 @@ void apply_process_settings(const Settings& settings) {
   if (const std::string& simd = settings.get_string("simd"); simd != "auto") {
     reduce::set_simd_level(simd.c_str());
   }
+  transport::tcp::set_listening_ports(*parse_ports(settings.get_string("ports")));
 }
 
 // Waits until the server has handed out everything, or all workers have left; bounded, the more so
@@ -385,13 +381,16 @@ namespace {
 
 // `joined`: this server's place in the job, while it has one.
 Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
-             std::unique_ptr<control::Member>& joined) {
+             Nanos waits_since, std::unique_ptr<control::Member>& joined) {
   apply_process_settings(settings);
   set_log_identity("server");
   auto member = member_options(rendezvous, secret, settings);
   if (!member.ok()) return member.status();
+  const Nanos deadline = monotonic_now() + member->connect_timeout;
+  member->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
   auto host = host_of(*member);
   if (!host.ok()) return host.status();
+  member->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
   auto started =
       server::Server::start({*host, 0, member->credentials}, transport::tcp::transport());
   if (!started.ok()) return started.status();
@@ -462,10 +461,10 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
 }  // namespace
 
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings) {
+                            const Settings& settings, Nanos waits_since) {
   std::unique_ptr<control::Member> joined;
-  const Status status =
-      without_exceptions([&] { return serve(rendezvous, secret, settings, joined); });
+  const Status status = without_exceptions(
+      [&] { return serve(rendezvous, secret, settings, waits_since, joined); });
   // Unless it has said goodbye: the others would only see this process leave.
   if (!status.ok() && joined) joined->abort(status);
   return status;

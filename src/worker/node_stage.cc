@@ -537,8 +537,8 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
     }
     const std::string text = concat("'", e->task.name, "'", e->group().members().suffix(),
                                     " (round ", key.round, ", buffer ",
-                                    key.buffer, ") has waited ", (now - e->since) / kSecond,
-                                    " s for ", missing, submitted ? ", which did not finish it"
+                                    key.buffer, ") has waited ", in_seconds(now - e->since),
+                                    " for ", missing, submitted ? ", which did not finish it"
                                                                   : ", which did not submit it");
     if (overdue) return on_failure_({Code::kTimeout, text});
     if (!e->warned) {

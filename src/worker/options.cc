@@ -8,11 +8,6 @@
 namespace herring::worker {
 namespace {
 
-// What all ranks and servers must have alike: rank 0's values travel with the cluster.
-constexpr const char* kShared[] = {"segment_bytes", "frame_max",    "credit",
-                                   "credit_max",    "small_bytes",  "server_weights",
-                                   "proxies",       "flows",        "buffer_bytes",
-                                   "server_memory"};
 // The window of a flow that no path of today's short networks needs to exceed.
 constexpr size_t kLadder = 1 << 20;
 // Slots for a segment of credit: one fills, one drains.
@@ -24,7 +19,10 @@ constexpr uint32_t kProxiesOfUnknownLink = 8, kMostProxies = 16;
 
 control::Settings shared_settings(const Settings& settings) {
   control::Settings shared;
-  for (const char* name : kShared) shared[name] = settings.text(name);
+  for (const SettingSpec& spec : setting_specs()) {
+    if (spec.scope != SettingScope::kJob) continue;
+    shared[std::string(spec.name)] = settings.text(spec.name);
+  }
   return shared;
 }
 

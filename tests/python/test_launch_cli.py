@@ -50,7 +50,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.server_proxies = lambda address: (16, 25 * 10**9, 4)  # type: ignore[attr-defined]
     module.served = []
     module.run_server = module.served.append
-    module.start_up_times = lambda _: (60.0, 60.0)
+    module.start_up_times = lambda _: (60.0, 5.0, True)
     monkeypatch.setitem(sys.modules, "herring._core", module)
     monkeypatch.setattr(herring, "_core", module, raising=False)
     return module
@@ -85,6 +85,7 @@ def test_server(core: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HERRING_RENDEZVOUS", "127.0.0.1:1")
     assert cli.main(["server"]) == 0
     assert cli.main(["server", "--rendezvous", "localhost:2", "--interface", "lo"]) == 0
+    assert [served.pop("waited") < 60 for served in core.served] == [True, True]
     assert core.served == [
         {"rendezvous": "127.0.0.1:1", "secret": b"\xab" * 16},
         {"rendezvous": "127.0.0.1:2", "secret": b"\xab" * 16, "interface": "lo"},
@@ -158,7 +159,7 @@ def test_settings_of_the_core() -> None:
     rows = {row["env"]: row for row in config.settings_rows()}
     assert rows["HERRING_FLOWS"]["type"] == "int"
     for row in rows.values():
-        assert set(row) == set(ROWS[0])
+        assert set(row) == {*ROWS[0], "scope", "minimum", "maximum", "choices"}
         assert row["help"]
 
 

@@ -97,7 +97,7 @@ def test_a_script_of_torchrun_runs_as_it_is(
 
 
 def test_a_reserved_port_is_for_who_asks_for_it() -> None:
-    with reserve() as held:
+    with reserve({}) as held:
         port = held.getsockname()[1]
         with socket.socket() as other, pytest.raises(OSError):
             other.bind(("127.0.0.1", port))  # somebody who does not mean it
@@ -106,5 +106,5 @@ def test_a_reserved_port_is_for_who_asks_for_it() -> None:
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 server.bind((host, port))
                 server.listen()
-        with reserve() as another:
+        with reserve({}) as another:
             assert another.getsockname()[1] != port

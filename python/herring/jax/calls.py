@@ -18,10 +18,11 @@ from jax.experimental import io_callback
 
 import herring.errors
 from herring import _core, runtime
-from herring.errors import ConfigurationError, HerringError, InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError
 from herring.groups import Group
 from herring.jax.keys import digest_of, is_traced
 from herring.jax.order import TOKEN
+from herring.launch.settings import choice
 
 __all__ = ["Call", "execute", "implementation"]
 
@@ -70,15 +71,12 @@ def implementation() -> str:
     """How programs call: by the "ffi" handler, or by a "callback" of Python.
 
     Raises:
-      ConfigurationError: ``HERRING_JAX_IMPL`` is neither.
+      ConfigurationError: ``HERRING_JAX_IMPL`` is neither, nor "auto".
     """
-    chosen = os.environ.get("HERRING_JAX_IMPL", "").strip()
-    if chosen not in ("", "ffi", "callback"):
-        raise ConfigurationError(
-            f"HERRING_JAX_IMPL is {chosen!r}; it must be 'ffi' (a native handler, which needs "
-            "arrays in host memory) or 'callback' (Python)"
-        )
-    return chosen or ("ffi" if jax.default_backend() == "cpu" else "callback")
+    chosen = choice(os.environ, "HERRING_JAX_IMPL")
+    if chosen != "auto":
+        return chosen
+    return "ffi" if jax.default_backend() == "cpu" else "callback"
 
 
 def execute(

@@ -19,7 +19,8 @@ def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
         names: Parts of names; only settings that contain one of them, or all if empty.
 
     Returns:
-        One dictionary per setting: name, env, type, default, value, origin, help, allowed.
+        One dictionary per setting: name, env, type, scope, default, value, origin, help, allowed,
+        and for programs minimum, maximum and choices.
 
     Raises:
         ConfigurationError: A variable has a value that is not allowed, or no name matches.

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from herring.errors import ConfigurationError
-from herring.launch import slurm
+from herring.launch import settings, slurm
 from herring.launch.variables import MAXIMUM_SIZE, bad, first, integer
 
 __all__ = [
@@ -35,9 +35,8 @@ __all__ = [
     "warn_of_weak_secret",
 ]
 
-MINIMUM_SECRET_BYTES = 16
+MINIMUM_SECRET_BYTES = settings.range_of("HERRING_SECRET")[0] // 2
 _STRONG_SECRET_BYTES = 32
-_JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
 # Ranks of launchers in whose line servers may stand beside workers.
 _LINES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID", "SLURM_STEPID")
@@ -181,7 +180,7 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
     env = _stripped(environ)
     job = _job_name(env)
     place = _without_servers(env, _find_place(env))
-    servers = integer(env, "HERRING_SERVERS", 0, 65535)
+    servers = integer(env, "HERRING_SERVERS", *settings.range_of("HERRING_SERVERS"))
     in_line = place.launched - place.size
     if in_line and servers not in (None, in_line):
         raise ConfigurationError(
@@ -283,29 +282,27 @@ def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str,
     Raises:
         ConfigurationError: `text` is no such address.
     """
-    allowed = "HOST:PORT with a port from 1 to 65535, or [IPV6]:PORT"
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
-    if not match or not 1 <= int(match.group(3)) <= 65535:
-        raise bad(variable, text, allowed)
-    return match.group(1) or match.group(2), int(match.group(3))
+    row = settings.setting("HERRING_RENDEZVOUS")
+    if not row.accepts(text):
+        raise bad(variable, text, row.allowed)
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
     """Decodes a secret written in hexadecimal.
 
     Raises:
-        ConfigurationError: Not hexadecimal, or shorter than 16 bytes. The message does not repeat
-            the value.
+        ConfigurationError: Not hexadecimal, too short or too long. The message does not repeat the
+            value.
     """
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
-    if len(secret) < MINIMUM_SECRET_BYTES:
+    row = settings.setting("HERRING_SECRET")
+    if not row.accepts(text):
         raise ConfigurationError(
-            f"{variable} (value not shown, {len(text)} characters) is no secret: allowed are at "
-            f"least {2 * MINIMUM_SECRET_BYTES} hexadecimal digits"
+            f"{variable} (value not shown, {len(text)} characters) is no secret: allowed is "
+            f"{row.allowed}"
         )
+    secret = bytes.fromhex(text)
     warn_of_weak_secret(secret, f"{variable} is")
     return secret
 
@@ -331,10 +328,9 @@ def _stripped(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _job_name(env: Mapping[str, str]) -> str:
-    job = env.get("HERRING_JOB", "herring")
-    if not _JOB.fullmatch(job):
-        raise bad("HERRING_JOB", job, "1 to 64 letters, digits, dots, underscores or hyphens")
-    return job
+    for variable in ("HERRING_SECRET_FILE", "HERRING_HOST_ID", "HERRING_PORTS"):
+        settings.value_of(env, variable)  # they are for later; an error comes before anything opens
+    return settings.value_of(env, "HERRING_JOB") or "herring"
 
 
 def _find_secret(env: Mapping[str, str]) -> tuple[str | None, bytes | None]:
@@ -486,8 +482,9 @@ def _find_rendezvous(
     in_line = place.launched > place.size
     if "HERRING_RENDEZVOUS" in env:
         host, port = parse_address(env["HERRING_RENDEZVOUS"])
-        descriptor = integer(env, "HERRING_RENDEZVOUS_FD", 0, MAXIMUM_SIZE)
-        if descriptor is not None and place.rank == 0:
+        limits = settings.range_of("HERRING_RENDEZVOUS_FD")
+        descriptor = integer(env, "HERRING_RENDEZVOUS_FD", *limits)
+        if descriptor is not None and descriptor >= 0 and place.rank == 0:
             return Rendezvous("descriptor", host, port, descriptor, key)
         elsewhere = servers or not place.single_host
         if secretless and elsewhere and slurm.in_job(env) and not _LOOPBACK.fullmatch(host):

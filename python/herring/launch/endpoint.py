@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
 import socket
 import time
@@ -10,9 +12,10 @@ from collections.abc import Mapping
 from herring.errors import ConfigurationError
 from herring.launch import slurm
 from herring.launch.network import is_local_address, own_address
-from herring.launch.publication import Wait
+from herring.launch.publication import Wait, in_seconds
+from herring.launch.settings import port_range
 
-__all__ = ["bind", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
+__all__ = ["bind", "bind_any", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
 
 _POLL_SECONDS = 0.5
 
@@ -53,7 +56,7 @@ def resolve(host: str, variable: str, environ: Mapping[str, str], wait: Wait) ->
         if "KUBERNETES_SERVICE_HOST" not in environ:
             raise _unknown(host, variable, reason)
         if not wait.goes_on(f"have the name {host}"):
-            reason += f" ({wait.timeout:g} s, HERRING_CONNECT_TIMEOUT): does its pod run?"
+            reason += f" ({in_seconds(wait.timeout)}, HERRING_CONNECT_TIMEOUT): does its pod run?"
             raise _unknown(host, variable, reason)
         time.sleep(min(_POLL_SECONDS, wait.left()))
 
@@ -124,16 +127,52 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def reserve() -> socket.socket:
+def bind_any(host: str, environ: Mapping[str, str]) -> socket.socket:
+    """A socket that listens at `host`, at a free port of ``HERRING_PORTS``, else at any.
+
+    Raises:
+        ConfigurationError: The range is used up.
+        OSError: The address is none of this machine's.
+    """
+    ports = port_range(environ)
+    if ports is None:
+        return bind(host, 0)
+    for port in ports:
+        try:
+            return bind(host, port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise _used_up(environ, ports, host)
+
+
+def reserve(environ: Mapping[str, str]) -> socket.socket:
     """Keeps a port free for another process of this machine, until it is closed.
 
     The system gives the port to nobody who asks for any, and neither to a connection. Who asks for
     this one, and with SO_REUSEADDR as servers do (torch's store among them), gets it, on each
-    address.
+    address. Of ``HERRING_PORTS`` it is the last that is free, as listeners begin with the first.
+
+    Args:
+        environ: The environment of the job.
 
     Returns:
         A socket that is bound, and does not listen.
+
+    Raises:
+        ConfigurationError: ``HERRING_PORTS`` is used up.
     """
+    ports = port_range(environ)
+    if ports is None:
+        return _hold(0)
+    for port in reversed(ports):
+        with contextlib.suppress(OSError):
+            _hold(port, shared=False).close()  # nobody else holds it
+            return _hold(port)
+    raise _used_up(environ, ports, "any address")
+
+
+def _hold(port: int, shared: bool = True) -> socket.socket:
     try:
         holder = socket.socket(socket.AF_INET6)
         everywhere = "::"
@@ -141,14 +180,22 @@ def reserve() -> socket.socket:
         holder = socket.socket(socket.AF_INET)
         everywhere = "0.0.0.0"
     try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
         if holder.family == socket.AF_INET6:
             holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        holder.bind((everywhere, 0))
+        holder.bind((everywhere, port))
     except OSError:
         holder.close()
         raise
     return holder
+
+
+def _used_up(environ: Mapping[str, str], ports: range, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"HERRING_PORTS={environ['HERRING_PORTS'].strip()} is used up: none of its {len(ports)} "
+        f"ports is free on {where}; a host needs one for each of its workers and servers, and three "
+        "more for rank 0: give it a wider range, or end what listens there"
+    )
 
 
 def _look_up(host: str) -> str:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 
 from herring.errors import ConfigurationError, TimeoutError
 from herring.launch.munge import MungeError
-from herring.launch.publication import Wait
+from herring.launch.publication import Wait, in_seconds
 
 __all__ = ["Gate", "ask"]
 
@@ -245,12 +245,12 @@ def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec
             reason = f"{error.strerror or error}"
         except MungeError as error:
             reason = f"what listens there is not this user's: {error}"
-        if not wait.goes_on(f"answer at {host}:{port}"):
+        if not wait.goes_on(f"answer at {host}:{port} ({reason})"):
             raise TimeoutError(
-                f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for rank 0 to "
-                f"answer at {host}:{port} ({reason}): has it started, with the same HERRING_JOB "
-                "and HERRING_SERVERS? If it runs elsewhere, set HERRING_RENDEZVOUS=HOST:PORT for "
-                "all of them"
+                f"{wait.who} has waited {in_seconds(wait.timeout)} (HERRING_CONNECT_TIMEOUT) for "
+                f"rank 0 to answer at {host}:{port} ({reason}): has it started, with the same "
+                "HERRING_JOB and HERRING_SERVERS? If it runs elsewhere, set "
+                "HERRING_RENDEZVOUS=HOST:PORT for all of them"
             )
         time.sleep(pause)
         pause = min(pause * 1.5, _MOST_POLL_SECONDS)

@@ -17,6 +17,7 @@ from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.launch.joined import JOB_PREFIX
+from herring.launch.settings import is_on
 
 __all__ = [
     "EXIT_NOT_EXECUTABLE",
@@ -332,7 +333,7 @@ def passed_environment(
 
 def as_horovod(options: RunOptions) -> bool:
     """Whether ``import horovod`` is to find `herring.horovod`."""
-    return options.horovod or os.environ.get("HERRING_AS_HOROVOD", "") not in ("", "0")
+    return options.horovod or is_on(os.environ, "HERRING_AS_HOROVOD")
 
 
 def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> dict[str, str]:

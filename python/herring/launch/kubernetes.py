@@ -21,6 +21,7 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.launch.arguments import integer
+from herring.launch.settings import setting
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 
@@ -67,6 +68,7 @@ class JobOptions:
         namespace: Where it goes, or None: where ``kubectl`` puts it.
         secret: Name of a Secret that exists, or None: one is made.
         port: Where rank 0 listens.
+        ports: Where everything else listens, as of ``HERRING_PORTS``, or None: anywhere.
         restarts: How often the whole job is started again after a failure.
     """
 
@@ -81,6 +83,7 @@ class JobOptions:
     namespace: str | None = None
     secret: str | None = None
     port: int = 29600
+    ports: str | None = None
     restarts: int = 0
 
     def check(self) -> None:
@@ -114,6 +117,9 @@ class JobOptions:
                 raise ConfigurationError(
                     f"{option} {number} is not valid: allowed is an integer from {least} to {most}"
                 )
+        row = setting("HERRING_PORTS")
+        if self.ports is not None and not row.accepts(self.ports):
+            raise ConfigurationError(f"--ports {self.ports} is not valid: allowed is {row.allowed}")
         if self.port == _STORE_PORT and (self.per_pod > 1 or self.kind == "runtime"):
             raise ConfigurationError(
                 f"--port {self.port} is not valid: torchrun listens there; allowed is another one"
@@ -196,6 +202,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         ("--restarts", "R", 0, "starts of the whole job after a failure (default 0)"),
     ):
         command.add_argument(option, type=integer, metavar=letter, default=default, help=text)
+    command.add_argument(
+        "--ports",
+        metavar="FIRST-LAST",
+        default=os.environ.get("HERRING_PORTS", "").strip() or None,
+        help="where everything else listens (default: HERRING_PORTS here, else anywhere)",
+    )
     command.add_argument("--namespace", help="where the job goes")
     command.add_argument("--secret", metavar="NAME", help="a Secret that is there already")
     command.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
@@ -309,6 +321,9 @@ def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
         "command": command,
         "env": environment,
     }
+    if options.ports:
+        # A range has no place here, and none is needed: it is for people and policies to read.
+        container["ports"] = [{"name": "rendezvous", "containerPort": options.port}]
     if options.gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
     return container
@@ -341,6 +356,8 @@ def _environment(options: JobOptions, worker: str) -> list[dict[str, Any]]:
         "HERRING_SERVERS": str(options.servers),
         "HERRING_CONNECT_TIMEOUT": _CONNECT_SECONDS,
     }
+    if options.ports:
+        values["HERRING_PORTS"] = options.ports
     environment += [{"name": variable, "value": value} for variable, value in values.items()]
     environment.append({"name": "HERRING_SECRET", "valueFrom": {"secretKeyRef": key}})
     return environment

@@ -22,7 +22,7 @@ from herring.errors import HerringError
 from herring.launch.agents import Agents, workers_on
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
-from herring.launch.endpoint import bind, reserve
+from herring.launch.endpoint import bind_any, reserve
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
     CommandError,
@@ -168,20 +168,20 @@ class Launcher:
         layout = options.layout
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
+        base = own_environment(os.environ, several=bool(layout.remote))
+        base.update(self._chosen)
         with contextlib.ExitStack() as stack:
             listener = None
             if layout.workers[0][0].local:
-                listener = stack.enter_context(bind(self._agents.own_address(), 0))
+                listener = stack.enter_context(bind_any(self._agents.own_address(), base))
                 host, port = listener.getsockname()[:2]
                 rendezvous = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                store_port = self._held.enter_context(reserve()).getsockname()[1]
+                store_port = self._held.enter_context(reserve(base)).getsockname()[1]
             else:
                 rendezvous, store_port = self._agents.rendezvous(self._turn_if_going_on)
                 if not rendezvous:
                     return
             self._streams.open_copies()  # before anything runs that would be in vain
-            base = own_environment(os.environ, several=bool(layout.remote))
-            base.update(self._chosen)
             machine_defaults(base, workers_on(options, None), as_horovod(options))
             store = store_variables(rendezvous, store_port, self._chosen)
             job = job_variables(options, rendezvous)

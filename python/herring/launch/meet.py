@@ -32,7 +32,7 @@ from herring.launch.detect import (
     WorkerEnvironment,
     warn_of_weak_secret,
 )
-from herring.launch.endpoint import bind, is_loopback_name, listen, resolve, within_reach
+from herring.launch.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
 from herring.launch.gate import Gate, ask
 from herring.launch.network import is_local_address, loopback_address, own_address
 
@@ -121,7 +121,7 @@ def meet(
     worker: WorkerEnvironment,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    warn_after: float = DEFAULT_TIMEOUT,
+    first_reminder: float = publication.FIRST_REMINDER,
 ) -> Meeting:
     """Learns, or as rank 0 makes known, the rendezvous and the secret.
 
@@ -129,7 +129,7 @@ def meet(
         worker: From `herring.launch.detect.detect`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0 or its store.
-        warn_after: Seconds after which such a wait says what it waits for.
+        first_reminder: Seconds after which such a wait first says what it waits for.
 
     Returns:
         The meeting. Call `Meeting.started` after registration, `Meeting.close` after a failure.
@@ -141,7 +141,7 @@ def meet(
     environ = os.environ if environ is None else environ
     given = _given_secret(worker.secret_file, worker.secret)
     kind = worker.rendezvous.kind
-    wait = publication.Wait(f"rank {worker.rank} of {worker.size}", timeout, warn_after)
+    wait = publication.Wait(f"rank {worker.rank} of {worker.size}", timeout, first_reminder)
     if kind == "none":
         return meet_nobody(given)
     if kind == "torch":
@@ -170,6 +170,8 @@ def meet_as_server(
     server: ServerEnvironment,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    first_reminder: float = publication.FIRST_REMINDER,
+    waited: float = 0.0,
 ) -> Meeting:
     """As `meet`, for a dedicated server.
 
@@ -177,6 +179,8 @@ def meet_as_server(
         server: From `herring.launch.detect.detect_server`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0.
+        first_reminder: As of `meet`.
+        waited: Seconds for which it has waited for this job before.
 
     Raises:
         ConfigurationError: As `meet`; or neither is there a secret, nor is the rendezvous on this
@@ -185,7 +189,7 @@ def meet_as_server(
     """
     environ = os.environ if environ is None else environ
     place = server.rendezvous
-    wait = publication.Wait("this server", timeout, DEFAULT_TIMEOUT)
+    wait = publication.Wait("this server", timeout, first_reminder, waited)
     secret = _given_secret(server.secret_file, server.secret)
     if place.kind == "file":
         key = _note_key(place, f"{server.job}-{server.source}", server.rank_variable)
@@ -205,7 +209,7 @@ def meet_as_server(
                 "host: copy the job's secret file to this host and set HERRING_SECRET_FILE to its "
                 "path"
             )
-        note = publication.wait_for(environ, _address_key(place.port), wait)
+        note = _note_of_address(place, environ, wait)
         secret = bytes.fromhex(note["secret"])
     host = within_reach(place.host, resolved, environ)
     return Meeting(Rendezvous("address", host, place.port).address, secret)
@@ -264,7 +268,7 @@ def _meet_at_address(
     key = _address_key(place.port)
     if worker.rank != 0:
         if secret is None:
-            note = publication.wait_for(environ, key, wait)
+            note = _note_of_address(place, environ, wait)
             secret = bytes.fromhex(note["secret"])
         host = within_reach(place.host, resolved, environ)
         return Meeting(Rendezvous("address", host, place.port).address, secret)
@@ -276,6 +280,7 @@ def _meet_at_address(
     if not is_loopback_name(place.host) and not is_local_address(resolved):
         _require_first_node(place, environ)
         host = own_address(interface=environ.get("HERRING_INTERFACE", ""))  # what others see
+        _warn_of_foreign_address(place, resolved, environ)
     note = None
     if secret is None:
         secret = _made_up.setdefault(key, secrets.token_bytes(SECRET_BYTES))
@@ -296,7 +301,7 @@ def _meet_by_file(
         wait.who += f" (found by {worker.rank_variable})"
         note = publication.wait_for(environ, key, wait)
         return Meeting(note["address"], secret or _shared_secret(note))
-    listener = bind(loopback_address(), 0)
+    listener = bind_any(loopback_address(), environ)
     address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     # A secret of the user's own stays in the user's file.
@@ -324,7 +329,7 @@ def _meet_by_munge(
         if not is_local_address(host):
             _require_first_node(place, environ)
             host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
-        listener = bind(host, 0)
+        listener = bind_any(host, environ)
     except BaseException:
         gate_listener.close()
         raise
@@ -380,6 +385,28 @@ def _require_behind(server: ServerEnvironment, note: Mapping[str, str]) -> None:
         )
 
 
+def _note_of_address(
+    place: Rendezvous, environ: Mapping[str, str], wait: publication.Wait
+) -> dict[str, str]:
+    what = f"listen at {place.address}"
+    return publication.wait_for(environ, _address_key(place.port), wait, what)
+
+
+def _warn_of_foreign_address(place: Rendezvous, resolved: str, environ: Mapping[str, str]) -> None:
+    """Says that the others look for rank 0 at an address that only somebody else may forward."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return  # where a service has an address of its own
+    from herring import _core
+
+    name = place.host if place.host == resolved else f"{place.host} ({resolved})"
+    _core.log_warning(
+        f"{place.variable} names {name}, which is no address of rank 0's host: rank 0 listens at "
+        f"port {place.port} of all addresses of this host, and the others reach it only if "
+        f"something forwards {resolved} to it; else set {place.variable} to an address of the "
+        "host on which rank 0 runs"
+    )
+
+
 def _note_key(place: Rendezvous, name: str, rank_variable: str) -> str:
     """The name of the note that rank 0 leaves on the only host, for each start of the job anew."""
     key = place.key or f"{name}-{publication.launcher_key(rank_variable)}"
@@ -400,7 +427,8 @@ def _meet_by_torch(
         return Meeting(content["address"], secret or _shared_secret(content))
     store = _torch_store(worker, wait.timeout)
     host = loopback_address() if worker.single_host else ""
-    listener = bind(host or own_address(place.host, environ.get("HERRING_INTERFACE", "")), 0)
+    host = host or own_address(place.host, environ.get("HERRING_INTERFACE", ""))
+    listener = bind_any(host, environ)
     address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
     content = {"address": address, "secret": "" if secret else shared.hex()}
@@ -427,7 +455,7 @@ def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wa
     store, pause, reason = None, 0.01, ""
     while True:
         if store is None:
-            store = _torch_store(worker, wait.left())
+            store = _reach_torch_store(worker, wait)
         try:
             if store.check([name]):
                 return store.get(name)
@@ -435,12 +463,25 @@ def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wa
             store, reason = None, f": {_first_line(error)}"
         if not wait.goes_on(f"publish {name} in the torch store at {worker.rendezvous.address}"):
             raise TimeoutError(
-                f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for rank 0 to "
-                f"publish {name} in the torch store at {worker.rendezvous.address} "
-                f"(MASTER_ADDR, MASTER_PORT){reason}"
+                f"{wait.who} has waited {publication.in_seconds(wait.timeout)} "
+                f"(HERRING_CONNECT_TIMEOUT) for rank 0 to publish {name} in the torch store at "
+                f"{worker.rendezvous.address} (MASTER_ADDR, MASTER_PORT){reason}"
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)
+
+
+def _reach_torch_store(worker: WorkerEnvironment, wait: publication.Wait) -> Any:
+    """As `_torch_store`, in slices: what it waits in has nothing to say meanwhile."""
+    while True:
+        slice_, start = wait.quiet(), time.monotonic()
+        try:
+            return _torch_store(worker, slice_)
+        except ConfigurationError:
+            at_once = time.monotonic() - start < slice_ / 2
+            what = f"serve the torch store at {worker.rendezvous.address} (or its torchrun)"
+            if at_once or not wait.goes_on(what):
+                raise
 
 
 def _torch_store(worker: WorkerEnvironment, timeout: float) -> Any:

@@ -25,7 +25,10 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError, TimeoutError
 
-__all__ = ["Publication", "Wait", "directory", "launcher_key", "wait_for"]
+__all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wait_for"]
+
+# Of the waits of a job's start, as in src/base/reminders.h, unless HERRING_WARN_AFTER is shorter.
+FIRST_REMINDER = 5.0
 
 _SHARED = Path("/tmp")
 _POLL_SECONDS = 0.02
@@ -141,44 +144,69 @@ def _is_private(folder: Path) -> bool:
 
 @dataclass
 class Wait:
-    """A wait for rank 0.
+    """A wait for rank 0, which says so: first after a moment, then after pauses that double.
 
     Attributes:
         who: Who waits, for messages.
         timeout: Seconds it may take.
-        warn_after: Seconds after which it says so.
+        first_reminder: Seconds after which it first says that it waits.
+        before: Seconds for which it has waited already, and has said so.
     """
 
     who: str
     timeout: float
-    warn_after: float
+    first_reminder: float = FIRST_REMINDER
+    before: float = 0.0
 
     def __post_init__(self) -> None:
         self._start = time.monotonic()
-        self._warned = False
+        self._pause = max(self.first_reminder, 0.001)
+        self._next = self._pause
+        self._pass(self.before)
 
     def goes_on(self, what: str) -> bool:
-        """Whether there is time left to wait for `what`; warns once."""
+        """Whether there is time left to wait for rank 0 to do `what`."""
         waited = time.monotonic() - self._start
-        if waited >= self.warn_after and not self._warned:
+        if self.before + waited >= self._next:
             from herring import _core  # which the launcher does without
 
-            self._warned = True
-            _core.log_warning(f"{self.who} has waited {waited:.3g} s for rank 0 to {what}")
+            self._pass(self.before + waited)
+            _core.log_warning(
+                f"{self.who} has waited {in_seconds(self.before + waited)} for rank 0 to {what}"
+            )
         return waited < self.timeout
 
     def left(self) -> float:
         """Seconds, more than 0."""
         return max(self.timeout - (time.monotonic() - self._start), 0.01)
 
+    def quiet(self) -> float:
+        """Seconds, more than 0, until `goes_on` has something to say, or the time is up."""
+        waited = time.monotonic() - self._start
+        return max(min(self._next - self.before - waited, self.left()), 0.01)
 
-def wait_for(environ: Mapping[str, str], key: str, wait: Wait) -> dict[str, str]:
+    def _pass(self, waited: float) -> None:
+        while self._next <= waited:
+            self._pause *= 2
+            self._next += self._pause
+
+
+def in_seconds(seconds: float) -> str:
+    """A duration as messages of the core say it: ``60 s``, ``4.1 s``, ``20 ms``."""
+    value, unit = (seconds * 1e3, "ms") if 0 < seconds < 0.1 else (seconds, "s")
+    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
+
+
+def wait_for(
+    environ: Mapping[str, str], key: str, wait: Wait, what: str = "start"
+) -> dict[str, str]:
     """Waits until a living process of this user has left the note `key`.
 
     Args:
         environ: Tells where notes lie.
         key: Name of the note.
         wait: Who waits, and how long.
+        what: Rank 0 is to do on this host, and leave the note then.
 
     Raises:
         TimeoutError: No such note in time.
@@ -189,11 +217,12 @@ def wait_for(environ: Mapping[str, str], key: str, wait: Wait) -> dict[str, str]
             content = _read(folder / key)
             if content is not None:
                 return content
-        if not wait.goes_on(f"leave a note in {usual[0] / key}"):
+        note = usual[0] / key
+        if not wait.goes_on(f"{what} on this host (it leaves a note in {note} then)"):
             raise TimeoutError(
-                f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for a note in "
-                f"{usual[0] / key}: does rank 0 run "
-                "on this host, as this user, with the same variables? If not, set "
+                f"{wait.who} has waited {in_seconds(wait.timeout)} (HERRING_CONNECT_TIMEOUT) for "
+                f"rank 0 to {what} on this host, where it leaves a note in {note}: does it "
+                "run on this host, as this user, with the same variables? If not, set "
                 "HERRING_RENDEZVOUS=HOST:PORT (and HERRING_SECRET_FILE) for all"
             )
         time.sleep(_POLL_SECONDS)

@@ -19,7 +19,7 @@ import time
 from typing import IO
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.endpoint import bind, reserve
+from herring.launch.endpoint import bind_any, reserve
 from herring.launch.frames import Frame, Inbox, Outbox, kind
 from herring.launch.job import (
     SERVER_COMMAND,
@@ -222,7 +222,7 @@ class Agent:
         if interface or not is_reachable_address(address):
             address = own_address(interface=interface or os.environ.get("HERRING_INTERFACE", ""))
         try:
-            self._listener = bind(address, 0)
+            self._listener = bind_any(address, self._environment)
         except OSError as error:
             raise ConfigurationError(
                 f"rank 0 cannot listen on {address} ({error.strerror}): name another interface or "
@@ -230,7 +230,7 @@ class Agent:
             ) from None
         port = self._listener.getsockname()[1]
         literal = f"[{address}]" if ":" in address else address
-        self._store = reserve()
+        self._store = reserve(self._environment)
         store_port = self._store.getsockname()[1]
         place = {"rendezvous": f"{literal}:{port}", "store_port": store_port}
         self._outbox.send(kind.LISTENING, 0, place)

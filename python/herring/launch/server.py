@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,18 +43,21 @@ def run_server(
         HerringError: As the core reports it (rendezvous not reachable, secret wrong, ...).
     """
     server = detect_server(os.environ, rendezvous)
+    since = time.monotonic()  # of the wait for a job
     if stay or ready_file:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _ready(ready_file):
         if not stay:
-            _serve(server, interface)
+            _serve(server, interface, 0.0)
             return 0
         while True:
-            with contextlib.suppress(TimeoutError):  # nobody has come yet
-                try:
-                    _serve(server, interface)
-                except PeerLostError as error:  # the job has failed; the next may not
-                    print(f"herring server: {error}", file=sys.stderr, flush=True)
+            try:
+                _serve(server, interface, time.monotonic() - since)
+            except TimeoutError:  # nobody has come yet
+                continue
+            except PeerLostError as error:  # the job has failed; the next may not
+                print(f"herring server: {error}", file=sys.stderr, flush=True)
+            since = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -76,12 +80,18 @@ def _ready(path: str | None) -> Iterator[None]:
             os.unlink(path)
 
 
-def _serve(server: ServerEnvironment, interface: str | None) -> None:
+def _serve(server: ServerEnvironment, interface: str | None, waited: float) -> None:
+    """Serves one job. `waited`: seconds for which it has been waited for already."""
     from herring import _core
 
-    patience, _ = _core.start_up_times({})
-    meeting = meet_as_server(server, timeout=patience)
-    options: dict[str, object] = {"rendezvous": meeting.address, "secret": meeting.secret}
+    patience, first_reminder, _ = _core.start_up_times({})
+    start = time.monotonic()
+    meeting = meet_as_server(server, os.environ, patience, first_reminder, waited)
+    options: dict[str, object] = {
+        "rendezvous": meeting.address,
+        "secret": meeting.secret,
+        "waited": waited + time.monotonic() - start,
+    }
     if interface:
         options["interface"] = interface
     _core.run_server(options)

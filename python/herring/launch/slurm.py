@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from herring.errors import ConfigurationError
 from herring.launch.nodelist import first_host, tasks_on_node
+from herring.launch.settings import port_range
 from herring.launch.variables import MAXIMUM_SIZE, first, integer
 
 __all__ = [
@@ -129,7 +130,11 @@ def rendezvous(env: Mapping[str, str], job: str, servers: bool) -> tuple[str, in
         number += int(re.sub(r"\D", "", env.get("SLURM_STEP_ID", "")) or "0")
     if job != "herring":
         number += zlib.crc32(job.encode())
-    return first_host(env[hosts], hosts), _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
+    ports = port_range(env)
+    if ports is None:
+        return first_host(env[hosts], hosts), _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
+    # Whoever takes any port begins with the first: so this one is of the upper half.
+    return first_host(env[hosts], hosts), ports[-1 - number % ((len(ports) + 1) // 2)]
 
 
 def node_address(name: str, env: Mapping[str, str]) -> str:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from herring.errors import ConfigurationError
+from herring.launch import settings
+from herring.launch.settings import MAXIMUM_SIZE, bad
 
 __all__ = ["MAXIMUM_SIZE", "bad", "first", "integer"]
-
-MAXIMUM_SIZE = 1 << 20
-
-
-def bad(variable: str, value: object, allowed: str) -> ConfigurationError:
-    """The error for a value that is not allowed."""
-    return ConfigurationError(f"{variable}={value!s} is not valid: allowed is {allowed}")
 
 
 def integer(env: Mapping[str, str], variable: str, least: int, most: int) -> int | None:
@@ -26,12 +19,13 @@ def integer(env: Mapping[str, str], variable: str, least: int, most: int) -> int
     text = env.get(variable)
     if text is None:
         return None
-    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII) or not least <= int(text) <= most:
+    number = settings.integer(text)
+    if number is None or not least <= number <= most:
         limit = f"an integer from {least} to {most}"
         if most == MAXIMUM_SIZE:
             limit = f"an integer of at least {least}"
         raise bad(variable, text, limit)
-    return int(text)
+    return number
 
 
 def first(env: Mapping[str, str], *variables: str) -> str:

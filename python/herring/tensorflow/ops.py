@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from herring.errors import ConfigurationError
 from herring.gradients import fresh
+from herring.launch.settings import choice
 
 __all__ = ["read", "update"]
 
@@ -76,12 +76,7 @@ def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
 @functools.cache
 def _operations() -> Any:
     """The module with both operations, or None."""
-    chosen = os.environ.get("HERRING_TENSORFLOW_IMPL", "").strip()
-    if chosen not in ("", "op", "function"):
-        raise ConfigurationError(
-            f"HERRING_TENSORFLOW_IMPL is {chosen!r}; it must be 'op' (a native operation, which "
-            "needs tensors in host memory) or 'function' (tf.numpy_function)"
-        )
+    chosen = choice(os.environ, "HERRING_TENSORFLOW_IMPL")
     library = importlib.util.find_spec("herring.tensorflow._ops")
     if chosen == "function" or library is None or library.origin is None:
         return None

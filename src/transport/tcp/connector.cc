@@ -10,10 +10,14 @@
 #include <utility>
 
 #include "base/interrupt.h"
+#include "base/log.h"
+#include "base/reminders.h"
 #include "transport/epoll_loop.h"
 
 namespace herring::transport::tcp {
 namespace {
+
+constexpr size_t kMostNamed = 8;  // addresses, in a message
 
 bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
@@ -71,6 +75,7 @@ class Attempts {
   Result<std::vector<GuardedFd>> run() {
     if (wanted_.empty()) return std::move(found_);
     while (begun_ < std::min(kConnectingAtOnce, wanted_.size())) begin_next();
+    remind();
     waiting_.run();
     connectors_.clear();
     if (!failure_.ok()) return failure_;
@@ -82,6 +87,25 @@ class Attempts {
   }
 
  private:
+  // Says now and then who has not answered.
+  void remind() {
+    waiting_.loop.call_at(reminders_.next(), [this] {
+      const Nanos now = monotonic_now();
+      if (reminders_.due(now)) {
+        std::string missing;
+        size_t more = left_;
+        for (size_t i = 0; i < wanted_.size() && left_ - more < kMostNamed; ++i) {
+          if (found_[i].valid()) continue;
+          missing += (missing.empty() ? "" : ", ") + wanted_[i].address.to_string();
+          --more;
+        }
+        log(LogLevel::kWarning, "has waited ", in_seconds(now - start_), " to connect to ",
+            missing, more > 0 ? concat(" and ", more, " more") : "", last_);
+      }
+      remind();
+    });
+  }
+
   void begin_next() { begin((first_ + begun_++) % wanted_.size()); }
 
   void begin(size_t i) {
@@ -93,6 +117,7 @@ class Attempts {
 
   void done(size_t i, Result<GuardedFd> result) {
     if (!result.ok()) {
+      last_ = concat(" (last error: ", result.status().message(), ")");
       const bool slow = result.status().code() == Code::kTimeout;
       if ((slow && monotonic_now() < deadline_) || again(result.status(), deadline_)) {
         waiting_.loop.call_after(kPause, [this, i] { begin(i); });
@@ -101,7 +126,7 @@ class Attempts {
       // Of all attempts, not of the last.
       failure_ = slow ? Status(Code::kTimeout,
                                concat(wanted_[i].address.to_string(), " did not complete the hello "
-                                      "in ", to_seconds(monotonic_now() - start_), " s"))
+                                      "in ", in_seconds(monotonic_now() - start_)))
                       : result.status();
       waiting_.loop.stop();
       return;
@@ -116,11 +141,13 @@ class Attempts {
   const Credentials& credentials_;
   const Nanos start_ = monotonic_now(), deadline_;
   const size_t first_;
+  Reminders reminders_{start_, kFirstReminder, start_};
   Waiting waiting_;
   std::vector<GuardedFd> found_;
   std::vector<std::unique_ptr<Connector>> connectors_;  // end before the loop
   size_t begun_ = 0;
   size_t left_ = wanted_.size();  // that are not there
+  std::string last_;             // error, for messages
   Status failure_;
 };
 
@@ -153,7 +180,7 @@ Connector::Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name,
   timer_ = loop_.call_after(patience, [this, patience] {
     timer_ = 0;
     finish(Status(Code::kTimeout, concat(name_, " did not complete the hello in ",
-                                         to_seconds(patience), " s")));
+                                         in_seconds(patience))));
   });
 }
 

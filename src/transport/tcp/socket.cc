@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -118,6 +119,28 @@ uint64_t rate_of_interface(const std::string& name) {
   return megabits > 0 ? static_cast<uint64_t>(megabits) * 1'000'000 : 0;
 }
 
+std::atomic<PortRange> g_listening_ports{PortRange{}};
+
+// `error`: why not, if the system refused; 0: the address means nothing.
+Result<GuardedFd> try_to_listen(const Address& address, int backlog, int& error) {
+  auto info = resolve(address, true);
+  if (!info.ok()) return info.status();
+  // A name may stand for several addresses ("localhost" for ::1 too, where there is no IPv6).
+  for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
+    GuardedFd fd = GuardedFd::open([&] {
+      return socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    });
+    const int on = 1;
+    if (fd.valid() && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && listen(fd.get(), backlog) == 0) {
+      return fd;
+    }
+    error = errno;
+    if (error == EADDRINUSE) break;
+  }
+  return Status(Code::kConfiguration, "");  // the caller says what the error means
+}
+
 }  // namespace
 
 Status finish_connecting(int fd) {
@@ -186,27 +209,33 @@ void avoid_bbr(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kInstead.data(), kInstead.size());
 }
 
+void set_listening_ports(PortRange ports) { g_listening_ports.store(ports); }
+
 Result<GuardedFd> listen_on(const Address& address, int backlog) {
-  auto info = resolve(address, true);
-  if (!info.ok()) return info.status();
-  int error = 0;
-  // A name may stand for several addresses ("localhost" for ::1 too, where there is no IPv6).
-  for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
-    GuardedFd fd = GuardedFd::open([&] {
-      return socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    });
-    const int on = 1;
-    if (fd.valid() && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && listen(fd.get(), backlog) == 0) {
-      return fd;
-    }
-    error = errno;
-    if (error == EADDRINUSE) break;
+  const PortRange range = address.port == 0 ? g_listening_ports.load() : PortRange{};
+  if (range.any()) {
+    int error = 0;
+    auto fd = try_to_listen(address, backlog, error);
+    if (fd.ok() || error == 0) return fd;
+    const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
+                       : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
+    return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
+                                               strerror(error), hint));
   }
-  const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
-                     : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
-  return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
-                                             strerror(error), hint));
+  for (uint32_t port = range.first; port <= range.last; ++port) {
+    int error = 0;
+    auto fd = try_to_listen({address.host, static_cast<uint16_t>(port)}, backlog, error);
+    if (fd.ok() || error == 0) return fd;
+    if (error == EADDRINUSE || error == EACCES) continue;  // a port below 1024 may be forbidden
+    return Status(Code::kConfiguration,
+                  concat("cannot listen on ", address.host, " at a port of HERRING_PORTS=",
+                         range.to_string(), ": ", strerror(error)));
+  }
+  return Status(Code::kConfiguration,
+                concat("HERRING_PORTS=", range.to_string(), " is used up: none of its ",
+                       range.last - range.first + 1, " ports is free on ", address.host,
+                       "; a host needs one for each of its workers and servers, and three "
+                       "more for rank 0: give it a wider range, or end what listens there"));
 }
 
 Result<GuardedFd> adopt_listener(int fd) {
@@ -241,7 +270,6 @@ Result<Address> peer_address(int fd) {
 Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline) {
   Nanos pause = 5 * kMillisecond;
   std::string last = "no attempt was made";
-  const Nanos start = monotonic_now();
   do {
     auto info = resolve(address, false);
     if (!info.ok()) {
@@ -267,9 +295,8 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
     poll_until(nullptr, 0, std::min(deadline, monotonic_now() + pause));
     pause = std::min<Nanos>(pause * 2, 200 * kMillisecond);
   } while (monotonic_now() < deadline && !interrupted());
-  return Status(Code::kTimeout, concat("no connection to ", address.to_string(), " in ",
-                                       to_seconds(monotonic_now() - start), " s (last error: ",
-                                       last, ")"));
+  return Status(Code::kTimeout, concat("no connection to ", address.to_string(),
+                                       " (last error: ", last, ")"));
 }
 
 Result<GuardedFd> begin_connecting(const Address& address, const std::string& source) {

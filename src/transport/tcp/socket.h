@@ -6,13 +6,17 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
+#include "base/settings.h"
 #include "base/status.h"
 #include "transport/address.h"
 
 namespace herring::transport::tcp {
 
-// A listening socket on one local address; port 0 picks a free one. Errors name the address
-// ("port 29500 of 10.0.0.1 is in use: ...").
+// Of this process (HERRING_PORTS): where it listens unless a port is named; at first, any.
+void set_listening_ports(PortRange ports);
+
+// A listening socket on one local address; port 0 picks a free one of the listening ports. Errors
+// name the address ("port 29500 of 10.0.0.1 is in use: ...") or the range that is used up.
 Result<GuardedFd> listen_on(const Address& address, int backlog);
 // Takes over an inherited listening descriptor (from a launcher).
 Result<GuardedFd> adopt_listener(int fd);

@@ -50,7 +50,7 @@ TEST(SettingSpecs, TableIsWellFormed) {
     EXPECT_STREQ(defaults.origin(spec.name), "default");
     EXPECT_EQ(defaults.text(spec.name), spec.default_text);
   }
-  EXPECT_EQ(names.size(), 29u);
+  EXPECT_EQ(names.size(), 35u);
 }
 
 TEST(Settings, Defaults) {
@@ -148,8 +148,44 @@ TEST(Settings, Enumerations) {
 }
 
 TEST(Settings, StringsHaveALengthLimit) {
-  expect_error(load({{"HERRING_JOB", std::string(256, 'x')}}), {"HERRING_JOB", "1 to 255"});
-  expect_error(load({}, {{"job", ""}}), {"option job = ''", "1 to 255"});
+  EXPECT_TRUE(load({{"HERRING_HOST_ID", std::string(255, 'x')}}).ok());
+  expect_error(load({{"HERRING_HOST_ID", std::string(256, 'x')}}), {"HERRING_HOST_ID", "255"});
+}
+
+TEST(Settings, TextsHaveAForm) {
+  const std::map<std::string, std::vector<std::string>> good = {
+      {"job", {"a", "run-1.b_C", std::string(64, 'x')}},
+      {"secret", {std::string(32, 'a'), "00112233445566778899aabbccddeeFF",
+                  std::string(4096, '0')}},
+      {"rendezvous", {"h:1", "10.0.0.1:65535", "[::1]:29500", "[fe80::1%eth0]:1", " h:1 ", ""}},
+      {"ports", {"30000", "30000-30100", "1-65535", "7-7", "30000 - 30001", ""}},
+      {"server_weights", {"1", "2, 1,0.5", "0,1", ""}}};
+  const std::map<std::string, std::vector<std::string>> bad = {
+      {"job", {"", "my job", "a/b", "\xc3\xa4", std::string(65, 'x')}},
+      {"secret", {std::string(31, 'a'), std::string(33, 'a'), std::string(32, 'g'),
+                  std::string(4098, 'a')}},
+      {"rendezvous", {"h", ":1", "h:", "h:0", "h:65536", "h:+1", "a b:1", "::1:5", "[]:1", "[::1:5",
+                      "a/b:1", std::string(300, 'h') + ":1"}},
+      {"ports", {"0", "0-5", "5-4", "65536", "1-65536", "-", "1-", "-1", "1-2-3", "a", "+1"}},
+      {"server_weights", {",", "1,x", "0,0", "-1", "nan", std::string(4097, '1')}}};
+  for (const auto& [name, texts] : good) {
+    for (const std::string& text : texts) {
+      EXPECT_TRUE(Settings::check(name, text).ok()) << name << " = '" << text << "'";
+    }
+  }
+  for (const auto& [name, texts] : bad) {
+    for (const std::string& text : texts) {
+      EXPECT_FALSE(Settings::check(name, text).ok()) << name << " = '" << text << "'";
+    }
+  }
+  expect_error(load({{"HERRING_JOB", "my job"}}),
+               {"HERRING_JOB = 'my job'", "1 to 64 letters, digits"});
+  expect_error(load({{"HERRING_PORTS", "5-4"}}), {"HERRING_PORTS = '5-4'", "30000-30100"});
+  const PortRange range = *parse_ports("30000-30100");
+  EXPECT_EQ(range.first, 30000);
+  EXPECT_EQ(range.last, 30100);
+  EXPECT_EQ(range.to_string(), "30000-30100");
+  EXPECT_TRUE(parse_ports(" ")->any());
 }
 
 TEST(Settings, RulesBetweenSettings) {
@@ -167,6 +203,9 @@ TEST(Settings, RulesBetweenSettings) {
                {"HERRING_BUFFER_BYTES = '4096'", "at least HERRING_SEGMENT_BYTES = '8192'"});
   expect_error(load({{"HERRING_FRAME_MAX", "4096"}}), {"HERRING_FRAME_MAX = '4096'"});
   expect_error(load({{"HERRING_CREDIT", "4096"}}), {"HERRING_CREDIT = '4096'"});
+  // As the rendezvous wants it.
+  expect_error(load({{"HERRING_HEARTBEAT_INTERVAL", "1"}}), {"at most half of"});
+  EXPECT_TRUE(load({{"HERRING_HEARTBEAT_INTERVAL", "0.75"}}).ok());
   EXPECT_TRUE(load({{"HERRING_FRAME_MAX", "4096"}, {"HERRING_SEGMENT_BYTES", "4096"}}).ok());
   expect_error(load({{"HERRING_SERVER_WEIGHTS", "1,x"}}),
                {"HERRING_SERVER_WEIGHTS = '1,x'", "weight 1 is 'x'"});
@@ -179,7 +218,7 @@ TEST(Settings, UnknownVariablesWarnWithTheNearestName) {
                                     {"HERRING_COMPLETELY_DIFFERENT", "1"},
                                     {"HERRING_", "1"},
                                     {"HERRINGS", "1"},
-                                    {"HERRING_SSH", "ssh -F file"},  // of herring run
+                                    {"HERRING_SSH", "ssh -F file"},
                                     {"HERRING_AS_HOROVOD", "1"},
                                     {"HERRING_" + std::string(10000, 'Q'), "1"},
                                     {"PATH", "/bin"}});
@@ -207,7 +246,7 @@ TEST(Settings, UnknownOptionIsAnError) {
 }
 
 TEST(Settings, SecretIsNeverShown) {
-  const std::string secret = "00112233";
+  const std::string secret = "00112233445566778899aabbccddeeff";
   const Settings settings = loaded({{"HERRING_SECRET", secret}});
   EXPECT_EQ(settings.get_string("secret"), secret);
   EXPECT_EQ(settings.text("secret"), "(hidden)");

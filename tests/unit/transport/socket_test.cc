@@ -7,9 +7,11 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace herring::transport::tcp {
 namespace {
@@ -51,6 +53,55 @@ TEST(Socket, APortInUseIsNamed) {
   EXPECT_EQ(status.code(), Code::kConfiguration);
   EXPECT_TRUE(contains(status.message(), address.to_string())) << status.message();
   EXPECT_TRUE(contains(status.message(), "in use")) << status.message();
+}
+
+class ListeningPorts : public testing::Test {
+ protected:
+  ~ListeningPorts() override { set_listening_ports({}); }
+  // Of a port that was free a moment ago.
+  static uint16_t free_port() {
+    auto listener = listen_on({"127.0.0.1", 0}, 1);
+    return listener.ok() ? local_address(listener->get())->port : 0;
+  }
+};
+
+TEST_F(ListeningPorts, AreTakenOneAfterTheOtherUntilTheRangeIsUsedUp) {
+  const uint16_t first = free_port();
+  ASSERT_NE(first, 0);
+  const PortRange range{first, static_cast<uint16_t>(std::min(first + 2, 65535))};
+  const int size = range.last - range.first + 1;
+  set_listening_ports(range);
+  std::vector<GuardedFd> listeners;
+  for (int i = 0; i <= size; ++i) {
+    auto listener = listen_on({"127.0.0.1", 0}, 1);
+    if (!listener.ok()) {  // others may have some of them
+      const std::string& message = listener.status().message();
+      EXPECT_EQ(listener.status().code(), Code::kConfiguration);
+      EXPECT_TRUE(contains(message, "HERRING_PORTS=" + range.to_string())) << message;
+      EXPECT_TRUE(contains(message, concat("none of its ", size, " ports"))) << message;
+      return;
+    }
+    const uint16_t port = local_address(listener->get())->port;
+    EXPECT_GE(port, range.first);
+    EXPECT_LE(port, range.last);
+    listeners.push_back(std::move(*listener));
+  }
+  FAIL() << "more listeners than ports";
+}
+
+TEST_F(ListeningPorts, ANamedPortIsTaken) {
+  const uint16_t port = free_port();
+  set_listening_ports({1, 1});
+  auto listener = listen_on({"127.0.0.1", port}, 1);
+  ASSERT_TRUE(listener.ok()) << listener.status().to_string();
+  EXPECT_EQ(local_address(listener->get())->port, port);
+}
+
+TEST_F(ListeningPorts, AForeignAddressIsNoUsedUpRange) {
+  set_listening_ports({30000, 30001});
+  const Status status = listen_on({"192.0.2.1", 0}, 1).status();
+  EXPECT_FALSE(contains(status.message(), "used up")) << status.message();
+  EXPECT_TRUE(contains(status.message(), "192.0.2.1")) << status.message();
 }
 
 TEST(Socket, AForeignAddressIsNamed) {

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import secrets
-import socket
 import time
 import urllib.parse
 from collections import defaultdict
@@ -22,9 +21,10 @@ import herring
 from herring import runtime
 from herring.errors import ConfigurationError, TimeoutError
 from herring.launch.detect import Rendezvous, WorkerEnvironment, detect
+from herring.launch.endpoint import bind_any
 from herring.launch.meet import Meeting, meet, meet_nobody, read_secret_file
 from herring.launch.network import loopback_address, own_address
-from herring.launch.publication import Wait
+from herring.launch.publication import Wait, in_seconds
 
 __all__ = ["join_by_store", "rendezvous"]
 
@@ -62,10 +62,10 @@ def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any])
                 "ranks: use a TCPStore or a FileStore"
             )
 
-        def met(worker: WorkerEnvironment, patience: float, warn_after: float) -> Meeting:
+        def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
             if given:
-                return meet(worker, os.environ, patience, warn_after)
-            return _meet_by_store(store, base, worker, patience, warn_after)
+                return meet(worker, os.environ, patience, first_reminder)
+            return _meet_by_store(store, base, worker, patience, first_reminder)
 
         if runtime.start(lambda: _worker(rank, size), met, dict(settings)):
             return True
@@ -104,7 +104,7 @@ def _base_of(store: Any) -> Any:
 
 
 def _meet_by_store(
-    store: Any, base: Any, worker: WorkerEnvironment, patience: float, warn_after: float
+    store: Any, base: Any, worker: WorkerEnvironment, patience: float, first_reminder: float
 ) -> Meeting:
     secret = worker.secret
     if worker.secret_file is not None:
@@ -114,7 +114,7 @@ def _meet_by_store(
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     name = f"herring/{worker.job}/{restart}"
     name += f"/{next(_uses[name])}"
-    wait = Wait(f"rank {worker.rank} of {worker.size}", patience, warn_after)
+    wait = Wait(f"rank {worker.rank} of {worker.size}", patience, first_reminder)
     if worker.rank != 0:
         store.set(f"{name}/host/{worker.rank}", runtime.host_identity())
         _wait_for_keys(store, {f"{name}/address": 0}, wait)
@@ -133,8 +133,7 @@ def _meet_by_store(
     else:
         interface = os.environ.get("HERRING_INTERFACE", "")
         address = own_address(getattr(base, "host", ""), interface)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family, backlog=4096)
+    listener = bind_any(address, os.environ)
     place = Rendezvous("address", address, listener.getsockname()[1]).address
     shared = secret or secrets.token_bytes(_SECRET_BYTES)
     # A secret of the user's own stays in the user's file.
@@ -158,8 +157,8 @@ def _wait_for_keys(store: Any, keys: Mapping[str, int], wait: Wait) -> None:
             ranks = ", ".join(map(str, missing.values()))
             if not wait.goes_on("meet it in the store of init_process_group"):
                 raise TimeoutError(
-                    f"{wait.who} has waited {wait.timeout:g} s (HERRING_CONNECT_TIMEOUT) for rank "
-                    f"{ranks} to come to the store of init_process_group"
+                    f"{wait.who} has waited {in_seconds(wait.timeout)} (HERRING_CONNECT_TIMEOUT) "
+                    f"for rank {ranks} to come to the store of init_process_group"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.1)
@@ -189,8 +188,16 @@ def rendezvous(url: str, **_: Any) -> Any:
         several = herring.num_nodes() > 1
         interface = os.environ.get("HERRING_INTERFACE", "")
         host = own_address("", interface) if several else loopback_address()
-        store = dist.TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
-        place = host, store.port
+        listener = bind_any(host, os.environ)
+        place = host, listener.getsockname()[1]
+        store = dist.TCPStore(
+            *place,
+            None,
+            True,
+            timeout=patience,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
     place = herring.broadcast_object(place, name="torch.store")
     if herring.rank() != 0:
         store = dist.TCPStore(*place, None, False, timeout=patience, wait_for_workers=False)

@@ -1,0 +1,240 @@
+"""Every setting: docs, `herring config`, the launcher's side and init() accept the same values."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from herring import _core
+from herring.errors import ConfigurationError
+from herring.launch import config, settings
+from herring.launch.detect import detect, detect_server
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = {row["env"]: row for row in map(dict, _core.settings())}
+SECRET = "ab" * 16
+# What a value needs beside it in order to be possible at all.
+COMPANIONS = {
+    "HERRING_RANK": {"HERRING_SIZE": "1048576", "HERRING_RENDEZVOUS": "h:1"},
+    "HERRING_SIZE": {"HERRING_RANK": "0", "HERRING_RENDEZVOUS": "h:1"},
+    "HERRING_LOCAL_RANK": {
+        "HERRING_RANK": "0",
+        "HERRING_SIZE": "1048576",
+        "HERRING_LOCAL_SIZE": "1048576",
+        "HERRING_RENDEZVOUS": "h:1",
+    },
+    "HERRING_LOCAL_SIZE": {
+        "HERRING_RANK": "0",
+        "HERRING_SIZE": "1048576",
+        "HERRING_LOCAL_RANK": "0",
+        "HERRING_RENDEZVOUS": "h:1",
+    },
+    "HERRING_SERVERS": {"HERRING_RANK": "0", "HERRING_SIZE": "2", "HERRING_RENDEZVOUS": "h:1"},
+    "HERRING_RENDEZVOUS_FD": {"HERRING_RENDEZVOUS": "h:1"},
+    "HERRING_SEGMENT_BYTES": {"HERRING_FRAME_MAX": "64MiB"},
+    "HERRING_BUFFER_BYTES": {"HERRING_SEGMENT_BYTES": "1024"},
+    "HERRING_CREDIT": {"HERRING_SEGMENT_BYTES": "1024"},
+    "HERRING_CREDIT_MAX": {"HERRING_SEGMENT_BYTES": "1024"},
+    "HERRING_FRAME_MAX": {"HERRING_SEGMENT_BYTES": "1024"},
+    "HERRING_HEARTBEAT_INTERVAL": {"HERRING_HEARTBEAT_TIMEOUT": "604800"},
+    "HERRING_HEARTBEAT_TIMEOUT": {"HERRING_HEARTBEAT_INTERVAL": "0.01"},
+}
+FORMS = {
+    "bool": (["true", "0", "On"], ["2", "maybe"]),
+    "name": (["a", "run-1.b_C"], ["my job", "a/b", "ä"]),
+    "hex": ([SECRET, SECRET.upper()], ["g" * 32, "a" * 33]),
+    "address": (["h:1", "[::1]:65535"], ["h", "h:0", "h:65536", "a b:1", "::1:5"]),
+    "ports": (["1-65535", "30000", "7-7"], ["0", "0-5", "5-4", "65536", "1-65536", "x"]),
+    "weights": (["1", "2, 1,0.5", "0,1"], [",", "1,x", "0,0", "-1"]),
+}
+
+
+def edges(row: dict) -> tuple[list[str], list[str]]:
+    """Values at the edges of what a setting accepts: the last that are, the first that are not."""
+    kind, least, most = row["type"], row["minimum"], row["maximum"]
+    if kind == "int":
+        return [f"{least:.0f}", f"{most:.0f}", f"+{most:.0f}"], [
+            *(f"{most + 1:.0f}", "x", "1.5", f"{most:.0f}0000000000000000000"),
+            *([f"{least - 1:.0f}"] if "0 or" not in row["allowed"] else ["-1"]),
+        ]
+    if kind == "bytes":
+        return [f"{least:.0f}", f"{most:.0f}"], [f"{most + 64:.0f}", "x", "-1"]
+    if kind == "seconds":
+        return [repr(least), repr(most)], [repr(most * 1.001), repr(least / 2), "inf", "x"]
+    if kind == "enum":
+        return [*row["choices"], row["choices"][0].upper()], ["nonsense"]
+    good, bad = FORMS.get(kind, (["x"], []))
+    filler = "1" if kind != "weights" else "1,"
+    if kind in ("name", "hex", "string"):
+        good = [*good, filler * int(most)]
+        bad = [*bad, filler * (int(most) + 2)]
+    return good, bad
+
+
+def refuses(call, *arguments: object) -> str:
+    try:
+        call(*arguments)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("variable", sorted(ROWS))
+def test_edges_are_the_same_for_all(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS[variable]
+    for name in ROWS:
+        monkeypatch.delenv(name, raising=False)
+    good, bad = edges(row)
+    for text, allowed in [*((text, True) for text in good), *((text, False) for text in bad)]:
+        environment = {**COMPANIONS.get(variable, {}), variable: text}
+        with monkeypatch.context() as context:
+            for name, value in environment.items():
+                context.setenv(name, value)
+            shown = refuses(config.settings_rows)
+        assert (shown == "") == allowed, (text[:50], shown)
+        if row["scope"] != "environment":
+            continue
+        assert settings.setting(variable).accepts(text) == allowed, text[:50]
+        if variable not in ("HERRING_SECRET", "HERRING_SECRET_FILE"):
+            environment = {**environment, "HERRING_SECRET": SECRET}
+        if variable in ("HERRING_SSH", "HERRING_AS_HOROVOD") or variable.endswith("_IMPL"):
+            continue  # who reads them asks `settings`
+        refused = refuses(detect, environment)
+        assert (refused == "") == allowed, (text[:50], refused)
+        if not allowed:
+            assert variable in refused
+            assert variable in shown
+
+
+def test_a_server_reads_them_alike() -> None:
+    base = {"HERRING_RENDEZVOUS": "h:1", "HERRING_SECRET": SECRET}
+    for variable in ("HERRING_RENDEZVOUS", "HERRING_SECRET", "HERRING_JOB", "HERRING_PORTS"):
+        good, bad = edges(ROWS[variable])
+        for text in good:
+            assert not refuses(detect_server, {**base, variable: text}), (variable, text[:50])
+        for text in bad:
+            assert variable in refuses(detect_server, {**base, variable: text}), text[:50]
+
+
+TEXTS = st.one_of(
+    st.text("0123456789-+:.[]% aeFx,/_\t", max_size=12),
+    st.text(max_size=6),
+    st.from_regex(r"\A(h|\[::1\]):\d{1,6}\Z"),
+    st.from_regex(r"\A\d{1,6}\s?-\s?\d{1,6}\Z"),
+    st.from_regex(r"\A[+-]?\d{1,25}\Z"),
+)
+
+
+@limits(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(sorted(n for n in ROWS if ROWS[n]["scope"] == "environment")), TEXTS)
+@example("HERRING_SERVERS", "70000")
+@example("HERRING_RENDEZVOUS", "\u0663:1")
+@example("HERRING_JOB", "\u0663")
+@example("HERRING_RANK", "\u0663")
+def test_the_launcher_reads_any_text_as_the_core(variable: str, text: str) -> None:
+    if not text.strip(" \t\n\r") or "\0" in text:
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    refused = refuses(_core.check_setting, ROWS[variable]["name"], text)
+    assert settings.setting(variable).accepts(text) == (refused == ""), refused
+
+
+INIT = """
+import json, os, sys
+import herring
+for name in [name for name in os.environ if name.startswith("HERRING_")]:
+    del os.environ[name]
+found = []
+for variable, option, environment, text in json.load(sys.stdin):
+    try:
+        if option:
+            herring.init(**{option: text})
+        else:
+            os.environ.update({**environment, variable: text})
+            herring.init()
+    except herring.ConfigurationError as error:
+        found.append(str(error))
+    else:
+        found.append("")
+        herring.shutdown()
+    for name in [variable, *environment]:
+        os.environ.pop(name, None)
+print(json.dumps(found))
+"""
+# Of a job of one; what finds others, or means something on this machine only, is not tried here.
+NOT_ALONE = re.compile(
+    r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS)"
+)
+
+
+def test_init_accepts_what_config_does() -> None:
+    cases, wanted = [], []
+    for variable, row in ROWS.items():
+        if NOT_ALONE.fullmatch(variable):
+            continue
+        good, bad = edges(row)
+        for text, allowed in [*((t, True) for t in good), *((t, False) for t in bad)]:
+            if variable in ("HERRING_SERVER_WEIGHTS", "HERRING_SERVER_MEMORY") and allowed:
+                continue  # is about servers that are not there
+            companions = COMPANIONS.get(variable, {})
+            cases.append((variable, "", companions, text))
+            wanted.append((variable, text, allowed))
+            if row["scope"] != "environment" and not companions:
+                cases.append((variable, row["name"], {}, text))
+                wanted.append((variable, text, allowed))
+            elif row["scope"] == "environment":
+                cases.append((variable, row["name"], {}, text))
+                wanted.append((variable, text, False))
+    done = subprocess.run(
+        [sys.executable, "-c", INIT],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wrong = [
+        (variable, text[:40], allowed, error)
+        for (variable, text, allowed), error in zip(wanted, found)
+        if (error == "") != allowed
+    ]
+    assert not wrong, wrong
+
+
+def test_every_variable_that_is_read_is_a_setting() -> None:
+    known = {*ROWS, "HERRING_"}
+    others = {
+        # Of the build (CMake), of tests and tools, of the laboratory.
+        "HERRING_RETURN_IF_ERROR",
+    }
+    found: dict[str, str] = {}
+    for path in (ROOT / "python" / "herring").rglob("*.py"):
+        for name in re.findall(r"environ\S*[\[(]\s*[\"'](HERRING_[A-Z_]+)", path.read_text()):
+            found[name] = path.name
+    for folder in ("src", "bindings"):
+        for path in (ROOT / folder).rglob("*.cc"):
+            for name in re.findall(r"getenv\(\"(HERRING_[A-Z_]+)\"", path.read_text()):
+                found[name] = path.name
+    assert found
+    assert not {name: where for name, where in found.items() if name not in known | others}
+
+
+def test_the_page_names_every_setting_and_what_it_accepts() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    for variable, row in ROWS.items():
+        (line,) = re.findall(rf"^\| `{variable}` \|.*$", page, re.MULTILINE)
+        assert row["allowed"] in line
+        option = line.split("|")[2].strip()
+        assert option == ("" if row["scope"] == "environment" else f"`{row['name']}`")
