@@ -513,8 +513,8 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
     Overdue item{key, fatal, {}, {}};
     const std::string missing = describe_missing(*op, &item.ranks);
     item.text = concat("'", op->open.name, "'", op->group->members.suffix(), " (round ",
-                       key.round, ", buffer ", key.buffer, ") has waited ", age / kSecond,
-                       " s for ", missing);
+                       key.round, ", buffer ", key.buffer, ") has waited ", in_seconds(age),
+                       " for ", missing);
     if (fatal) op->since = now;  // told once; the job fails, nobody comes back
     list.push_back(std::move(item));
   }

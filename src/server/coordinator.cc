@@ -29,8 +29,10 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
     : cluster_(cluster),
       groups_(groups),
       stream_(stream),
-      mailbox_(cluster, stream),
-      loads_(cluster.size) {}
+      whereabouts_(cluster.size),
+      mailbox_(cluster, stream, whereabouts_),
+      loads_(cluster.size),
+      quiet_(cluster.size) {}
 
 // The group that the call is for; of a call that forms one, what it is going to be.
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
@@ -343,14 +345,34 @@ void Coordinator::compute(const JobGroup& group, const Announces& calls,
   }
 }
 
-std::string Coordinator::missing(const Pending& pending) const {
-  std::string text;
+// Ranks of the job.
+std::vector<uint32_t> Coordinator::missing(const Pending& pending) const {
+  std::vector<uint32_t> ranks;
   for (uint32_t index = 0; index < pending.here.size(); ++index) {
-    if (pending.here[index]) continue;
-    text += (text.empty() ? "" : ", ") +
-            cluster_.describe_rank(pending.group->members.ranks()[index]);
+    if (!pending.here[index]) ranks.push_back(pending.group->members.ranks()[index]);
+  }
+  return ranks;
+}
+
+std::string Coordinator::describe(const std::vector<uint32_t>& ranks) const {
+  std::string text;
+  for (const uint32_t rank : ranks) {
+    text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
   }
   return text;
+}
+
+void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
+  whereabouts_.set(rank, std::move(text));
+}
+
+// Somebody is held up in it, and everybody who is missing is held up in another call.
+bool Coordinator::holds_each_other_up(const Pending& pending, Nanos now) const {
+  const auto waits = [this](uint32_t rank) { return whereabouts_.waits(rank); };
+  const Call& first = pending.calls.front();
+  const std::vector<uint32_t>& ranks = pending.group->members.ranks();
+  if (now < quiet_[ranks[first.index]].until || !waits(ranks[first.index])) return false;
+  return std::ranges::all_of(missing(pending), waits);
 }
 
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
@@ -365,19 +387,34 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
       const auto what = [&] {
         return concat(wire::name_of(first.kind), " '", first.name, "'", members.suffix());
       };
+      const Nanos warns = first.warn_ms * kMillisecond;
       if (age > pending.timeout_ms * kMillisecond) {
+        const std::vector<uint32_t> ranks = missing(pending);
         fail(pending,
              {Code::kTimeout,
-              concat(what(), " waited ", to_seconds(age), " s for ", missing(pending),
-                     ", which did not call it; check that every rank makes the same calls, or "
-                     "give it more time (timeout=, HERRING_TIMEOUT)")},
+              concat(what(), " waited ", in_seconds(age), " for ", describe(ranks),
+                     ", which did not call it", whereabouts_.describe(ranks),
+                     "; check that every rank makes the same calls, or give it more time "
+                     "(timeout=, HERRING_TIMEOUT)")},
              out);
-      } else if (!pending.warned && age > first.warn_ms * kMillisecond) {
-        pending.warned = true;
-        const uint32_t rank = members.ranks()[pending.calls.front().index];
-        out.push_back(warning_answer(rank, concat(what(), " has waited ", age / kSecond, " s for ",
-                                                  missing(pending))));
+        continue;
       }
+      const bool late = !pending.warned && age > warns;
+      const bool early = !pending.warned_early && age > first_reminder(warns) &&
+                         holds_each_other_up(pending, now);
+      if (!late && !early) continue;
+      pending.warned |= late;
+      pending.warned_early |= early;
+      const uint32_t rank = members.ranks()[pending.calls.front().index];
+      const std::vector<uint32_t> ranks = missing(pending);
+      out.push_back(warning_answer(
+          rank, concat(what(), " has waited ", in_seconds(age), " for ", describe(ranks),
+                       whereabouts_.describe(ranks),
+                       early ? "; do all ranks make the same calls?" : "")));
+      if (!early) continue;
+      Quiet& quiet = quiet_[rank];
+      quiet.until = now + quiet.pause;
+      quiet.pause *= 2;
     }
   }
 }
@@ -414,6 +451,7 @@ void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<A
     for (const Pending& pending : calls) groups.push_back(pending.group);
   }
   for (const auto& group : groups) group->add_gone(rank, how);
+  whereabouts_.set(rank, "");
   groups_.rank_gone(rank, how);
   never_called([](const JobGroup&) { return true; }, rank, out);
   mailbox_.fail_gone(out);

@@ -22,11 +22,13 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/reminders.h"
 #include "control/cluster.h"
 #include "server/answer.h"
 #include "server/calls.h"
 #include "server/group_table.h"
 #include "server/mailbox.h"
+#include "server/whereabouts.h"
 
 namespace herring::server {
 
@@ -46,6 +48,13 @@ class Coordinator {
   void rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out);
   void rank_gone(JobGroup& group, uint32_t rank, const std::string& how, std::vector<Answer>& out);
 
+  // In which calls the rank says that it is held up; empty: in none.
+  void set_whereabouts(uint32_t rank, std::string text);
+  // Where these ranks of the job are held up, to be appended to a message.
+  std::string where(const std::vector<uint32_t>& ranks) const {
+    return whereabouts_.describe(ranks);
+  }
+
   // Nobody waits for an answer.
   bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
 
@@ -60,7 +69,7 @@ class Coordinator {
     std::shared_ptr<JobGroup> group;
     Nanos since = 0;
     uint32_t timeout_ms = ~0u;  // the shortest of those who wait
-    bool warned = false;
+    bool warned = false, warned_early = false;
     std::vector<bool> here;    // by index: has made it
     uint32_t arrived = 0;      // ranks that have made it, or never will
     std::vector<uint32_t> joined;  // of them, by index: have joined instead
@@ -73,6 +82,11 @@ class Coordinator {
   // What of one rank waits for an answer: bounded, whatever the rank sends.
   struct Load {
     size_t calls = 0, bytes = 0;
+  };
+  // When a rank is told next that calls hold each other up: programs exist that go on from there
+  // in every step, and are not to fill a log.
+  struct Quiet {
+    Nanos until = 0, pause = kFirstReminder;
   };
 
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
@@ -95,14 +109,18 @@ class Coordinator {
   void joined(const Pending& pending, std::vector<Answer>& out) const;
   template <typename Concerns>
   void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
-  std::string missing(const Pending& pending) const;
+  std::vector<uint32_t> missing(const Pending& pending) const;
+  std::string describe(const std::vector<uint32_t>& ranks) const;
+  bool holds_each_other_up(const Pending& pending, Nanos now) const;
 
   const control::Cluster& cluster_;
   GroupTable& groups_;
   const uint32_t stream_;
+  Whereabouts whereabouts_;
   Mailbox mailbox_;
   std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
+  std::vector<Quiet> quiet_;      // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // that some rank has not made yet
   uint32_t formed_ = 0;           // groups

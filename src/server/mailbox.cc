@@ -14,8 +14,8 @@ std::string name_of_array(const wire::Announce& a) {
 
 }  // namespace
 
-Mailbox::Mailbox(const control::Cluster& cluster, uint32_t stream)
-    : cluster_(cluster), stream_(stream), loads_(cluster.size) {}
+Mailbox::Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts)
+    : cluster_(cluster), stream_(stream), whereabouts_(whereabouts), loads_(cluster.size) {}
 
 // One of them sends, the other receives, in the same box.
 bool Mailbox::Post::fits(const Post& other) const {
@@ -36,6 +36,12 @@ std::string Mailbox::describe(const JobGroup& group, const Post& post) const {
       post.message.splits.empty() ? "any tag" : concat("tag ", post.message.splits.front());
   return concat(post.sends() ? "send to " : "receive from ", rank(post.message.root), " (", tag,
                 ")", group.members.suffix());
+}
+
+// Where the other rank is held up, if it is one, and is.
+std::string Mailbox::where_other(const JobGroup& group, const Post& post) const {
+  if (post.message.root == wire::kAnyRank) return {};
+  return whereabouts_.describe({group.members.ranks()[post.message.root]});
 }
 
 void Mailbox::count(const JobGroup& group, const Post& post, bool waits) {
@@ -170,15 +176,15 @@ void Mailbox::overdue(Nanos now, std::vector<Answer>& out) {
     const Nanos age = now - post.since;
     if (age > post.message.timeout_ms * kMillisecond) {
       return {Code::kTimeout,
-              concat(describe(group, post), " waited ", to_seconds(age), " s; nothing that fits ",
-                     post.sends() ? "was received there" : "was sent",
+              concat(describe(group, post), " waited ", in_seconds(age), "; nothing that fits ",
+                     post.sends() ? "was received there" : "was sent", where_other(group, post),
                      ": check tags and ranks, or give it more time (timeout=, HERRING_TIMEOUT)")};
     }
     if (!post.warned && age > post.message.warn_ms * kMillisecond) {
       post.warned = true;
       out.push_back(warning_answer(group.members.ranks()[post.index],
-                                   concat(describe(group, post), " has waited ", age / kSecond,
-                                          " s")));
+                                   concat(describe(group, post), " has waited ", in_seconds(age),
+                                          where_other(group, post))));
     }
     return {};
   }, out);

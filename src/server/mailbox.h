@@ -17,13 +17,14 @@
 #include "control/cluster.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/whereabouts.h"
 
 namespace herring::server {
 
 class Mailbox {
  public:
-  // `stream`: in which larger payloads go.
-  Mailbox(const control::Cluster& cluster, uint32_t stream);
+  // `stream`: in which larger payloads go. `whereabouts` must outlive it.
+  Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts);
 
   // A kSend or kReceive of `rank`, a member; `text` owns what the message's payload views.
   void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
@@ -61,10 +62,12 @@ class Mailbox {
   void fail_where(const std::function<Status(const Box&, Post&)>& why, std::vector<Answer>& out);
   Status gone(const JobGroup& group, const Post& post) const;
   std::string describe(const JobGroup& group, const Post& post) const;
+  std::string where_other(const JobGroup& group, const Post& post) const;
   void count(const JobGroup& group, const Post& post, bool waits);
 
   const control::Cluster& cluster_;
   const uint32_t stream_;
+  const Whereabouts& whereabouts_;
   Boxes boxes_;
   std::vector<Load> loads_;  // by rank
 };

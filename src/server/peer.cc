@@ -55,6 +55,11 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
       control_.resize(header.payload);
       out.add(control_.data(), control_.size());
       return {};
+    case wire::FrameType::kWhereabouts:
+      if (header.payload > wire::kMaxWhereabouts) break;
+      control_.resize(header.payload);
+      out.add(control_.data(), control_.size());
+      return {};
     case wire::FrameType::kTaken:
       if (header.payload > 0) break;
       return taken(header.taken);

@@ -345,7 +345,7 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     const std::string text =
         concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
                ", round ", series->owner.round(),
-               ", has waited ", to_seconds(now - since), " s for ",
+               ", has waited ", in_seconds(now - since), " for ",
                options.replays ? "recorded contributors among " : "", missing,
                fatal ? ", which did not come; check that every rank goes on with the series "
                        "until it flushes it, or give it more time (timeout=, HERRING_TIMEOUT)"

@@ -177,6 +177,9 @@ Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::stri
       case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
       case wire::FrameType::kEnlist: return series_->enlist(rank, header.group, text, now, out);
       case wire::FrameType::kJoin: return series_->join(rank, text, now, out);
+      case wire::FrameType::kWhereabouts:
+        coordinator_->set_whereabouts(rank, std::move(text));
+        return Status();
       default: return series_->received(rank, text, now, out);
     }
   }, rank);
@@ -337,9 +340,17 @@ void Server::watch(Proxy& proxy) {
 
 void Server::report_overdue(Nanos now, std::vector<Answer>& out) {
   for (const Aggregator::Overdue& item : aggregator_->overdue(now)) {
+    const std::shared_ptr<JobGroup> group = groups_->find(item.key.group);
+    std::vector<uint32_t> others;
+    if (group) {
+      std::ranges::copy_if(group->members.ranks(), std::back_inserter(others), [&](uint32_t one) {
+        return std::ranges::find(item.ranks, one) == item.ranks.end();
+      });
+    }
+    const std::string text = item.text + coordinator_->where(others);
     for (const uint32_t rank : item.ranks) {
-      out.push_back(item.fatal ? error_answer(rank, 0, {Code::kTimeout, item.text})
-                               : warning_answer(rank, item.text));
+      out.push_back(item.fatal ? error_answer(rank, 0, {Code::kTimeout, text})
+                               : warning_answer(rank, text));
       if (!item.fatal) break;  // one rank's log is enough
     }
   }

@@ -38,7 +38,8 @@ enum class FrameType : uint8_t {
   // Groups.
   kGroup,        // worker -> server: who is in a group that it belongs to; answered by kReply
   kLeaveGroup,   // worker -> server: it calls nothing in this group any more
-  kLast = kLeaveGroup,
+  kWhereabouts,  // worker -> every server: text, in which calls it is held up; empty: it goes on
+  kLast = kWhereabouts,
 };
 
 const char* name_of(FrameType type);

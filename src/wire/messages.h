@@ -59,6 +59,8 @@ inline constexpr uint32_t kAnyRank = ~0u;
 inline constexpr size_t kMaxAddress = 64;
 // Bytes of Announce::refusal; longer ones are cut.
 inline constexpr size_t kMaxRefusal = 4096;
+// Bytes of kWhereabouts, likewise.
+inline constexpr size_t kMaxWhereabouts = 1024;
 const char* name_of(Collective kind);
 
 // How an all-reduce is done: by servers, or by messages between workers (collective/schedule.h).

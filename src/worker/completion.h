@@ -52,9 +52,19 @@ class Completion {
   // False: not done within `wait`, or a signal came.
   bool wait_for(Nanos wait) {
     const auto is_done = [this] { return done(); };
-    if (done() || loop_->drive(loop_->now() + wait, is_done)) return done();
+    if (done()) return true;
+    const Nanos now = loop_->now();
+    if (waits_since(now) == 0) waits_since_.store(now, std::memory_order_relaxed);
+    waits_until_.store(now + wait + kBetweenWaits, std::memory_order_relaxed);
+    if (loop_->drive(now + wait, is_done)) return done();
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
+  }
+
+  // Since when some thread waits for it; 0: none does. Who waits does so in slices.
+  Nanos waits_since(Nanos now) const {
+    if (done() || waits_until_.load(std::memory_order_relaxed) < now) return 0;
+    return waits_since_.load(std::memory_order_relaxed);
   }
 
   // The loop of the engine that completes it.
@@ -64,10 +74,13 @@ class Completion {
   const Status& status() const { return status_; }
 
  private:
+  static constexpr Nanos kBetweenWaits = kSecond;
+
   const std::shared_ptr<transport::EventLoop> loop_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
+  std::atomic<Nanos> waits_since_{0}, waits_until_{0};
   Status status_;
   std::vector<std::function<void()>> then_;  // guarded by mutex_
 };

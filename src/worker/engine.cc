@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/reminders.h"
 #include "transport/delivery.h"
 
 namespace herring::worker {
@@ -17,6 +18,9 @@ constexpr uint32_t kLeastStallMs = 2000;
 // A worker that leaves waits for the others to receive what it has sent: as long as they do, and
 // while nobody does.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = kSecond;
+constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
+// Of the calls in which threads of this rank wait, so many are named.
+constexpr size_t kMostPlaces = 3;
 
 }  // namespace
 
@@ -190,14 +194,14 @@ void Engine::fail_now(const Status& status, bool leaves) {
   leaves ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);
-  for (const auto& [waiting, group] : std::exchange(waiting_, {})) waiting->set(status);
+  for (const auto& [waiting, tracked] : std::exchange(waiting_, {})) waiting->set(status);
   for (const auto& [id, partial] : std::exchange(partials_, {})) partial->fail(status);
 }
 
 void Engine::fail_waiting(const Group& group, const Status& status) {
   std::vector<std::shared_ptr<Completion>> ended;
-  for (const auto& [waiting, number] : waiting_) {
-    if (number == group.id()) ended.push_back(waiting);
+  for (const auto& [waiting, tracked] : waiting_) {
+    if (tracked.group == group.id()) ended.push_back(waiting);
   }
   for (const auto& waiting : ended) {
     waiting_.erase(waiting);
@@ -217,7 +221,7 @@ void Engine::fail_partial(const Group& group, const Status& status) {
 }
 
 bool Engine::moves(const Group& group) const {
-  const auto here = [&group](const auto& one) { return one.second == group.id(); };
+  const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
   const auto partial = [&group](const auto& one) {
     return one.second->group().id() == group.id();
   };
@@ -292,9 +296,35 @@ void Engine::check_deadlines(Nanos now) {
     waited = now - late->pushed_at;
   }
   if (name.empty()) return;
-  fail_now({Code::kTimeout, concat(name, " has waited ", to_seconds(waited),
-                                   " s, and no server has answered or kept its deadline; look at "
+  fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited),
+                                   ", and no server has answered or kept its deadline; look at "
                                    "the output of the other ranks and servers")});
+}
+
+// Tells the servers in which calls threads of this rank have been held up for a while; they tell
+// those who wait for it (server/whereabouts.h).
+void Engine::tell_whereabouts(Nanos now) {
+  if (now < whereabouts_due_ || !failure().ok()) return;
+  whereabouts_due_ = now + kWhereaboutsInterval;
+  std::vector<std::string> all;
+  const Nanos since = now - first_reminder(from_seconds(options_.warn_after));
+  named_.held_up(now, since, all);
+  for (const auto& [waiting, tracked] : waiting_) {
+    const Nanos waits = waiting->waits_since(now);
+    if (waits != 0 && waits < since) all.push_back(tracked.what);
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(all.size(), kMostPlaces); ++i) {
+    text += concat(i == 0 ? "" : " and in ", all[i]);
+  }
+  text.resize(std::min(text.size(), wire::kMaxWhereabouts));
+  if (text == whereabouts_) return;
+  whereabouts_ = text;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kWhereabouts;
+  for (uint32_t server = 0; server < cluster_.servers.size(); ++server) {
+    if (!membership_.has_ended(server)) links_->send_control(server, header, text);
+  }
 }
 
 void Engine::tick() {
@@ -303,6 +333,7 @@ void Engine::tick() {
   node_stage_->release_regions();
   check_deadlines(now);
   membership_.check_departures(now);
+  tell_whereabouts(now);
   loop_->call_after(kTick, [this] { tick(); });
 }
 

@@ -114,8 +114,9 @@ class Engine {
   Membership& membership() { return membership_; }
   Status called_off(const Group& group) const { return membership_.called_off(group); }
   // A round of a planned operation: `waiting` fails when the job does, or what moves in its group.
-  void track(const std::shared_ptr<Completion>& waiting, const Group& group) {
-    waiting_.emplace(waiting, group.id());
+  // `what`: for messages.
+  void track(const std::shared_ptr<Completion>& waiting, const Group& group, std::string what) {
+    waiting_.emplace(waiting, Tracked{group.id(), std::move(what)});
   }
   void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
   void fail_waiting(const Group& group, const Status& status);
@@ -136,7 +137,13 @@ class Engine {
   Status on_series(const wire::FrameHeader& header, std::string_view payload);
   Status on_series_error(std::string_view payload);
   void check_deadlines(Nanos now);
+  void tell_whereabouts(Nanos now);
   void tick();
+
+  struct Tracked {
+    uint32_t group;
+    std::string what;
+  };
 
   const control::Cluster cluster_;
   const EngineOptions options_;
@@ -151,8 +158,11 @@ class Engine {
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
 
-  std::map<std::shared_ptr<Completion>, uint32_t> waiting_;  // with their groups; engine thread
+  std::map<std::shared_ptr<Completion>, Tracked> waiting_;   // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
+
+  std::string whereabouts_;      // as the servers know them
+  Nanos whereabouts_due_ = 0;    // when they are looked at next
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_

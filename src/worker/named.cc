@@ -413,4 +413,17 @@ std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) con
   return {};
 }
 
+void NamedOperations::held_up(Nanos now, Nanos since, std::vector<std::string>& out) const {
+  for (const auto& [id, operation] : operations_) {
+    const Nanos waits = operation->completion.waits_since(now);
+    if (waits == 0 || waits >= since) continue;
+    const Request& request = operation->request;
+    const control::Group& members = request.group->members();
+    const bool other = is_message(request.kind) && request.root != wire::kAnyRank;
+    out.push_back(concat(wire::name_of(request.kind), " '", request.name, "'",
+                         other ? concat(" (rank ", members.ranks()[request.root], ")") : "",
+                         members.suffix()));
+  }
+}
+
 }  // namespace herring::worker

@@ -49,6 +49,8 @@ class NamedOperations {
   // An operation that no server has answered or failed in time, or "": how to call it, and how long
   // it has waited.
   std::string overdue(Nanos now, Nanos margin, Nanos* waited) const;
+  // Appends the calls for which threads have waited since before `since`.
+  void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
  private:
   void start(const std::shared_ptr<Operation>& operation);

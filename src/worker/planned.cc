@@ -241,7 +241,9 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
     } else if (Status off = self->engine.called_off(*self->options.group); !off.ok()) {
       round->completion->set(off);
     } else {
-      self->engine.track(round->completion, *self->options.group);
+      self->engine.track(round->completion, *self->options.group,
+                         concat("'", self->options.name, "'", self->members().suffix(),
+                                " (round ", round->number, ")"));
     }
   });
 }

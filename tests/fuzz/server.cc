@@ -220,7 +220,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(18)) {
+    switch (in_.below(19)) {
       case 0:
       case 1:
       case 2:
@@ -276,6 +276,9 @@ class Script {
         if (header.group == kAll && !in_.seldom()) return;
         return one.flow->deliver(header, "why", cut);
       }
+      case 17:
+        return control(one, wire::FrameType::kWhereabouts,
+                       std::string(in_.flag() ? in_.below(40) * 32 : 0, 'w'), cut);
       default: return leave(one);
     }
   }

@@ -75,6 +75,79 @@ TEST_F(CoordinatorTest, WarnsOnceThenFailsNamingTheMissing) {
   EXPECT_TRUE(coordinator.idle());
 }
 
+// Two ranks in different calls wait for each other: each is told where the other is, long before
+// the warning that comes to all who wait.
+TEST_F(CoordinatorTest, WhoWaitsForOneWhoWaitsElsewhereIsToldEarly) {
+  Call x = small(1, floats({1})), y = small(2, floats({1}));
+  x.message.warn_ms = y.message.warn_ms = 60'000;
+  x.message.timeout_ms = y.message.timeout_ms = 100'000;
+  y.message.name = "y";
+  say(0, x, 0);
+  say(2, x, 0);
+  say(1, y, 0);
+  EXPECT_TRUE(overdue(6 * kSecond).empty());  // for all that is known, rank 1 computes
+  coordinator.set_whereabouts(0, "allreduce 'x'");
+  coordinator.set_whereabouts(2, "allreduce 'x'");
+  EXPECT_TRUE(overdue(7 * kSecond).empty());
+  coordinator.set_whereabouts(1, "allreduce 'y'");
+  const auto answers = overdue(8 * kSecond);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[0].header.type, wire::FrameType::kWarning);
+  EXPECT_NE(answers[0].payload.find("allreduce 'x' has waited 8 s for rank 1 ("),
+            std::string::npos) << answers[0].payload;
+  EXPECT_NE(answers[0].payload.find("; rank 1 waits in allreduce 'y'"), std::string::npos)
+      << answers[0].payload;
+  EXPECT_EQ(answers[1].rank, 1u);
+  EXPECT_NE(answers[1].payload.find("; ranks 0, 2 wait in allreduce 'x'"), std::string::npos)
+      << answers[1].payload;
+  EXPECT_TRUE(overdue(9 * kSecond).empty());  // once
+  EXPECT_EQ(overdue(61 * kSecond).size(), 2u);  // and what is said to everybody who waits
+  EXPECT_TRUE(overdue(62 * kSecond).empty());
+  // It can complete all the same: another thread of rank 1 calls it.
+  const auto done = say(1, x, 63 * kSecond);
+  EXPECT_EQ(done.size(), 3u);
+  for (const Answer& one : done) EXPECT_EQ(one.header.type, wire::FrameType::kReply);
+}
+
+TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
+  Call x = small(1, floats({1}));
+  x.message.warn_ms = 60'000;
+  x.message.timeout_ms = 100'000;
+  say(0, x, 0);
+  coordinator.set_whereabouts(0, "allreduce 'x'");
+  coordinator.set_whereabouts(1, "allreduce 'y'");
+  EXPECT_TRUE(overdue(20 * kSecond).empty());
+  coordinator.set_whereabouts(2, "barrier 'z'");
+  coordinator.set_whereabouts(1, "");
+  EXPECT_TRUE(overdue(30 * kSecond).empty());
+  // The time-out says where those are who wait.
+  const auto answers = overdue(101 * kSecond);
+  ASSERT_EQ(answers.size(), 1u);
+  const std::string text = error_in(answers[0]).text;
+  EXPECT_NE(text.find("which did not call it; rank 2 waits in barrier 'z'; check"),
+            std::string::npos) << text;
+}
+
+// Programs in which it happens in every step are told ever more rarely.
+TEST_F(CoordinatorTest, EarlyWarningsGetRare) {
+  size_t told = 0;
+  coordinator.set_whereabouts(0, "allreduce 'x'");
+  coordinator.set_whereabouts(1, "receive 'r'");
+  coordinator.set_whereabouts(2, "receive 'r'");
+  for (Nanos step = 0; step < 100; ++step) {
+    const Nanos begin = step * 10 * kSecond;
+    Call x = small(1, floats({1}));
+    x.message.warn_ms = x.message.timeout_ms = 60'000;
+    say(0, x, begin);
+    told += overdue(begin + 6 * kSecond).size();
+    say(1, x, begin + 7 * kSecond);
+    say(2, x, begin + 7 * kSecond);
+  }
+  EXPECT_GT(told, 2u);
+  EXPECT_LT(told, 10u);
+}
+
 TEST_F(CoordinatorTest, WhoLeftFailsWhatStillNeedsIt) {
   say(0, small(0, floats({1})));
   auto answers = leave(2);

@@ -1,0 +1,46 @@
+// In which call each rank is held up, as it says itself (Engine::tell_whereabouts): for those who
+// wait for a rank that waits for somebody else. It is no proof that the rank will not come: another
+// of its threads may call what is missing, and waits can be given up. So it is said, and nothing
+// fails because of it before its time-out.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/group.h"
+
+namespace herring::server {
+
+class Whereabouts {
+ public:
+  explicit Whereabouts(uint32_t size) : where_(size) {}
+
+  // Empty: it goes on.
+  void set(uint32_t rank, std::string where) { where_[rank] = std::move(where); }
+  bool waits(uint32_t rank) const { return !where_[rank].empty(); }
+
+  // "; rank 1 waits in allgather 'a', ranks 2 and 3 in ...", or nothing. `ranks`: of the job.
+  std::string describe(const std::vector<uint32_t>& ranks) const {
+    std::map<std::string, std::vector<uint32_t>> by_place;
+    for (const uint32_t rank : ranks) {
+      if (waits(rank)) by_place[where_[rank]].push_back(rank);
+    }
+    std::string text;
+    size_t left = kMostPlaces;
+    for (const auto& [place, here] : by_place) {
+      if (left-- == 0) return text + "; and more";
+      text += concat("; ", control::list_ranks(here), here.size() == 1 ? " waits in " : " wait in ",
+                     place);
+    }
+    return text;
+  }
+
+ private:
+  static constexpr size_t kMostPlaces = 8;
+  std::vector<std::string> where_;  // by rank
+};
+
+}  // namespace herring::server
