@@ -143,7 +143,7 @@ def meet(
     kind = worker.rendezvous.kind
     wait = publication.Wait(f"rank {worker.rank} of {worker.size}", timeout, first_reminder)
     if kind == "none":
-        return meet_nobody(given)
+        return meet_nobody(given, environ)
     if kind == "torch":
         return _meet_by_torch(worker, environ, given, wait)
     if kind == "file":
@@ -153,16 +153,17 @@ def meet(
     return _meet_at_address(worker, environ, given, wait)
 
 
-def meet_nobody(secret: bytes | None = None) -> Meeting:
+def meet_nobody(secret: bytes | None = None, environ: Mapping[str, str] | None = None) -> Meeting:
     """What the only worker of a job needs.
 
     Args:
         secret: The job's; made up if None.
+        environ: The environment; ``os.environ`` by default.
 
     Raises:
         ConfigurationError: This machine has no loopback address.
     """
-    listener = bind(loopback_address(), 0)
+    listener = bind_any(loopback_address(), os.environ if environ is None else environ)
     return Meeting(_address_of(listener), secret or secrets.token_bytes(SECRET_BYTES), listener)
 
 
