@@ -51,7 +51,6 @@ class Channel final : private transport::FlowHandler {
   void send(wire::FrameType type, std::string payload = {}, uint8_t flags = 0);
   // One message of two parts, the second of which several channels share.
   void send(wire::FrameType type, std::string own, std::shared_ptr<const std::string> common);
-  // Sends what is queued, then ends.
   // Ends at once; nothing is reported.
   void close() { flow_->close({}); }
   bool closed() const { return flow_->closed(); }
