@@ -66,8 +66,9 @@ def test_by_default_a_missing_rank_is_named_long_before_the_error(free_port: int
         HERRING_CONNECT_TIMEOUT="8",
     )
     (line,) = says(output)
-    assert re.search(r"has waited [5-7](\.\d)? s at the rendezvous \S+ for rank 1 of 2", line), output
-    assert re.search(r"TimeoutError: .* within [78](\.\d)? s: missing rank 1 of 2", output), output
+    pattern = r"has waited [5-7](\.\d)? s at the rendezvous \S+ for rank 1 of 2"
+    assert re.search(pattern, line), output
+    assert re.search(r"TimeoutError: .* within \d+(\.\d)? s: missing rank 1 of 2", output), output
 
 
 @pytest.mark.parametrize("who", ["rank", "server"])

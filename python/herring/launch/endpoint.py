@@ -193,8 +193,8 @@ def _hold(port: int, shared: bool = True) -> socket.socket:
 def _used_up(environ: Mapping[str, str], ports: range, where: str) -> ConfigurationError:
     return ConfigurationError(
         f"HERRING_PORTS={environ['HERRING_PORTS'].strip()} is used up: none of its {len(ports)} "
-        f"ports is free on {where}; a host needs one for each of its workers and servers, and three "
-        "more for rank 0: give it a wider range, or end what listens there"
+        f"ports is free on {where}; a host needs one for each of its workers and servers, and "
+        "three more for rank 0: give it a wider range, or end what listens there"
     )
 
 
