@@ -20,7 +20,7 @@ from herring.launch.detect import detect, detect_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row["env"]: row for row in map(dict, _core.settings())}
-SECRET = "ab" * 16
+SECRET = "ab" * 32
 # What a value needs beside it in order to be possible at all.
 COMPANIONS = {
     "HERRING_RANK": {"HERRING_SIZE": "1048576", "HERRING_RENDEZVOUS": "h:1"},
