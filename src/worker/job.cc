@@ -372,9 +372,9 @@ void Job::vanish() {
   if (std::exchange(down_, true)) return;
   engine_->fail({Code::kShutdown, "this worker is taken for dead"});
   engine_->stop();
-  if (server_) server_->stop();
   server_member_.reset();
   member_.reset();
+  if (server_) server_->stop();
 }
 
 namespace {

@@ -288,13 +288,14 @@ bool Rank::form_groups(RunningProgram& running, Doing& doing) {
   return !over_;
 }
 
-// Only what this rank has dropped may keep it from that.
+// Only what this rank has dropped may keep it from that, and what it has pushed of a round that has
+// failed because a member is gone.
 void Rank::destroy(const Program& program, uint32_t group) {
   const auto formed = std::exchange(groups_[group], nullptr);
   if (formed == nullptr) return;
   worker::Engine& engine = job_->engine();
   const Status status = engine.destroy(formed);
-  bool may_fail = over_ || ends(program);
+  bool may_fail = over_ || ends(program) || !formed->failure().ok();
   {
     std::lock_guard lock(mutex_);
     may_fail |= std::any_of(dropped_.begin(), dropped_.end(), [&](const Call& call) {
@@ -363,6 +364,8 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   programs_.push_back(running);
   const Program& program = **running;
   const auto number = static_cast<int>(program.index);
+  // Who has nothing to do in it leaves at once, but not before all have started.
+  if (program.ending == Ending::kAllLeave) pass_barrier(program, "begin");
   doing.now("forms groups", number);
   bool begins = form_groups(*running, doing);
   doing.now("makes plans", number);
@@ -392,13 +395,13 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   if (program.ending != Ending::kNone) return;
   // Nobody leaves while others still need it.
   doing.now("ends the program", number);
-  pass_barrier(program);
+  pass_barrier(program, "end");
   if (!early) destroy_all();
 }
 
-void Rank::pass_barrier(const Program& program) {
+void Rank::pass_barrier(const Program& program, const char* where) {
   worker::Request request;
-  request.name = concat("p", program.index, ".end");
+  request.name = concat("p", program.index, ".", where);
   request.shape = {0};
   auto barrier = job_->engine().submit(std::move(request), true);
   if (!barrier.ok()) fail(seed_, concat("rank ", rank_, ": ", barrier.status().to_string()));

@@ -57,7 +57,7 @@ class Rank {
   void destroy(const Program& program, uint32_t group);
   bool make_plans(RunningProgram& program);
   void end_job(RunningProgram& program, Doing& doing);
-  void pass_barrier(const Program& program);
+  void pass_barrier(const Program& program, const char* where);
 
   // Ends the test unless `status` is one that the program explains.
   void check_outcome(RunningProgram& program, const Step& step, const Status& status);
