@@ -1,9 +1,9 @@
 """What a job of Horovod's API for TensorFlow does; run by test_horovod_tensorflow.py."""
 
 import os
+import pickle
 import sys
 import tempfile
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -77,7 +77,9 @@ def test_every_dtype(rank, size):
             group, wholes, parts = found[8:]
             assert all(one.dtype == dtype for one in (summed, mean, scaled, most, every, part))
             assert (value(summed) == total).all() and (value(mean) == average).all()
-            assert (value(scaled) == 2 * total).all() and (value(most) == size).all()
+            cut = 4 * sum((r + 1) // 2 for r in range(size))  # of integers, before the sum
+            assert (value(scaled) == (2 * total if dtype.is_floating else cut)).all()
+            assert (value(most) == size).all()
             expected = np.concatenate([np.full((r, 2), r) for r in range(size)])
             assert np.array_equal(value(every), expected)
             assert (value(given) == size).all()
@@ -137,7 +139,57 @@ def test_slices(rank, size):
     for summed, mean in both(step):
         assert np.allclose(summed, expected) and np.allclose(mean, expected / size)
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), [5, 2])
-    raises(ValueError, "hvd.Sum", hvd.allreduce, slices, op=hvd.Max)
+    raises(NotImplementedError, "hvd.Sum", hvd.allreduce, slices, op=hvd.Max)
+    raises(NotImplementedError, "hvd.Sum", hvd.grouped_allreduce, [slices], op=hvd.Max)
+
+    def grouped():
+        whole = tf.IndexedSlices(tf.fill([1, 2], rank + 1), tf.constant([rank]), [size, 2])
+        mixed = hvd.grouped_allreduce([whole, tf.fill([3], 1.0 + rank), whole], op=hvd.Sum)
+        (mean,) = hvd.grouped_allreduce([whole])
+        scaled = hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5)
+        return [tf.convert_to_tensor(one) for one in (*mixed, mean, scaled)]
+
+    ranks = np.arange(1, size + 1)[:, None].repeat(2, axis=1)
+    for first, dense, last, mean, scaled in both(grouped):
+        assert np.array_equal(first, ranks) and np.array_equal(last, ranks)
+        assert (dense.numpy() == ranks.sum() / 2).all()
+        assert np.allclose(mean, ranks / size) and np.array_equal(scaled, ranks // 2)
+
+
+def test_integers_are_cut_before_the_sum(rank, size):
+    def step():
+        x = tf.constant([3, -3, 4])
+        options = {"op": hvd.Sum, "prescale_factor": 0.5}
+        rows = tf.repeat(x, size)
+        half = tf.constant([3.0])
+        return (
+            hvd.allreduce(x, **options),
+            *hvd.grouped_allreduce([x, half], **options),
+            hvd.reducescatter(rows, **options),
+            *hvd.grouped_reducescatter([rows, tf.repeat(half, size)], **options),
+        )
+
+    expected = [size, -size, 2 * size]
+    for whole, listed, half, part, grouped, part_of_half in both(step):
+        assert whole.numpy().tolist() == listed.numpy().tolist() == expected
+        assert half.numpy() == 1.5 * size and part_of_half.numpy() == 1.5 * size
+        mine = np.repeat(expected, size)[3 * rank : 3 * rank + 3]
+        assert part.numpy().tolist() == grouped.numpy().tolist() == mine.tolist()
+
+
+def test_errors_are_those_of_tensorflow_too(rank, size):
+    mismatch = (tf.errors.FailedPreconditionError, hvd.HorovodInternalError, herring.MismatchError)
+    refusal = (tf.errors.InvalidArgumentError, herring.InvalidArgumentError, ValueError)
+    for kind in mismatch:
+        raises(kind, "disagree", hvd.allreduce, tf.ones([rank + 1]))
+        raises(kind, "disagree", hvd.allgather, tf.ones([1, rank + 1]))
+        raises(kind, "disagree", hvd.broadcast, tf.ones([1]), rank)
+        raises(kind, "disagree", hvd.grouped_allreduce, [tf.ones([1]), tf.ones([rank + 1])])
+    for kind in refusal:
+        error = raises(kind, "split evenly", hvd.alltoall, tf.ones([size + 1, 2]))
+        again = pickle.loads(pickle.dumps(error))
+        assert isinstance(again, kind) and str(again) == str(error)
+    assert hvd.allreduce(tf.ones([1])).numpy() == 1
 
 
 def test_adasum(rank, size):
@@ -555,73 +607,6 @@ def test_timelines(rank, size):
         with open(path) as file:
             assert "horovod.allreduce.seen" in file.read()
         os.unlink(path)
-
-
-def test_graphs_without_order(rank, size):
-    """TensorFlow executes a graph of tf.compat.v1 in any order: here each rank in another."""
-    v1 = tf.compat.v1
-
-    def late(x, place):
-        """Lets tensors through in ascending order of their places on rank 0, else descending."""
-        turn = place if rank == 0 else 3 - place
-        return tf.reshape(tf.numpy_function(lambda x: pause(turn, x), [x], x.dtype), x.shape)
-
-    def pause(turn, x):
-        time.sleep(0.1 * turn)
-        return x
-
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = tf.ones([2 * size])
-        parts = hvd.grouped_reducescatter([x, x], op=hvd.Sum)
-        weights = [tf.constant([1.0, 2.0]), tf.constant([10.0, 20.0])]
-        gradients = [
-            v1.gradients(part, x, late(weight, 3 * i))[0]
-            for i, (part, weight) in enumerate(zip(parts, weights))
-        ]
-        for _ in range(3):
-            first, second = session.run(gradients)
-            assert (first == np.tile([size, 2.0 * size], size)).all(), first
-            assert (second == np.tile([10.0 * size, 20.0 * size], size)).all(), second
-        # Of one name, and of one input.
-        values = [late(tf.fill([2], float(i)), i) for i in range(4)]
-        named = [hvd.allreduce(one, op=hvd.Sum, name="same") for one in values]
-        gathered = [hvd.allgather(values[i]) for i in (0, 0, 3)]
-        for _ in range(3):
-            sums, wholes = session.run([named, gathered])
-            assert [one[0] for one in sums] == [i * size for i in range(4)]
-            assert [one.tolist() for one in wholes] == [[i] * 2 * size for i in (0.0, 0.0, 3.0)]
-        plain = [herring.tensorflow.allreduce(one, "sum", name="same") for one in values]
-        assert [one[0] for one in session.run(plain)] == [i * size for i in range(4)]
-        # An averager twice.
-        averager = herring.tensorflow.TensorAverager("in a graph", sparse="gather")
-        rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), [size, 2])
-        averages = [
-            averager.average([late(values[i], i), rows], [values[i], tf.zeros([size, 2])])
-            for i in range(4)
-        ]
-        for _ in range(3):
-            found = session.run([[one, rows.indices] for one, rows in averages])
-            assert [one[0] for one, _ in found] == [0.0, 1.0, 2.0, 3.0], found
-            assert all(rows.tolist() == list(range(size)) for _, rows in found)
-        # What has no order at all is refused.
-        function = tf.function(hvd.allreduce)
-        raises(ValueError, "inside a function", function, x)
-        raises(ValueError, "inside a function", tf.function(herring.tensorflow.allreduce), x)
-        v1.disable_control_flow_v2()
-        try:
-            for iterations in (1, 4):
-                loop = lambda n=iterations: v1.while_loop(  # noqa: E731
-                    lambda i, t: i < 8,
-                    lambda i, t: (i + 1, t + hvd.allreduce(i, op=hvd.Max)),
-                    [tf.constant(0), tf.constant(0)],
-                    parallel_iterations=n,
-                )
-                if iterations == 1:
-                    assert session.run(loop())[1] == 28
-                else:
-                    raises(ValueError, "parallel_iterations=1", loop)
-        finally:
-            v1.enable_control_flow_v2()
 
 
 CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}

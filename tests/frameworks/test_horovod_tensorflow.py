@@ -12,6 +12,7 @@ if importlib.util.find_spec("tensorflow") is None:
 from cases import LAYOUTS, check, check_script, jobs, listed, without
 
 SCRIPT = "horovod_tensorflow_cases.py"
+GRAPHS = "horovod_tensorflow_graph_cases.py"
 # Those that care whether numbers are powers of two, or who is where.
 OF_THREE = ["every_dtype", "adasum", "gradients", "joins", "sync_batch_norm"]
 
@@ -24,6 +25,12 @@ OF_THREE = ["every_dtype", "adasum", "gradients", "joins", "sync_batch_norm"]
 def test_case(layout: str, case: str) -> None:
     LAYOUTS["three"] = ["-n", "3"]
     check(SCRIPT, layout, case, cases=tuple(OF_THREE) if layout == "three" else ())
+
+
+@pytest.mark.parametrize("case", listed(GRAPHS))
+@pytest.mark.timeout(1000)
+def test_graph(case: str) -> None:
+    check(GRAPHS, "two-nodes", case)
 
 
 @pytest.mark.timeout(300)

@@ -80,6 +80,8 @@ def _copied(array: np.ndarray, dtype: Any) -> np.ndarray:
 def _reducible(array: np.ndarray, operation: str, how: Reduction, kind: str) -> np.ndarray:
     """A copy in a dtype that operations reduce: integers in float64 if they are not just added.
 
+    These are multiplied by `how.prescale` already, each product cut towards zero.
+
     Raises:
       InvalidArgumentError: a dtype that cannot be reduced.
     """
@@ -88,9 +90,31 @@ def _reducible(array: np.ndarray, operation: str, how: Reduction, kind: str) -> 
         raise InvalidArgumentError(
             f"{kind}: tensors of {name} are not reduced; use one of {', '.join(_REDUCED)}"
         )
-    if name not in _FLOATS and (operation == "average" or how.scaled):
-        return _copied(array, np.float64)
+    if _wide(array, operation, how):
+        host = _copied(array, np.float64)
+        return np.trunc(host * how.prescale, out=host) if how.prescale != 1.0 else host
     return _copied(array, _WIDER.get(name, array.dtype))
+
+
+def _wide(array: np.ndarray, operation: str, how: Reduction) -> bool:
+    return array.dtype.name not in _FLOATS and (operation == "average" or how.scaled)
+
+
+def _all_reducible(
+    arrays: Sequence[np.ndarray], operation: str, how: Reduction, kind: str
+) -> tuple[list[np.ndarray], float]:
+    """As `_reducible`, of a list, and what is left to multiply all of them by.
+
+    Integers are multiplied here, so floats beside them are, too.
+    """
+    hosts = [_reducible(one, operation, how, kind) for one in arrays]
+    wide = [_wide(one, operation, how) for one in arrays]
+    if how.prescale == 1.0 or not any(wide):
+        return hosts, how.prescale
+    for host, scaled in zip(hosts, wide):
+        if not scaled:
+            np.multiply(host, how.prescale, out=host, casting="same_kind")
+    return hosts, 1.0
 
 
 def _narrow(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -166,7 +190,7 @@ class Starter:
             call.start(
                 host,
                 op=operation,
-                prescale=how.prescale,
+                prescale=1.0 if _wide(array, operation, how) else how.prescale,
                 postscale=how.postscale,
                 list=digest(text) if other else 0,
             )
@@ -183,14 +207,14 @@ class Starter:
             if adds:
                 _start_adasum(call, arrays, how)
                 return call
-            hosts = [_reducible(one, operation, how, kind) for one in arrays]
+            hosts, prescale = _all_reducible(arrays, operation, how, kind)
             dtypes = [one.dtype for one in arrays]
             call.leave_to(
                 lambda: herring.grouped_allreduce_async(
                     hosts,
                     operation,
                     name=call.name,
-                    prescale=how.prescale,
+                    prescale=prescale,
                     postscale=how.postscale,
                     group=call.group,
                 )
@@ -290,11 +314,12 @@ class Starter:
         with self._call(kind) as call:
             call.will_start("reduce_scatter")
             by = scattering_operator(how.op, kind)
-            host = _scatterable(array, by, how, kind)
+            host = _reducible(_with_rows(array, kind), by, how, kind)
+            prescale = 1.0 if _wide(array, by, how) else how.prescale
             text, dtype = _text(array), array.dtype
             call.about = (text,)
             operation = call.start(
-                host, op=by, list=digest(text), prescale=how.prescale, postscale=how.postscale
+                host, op=by, list=digest(text), prescale=prescale, postscale=how.postscale
             )
             mine = blocks(len(array), call.scope.size, call.scope.rank)
             shape = (mine, *array.shape[1:])
@@ -307,7 +332,8 @@ class Starter:
         with self._call(kind) as call:
             call.will_start("reduce_scatter", LIST_OPERATIONS)
             by = scattering_operator(how.op, kind)
-            hosts = [_scatterable(one, by, how, kind) for one in arrays]
+            listed = [_with_rows(one, kind) for one in arrays]
+            hosts, prescale = _all_reducible(listed, by, how, kind)
             dtypes = [one.dtype for one in arrays]
 
             def run() -> list[np.ndarray]:
@@ -315,7 +341,7 @@ class Starter:
                     hosts,
                     by,
                     name=call.name,
-                    prescale=how.prescale,
+                    prescale=prescale,
                     postscale=how.postscale,
                     group=call.group,
                 )
@@ -325,10 +351,10 @@ class Starter:
         return call
 
 
-def _scatterable(array: np.ndarray, by: str, how: Reduction, kind: str) -> np.ndarray:
+def _with_rows(array: np.ndarray, kind: str) -> np.ndarray:
     if array.ndim == 0:
         raise InvalidArgumentError(f"{kind} needs tensors with at least one dimension")
-    return _reducible(array, by, how, kind)
+    return array
 
 
 def _start_adasum(call: Call, arrays: Sequence[np.ndarray], how: Reduction) -> None:

@@ -72,6 +72,7 @@ from herring.horovod.tensorflow.tape import (
     DistributedGradientTape,
     PartialDistributedGradientTape,
 )
+from herring.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 
 __all__ = [
     "Adasum",

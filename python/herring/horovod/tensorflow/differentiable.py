@@ -178,7 +178,10 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             whole = allreduce(dy, f"{label}.gradient", Reduction(Average), process_set)
-            return whole if herring.rank() == root_rank else tf.zeros_like(whole)
+            if herring.rank() == root_rank:
+                return whole
+            with tf.control_dependencies([whole]):  # else a Session would leave it out here
+                return tf.zeros_like(whole)
 
         return found, gradient
 

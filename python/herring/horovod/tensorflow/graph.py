@@ -13,6 +13,7 @@ from herring.errors import HerringError, InvalidArgumentError
 from herring.horovod.common.handles import Call
 from herring.horovod.common.host import Starter
 from herring.horovod.common.process_sets import ProcessSet
+from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.xla import refuse_xla
@@ -75,8 +76,9 @@ def run(
     """
     if tf.executing_eagerly():
         starter = Starter(name, process_set)
-        call = start(starter, *(tensor.numpy() for tensor in tensors))
-        found = [tf.convert_to_tensor(one) for one in _as_list(call.result())]
+        with tensorflow_errors():
+            call = start(starter, *(tensor.numpy() for tensor in tensors))
+            found = [tf.convert_to_tensor(one) for one in _as_list(call.result())]
         return found, call.name.removeprefix("horovod.")
     if name is None:
         name = f"graph.{tensors[0].name}" if tensors else "graph.empty"

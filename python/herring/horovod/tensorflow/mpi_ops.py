@@ -43,7 +43,11 @@ from herring.horovod.common.basics import (
     shutdown,
     size,
 )
-from herring.horovod.common.exceptions import HorovodInternalError, internal_errors
+from herring.horovod.common.exceptions import (
+    HorovodInternalError,
+    NotSupportedError,
+    internal_errors,
+)
 from herring.horovod.common.host import Reduction
 from herring.horovod.common.operators import (
     Adasum,
@@ -135,7 +139,9 @@ def allreduce(
 ) -> Any:
     """Reduces a tensor over all ranks.
 
-    Averages and scaled sums of integers are computed in float64 and cut towards zero.
+    Averages and scaled sums of integers are computed in float64 and cut towards zero; each rank's
+    are cut when they are multiplied by `prescale_factor`. Averages of tf.IndexedSlices of integers
+    are floats.
 
     Args:
       tensor: any shape; float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
@@ -158,9 +164,12 @@ def allreduce(
 
     Raises:
       InvalidArgumentError: no such operator, dtype or layout; compiled by XLA; a process set that
-        is not registered, or without this rank.
-      HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
-        (TimeoutError). From a graph tf.errors.OpError.
+        is not registered, or without this rank. From an eager call it is a
+        tf.errors.InvalidArgumentError as well.
+      NotSupportedError: tf.IndexedSlices with another operator than Average and Sum.
+      HorovodInternalError: ranks disagree (MismatchError, eagerly also a
+        tf.errors.FailedPreconditionError), one is gone (PeerLostError) or missing (TimeoutError).
+        From a graph tf.errors.OpError.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -174,19 +183,21 @@ def _allreduce_slices(
     slices: tf.IndexedSlices, name: str | None, how: Reduction, process_set: ProcessSet
 ) -> tf.IndexedSlices:
     if how.op not in (Average, Sum):
-        raise InvalidArgumentError(
+        raise NotSupportedError(
             f"allreduce of tf.IndexedSlices: op is {how.op!r}; it must be hvd.Average or hvd.Sum, "
             "or pass tf.convert_to_tensor(slices)"
         )
     group_of(process_set)
-    divisor = (process_set.size() or 1) if how.op == Average else 1
-    factor = how.prescale * how.postscale / divisor
     parts = [slices.values, slices.indices]
     values, indices = differentiable.grouped_allgather(
         parts, None if name is None else f"{name}.slices", process_set
     )
-    if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
+    if how.scaled:
+        exact = values if values.dtype.is_floating else tf.cast(values, tf.float64)
+        scaled = exact * tf.cast(how.prescale * how.postscale, exact.dtype)
+        values = tf.cast(scaled, values.dtype)
+    if how.op == Average:  # of integers these are floats
+        values = values / tf.cast(process_set.size() or 1, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -206,15 +217,29 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces a list of tensors, of any shapes and dtypes, as one operation: all of it or none.
 
+    Each tf.IndexedSlices among them is an operation of its own.
+
     Args and errors as in `allreduce`.
 
     Returns:
       New tensors, as a list.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
-    sent, contexts = _compressed(compression, tensors)
+    result: list[Any] = list(tensors)
+    plain = []
+    for i, one in enumerate(tensors):
+        if isinstance(one, tf.IndexedSlices):
+            label = None if name is None else f"{name}.{i}"
+            result[i] = _allreduce_slices(one, label, how, process_set)
+        else:
+            plain.append(i)
+    if tensors and not plain:
+        return result
+    sent, contexts = _compressed(compression, [tensors[i] for i in plain])
     found = differentiable.grouped_allreduce(sent, name, how, process_set)
-    return [compression.decompress(one, context) for one, context in zip(found, contexts)]
+    for i, one, context in zip(plain, found, contexts):
+        result[i] = compression.decompress(one, context)
+    return result
 
 
 def _compressed(compression: Any, tensors: Sequence[Any]) -> tuple[list[tf.Tensor], list[Any]]:

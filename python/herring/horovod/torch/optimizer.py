@@ -87,8 +87,9 @@ class _Distributed(torch.optim.Optimizer):
         gradients = self._gradients
         if self._synchronized and not (gradients is not None and gradients.pending):
             warnings.warn(
-                "optimizer.step() after optimizer.synchronize(): the gradients are not averaged "
-                "again. Say so: 'with optimizer.skip_synchronize(): optimizer.step()'",
+                "optimizer.step() called without optimizer.skip_synchronize() after "
+                "optimizer.synchronize(): the gradients are not averaged again. Write "
+                "'with optimizer.skip_synchronize(): optimizer.step()'",
                 stacklevel=4,
             )
             return
@@ -285,7 +286,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
       num_groups: older than `groups`.
       groups: checked, and without meaning: gradients share fusion buffers anyway.
-      sparse_as_dense: make sparse gradients dense; else the rows they have are exchanged.
+      sparse_as_dense: make sparse gradients dense; else the rows they have are exchanged, as
+        always with SparseAdam, which takes no dense ones.
       process_set: who takes part.
 
     Returns:
@@ -318,6 +320,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper.backward_passes_per_step = backward_passes_per_step
     wrapper.op, wrapper.process_set = op, process_set
     named = _named_parameters(optimizer, known)
+    wrapper._parameter_names = {p: name for name, p in named}
+    # SparseAdam takes sparse gradients only: the rows of all ranks, which are the same sums.
+    takes_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    densify = sparse_as_dense and not takes_sparse
     herring.rank()  # a job is needed
     if process_set is not global_process_set and process_set.included() is False:
         if op == Adasum:
@@ -338,8 +344,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             passes=backward_passes_per_step,
             sums=op == Sum,
             half=compression is Compression.fp16,
-            densify=sparse_as_dense,
-            sparse=([p for _, p in named] if isinstance(optimizer, torch.optim.SparseAdam) else []),
+            densify=densify,
+            sparse=[p for _, p in named] if takes_sparse else [],
             process_set=process_set,
             relist=lambda: None,
         )
@@ -351,7 +357,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             op=op,
             scales=(1 / gradient_predivide_factor, gradient_predivide_factor),
             compression=compression,
-            densify=sparse_as_dense,
+            densify=densify,
             process_set=process_set,
         )
     return wrapper

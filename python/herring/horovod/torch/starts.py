@@ -85,6 +85,11 @@ def _wide(tensor: torch.Tensor, op: str, prescale: float, postscale: float) -> b
     )
 
 
+def _scaled(host: torch.Tensor, prescale: float) -> torch.Tensor:
+    """Integers in float64, multiplied in place; each product becomes an integer, towards zero."""
+    return host.mul_(prescale).trunc_() if prescale != 1.0 else host
+
+
 def _narrow(found: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Towards zero."""
     return found.to(dtype) if dtype == torch.bool else found.trunc().to(torch.int64).to(dtype)
@@ -115,6 +120,7 @@ def start_allreduce(
         call.about = (text,) if wide else ()
         if wide:
             host = dense.to("cpu", torch.float64, memory_format=torch.contiguous_format, copy=True)
+            host, prescale = _scaled(host, prescale), 1.0
         elif in_place:
             host = _sent(dense, "allreduce")
         else:
@@ -205,18 +211,21 @@ def start_grouped_allreduce(
         hosts = []
         for one, widens in zip(dense, wide):
             if widens:
-                host = one.to("cpu", torch.float64, copy=True).contiguous()
+                host = _scaled(one.to("cpu", torch.float64, copy=True).contiguous(), prescale)
+            elif any(wide) and prescale != 1.0:
+                host = _sent(one, kind) * prescale
             else:
                 host = _sent(one, kind)
                 if not in_place and host.data_ptr() == one.data_ptr():
                     host = host.clone()
             hosts.append(host)
+        left = 1.0 if any(wide) else prescale
         call.leave_to(
             lambda: herring.grouped_allreduce_async(
                 hosts,
                 operation,
                 name=call.name,
-                prescale=prescale,
+                prescale=left,
                 postscale=postscale,
                 group=call.group,
             )
@@ -408,6 +417,8 @@ def start_reducescatter(
         by = scattering_operator(op, kind)
         dense = _dense(tensor, kind)
         host = _reducible(dense, by, prescale, postscale, kind)
+        if host.dtype != dense.dtype:
+            host, scales["prescale"] = _scaled(host, prescale), 1.0
         text = _text(dense)
         call.about = (text,)
         operation = call.start(host, op=by, list=digest(text), **scales)
@@ -439,13 +450,21 @@ def start_grouped_reducescatter(
         by = scattering_operator(op, kind)
         dense = _listed(tensors, kind)
         hosts = [_reducible(one, by, prescale, postscale, kind) for one in dense]
+        wide = [host.dtype != one.dtype for host, one in zip(hosts, dense)]
+        left = prescale
+        if any(wide):
+            hosts = [
+                _scaled(host, prescale) if widens else host * prescale
+                for host, widens in zip(hosts, wide)
+            ]
+            left = 1.0
 
         def run() -> list[torch.Tensor]:
             found = herring.grouped_reduce_scatter(
                 hosts,
                 by,
                 name=call.name,
-                prescale=prescale,
+                prescale=left,
                 postscale=postscale,
                 group=call.group,
             )
