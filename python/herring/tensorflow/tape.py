@@ -22,7 +22,7 @@ class _KnownList(dict):
 
     def __init__(self, variables: Sequence[Any]) -> None:
         super().__init__()
-        self._references = [weakref.ref(variable) for variable in variables]
+        self._references = [weakref.ref(variable, _forget) for variable in variables]
 
     def alive(self) -> bool:
         return all(reference() is not None for reference in self._references)
@@ -33,12 +33,18 @@ class _KnownList(dict):
         )
 
 
-# Tapes come and go with each step; what lists of variables they have seen stays. Lists are numbered
-# in the order in which they are first seen.
+# Tapes come and go with each step; what lists of variables they have seen stays, as long as the
+# variables do: a rank that joins takes part in rounds of the lists that all ranks still have. Lists
+# are numbered in the order in which they are first seen.
 _lists: list[_KnownList] = []
 _named: dict[tuple[Any, ...], Any] = {}
 forget_job.append(_lists.clear)
 forget_job.append(_named.clear)
+
+
+def _forget(_: object) -> None:
+    """Drops lists of which a variable is gone."""
+    _lists[:] = [known for known in _lists if known.alive()]
 
 
 class DistributedGradientTape(tf.GradientTape):
@@ -152,8 +158,7 @@ class DistributedGradientTape(tf.GradientTape):
             # Tensors are new in each step: what tells such lists apart is what is in them.
             shapes = tuple((str(v.dtype), tuple(v.shape)) for v in variables)
             return _found(_named, (shapes, *options), make)
-        _lists[:] = [known for known in _lists if known.alive()]
-        for known in _lists:
+        for known in list(_lists):
             if known.is_of(variables):
                 return _found(known, options, make)
         _lists.append(_KnownList(variables))
