@@ -64,6 +64,11 @@ def test_graphs_without_order(rank, size):
         wide = tf.ones([3])
         (back,) = v1.gradients(hvd.broadcast(wide, 0), wide)  # nobody needs it but the root
         assert (session.run(back) == (rank == 0)).all()
+        v, w = (v1.get_variable(n, initializer=float(rank + 1), use_resource=True) for n in "vw")
+        session.run(v1.global_variables_initializer())
+        whole, (in_place,) = hvd.broadcast_variables([v], 1), hvd.broadcast_([w], 0)
+        session.run(whole)
+        assert session.run(in_place) == session.run(w) == 1 and session.run(v) == 2
         # What has no order at all is refused.
         function = tf.function(hvd.allreduce)
         raises(ValueError, "inside a function", function, x)

@@ -13,6 +13,7 @@ from herring.horovod.common import objects
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of, root_in
 from herring.horovod.tensorflow.graph import run
+from herring.tensorflow.graphs import has_no_order
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -37,7 +38,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> Any:
     """Overwrites variables with those of one rank (collective), also inside a tf.function.
 
     Args:
@@ -46,23 +47,28 @@ def broadcast_variables(
       process_set: who takes part.
       inplace: no meaning: values are always assigned.
 
+    Returns:
+      In a graph of tf.compat.v1 the operation that does it when a Session runs it; else None.
+
     Raises:
       InvalidArgumentError: no such rank in the process set.
       HorovodInternalError: shapes or dtypes differ between ranks; from a graph tf.errors.OpError.
     """
-    _broadcast(list(variables), root_rank, None, process_set)
+    assigned = _broadcast(list(variables), root_rank, None, process_set)
+    return tf.group(*assigned) if has_no_order() else None
 
 
 def _broadcast(
     listed: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
-) -> None:
+) -> list[Any]:
+    """Returns the variables as they are once it is done."""
     group = group_of(process_set)
     root = root_in(process_set, root_rank)
     if tf.executing_eagerly():
         name = None if name is None else f"horovod.broadcast_variables.{name}"
         with internal_errors():
             plain.broadcast_variables(listed, root, name=name, group=group)
-        return
+        return listed
     tensors = [tf.convert_to_tensor(one) for one in listed]
     found, _ = run(
         "broadcast_variables",
@@ -72,8 +78,7 @@ def _broadcast(
         process_set,
         [(one.dtype, one.shape) for one in tensors],
     )
-    for variable, value in zip(listed, found):
-        variable.assign(value)
+    return [variable.assign(value) for variable, value in zip(listed, found)]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -92,14 +97,15 @@ def broadcast_(
       process_set: as of `broadcast_variables`.
 
     Returns:
-      The variables, as a list.
+      The variables, as a list. In a graph of tf.compat.v1 what a Session evaluates to overwrite
+      each of them.
 
     Raises:
       InvalidArgumentError, HorovodInternalError: as `broadcast_variables`.
     """
     listed = list(variables)
-    _broadcast(listed, root_rank, name, process_set)
-    return listed
+    assigned = _broadcast(listed, root_rank, name, process_set)
+    return assigned if has_no_order() else listed
 
 
 def broadcast_global_variables(root_rank: int) -> None:
