@@ -77,6 +77,8 @@ void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
     const Step& step = program().steps[id];
     if (step.place_of(rank_.rank_) == Step::kNobody) continue;
     if (rank_.is_left_out(program(), step)) continue;
+    // All members hear the same of a group: where it could not be formed, nobody calls in it.
+    if (step.group != 0 && step.kind != Kind::kFormGroup && !rank_.groups_[step.group]) continue;
     if (step.kind == Kind::kJoin) {
       join = &step;
       continue;
