@@ -122,7 +122,10 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
                 settle(key);
               }
             },
-            [this](uint32_t rank, const Status& why) { lost(rank, why); }) {}
+            [this](uint32_t rank, const Status& why) { lost(rank, why); },
+            [this](const Status& why) {
+              if (!active_.empty()) on_failure_(why);
+            }) {}
 
 Executor::~Executor() = default;
 

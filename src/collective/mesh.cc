@@ -16,13 +16,15 @@ constexpr Nanos kPatience = 60 * kSecond;
 }  // namespace
 
 Mesh::Mesh(transport::Transport& transport, transport::EventLoop& loop, MeshOptions options,
-           transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed)
+           transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed,
+           OnStarved on_starved)
     : transport_(transport),
       loop_(loop),
       options_(std::move(options)),
       handler_(handler),
       on_flow_(std::move(on_flow)),
-      on_failed_(std::move(on_failed)) {}
+      on_failed_(std::move(on_failed)),
+      on_starved_(std::move(on_starved)) {}
 
 Result<std::string> Mesh::listen() {
   auto listener = transport_.listen(
@@ -38,6 +40,7 @@ Result<std::string> Mesh::listen() {
       });
   if (!listener.ok()) return listener.status();
   listener_ = std::move(*listener);
+  listener_->on_starved(on_starved_);
   return listener_->address().to_string();
 }
 

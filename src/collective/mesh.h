@@ -25,9 +25,12 @@ class Mesh {
   // `user_index` of a flow is the rank at its other end.
   using OnFlow = std::function<void(uint32_t rank)>;
   using OnFailed = std::function<void(uint32_t rank, const Status&)>;
+  // This process cannot accept those who connect.
+  using OnStarved = std::function<void(const Status&)>;
 
   Mesh(transport::Transport& transport, transport::EventLoop& loop, MeshOptions options,
-       transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed);
+       transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed,
+       OnStarved on_starved);
 
   // Begins to listen; the address is for the others.
   Result<std::string> listen();
@@ -59,6 +62,7 @@ class Mesh {
   transport::FlowHandler& handler_;
   const OnFlow on_flow_;
   const OnFailed on_failed_;
+  const OnStarved on_starved_;
   std::unique_ptr<transport::Listener> listener_;
   std::map<uint32_t, transport::Address> addresses_;
   std::map<uint32_t, std::unique_ptr<transport::Connecting>> connecting_;

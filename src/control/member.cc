@@ -297,13 +297,15 @@ class Member::Impl final : public Channel::Owner {
       return;
     }
     // Nobody else counts it.
-    if (!is_lost(false, 0)) {
+    const bool known = is_lost(false, 0);
+    if (!known) {
       report_loss({false, left, 0,
                    concat(cluster_.describe_rank(0), ", which hosts the rendezvous ", rendezvous,
                           ", ", how),
                    epoch_ + 1});
     }
-    if (left && is_server_) report_end();
+    // Nobody is left to say when the last worker has left.
+    if ((left || known) && is_server_) report_end();
   }
 
   bool is_lost(bool is_server, uint32_t index) const {

@@ -159,6 +159,8 @@ class Listener {
   virtual const Address& address() const = 0;
   // Nobody else is let in; from inside a callback too.
   virtual void close() = 0;
+  // Told, again and again, while this process has no descriptors for those who come.
+  virtual void on_starved(std::function<void(const Status& why)> /*told*/) {}
 };
 
 // A connection that is being made; destroyed, it is given up.

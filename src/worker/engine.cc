@@ -59,10 +59,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       [this](const Status& status) { fail_now(status); },
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
       [this](uint32_t group) { return membership_.find(group) != nullptr; });
-  loop_->on_exhausted([this](const Status& why) {
-    fail_now(why);
-    options_.abort(why.message());
-  });
+  loop_->on_exhausted([this](const Status& why) { fail_now(why); });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
 }
@@ -196,6 +193,8 @@ void Engine::fail_now(const Status& status, bool leaves) {
   named_.fail_all(status);
   for (const auto& [waiting, tracked] : std::exchange(waiting_, {})) waiting->set(status);
   for (const auto& [id, partial] : std::exchange(partials_, {})) partial->fail(status);
+  // Only this process knows, and the others would wait for it.
+  if (status.code() == Code::kInternal) options_.abort(status.message());
 }
 
 void Engine::fail_waiting(const Group& group, const Status& status) {

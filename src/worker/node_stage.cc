@@ -39,7 +39,8 @@ void NodeStage::attach() {
   bus_.set_interest_handler([this](int fd, bool wants_write) {
     loop_.modify(fd, EPOLLIN | (wants_write ? EPOLLOUT : 0u));
   });
-  // A death is the rendezvous' to tell; here the socket only leaves the loop.
+  // A death is the rendezvous' to tell; here the socket only leaves the loop. What goes wrong
+  // between two that live, nobody else can tell.
   bus_.set_handler([this](const LocalMessage& message) { on_message(message); },
                    [this](uint32_t local_rank, const Status& why) {
                      log(LogLevel::kDebug, "connection to ", options_.names[local_rank],
@@ -53,6 +54,7 @@ void NodeStage::attach() {
                        one->second.erase(local_rank);
                        one = one->second.empty() ? forgotten_.erase(one) : std::next(one);
                      }
+                     if (why.code() == Code::kInternal) on_failure_(why);
                    });
 }
 

@@ -15,6 +15,7 @@ namespace herring::transport::tcp {
 namespace {
 
 constexpr Nanos kNoDescriptor = 100 * kMillisecond;
+constexpr Nanos kStarved = kSecond;
 
 }  // namespace
 
@@ -137,14 +138,13 @@ void Acceptor::on_events(uint32_t) {
     if (!fd.valid()) {
       const int error = errno;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        log(LogLevel::kWarning, "cannot accept a connection on ", address_.to_string(), ": ",
-            strerror(error));
         const Nanos wait = drop_one();  // its descriptor is for the next one
         if (wait == 0) continue;
-        pause(std::min(wait, kNoDescriptor));
+        starve(error, std::min(wait, kNoDescriptor));
       }
       return;
     }
+    starved_since_ = 0;
     auto peer = peer_address(fd.get());
     if (!peer.ok() || !make_flow_socket(fd.get()).ok()) continue;
     const int number = fd.get();
@@ -179,6 +179,20 @@ Nanos Acceptor::drop_one() {
     if (pending->kept_until() > until) continue;
     forget(fd);
     return 0;
+  }
+}
+
+void Acceptor::starve(int error, Nanos wait) {
+  const Nanos now = monotonic_now();
+  const std::string text = concat("cannot accept a connection on ", address_.to_string(), ": ",
+                                  strerror(error));
+  if (starved_since_ == 0) {
+    starved_since_ = now;
+    log(LogLevel::kWarning, text);
+  }
+  pause(wait);
+  if (starved_ && now - starved_since_ > kStarved) {
+    starved_({Code::kInternal, concat(text, " (for ", to_seconds(now - starved_since_), " s)")});
   }
 }
 

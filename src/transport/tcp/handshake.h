@@ -42,6 +42,10 @@ class Acceptor : public EventHandler {
   using Refused = std::function<void(const Address& peer, const std::string& why)>;
   void on_refused(Refused refused) { refused_ = std::move(refused); }
 
+  // Told, again and again, when nobody could be let in for a second because descriptors have run out.
+  using Starved = std::function<void(const Status& why)>;
+  void on_starved(Starved starved) { starved_ = std::move(starved); }
+
   const Address& address() const { return address_; }
   void on_events(uint32_t) override;
   void close();
@@ -53,6 +57,7 @@ class Acceptor : public EventHandler {
   bool make_room();
   Nanos drop_one();
   void pause(Nanos time);
+  void starve(int error, Nanos wait);
   void resume();
   void refused(const Address& peer, const std::string& why);
 
@@ -64,6 +69,8 @@ class Acceptor : public EventHandler {
   Admit admit_;
   Accepted accepted_;
   Refused refused_;
+  Starved starved_;
+  Nanos starved_since_ = 0;  // 0: it is not
   uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;
   EventLoop::TimerId pause_ = 0;  // while there is no room, or no descriptor, for a stranger

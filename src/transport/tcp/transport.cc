@@ -61,6 +61,9 @@ class TcpListener final : public Listener {
                   }) {}
   const Address& address() const override { return acceptor_.address(); }
   void close() override { acceptor_.close(); }
+  void on_starved(std::function<void(const Status& why)> told) override {
+    acceptor_.on_starved(std::move(told));
+  }
 
  private:
   Acceptor acceptor_;
