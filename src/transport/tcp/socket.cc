@@ -244,8 +244,13 @@ Result<GuardedFd> adopt_listener(int fd) {
   if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening) {
     return Status(Code::kConfiguration, concat("descriptor ", fd, " is not a listening socket"));
   }
-  fcntl(fd, F_SETFD, FD_CLOEXEC);
-  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  // A listener that blocks would hold up the whole rendezvous.
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    return Status(Code::kInternal, concat("cannot make descriptor ", fd,
+                                          " non-blocking: ", strerror(errno)));
+  }
   return GuardedFd(UniqueFd(fd));
 }
 
