@@ -332,6 +332,8 @@ class Member::Impl final : public Channel::Owner {
   void deliver() {
     if (!watched_ || delivering_) return;
     delivering_ = true;
+    // Also if a callback throws: what follows is still to be delivered.
+    const std::unique_ptr<bool, void (*)(bool*)> ends(&delivering_, [](bool* on) { *on = false; });
     while (!events_.empty()) {
       const Event event = std::move(events_.front());
       events_.pop_front();
@@ -347,7 +349,6 @@ class Member::Impl final : public Channel::Owner {
           break;
       }
     }
-    delivering_ = false;
   }
 
   void beat() {

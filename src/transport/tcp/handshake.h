@@ -42,7 +42,7 @@ class Acceptor : public EventHandler {
   using Refused = std::function<void(const Address& peer, const std::string& why)>;
   void on_refused(Refused refused) { refused_ = std::move(refused); }
 
-  // Told, again and again, when nobody could be let in for a second because descriptors have run out.
+  // Told, again and again, when descriptors have run out and nobody was let in for a second.
   using Starved = std::function<void(const Status& why)>;
   void on_starved(Starved starved) { starved_ = std::move(starved); }
 
