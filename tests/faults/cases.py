@@ -363,6 +363,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many cases of all kinds alike")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--only", default="", help="cases whose names have this text")
+    parser.add_argument("--without", default="", help="no cases whose names have this text")
     parser.add_argument("--case", action="append", default=[], help="this case alone")
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--verbose", action="store_true")
@@ -380,6 +381,8 @@ def main() -> None:
     cases = [parse_case(text) for text in options.case]
     if not cases:
         cases = [case for case in all_cases(library) if options.only in str(case)]
+        if options.without:
+            cases = [case for case in cases if options.without not in str(case)]
         if options.sample:
             cases = spread(cases, options.sample, options.seed)
     sys.exit(1 if run_all(library, cases, options.parallel, options.verbose) else 0)
