@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -195,6 +196,7 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     rows = document["rows"]
     assert [row["nodes"] for row in rows] == [2, 4, 8, 12]
     assert [row["servers"] for row in rows] == [2, 4, 8, 12]
+    assert document["chart"]["computed"], "nothing of it was measured"
     for row in rows:
         assert row["step_seconds"] >= 0.1
         assert row["model_limit_step_seconds"] <= row["step_seconds"] * 1.001
@@ -204,6 +206,8 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     picture = tmp_path / "simulate-nodes.svg"
     if picture.exists():
         text = picture.read_text()
+        # Six curves, each once more in the legend: simulated steps must not look measured.
+        assert len(re.findall(r"<path [^>]*stroke-dasharray", text)) == 2 * 6
         for word in (
             "dashed lines are models",
             "nodes (number)",
@@ -286,12 +290,12 @@ def test_what_cannot_be_is_refused(capsys, arguments: str, message: str) -> None
 # -- tables V and VI of the paper -----------------------------------------------------------------
 
 
-def test_the_papers_tables_are_predicted_from_two_points_of_each_column() -> None:
-    for column in paper_tables.COLUMNS:
-        found = paper_tables.fit(column)
+def test_the_papers_tables_are_predicted_from_two_points_of_each_row() -> None:
+    for row in paper_tables.ROWS:
+        found = paper_tables.fit(row)
         errors = [
             found.seconds(nodes) * 1e3 / published - 1
-            for nodes, published in zip(paper_tables.NODES, column.published)
+            for nodes, published in zip(paper_tables.NODES, row.published)
         ]
         assert errors[0] == pytest.approx(0, abs=1e-9)
         assert errors[-1] == pytest.approx(0, abs=1e-9)
@@ -322,11 +326,11 @@ def test_the_papers_tables_side_by_side(capsys, tmp_path: pathlib.Path) -> None:
 
 def test_the_page_has_the_numbers_that_are_computed() -> None:
     page = (pathlib.Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
-    for column in paper_tables.COLUMNS:
-        found = paper_tables.fit(column)
+    for row in paper_tables.ROWS:
+        found = paper_tables.fit(row)
         cells = (
-            column.name,
-            ", ".join(f"{value:g}" for value in column.published),
+            row.name,
+            ", ".join(f"{value:g}" for value in row.published),
             ", ".join(f"{1e3 * found.seconds(nodes):.2f}" for nodes in (16, 32)),
         )
         assert f"| {' | '.join(cells)} |" in page

@@ -165,6 +165,7 @@ def servers_table(best: Best, prices: Prices | None) -> Table:
         "dedicated servers (number)",
         "time (s)",
         names=names,
+        computed=True,
     )
     nodes = _many(first.network.nodes, "node")
     return Table("simulate-servers", f"{first.job.name} on {nodes}: servers", rows, chart, [])

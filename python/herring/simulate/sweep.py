@@ -188,6 +188,7 @@ def table(
             "model_limit_step_seconds": "Herring, limited by links alone",
             **{f"model_{name}_seconds": name for name in PEERS},
         },
+        computed=True,
     )
     title = f"{job.name}, {job.step:g} s per step, {fixed}"
     if job.step == 0:

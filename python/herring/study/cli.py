@@ -82,7 +82,7 @@ examples:
       27 all-reduces on emulated hosts and in virtual time, side by side
 
   herring study paper-tables
-      tables V and VI of the Herring paper: two points of each column calibrate a model, the others
+      tables V and VI of the Herring paper: two points of each row calibrate a model, the others
       are predicted; nothing is measured
 
 Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch

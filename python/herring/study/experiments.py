@@ -101,7 +101,7 @@ class Chart:
       by: a column: a curve for each of its values.
       x_scale, y_scale: ``linear`` or ``log``; for x also ``symlog``, which has room for 0.
       names: of columns and of values of `by` in the legend, where their own would not do.
-      computed: all is from models, nothing was measured.
+      computed: all is from models or simulated, nothing was measured.
     """
 
     x: str

@@ -1,9 +1,9 @@
-"""Tables V and VI of the Herring paper: a model with two numbers per column, beside the published.
+"""Tables V and VI of the Herring paper: a model with two numbers per row, beside the published.
 
 Pure computation. Averaging 100 MB on n nodes of 8 GPUs (p3dn.24xlarge, 100 Gbit/s) and as many
 servers takes ``M/R + s lg n``: R is the rate that hosts reach where nobody waits (`models
 .herring_time`), s what the slowest of twice as many hosts adds (`models.lateness`). Both come from
-the first and the last point of a column; those between are predicted.
+the first and the last point of a row; those between are predicted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from herring import models
 from herring.study.experiments import Chart, Table
 
-__all__ = ["COLUMNS", "NODES", "SIZE", "Column", "Fit", "fit", "linear", "paper_tables"]
+__all__ = ["NODES", "ROWS", "SIZE", "Fit", "Row", "fit", "linear", "paper_tables"]
 
 #: Nodes of 8 GPUs each: 64 to 512 GPUs.
 NODES = (8, 16, 32, 64)
@@ -28,7 +28,7 @@ _PCIE = 4 * 12e9  # bytes per second, section III-A, step 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class Row:
     """A row of a published table.
 
     Attributes:
@@ -41,16 +41,16 @@ class Column:
 
 
 #: With EFA and proxies (in both tables), with TCP (table V), with one server process (table VI).
-COLUMNS = (
-    Column("EFA, proxies", (13.457, 14.21, 15.237, 16.449)),
-    Column("without EFA", (20.53, 24.21, 27.49, 31.32)),
-    Column("without proxies", (17.83, 19.3, 20.2, 22.2)),
+ROWS = (
+    Row("EFA, proxies", (13.457, 14.21, 15.237, 16.449)),
+    Row("without EFA", (20.53, 24.21, 27.49, 31.32)),
+    Row("without proxies", (17.83, 19.3, 20.2, 22.2)),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The two numbers of a column.
+    """The two numbers of a row.
 
     Attributes:
       rate: bits per second that hosts reach where nobody waits.
@@ -66,18 +66,18 @@ class Fit:
         return models.herring_time(nodes, SIZE, self.rate / 8) + waiting
 
 
-def fit(column: Column, first: int = 0, second: int = -1) -> Fit:
-    """Calibrates on two points of a column, given by their places in `NODES`."""
-    early, late = column.published[first] / 1e3, column.published[second] / 1e3
+def fit(row: Row, first: int = 0, second: int = -1) -> Fit:
+    """Calibrates on two points of a row, given by their places in `NODES`."""
+    early, late = row.published[first] / 1e3, row.published[second] / 1e3
     doublings = models.lateness(NODES[second], 1.0) - models.lateness(NODES[first], 1.0)
     slope = (late - early) / doublings
     base = early - models.lateness(NODES[first], slope)
     return Fit(8 * SIZE / base, slope)
 
 
-def linear(column: Column, nodes: int) -> float:
+def linear(row: Row, nodes: int) -> float:
     """Seconds by the paper's own ``p alpha + n beta``, calibrated on the same two points."""
-    early, late = column.published[0] / 1e3, column.published[-1] / 1e3
+    early, late = row.published[0] / 1e3, row.published[-1] / 1e3
     alpha = (late - early) / (NODES[-1] - NODES[0])
     base = early - NODES[0] * alpha
     return models.herring_time(nodes, SIZE, SIZE / base, alpha)
@@ -85,7 +85,7 @@ def linear(column: Column, nodes: int) -> float:
 
 def paper_tables() -> list[Table]:
     """Returns published and modelled times side by side, and what their slopes come from."""
-    fits = [fit(column) for column in COLUMNS]
+    fits = [fit(row) for row in ROWS]
     return [_times(fits), _slopes(fits)]
 
 
@@ -96,26 +96,26 @@ def _off(seconds: float, published: float) -> float:
 
 def _times(fits: list[Fit]) -> Table:
     rows: list[dict[str, Any]] = []
-    for column, found in zip(COLUMNS, fits):
-        for place, (nodes, published) in enumerate(zip(NODES, column.published)):
+    for row, found in zip(ROWS, fits):
+        for place, (nodes, published) in enumerate(zip(NODES, row.published)):
             seconds = found.seconds(nodes)
             ends = place in (0, len(NODES) - 1)
             rows.append(
                 {
-                    "column": column.name,
+                    "row": row.name,
                     "nodes": nodes,
                     "published_ms": published,
                     "model_ms": 1e3 * seconds,
                     "off_percent": _off(seconds, published),
                     "used_to": "calibrate" if ends else "check",
-                    "linear_off_percent": _off(linear(column, nodes), published),
+                    "linear_off_percent": _off(linear(row, nodes), published),
                 }
             )
     limit = 1e3 * models.herring_time(8, SIZE, _RATE / 8)
     ring = 1e3 * models.colocated_time(8, 0, SIZE, _RATE / 8)
-    own = COLUMNS[0].published[0]
+    own = ROWS[0].published[0]
     notes = [
-        "model: M/R + s lg n, R and s from 8 and 64 nodes of the column; 16 and 32 are predictions",
+        "model: M/R + s lg n, R and s from 8 and 64 nodes of the row; 16 and 32 are predictions",
         f"{own:g} ms at 8 nodes has dedicated servers, one for each node as section IV-A says: the "
         f"limit M/B is {limit:.2f} ms, and it is {100 * limit / own:.0f} % of the rate. Colocated "
         f"servers cannot be meant: in float32 2(n-1)M/(nB) is {ring:.2f} ms, more than was "
@@ -127,7 +127,7 @@ def _times(fits: list[Fit]) -> Table:
         ["published_ms", "model_ms"],
         "nodes of 8 GPUs (number)",
         "averaging 100 MB (ms)",
-        by="column",
+        by="row",
         x_scale="log",
     )
     title = "Tables V and VI of the Herring paper: 100 MB, p3dn, 100 Gbit/s"
@@ -143,22 +143,22 @@ def _slopes(fits: list[Fit]) -> Table:
     )
     rows = [
         {
-            "column": column.name,
+            "row": row.name,
             "rate_gbit": found.rate / 1e9,
             "nobody_waits_ms": 8e3 * SIZE / found.rate,
             "per_doubling_ms": 1e3 * found.late,
             "beyond_efa_ms": 1e3 * (found.late - efa.late),
             "comes_from": cause,
         }
-        for column, found, cause in zip(COLUMNS, fits, causes)
+        for row, found, cause in zip(ROWS, fits, causes)
     ]
     extra = [
         (tcp_ms - efa_ms) / models.lateness(nodes, 1.0)
-        for nodes, efa_ms, tcp_ms in zip(NODES, COLUMNS[0].published, COLUMNS[1].published)
+        for nodes, efa_ms, tcp_ms in zip(NODES, ROWS[0].published, ROWS[1].published)
     ]
-    alpha = (COLUMNS[0].published[-1] - COLUMNS[0].published[0]) / (NODES[-1] - NODES[0])
+    alpha = (ROWS[0].published[-1] - ROWS[0].published[0]) / (NODES[-1] - NODES[0])
     frame = 8e3 * _FRAME / _RATE
-    worst = max(abs(_off(linear(COLUMNS[1], n), p)) for n, p in zip(NODES, COLUMNS[1].published))
+    worst = max(abs(_off(linear(ROWS[1], n), p)) for n, p in zip(NODES, ROWS[1].published))
     process = 8e3 * SIZE * (1 / single.rate - 1 / efa.rate)
     notes = [
         "what TCP adds to EFA is nothing on one node and grows with each doubling by "
@@ -166,13 +166,13 @@ def _slopes(fits: list[Fit]) -> Table:
         "peers, and the bytes alone cost no more than with EFA",
         f"one process adds {process:.2f} ms where nobody waits; the paper's {_ENDPOINT / 1e9:g} "
         f"Gbit/s of one endpoint would add {8e3 * SIZE * (1 / _ENDPOINT - 1 / _RATE):.2f} ms",
-        f"the paper's p alpha is linear in n. As the slope of the first column it needs an alpha "
+        f"the paper's p alpha is linear in n. As the slope of the first row it needs an alpha "
         f"of {1e3 * alpha:.0f} us, {alpha / frame:.0f} times what a jumbo frame takes at 100 "
         f"Gbit/s, and without EFA it is off by up to {worst:.0f} %",
         f"of the {8e3 * SIZE / efa.rate:.2f} ms with EFA where nobody waits the link explains "
         f"{8e3 * SIZE / _RATE:.2f}; the rest does not follow from the tables (a copy over four "
         f"PCIe links of 12 GB/s that nothing overlaps would take {1e3 * SIZE / _PCIE:.2f})",
-        "four points per column fix two numbers, not their causes: those are the paper's (sections "
+        "four points per row fix two numbers, not their causes: those are the paper's (sections "
         "II-A, V-A, V-B), and consistent with the numbers",
     ]
-    return Table("paper-tables-slopes", "What the columns' slopes come from", rows, notes=notes)
+    return Table("paper-tables-slopes", "What the rows' slopes come from", rows, notes=notes)

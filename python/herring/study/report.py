@@ -105,7 +105,8 @@ def draw(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
     """Draws the table's chart to ``NAME.svg``; returns the file, or none without matplotlib.
 
     Colours can be told apart by the colour-blind and show on light and dark pages, text is text,
-    what was measured has markers, and what a model says is dashed, in the colour of what it is of.
+    what was measured has markers, and what a model or a simulation says is dashed, in the colour of
+    what it is of.
     """
     chart = table.chart
     if chart is None:
