@@ -454,12 +454,12 @@ def checked_splits(
         counts = [count_of(n, "a split") for n in splits]
     except (InvalidArgumentError, TypeError):
         raise InvalidArgumentError(
-            f"{kind}: splits is {shown(splits)}; it must be {ranks} counts that sum to {rows}, "
+            f"{kind}: splits is {shown(splits)}; it must be {ranks} integers that sum to {rows}, "
             "or None"
         ) from None
     if len(counts) != ranks or sum(counts) != rows or min(counts) < 0:
         raise InvalidArgumentError(
-            f"{kind}: splits is {counts}; it must be {ranks} counts that sum to {rows}"
+            f"{kind}: splits is {counts}; it must be {ranks} integers that sum to {rows}"
         )
     return counts
 

@@ -100,13 +100,14 @@ class Executor::Active : public Run::Wire {
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
                    const control::Cluster& cluster, MeshOptions options, OnFailure on_failure,
-                   OnLost on_lost, Knows knows)
+                   OnLost on_lost, Knows knows, HasLeft has_left)
     : loop_(loop),
       cluster_(cluster),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
       on_lost_(std::move(on_lost)),
       knows_(std::move(knows)),
+      has_left_(std::move(has_left)),
       mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
               // A flow that is new may be what several runs have waited for.
@@ -358,6 +359,13 @@ void Executor::rank_lost(uint32_t rank) {
   let_go(rank);
 }
 
+void Executor::rank_left(uint32_t rank) {
+  // It may be that a connection of its own is still to be accepted.
+  loop_.call_after(kGrace, [this, rank] {
+    if (mesh_.flow(rank) == nullptr) lost(rank, {Code::kPeerLost, "it has left the job"});
+  });
+}
+
 // Nothing is on its way there or from there any more.
 void Executor::let_go(uint32_t rank) {
   const auto found = peers_.find(rank);
@@ -382,7 +390,8 @@ void Executor::lost(uint32_t rank, const Status& why) {
       if (!active->begun || called_off_.contains(std::get<0>(key))) continue;
       const uint32_t index = active->index_of(rank);
       if (index == active->run.task().ranks.size() || !active->run.needs(index)) continue;
-      if (active->is_message()) {
+      // Between two ranks that live the other one may not know, and would wait.
+      if (active->is_message() && has_left_(rank)) {
         active->lost = {Code::kPeerLost, concat(active->describe(), " cannot complete: ", text)};
         messages.push_back(key);
       } else {

@@ -27,13 +27,15 @@ class Executor : private transport::FlowHandler {
   using OnLost = std::function<void(uint32_t group, const Status&)>;
   // This worker is in a group of that number.
   using Knows = std::function<bool(uint32_t group)>;
+  // The rank has left the job, and all know it.
+  using HasLeft = std::function<bool(uint32_t rank)>;
   // Nothing touches the task's array any more; not ok: why it could not be completed. The job, or
   // the group, may have said why before.
   using OnDone = std::function<void(const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
            const control::Cluster& cluster, MeshOptions options,
-           OnFailure on_failure, OnLost on_lost, Knows knows);
+           OnFailure on_failure, OnLost on_lost, Knows knows, HasLeft has_left);
   ~Executor() override;
 
   // Where the others reach this worker.
@@ -50,6 +52,9 @@ class Executor : private transport::FlowHandler {
   void forget(uint32_t group) { called_off_.erase(group); }
   // The rank is dead; the groups that it is in are called off.
   void rank_lost(uint32_t rank);
+  // The rank has left. What it owes may be on its way over a connection, whose end tells; without
+  // one nothing comes.
+  void rank_left(uint32_t rank);
   // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
   void clear();
   // Likewise, by a worker that leaves: what it has handed to flows still goes out.
@@ -100,6 +105,7 @@ class Executor : private transport::FlowHandler {
   const OnFailure on_failure_;
   const OnLost on_lost_;
   const Knows knows_;
+  const HasLeft has_left_;
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;

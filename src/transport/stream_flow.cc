@@ -283,6 +283,8 @@ void StreamFlow::stop_writing(int error) {
   broken_ = {Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(error))};
   drop_queued();
   want_writable(false);
+  // If it lives and only writing has failed, it learns of it by that, and closes.
+  static_cast<void>(end_writing());
 }
 
 void StreamFlow::drop_input() {

@@ -58,7 +58,8 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       transport, *loop_, cluster_, options_.mesh,
       [this](const Status& status) { fail_now(status); },
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
-      [this](uint32_t group) { return membership_.find(group) != nullptr; });
+      [this](uint32_t group) { return membership_.find(group) != nullptr; },
+      [this](uint32_t rank) { return membership_.has_left(rank); });
   loop_->on_exhausted([this](const Status& why) { fail_now(why); });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");

@@ -171,6 +171,7 @@ void Membership::give_up(const std::shared_ptr<Group>& group, const Status& why)
 void Membership::rank_left(uint32_t rank) {
   left_.push_back(rank);
   left_since_ = engine_.loop()->now();
+  engine_.executor().rank_left(rank);
   for (const auto& group : groups()) {
     if (!group->members().has(rank)) continue;
     // What it had called has been announced by now here too: it would not have left otherwise.

@@ -3,6 +3,7 @@
 // otherwise.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -55,6 +56,7 @@ class Membership {
   // Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
+  bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }
 
  private:
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first

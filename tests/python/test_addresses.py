@@ -15,7 +15,8 @@ pytestmark = pytest.mark.timeout(120)
 
 SUM = (
     "import herring, numpy as np; herring.init(); "
-    "print('sum', herring.allreduce(np.ones(70000, np.float32), 'sum')[0])"
+    "total = herring.allreduce(np.ones(70000, np.float32), 'sum')[0]; "
+    "print(f'sum {total}\\n', end='')"  # in one write: ranks share the output
 )
 SCRIPT = [sys.executable, "-c", SUM]
 RUN = [sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "60", "-n", "2"]

@@ -79,7 +79,7 @@ def test_without_mpi4py_its_extra_is_named(launchers, monkeypatch) -> None:
         mpi, "_output", lambda argv, *rest: failed if "-c" in argv else output(argv, *rest)
     )
     assert "No module named 'mpi4py'" in mpi.missing("openmpi")
-    assert "herring-dl[mpi]" in mpi.missing("openmpi")
+    assert "pip install 'mpi4py" in mpi.missing("openmpi")
 
 
 def test_ranks_get_their_own_variables_and_hosts(launchers, tmp_path) -> None:

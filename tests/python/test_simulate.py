@@ -287,7 +287,7 @@ def test_a_sweep_ends_where_it_says() -> None:
         ("nodes=1..8:0", "a step is more than 0"),
         ("nodes=1..1000:1", "at most 100"),
         ("rate=1..2", "not a rate"),
-        ("loss=1", "not a loss"),
+        ("loss=1", "not a share"),
     ],
 )
 def test_impossible_sweeps_are_refused(text: str, message: str) -> None:
