@@ -77,6 +77,17 @@ auto without_exceptions(Call&& call) -> decltype(call()) {
   }
 }
 
+// What `call` returns. What it throws is told to `fail`, as a Status, and goes on.
+template <typename Fail, typename Call>
+auto or_tell(Fail&& fail, Call&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    fail(status_of(error));
+    throw;
+  }
+}
+
 // One part of a message: text, a character or a number (floating point with 6 digits, as streams
 // print it). It refers to what it was made from.
 class Part {

@@ -159,12 +159,13 @@ void Server::end_job(const Status& why, uint32_t rank) {
   const bool gone = groups_->is_gone(rank);
   log(gone ? LogLevel::kDebug : LogLevel::kError, why.message());
   if (gone) return;
-  static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
-    for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-      out.push_back(error_answer(rank, 0, why));
-    }
-    return Status();
-  }));
+  std::lock_guard lock(changes_);
+  if (ends_) return;
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    answers.push_back(error_answer(rank, 0, why));
+  }
+  answer(std::move(answers), kNobody);
 }
 
 Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::string text) {
@@ -242,15 +243,17 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
   return {};
 }
 
-// The one way to answer workers. `from`: who asked for the change.
+// The one way to answer workers, but for the end of the job. `from`: who asked for the change.
 Status Server::change(const Change& change, uint32_t from) {
   std::lock_guard lock(changes_);
-  if (ends_) return {};
-  std::vector<Answer> answers;
-  Status status = change(proxies_[0]->loop().now(), answers);
-  answer(std::move(answers), from);
-  set_timers();
-  return status;
+  if (ends_ || half_changed_) return {};
+  return or_tell([this](const Status&) { half_changed_ = true; }, [&] {
+    std::vector<Answer> answers;
+    Status status = change(proxies_[0]->loop().now(), answers);
+    answer(std::move(answers), from);
+    set_timers();
+    return status;
+  });
 }
 
 // Where many workers share few cores, those who compute would wake up between those who wait for a

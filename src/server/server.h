@@ -176,6 +176,8 @@ class Server {
   std::vector<Recipient> recipients_;  // by rank
   bool some_wait_ = false;             // a timer is set for them
   bool ends_ = false;                  // nothing changes any more
+  // For lack of memory: only the job's end can be told.
+  bool half_changed_ = false;
   Nanos series_wake_ = 0;              // a timer is set for then
 };
 
