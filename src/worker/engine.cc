@@ -60,7 +60,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
       [this](uint32_t group) { return membership_.find(group) != nullptr; },
       [this](uint32_t rank) { return membership_.has_left(rank); });
-  loop_->on_exhausted([this](const Status& why) { fail_now(why); });
+  loop_->on_exhausted([this](const Status& why) { failing_ ? end_all() : fail_now(why); });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
 }
@@ -185,6 +185,13 @@ void Engine::fail_now(const Status& status, bool leaves) {
     if (!failure_.ok()) return;
     failure_ = status;
   }
+  failing_ = true;
+  end_all(leaves);
+}
+
+// Once more where it was left, if there was no memory for a step.
+void Engine::end_all(bool leaves) {
+  const Status status = failure();
   // First nothing here may touch callers' memory any more, then they are told. Neighbours may for a
   // moment: what they know as ours is not used again.
   leaves ? links_->finish() : links_->clear();
@@ -192,10 +199,17 @@ void Engine::fail_now(const Status& status, bool leaves) {
   leaves ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);
-  for (const auto& [waiting, tracked] : std::exchange(waiting_, {})) waiting->set(status);
-  for (const auto& [id, partial] : std::exchange(partials_, {})) partial->fail(status);
+  while (!waiting_.empty()) {
+    Status told = status;
+    waiting_.extract(waiting_.begin()).key()->set(std::move(told));
+  }
+  while (!partials_.empty()) {
+    partials_.begin()->second->fail(status);
+    partials_.erase(partials_.begin());
+  }
   // Only this process knows, and the others would wait for it.
   if (status.code() == Code::kInternal) options_.abort(status.message());
+  failing_ = false;
 }
 
 void Engine::fail_waiting(const Group& group, const Status& status) {
@@ -242,7 +256,11 @@ Status Engine::enlist(const std::shared_ptr<Partial>& partial) {
   HERRING_RETURN_IF_ERROR(incomplete(partial->group()));
   return run([this, partial] {
     if (Status status = failure(); !status.ok()) return partial->fail(status);
-    if (!partials_.emplace(partial->id(), partial).second) {
+    const auto fail = [&partial](const Status& why) { partial->fail(why); };
+    const bool added = or_tell(fail, [&] {
+      return partials_.emplace(partial->id(), partial).second;
+    });
+    if (!added) {
       return partial->fail({Code::kInvalidArgument,
                             concat("a partial all-reduce named '", partial->options().name,
                                    "' is in progress already; give this one another name")});

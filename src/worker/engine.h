@@ -133,6 +133,7 @@ class Engine {
   void fail_now(const Status& status, bool leaves = false);
 
  private:
+  void end_all(bool leaves = false);
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   Status on_series(const wire::FrameHeader& header, std::string_view payload);
   Status on_series_error(std::string_view payload);
@@ -166,6 +167,7 @@ class Engine {
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_
+  bool failing_ = false;         // engine thread: not everything has been told of it
   bool stopped_ = false;         // guarded by mutex_
 };
 

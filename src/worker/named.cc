@@ -39,12 +39,16 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
   if (!request.group) request.group = engine_.world();
   const Group& group = *request.group;
   const bool forms = request.kind == wire::Collective::kFormGroup;
+  const bool message = is_message(request.kind);
   if (Status failed = engine_.failure(); !failed.ok()) return failed;
-  const Status failed = is_message(request.kind) ? group.message_failure() : group.failure();
+  const Status failed = message ? group.message_failure() : group.failure();
   if (!failed.ok() && !forms) {
     return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
+  auto operation = std::make_shared<Operation>(engine_.loop());
+  operation->owner_ = this;
+  if (!message) operation->name_ = name_of(request);
   std::unique_lock lock(mutex_);
   if (is_reserved(request.name) && request.kind != wire::Collective::kJoin) {
     return Status(Code::kInvalidArgument,
@@ -55,19 +59,24 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
                   concat("'", request.name, "'", group.members().suffix(),
                          " was called after join(); wait until that has returned"));
   }
-  if (!is_message(request.kind)) {
-    if (!names_.insert(name_of(request)).second) {
-      return Status(Code::kInvalidArgument,
-                    concat("an operation named '", request.name, "' is in flight already",
-                           group.members().suffix(),
-                           "; wait for it, or give this one another name"));
-    }
+  if (!message && !names_.insert(operation->name_).second) {
+    return Status(Code::kInvalidArgument,
+                  concat("an operation named '", request.name, "' is in flight already",
+                         group.members().suffix(),
+                         "; wait for it, or give this one another name"));
   }
   lock.unlock();
-  auto operation = std::make_shared<Operation>(engine_.loop());
   operation->request = std::move(request);
-  operation->owner_ = this;
-  HERRING_RETURN_IF_ERROR(engine_.run([this, operation] { start(operation); }, waits));
+  // Until it has started, nobody but its caller knows of it.
+  const auto starts = [this, operation] {
+    or_tell([&](const Status& why) { operation->completion.set(why); },
+            [&] { start(operation); });
+  };
+  const auto forget = [&](const Status&) {
+    std::lock_guard again(mutex_);
+    names_.erase(operation->name_);
+  };
+  HERRING_RETURN_IF_ERROR(or_tell(forget, [&] { return engine_.run(starts, waits); }));
   return operation;
 }
 
@@ -328,15 +337,17 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   const auto found = operations_.find(operation.id_);
   if (found == operations_.end()) return;
   const std::shared_ptr<Operation> keep = found->second;
-  operations_.erase(found);
-  if (keep->staging_ != nullptr) {
-    engine_.heap().free(keep->staging_);
+  if (char* const staging = std::exchange(keep->staging_, nullptr)) {
+    engine_.heap().free(staging);
     engine_.node_stage().release_regions();
   }
+  Status told = status;
+  // From here to where it is told, nothing needs memory.
+  operations_.erase(found);
   if (keep->absent_) return end_join(keep->request.group->id());
   if (!is_message(keep->request.kind)) {
     std::lock_guard lock(mutex_);
-    names_.erase(name_of(keep->request));
+    names_.erase(keep->name_);
   }
   if (keep->formed && !status.ok()) {
     engine_.membership().forget(keep->formed);
@@ -346,7 +357,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     keep->request.group->count_join();
     keep->request.group->called = 0;
   }
-  keep->completion.set(status);
+  keep->completion.set(std::move(told));
   if (keep->then_) keep->then_(status);
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/completion.h"
@@ -61,6 +62,7 @@ class Operation : public TransferOwner, public std::enable_shared_from_this<Oper
   char* place_result(size_t bytes);    // null: no memory
 
   NamedOperations* owner_ = nullptr;
+  std::pair<uint32_t, std::string> name_;  // as NamedOperations keeps it; of a message none
   uint64_t id_ = 0;
   uint32_t server_ = 0;
   bool launched_ = false;              // bytes of it may be moving

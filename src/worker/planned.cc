@@ -142,11 +142,15 @@ Planned::~Planned() {
   if (round_ == nullptr || round_->completion->done() || next_buffer_ == plan().buffers.size()) {
     return;
   }
-  Engine& engine = work_->engine;
-  engine.abort({Code::kShutdown,
-                concat("planned operation '", work_->options.name, "'", work_->members().suffix(),
-                       " was closed inside round ", round_->number, ", before gradients ",
-                       missing(), " were ready; wait() for the round before close()")});
+  // Without the memory to say so, the others wait until their time-out.
+  static_cast<void>(without_exceptions([this]() -> Status {
+    work_->engine.abort(
+        {Code::kShutdown,
+         concat("planned operation '", work_->options.name, "'", work_->members().suffix(),
+                " was closed inside round ", round_->number, ", before gradients ", missing(),
+                " were ready; wait() for the round before close()")});
+    return {};
+  }));
 }
 
 uint64_t Planned::signature() const {
@@ -167,11 +171,13 @@ Status Planned::begin(bool active) {
     return {Code::kInvalidArgument,
             concat("'", work_->options.name, "': begin() inside a round; wait() for it first")};
   }
-  round_ = std::make_shared<Round>();
-  round_->completion = std::make_shared<Completion>(work_->engine.loop());
-  round_->number = next_round_++;
-  round_->active = active;
-  round_->buffers_left = static_cast<uint32_t>(plan().buffers.size());
+  // Before anything changes: there may be no memory for it.
+  auto round = std::make_shared<Round>();
+  round->completion = std::make_shared<Completion>(work_->engine.loop());
+  round->number = next_round_++;
+  round->active = active;
+  round->buffers_left = static_cast<uint32_t>(plan().buffers.size());
+  round_ = std::move(round);
   ready_.assign(plan().gradients.size(), !active);
   missing_.assign(plan().buffers.size(), 0);
   if (active) {
@@ -235,16 +241,19 @@ void Planned::Work::run(const std::shared_ptr<Round>& round, std::function<void(
 }
 
 void Planned::Work::begin(const std::shared_ptr<Round>& round) {
-  run(round, [self = shared_from_this(), round] {
-    if (Status status = self->engine.failure(); !status.ok()) {
+  const auto tracks = [this, round] {
+    if (Status status = engine.failure(); !status.ok()) {
       round->completion->set(status);
-    } else if (Status off = self->engine.called_off(*self->options.group); !off.ok()) {
+    } else if (Status off = engine.called_off(*options.group); !off.ok()) {
       round->completion->set(off);
     } else {
-      self->engine.track(round->completion, *self->options.group,
-                         concat("'", self->options.name, "'", self->members().suffix(),
-                                " (round ", round->number, ")"));
+      engine.track(round->completion, *options.group,
+                   concat("'", options.name, "'", members().suffix(), " (round ",
+                          round->number, ")"));
     }
+  };
+  run(round, [self = shared_from_this(), round, tracks] {
+    or_tell([&](const Status& why) { round->completion->set(why); }, tracks);
   });
 }
 
