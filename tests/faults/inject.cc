@@ -3,6 +3,7 @@
 // it), so that Python goes on undisturbed. tests/faults/cases.py configures it through a record in
 // memory that it shares with the processes of a case.
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
@@ -98,6 +100,22 @@ bool fails(int call, void* caller) {
   return struck;
 }
 
+// The stack of the allocation that failed last, which is printed at an abort before the stack of
+// that: by then the exception has unwound it up to whoever could not let it through.
+constexpr int kDepth = 48;
+void* g_stack[kDepth];
+int g_frames = 0;
+
+void print_stacks(int signal) {
+  void* stack[kDepth];
+  const int frames = backtrace(stack, kDepth);
+  constexpr char kMiddle[] = "has failed; aborted:\n";
+  backtrace_symbols_fd(g_stack, g_frames, STDERR_FILENO);
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kMiddle, sizeof(kMiddle) - 1);
+  backtrace_symbols_fd(stack, frames, STDERR_FILENO);
+  std::signal(signal, SIG_DFL);
+}
+
 template <typename Function>
 Function* next(Function*, const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
@@ -129,6 +147,8 @@ size_t herring_faults_bytes() { return sizeof(Record); }
 // `module`: part of the path of the module whose calls are counted. False: it is not loaded.
 bool herring_faults_use(void* record, const char* module) {
   dl_iterate_phdr(find_ranges, const_cast<char*>(module));
+  backtrace(g_stack, kDepth);  // The first loads a library, which allocates.
+  for (const int signal : {SIGABRT, SIGSEGV}) std::signal(signal, print_stacks);
   g_record.store(static_cast<Record*>(record), std::memory_order_release);
   return g_herring.from != 0;
 }
@@ -206,6 +226,7 @@ namespace {
 void* allocate(size_t bytes, size_t alignment, void* caller) {
   const int before = errno;
   if (fails(k_new, caller)) {
+    g_frames = backtrace(g_stack, kDepth);
     errno = before;
     return nullptr;
   }
