@@ -165,9 +165,9 @@ Result<void*> SharedHeap::allocate(size_t bytes) {
 }
 
 std::shared_ptr<SharedRegion> SharedHeap::evict(Entries::iterator entry) {
+  released_.push_back(entry->second.region->id());  // before anything changes: it needs memory
   std::shared_ptr<SharedRegion> region = std::move(entry->second.region);
   if (entry->second.cached) cached_ -= region->bytes();
-  released_.push_back(region->id());
   entries_.erase(entry);
   return region;
 }
