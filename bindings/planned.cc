@@ -24,12 +24,11 @@ struct PlanHandle {
 PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
-                     size_t buffer_bytes, nb::handle group) {
+                     size_t buffer_bytes, uint32_t stream, nb::handle group) {
   worker::Job& job = nb::cast<worker::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
-  if (!options.group) options.group = job.engine().world();
-  options.stream = options.group->next_stream();
+  options.stream = stream;
   std::vector<plan::Gradient> list;
   for (const auto& [elements, dtype] : gradients) {
     if (elements < 0) {
@@ -68,9 +67,13 @@ using Place = std::tuple<uint32_t, size_t, size_t>;
 
 void register_planned(nb::module_& module) {
   using namespace nb::literals;
+  module.def("next_stream", [](worker::Job& job, nb::handle group) {
+    const auto members = group_of(group);
+    return (members ? members : job.engine().world())->next_stream();
+  }, "job"_a, "group"_a = nb::none());
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
-                  "buffer_bytes"_a, "group"_a = nb::none())
+                  "buffer_bytes"_a, "stream"_a, "group"_a = nb::none())
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
            "active"_a = true)
       .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)

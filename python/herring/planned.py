@@ -52,6 +52,8 @@ class PlannedReduction:
         name = named(name, "planned", group)
         self._job = job()
         self._name = name
+        # Also for a plan that this rank refuses: the next one must have the same on all ranks.
+        stream = _core.next_stream(self._job, scope_of(group).handle)
         with called("allgather", f"{name}.plan", group):
             listed = _listed(gradients)
             op = operator_of(op)
@@ -65,6 +67,7 @@ class PlannedReduction:
                 op,
                 wire_dtype or "",
                 buffer_bytes,
+                stream,
                 scope_of(group).handle,
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
