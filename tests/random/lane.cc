@@ -173,7 +173,10 @@ void Rank::Lane::address(const Step& step, worker::Request& request) const {
   request.kind = sends ? wire::Collective::kSend : wire::Collective::kReceive;
   request.root = static_cast<uint32_t>(
       std::lower_bound(members.begin(), members.end(), other) - members.begin());
-  if (!sends && step.any_source) request.root = wire::kAnyRank;
+  // Whoever receives from any rank waits on although one of them has left: others might send.
+  if (!sends && step.any_source && program().ending == Ending::kNone) {
+    request.root = wire::kAnyRank;
+  }
   request.splits = {step.id};
   request.name = concat(sends ? "send to " : "receive from ", other);
 }
