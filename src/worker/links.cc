@@ -515,7 +515,16 @@ void Links::server_lost(uint32_t server) {
     Transfer& transfer = *pushed.transfer;
     for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
       if (transfer.shards[transfer.runs[r].shard].server != server) continue;
-      transfer.segments_left -= std::exchange(transfer.on_the_way[r], 0);
+      // Of what is called off the rest is not waited for any more.
+      auto& answered = transfer.answered[r];
+      const auto lost = transfer.called_off
+                            ? transfer.on_the_way[r]
+                            : std::count(answered.begin(), answered.end(), false);
+      if (lost == 0) continue;
+      answered.assign(answered.size(), true);
+      transfer.on_the_way[r] = 0;
+      transfer.fewest_workers = 0;
+      transfer.segments_left -= static_cast<uint32_t>(lost);
       if (transfer.segments_left == 0) ended.push_back(&transfer);
     }
   }

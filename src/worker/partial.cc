@@ -187,9 +187,9 @@ Status Partial::launch(uint64_t upto, const char* send) {
 
 void Partial::on_transfer_done(Transfer& done) {
   transferring_ = false;
-  transferred_ = true;
-  wire::RoundMark mark{id_, info_.round, attempt_,
-                       done.fewest_workers == info_.contributors.size()};
+  // Whoever lacks a part of it cannot complete the round, even if others can: its series has failed.
+  transferred_ = done.fewest_workers == info_.contributors.size();
+  wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
   wire::FrameHeader header;
   header.type = wire::FrameType::kReceived;
   engine_.links().send_control(server_, header, encode(mark));

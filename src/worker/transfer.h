@@ -30,7 +30,7 @@ struct Transfer {
   uint32_t segments_left = 0;
   bool called_off = false;               // its group is broken: what it holds is no result
   uint32_t workers = 0;                  // contributing workers, as the results say
-  uint32_t fewest_workers = 0;           // in any of its results
+  uint32_t fewest_workers = 0;           // in any of its results; 0: one is lost
   std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
   std::vector<uint32_t> on_the_way;      // by run: segments pushed and not answered yet
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here

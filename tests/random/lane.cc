@@ -27,6 +27,15 @@ Values contribution(Values values, uint32_t number) {
   return values;
 }
 
+std::string describe(const worker::RoundInfo& info, uint32_t rank) {
+  std::string text = concat("rank ", rank, ", attempt ", info.attempts, ", contributions");
+  for (const partial::Contributor& one : info.contributors) {
+    text += concat(" ", one.rank, ":", one.upto);
+  }
+  text += concat(", ", info.lost.size(), " lost", info.last ? ", the last one" : "");
+  return text;
+}
+
 void add(DType dtype, const std::vector<char>& array, std::vector<char>& sum) {
   const auto add_as = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -270,7 +279,9 @@ void Rank::Lane::run_series(const Step& step) {
     }
     auto info = series.take(array.data());
     if (!info.ok()) return rank_.check_outcome(program_, step, info.status());
-    if (std::string text = program_.same_everywhere(step, info->round, array); !text.empty()) {
+    if (std::string text = program_.same_everywhere(step, info->round, array,
+                                                    describe(*info, rank_.rank_));
+        !text.empty()) {
       rank_.wrong(program(), step, text);
     }
     add(step.dtype, array, sum);

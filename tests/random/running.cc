@@ -58,14 +58,16 @@ const std::vector<char>& RunningProgram::reduction(const Step& step, size_t inde
 }
 
 std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
-                                            const std::vector<char>& result) {
+                                            const std::vector<char>& result, std::string how) {
   Expected& expected = expected_[step.id];
   const uint64_t hash = hash_of(result);
   std::lock_guard lock(expected.mutex);
-  if (expected.hashes.size() == round) expected.hashes.push_back(hash);
-  if (round > expected.hashes.size()) return concat("round ", round, " was skipped");
-  return expected.hashes[round] == hash ? std::string()
-                                        : concat("round ", round, " differs between ranks");
+  auto& rounds = expected.rounds;
+  if (round > rounds.size()) return concat("round ", round, " was skipped");
+  if (round == rounds.size()) rounds.emplace_back(hash, how);
+  if (rounds[round].first == hash) return {};
+  return concat("round ", round, " differs between ranks: here ", how, "; there ",
+                rounds[round].second);
 }
 
 void RunningProgram::rank_done() {

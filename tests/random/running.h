@@ -27,8 +27,10 @@ class RunningProgram {
   Values values_of(const Step& step, size_t index = 0) const;
   // Ranks of the job.
   std::vector<uint32_t> contributors(const Step& step) const;
-  // "" if this round of a series gave the same bytes on the ranks that had it before.
-  std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result);
+  // "" if this round of a series gave the same bytes on the ranks that had it before. `how`: what
+  // the rank knows about the round, for the error.
+  std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result,
+                              std::string how);
 
   // Of a job that a rank leaves while the others go on: each is done once, then waits for them.
   void rank_done();
@@ -41,7 +43,7 @@ class RunningProgram {
   struct Expected {
     std::mutex mutex;
     std::vector<std::vector<char>> arrays;
-    std::vector<uint64_t> hashes;  // of a series' rounds
+    std::vector<std::pair<uint64_t, std::string>> rounds;  // of a series: hash, and how it came
   };
   const Program program_;
   std::deque<Expected> expected_;  // by step

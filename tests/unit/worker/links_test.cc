@@ -105,6 +105,20 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     if (servers[0]->taken == servers[0]->lent) return loop.stop();
     loop.post([this] { when_all_is_taken(); });
   }
+  // In a round of a partial all-reduce; `when` calls what it is given, after the push.
+  void lose_a_server(std::function<void(std::function<void()>)> when) {
+    make({1, 1});
+    transfer.key.stream = wire::kPartialStreams;
+    servers[0]->answering = true;
+    loop.post([&] {
+      push();
+      when([this] { links->server_lost(1); });
+    });
+    loop.run();
+    EXPECT_TRUE(done);
+    EXPECT_EQ(transfer.fewest_workers, 0u);
+    EXPECT_EQ(transfer.segments_left, 0u);
+  }
   // Runs `then` once nothing moves any more: all runs in this thread, so what is under way shows
   // within a few turns of the loop.
   void when_quiet(std::function<void()> then, uint32_t before = 0, int turns = 0) {
@@ -196,6 +210,14 @@ TEST_F(LinksTest, NothingTouchesATransferThatWasForgotten) {
     EXPECT_FALSE(done);
     EXPECT_EQ(data, expected);
   }
+}
+
+TEST_F(LinksTest, APartialRoundIsNotWholeWithoutAServerThatWasPushedTo) {
+  lose_a_server([this](auto lose) { when_quiet(lose); });
+}
+
+TEST_F(LinksTest, APartialRoundIsNotWholeWithoutAServerThatHadItInAQueue) {
+  lose_a_server([](auto lose) { lose(); });
 }
 
 TEST_F(LinksTest, EqualServersDoNotWaitForEachOther) {
