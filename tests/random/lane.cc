@@ -234,7 +234,7 @@ bool Rank::Lane::continue_round(const Step& step, Round& round) {
   if (closes && left.size() <= plan.plan().gradients.size() / 2) {
     now("closes the plan of", step);
     rank_.plans_[step.plan].reset();
-    rank_.over_ = true;
+    rank_.give_up();
     return false;
   }
   const auto same = [&](const Call& call) { return call.step == &step; };

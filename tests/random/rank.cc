@@ -51,7 +51,7 @@ bool Rank::ends(const Program& program) const {
 //   kPeerLost    where the program ends the job: a rank aborts it, leaves in the midst of its part,
 //                dies, or closes a plan. Where the others go on: what needs the rank that is gone.
 //                Where all leave when they are done: what uses a server of one who is no member
-//   kShutdown    where a rank ends its job in the midst of it, on that rank
+//   kShutdown    where a rank ends its job in the midst of it, or cannot go on, on that rank
 void Rank::check_outcome(RunningProgram& running, const Step& step, const Status& status) {
   const Program& program = *running;
   if (status.ok()) {
@@ -64,7 +64,7 @@ void Rank::check_outcome(RunningProgram& running, const Step& step, const Status
     case Code::kMismatch: explained = step.mismatched(); break;
     case Code::kTimeout: explained = step.timeout > 0; break;
     case Code::kPeerLost: explained = explains_loss(running, step); break;
-    case Code::kShutdown: explained = ends(program); break;
+    case Code::kShutdown: explained = ends(program) || over_; break;
     default: break;
   }
   if (program.ending == Ending::kDie && status.code() == Code::kPeerLost && !running.given_up()) {
@@ -80,8 +80,14 @@ void Rank::check_outcome(RunningProgram& running, const Step& step, const Status
   const bool goes_on = program.goes_on && !ends(program) && step.kind != Kind::kFormGroup &&
                        job_->engine().failure().ok();
   if (goes_on) return;
-  over_ = true;
+  give_up();
   if (!ends(program)) running.give_up();
+}
+
+void Rank::give_up() {
+  std::lock_guard lock(mutex_);
+  over_ = true;
+  changed_.notify_all();
 }
 
 // A rank leaves. All may fail for a rank that still waited for something of all ranks, and what
@@ -343,6 +349,29 @@ bool Rank::make_plans(RunningProgram& running) {
 }
 
 // Its lanes are at work meanwhile.
+void Rank::run_lanes(const std::shared_ptr<RunningProgram>& running, bool begins, Doing& doing) {
+  const Program& program = **running;
+  std::vector<std::thread> threads;
+  lanes_ = begins ? static_cast<uint32_t>(program.lanes.size()) : 0;
+  for (uint32_t lane = 0; begins && lane < program.lanes.size(); ++lane) {
+    threads.emplace_back([this, running, lane] {
+      Lane(*this, *running, lane).run();
+      std::lock_guard lock(mutex_);
+      --lanes_;
+      changed_.notify_all();
+    });
+  }
+  if (begins && ends(program) && program.ending != Ending::kDepart) end_job(*running, doing);
+  doing.rests("waits for its lanes", static_cast<int>(program.index));
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return over_ || lanes_ == 0; });
+  }
+  // Where one lane cannot go on, another may wait for a rank that cannot either.
+  if (over_ && !ends(program)) job_->shutdown();
+  for (std::thread& thread : threads) thread.join();
+}
+
 void Rank::end_job(RunningProgram& running, Doing& doing) {
   const auto number = static_cast<int>(running->index);
   doing.now("is about to end the job", number);
@@ -370,13 +399,7 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   bool begins = form_groups(*running, doing);
   doing.now("makes plans", number);
   begins = begins && make_plans(*running);
-  std::vector<std::thread> threads;
-  for (uint32_t lane = 0; begins && lane < program.lanes.size(); ++lane) {
-    threads.emplace_back([this, running, lane] { Lane(*this, *running, lane).run(); });
-  }
-  if (begins && ends(program) && program.ending != Ending::kDepart) end_job(*running, doing);
-  doing.rests("waits for its lanes", number);
-  for (std::thread& thread : threads) thread.join();
+  run_lanes(running, begins, doing);
   plans_.clear();
   Random random({program.steps.front().salt, rank_, 2});
   const bool early = program.ending != Ending::kNone || random.chance(0.5);

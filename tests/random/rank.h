@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -57,6 +58,8 @@ class Rank {
   void destroy(const Program& program, uint32_t group);
   bool make_plans(RunningProgram& program);
   void end_job(RunningProgram& program, Doing& doing);
+  void run_lanes(const std::shared_ptr<RunningProgram>& program, bool begins, Doing& doing);
+  void give_up();
   void pass_barrier(const Program& program, const char* where);
 
   // Ends the test unless `status` is one that the program explains.
@@ -80,10 +83,12 @@ class Rank {
   // that a lane forms is that lane's.
   std::vector<std::shared_ptr<worker::Group>> groups_;
   std::vector<std::unique_ptr<worker::Planned>> plans_;
-  std::atomic<bool> over_{false};  // the job has ended for this rank
+  std::atomic<bool> over_{false};  // the job has ended for this rank; set under mutex_
   std::atomic<uint64_t> calls_{0}, errors_{0};
 
   std::mutex mutex_;
+  std::condition_variable changed_;  // over_, lanes_
+  uint32_t lanes_ = 0;               // that run; guarded by mutex_
   std::vector<Call> dropped_;  // guarded by mutex_; their arrays live until the job has ended
   std::vector<std::shared_ptr<RunningProgram>> programs_;  // calls in flight point into them
 };

@@ -42,11 +42,10 @@ class Watchdog {
 
   std::string command;
 
- private:
-  [[noreturn]] void report(const Doing& stuck) {
-    std::fprintf(stderr, "\nHANG: %s of job %s\n", stuck.who_.c_str(), stuck.job_.c_str());
+  // What every thread of the job does.
+  void tell(const std::string& job) {
     for (Doing* doing : all_) {
-      if (doing->job_ != stuck.job_) continue;
+      if (doing->job_ != job) continue;
       std::lock_guard one(doing->mutex_);
       std::fprintf(stderr, "  %-14s %s", doing->who_.c_str(), doing->what_);
       if (doing->program_ >= 0) std::fprintf(stderr, " (program %d", doing->program_);
@@ -56,7 +55,18 @@ class Watchdog {
       std::fprintf(stderr, "%s for %.1f s\n", doing->program_ >= 0 ? ")" : "",
                    to_seconds(monotonic_now() - doing->since_));
     }
-    std::fprintf(stderr, "repeat: %s --seed=%s\n", command.c_str(), stuck.job_.c_str());
+    std::fprintf(stderr, "repeat: %s --seed=%s\n", command.c_str(), job.c_str());
+  }
+
+  void failed(const std::string& job) {
+    std::lock_guard lock(mutex_);
+    tell(job);
+  }
+
+ private:
+  [[noreturn]] void report(const Doing& stuck) {
+    std::fprintf(stderr, "\nHANG: %s of job %s\n", stuck.who_.c_str(), stuck.job_.c_str());
+    tell(stuck.job_);
     std::abort();
   }
 
@@ -95,8 +105,8 @@ void set_command(std::string command) { Watchdog::instance().command = std::move
 void fail(const std::string& job, const std::string& reason) {
   static std::mutex once;
   once.lock();  // and never let go of: the first failure is the one that is told
-  std::fprintf(stderr, "\nFAILED: %s\nrepeat: %s --seed=%s\n", reason.c_str(),
-               Watchdog::instance().command.c_str(), job.c_str());
+  std::fprintf(stderr, "\nFAILED: %s\n", reason.c_str());
+  Watchdog::instance().failed(job);
   std::fflush(stderr);
   ::_exit(1);
 }
