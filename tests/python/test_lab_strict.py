@@ -47,22 +47,24 @@ print("ready", flush=True)
 while True:
     data, peer = own.recvfrom(65536); own.sendto(data, peer)
 """
-# Sends COUNT packets of SIZE bytes at once; the other side prints how many came and the time
-# between the first and the last by the kernel's stamps: Python itself may be held up.
+# Sends COUNT packets of SIZE bytes at once; the other side waits for COUNT, or until no more come,
+# and prints how many came and the time between the first and the last by the kernel's stamps: Python
+# itself may be held up.
 _SINK = """
-import socket, struct
+import socket, struct, sys
 own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(("", 7001)); own.settimeout(1.5)
 own.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
 own.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS
 print("ready", flush=True)
 times = []
 try:
-    while True:
+    while len(times) < int(sys.argv[1]):
         _, stamps, _, _ = own.recvmsg(65536, 128)
         seconds, nanos = struct.unpack("qq", stamps[0][2])
         times.append(seconds + nanos * 1e-9)
 except TimeoutError:
-    print(len(times), times[-1] - times[0], flush=True)
+    pass
+print(len(times), times[-1] - times[0], flush=True)
 """
 _TRAIN = """
 import socket, sys
@@ -74,8 +76,9 @@ for _ in range(int(sys.argv[3])):
 _HEADERS = 14 + 20 + 8  # Ethernet, IP, UDP
 
 
-def _start(hosts: Cluster, host: int, code: str) -> subprocess.Popen[str]:
-    job = hosts.popen(host, [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
+def _start(hosts: Cluster, host: int, code: str, *arguments: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-S", "-c", code, *arguments]
+    job = hosts.popen(host, argv, stdout=subprocess.PIPE, text=True)
     assert job.process.stdout.readline() == "ready\n"
     return job.process
 
@@ -86,10 +89,17 @@ def _round_trip(hosts: Cluster, size: int, one: int = 0, other: int = 1, count: 
 
 
 def _train(hosts: Cluster, size: int, count: int) -> tuple[int, float]:
-    sink = _start(hosts, 1, _SINK)
+    sink = _start(hosts, 1, _SINK, str(count))
     hosts.run(0, [sys.executable, "-S", "-c", _TRAIN, hosts.address(1), str(size), str(count)])
     got, seconds = sink.stdout.readline().split()
     return int(got), float(seconds)
+
+
+# Other work on this machine may hold links up, and nothing makes them faster: the least time counts.
+def _seconds_of_train(hosts: Cluster, size: int, count: int) -> float:
+    trains = [_train(hosts, size, count) for _ in range(3)]
+    assert all(got == count for got, _ in trains)
+    return min(seconds for _, seconds in trains)
 
 
 @needs_strict
@@ -108,8 +118,7 @@ def test_a_train_keeps_to_the_rate_and_overruns_the_queue() -> None:
     size, count, rate = 8000, 150, 100e6
     packet = 8 * (size + _HEADERS) / rate
     with Cluster(2, rate, 0.5, strict=True) as hosts:
-        got, seconds = _train(hosts, size, count)
-        assert got == count
+        seconds = _seconds_of_train(hosts, size, count)
         assert seconds == pytest.approx((count - 1) * packet, rel=0.1)
         # 20 packet times deep: what was sent at once, less one that is on its way and the queue.
         hosts.set_rate(rate, queue_seconds=20 * packet)
@@ -125,7 +134,7 @@ def test_a_rate_changes_in_mid_run() -> None:
         times = []
         for rate in (100e6, 25e6, 100e6):
             hosts.set_rate(rate)
-            times.append(_train(hosts, 8000, 60)[1])
+            times.append(_seconds_of_train(hosts, 8000, 60))
             assert hosts.rate(0) == rate
     assert times[1] / times[0] == pytest.approx(4, rel=0.2)
     assert times[2] / times[0] == pytest.approx(1, rel=0.2)
