@@ -1,14 +1,17 @@
 #include "tests/random/running.h"
 
+#include <algorithm>
+
 #include "tests/random/random.h"
 
 namespace herring::random_test {
 namespace {
 
-uint64_t hash_of(const std::vector<char>& bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
+// "bytes 8 to 15 of 64".
+std::string where_they_differ(const std::vector<char>& one, const std::vector<char>& other) {
+  const auto first = std::mismatch(one.begin(), one.end(), other.begin()).first;
+  const auto last = std::mismatch(one.rbegin(), one.rend(), other.rbegin()).first;
+  return concat("bytes ", first - one.begin(), " to ", one.rend() - last - 1, " of ", one.size());
 }
 
 }  // namespace
@@ -60,14 +63,14 @@ const std::vector<char>& RunningProgram::reduction(const Step& step, size_t inde
 std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
                                             const std::vector<char>& result, std::string how) {
   Expected& expected = expected_[step.id];
-  const uint64_t hash = hash_of(result);
   std::lock_guard lock(expected.mutex);
   auto& rounds = expected.rounds;
   if (round > rounds.size()) return concat("round ", round, " was skipped");
-  if (round == rounds.size()) rounds.emplace_back(hash, how);
-  if (rounds[round].first == hash) return {};
-  return concat("round ", round, " differs between ranks: here ", how, "; there ",
-                rounds[round].second);
+  if (round == rounds.size()) rounds.emplace_back(result, how);
+  const auto& [first, first_how] = rounds[round];
+  if (first == result) return {};
+  return concat("round ", round, " differs between ranks in ", where_they_differ(result, first),
+                ": here ", how, "; there ", first_how);
 }
 
 void RunningProgram::rank_done() {
