@@ -50,7 +50,7 @@ bool Rank::ends(const Program& program) const {
 //   kTimeout     where the step has a short time-out
 //   kPeerLost    where the program ends the job: a rank aborts it, leaves in the midst of its part,
 //                dies, or closes a plan. Where the others go on: what needs the rank that is gone.
-//                Where all leave when they are done: what uses a server of one who is no member
+//                Where ranks leave when they are done: what uses a server of one who is no member
 //   kShutdown    where a rank ends its job in the midst of it, or cannot go on, on that rank
 void Rank::check_outcome(RunningProgram& running, const Step& step, const Status& status) {
   const Program& program = *running;
@@ -94,10 +94,11 @@ void Rank::give_up() {
 // then waits for that one. Otherwise it is the groups that need who left.
 bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
   const Program& program = *running;
-  if (program.ending == Ending::kNone || program.ending == Ending::kDepart) return false;
-  if (program.ending == Ending::kAllLeave) {
+  if (program.ending == Ending::kNone) return false;
+  if (program.ending == Ending::kDepart || program.ending == Ending::kAllLeave) {
     if (running.given_up()) return true;
     for (uint32_t rank = 0; rank < layout_.size; ++rank) {
+      if (program.ending == Ending::kDepart && rank != program.ending_rank) continue;
       const auto& members = program.groups[step.group].ranks;
       if (!std::binary_search(members.begin(), members.end(), rank) &&
           needs(program, step, rank)) {
