@@ -193,7 +193,7 @@ void Partial::on_transfer_done(Transfer& done) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kReceived;
   engine_.links().send_control(server_, header, encode(mark));
-  if (committed_) complete();
+  if (committed_ && transferred_) complete();
 }
 
 Status Partial::on_commit(const wire::RoundMark& mark) {
