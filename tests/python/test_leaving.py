@@ -182,6 +182,33 @@ def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> Non
     assert output.count("told") == 2
 
 
+def test_a_series_that_lost_a_server_ends_nothing_after_its_time_out() -> None:
+    output = expect_success(
+        run_job(
+            ["-n", "3", "--nodes", "3"],
+            """
+        from herring.partial import PartialReduction
+        herring.init()
+        group = herring.new_group([0, 1])
+        series = PartialReduction(300_000, "float32", sync="majority", op="sum")
+        array = np.ones(300_000, np.float32)
+        series.allreduce(array)
+        if herring.rank() < 2:
+            def go_on():
+                while True:
+                    series.allreduce(array)
+            raises(herring.PeerLostError, "rank 2 (", go_on)
+            for _ in range(40):  # longer than anything may wait
+                herring.barrier(group=group)
+                time.sleep(0.1)
+            print("went on", flush=True)
+    """,
+            HERRING_TIMEOUT="2",
+        )
+    )
+    assert output.count("went on") == 2
+
+
 @pytest.mark.parametrize("algorithm", ["server", "tree", "butterfly"])
 def test_a_schedule_does_not_need_who_has_done_its_part(algorithm: str) -> None:
     expect_success(
