@@ -167,3 +167,30 @@ for step in range(size + 1):
 def test_all_ranks_know_the_contributors_of_a_small_buffer(servers: str) -> None:
     layout = ["-n", "6", "--nodes", "2", "--servers", servers]
     expect_success(run_job(layout, CONTRIBUTORS))
+
+
+def test_daemon_threads_may_wait_when_the_interpreter_ends() -> None:
+    """Their waits end while Python does: a thread that then asked for the GIL ended the process."""
+    for _ in range(3):
+        expect_success(
+            run_job(
+                ["-n", "2"],
+                """
+        import threading
+        herring.init()
+        all_there = threading.Barrier(31)
+        def wait(number):
+            all_there.wait()
+            try:
+                herring.allreduce(np.zeros(10), name=f"never.{herring.rank()}.{number}")
+            except herring.HerringError:
+                pass
+            while True:
+                herring.is_initialized()
+        for number in range(30):
+            threading.Thread(target=wait, args=(number,), daemon=True).start()
+        all_there.wait()
+        time.sleep(0.1)
+    """,
+            )
+        )
