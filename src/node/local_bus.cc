@@ -197,9 +197,8 @@ Status LocalBus::flush(uint32_t peer) {
         errno == ETOOMANYREFS) {
       break;  // Later. The last three are rare, and on_writable slows down for them.
     }
-    // The peer closed its end. What it sent before may still wait to be read, then comes the end;
-    // after any other error shutdown() brings it about.
-    if (errno != EPIPE && errno != ECONNRESET) ::shutdown(to.fd.get(), SHUT_RDWR);
+    // What the peer sent before may still wait to be read, and is; then both sides see the end.
+    ::shutdown(to.fd.get(), SHUT_RDWR);
     to.unreachable = true;
     to.queue.clear();
     update_interest(to);
