@@ -51,6 +51,9 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
   for (uint32_t rank : cluster_.ranks_of(me_.node)) {
     node.names.push_back(cluster_.describe_rank(rank));
   }
+  node.on_lost = [this](uint32_t local_rank, const Status& why) {
+    membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
+  };
   node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();

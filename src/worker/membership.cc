@@ -15,6 +15,8 @@ constexpr Nanos kLeftGrace = 1500 * kMillisecond;
 constexpr Nanos kClosedGrace = 100 * kMillisecond;
 // Who died, or left, is told by the rendezvous, maybe a little later than connections end.
 constexpr Nanos kNews = kSecond;
+// Of the death of a worker on this node, where nothing else has gone wrong.
+constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 
 }  // namespace
 
@@ -197,6 +199,19 @@ void Membership::link_closed(uint32_t server, const Status& why) {
   const uint64_t received = engine_.links().bytes_received(server);
   engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
     check_link(server, text, received);
+  });
+}
+
+// A connection to a worker of this node has ended without a goodbye.
+void Membership::neighbour_closed(uint32_t rank, const Status& why) {
+  engine_.loop()->call_after(kNewsOfNeighbour, [this, rank, why] {
+    const bool known = has_left(rank) || std::any_of(lost_.begin(), lost_.end(), [rank](auto& one) {
+      return !one.is_server && one.index == rank;
+    });
+    if (known) return;
+    engine_.fail_now({Code::kPeerLost, concat("lost the connection to ",
+                                              cluster_.describe_rank(rank),
+                                              ", which is still in the job: ", why.message())});
   });
 }
 

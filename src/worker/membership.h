@@ -44,6 +44,7 @@ class Membership {
   void rank_left(uint32_t rank);
   // A server's connection has ended.
   void link_closed(uint32_t server, const Status& why);
+  void neighbour_closed(uint32_t rank, const Status& why);
   // A server has called off what moves in the group.
   void broken(uint32_t group);
   // What moves in the group cannot go on.

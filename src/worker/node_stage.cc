@@ -40,7 +40,7 @@ void NodeStage::attach() {
     loop_.modify(fd, EPOLLIN | (wants_write ? EPOLLOUT : 0u));
   });
   // A death is the rendezvous' to tell; here the socket only leaves the loop. What goes wrong
-  // between two that live, nobody else can tell.
+  // between two that live, nobody else can tell: who made this waits for the news of a death.
   bus_.set_handler([this](const LocalMessage& message) { on_message(message); },
                    [this](uint32_t local_rank, const Status& why) {
                      log(LogLevel::kDebug, "connection to ", options_.names[local_rank],
@@ -55,6 +55,9 @@ void NodeStage::attach() {
                        one = one->second.empty() ? forgotten_.erase(one) : std::next(one);
                      }
                      if (why.code() == Code::kInternal) on_failure_(why);
+                     if (why.code() == Code::kPeerLost && options_.on_lost) {
+                       options_.on_lost(local_rank, why);
+                     }
                    });
 }
 

@@ -70,6 +70,8 @@ class NodeStage : private TransferOwner {
     uint32_t local_rank = 0;
     size_t segment_bytes = 8192;
     std::vector<std::string> names;  // of the local ranks, for messages
+    // The connection to a local rank has ended without a goodbye.
+    std::function<void(uint32_t local_rank, const Status& why)> on_lost;
   };
 
   NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Links& links,
