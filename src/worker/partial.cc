@@ -187,7 +187,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
 
 void Partial::on_transfer_done(Transfer& done) {
   transferring_ = false;
-  // Whoever lacks a part of it cannot complete the round, even if others can: its series has failed.
+  // Whoever lacks a part of it cannot complete the round, even if others can: its series failed.
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
   wire::FrameHeader header;

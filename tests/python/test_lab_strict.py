@@ -48,8 +48,8 @@ while True:
     data, peer = own.recvfrom(65536); own.sendto(data, peer)
 """
 # Sends COUNT packets of SIZE bytes at once; the other side waits for COUNT, or until no more come,
-# and prints how many came and the time between the first and the last by the kernel's stamps: Python
-# itself may be held up.
+# and prints how many came and the time between the first and the last by the kernel's stamps:
+# Python itself may be held up.
 _SINK = """
 import socket, struct, sys
 own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(("", 7001)); own.settimeout(1.5)
@@ -95,7 +95,7 @@ def _train(hosts: Cluster, size: int, count: int) -> tuple[int, float]:
     return int(got), float(seconds)
 
 
-# Other work on this machine may hold links up, and nothing makes them faster: the least time counts.
+# Other work on this machine may hold links up, and nothing makes them faster: the least counts.
 def _seconds_of_train(hosts: Cluster, size: int, count: int) -> float:
     trains = [_train(hosts, size, count) for _ in range(3)]
     assert all(got == count for got, _ in trains)

@@ -43,7 +43,7 @@ class RunningProgram {
   struct Expected {
     std::mutex mutex;
     std::vector<std::vector<char>> arrays;
-    std::vector<std::pair<std::vector<char>, std::string>> rounds;  // of a series, and how they came
+    std::vector<std::pair<std::vector<char>, std::string>> rounds;  // of a series; how each came
   };
   const Program program_;
   std::deque<Expected> expected_;  // by step
