@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
-TABLE = ROOT / "python" / "herring" / "launch" / "settings.json"  # see settings.py beside it
+TABLE = ROOT / "python" / "herring" / "rendezvous" / "settings.json"  # see settings.py beside it
 COMMAND = "python tools/make_settings_doc.py"
 COLUMNS = ("name", "env", "type", "scope", "minimum", "maximum", "choices", "allowed")
 

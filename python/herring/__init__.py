@@ -26,7 +26,7 @@ from herring.errors import (
 __version__: str
 
 if TYPE_CHECKING:
-    from herring.collectives import (
+    from herring.arrays.collectives import (
         Handle,
         allgather,
         allgather_object,
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
         empty,
         reduce_scatter,
     )
-    from herring.grouped import (
+    from herring.arrays.grouped import (
         grouped_allgather,
         grouped_allreduce,
         grouped_allreduce_async,
         grouped_broadcast,
         grouped_reduce_scatter,
     )
-    from herring.groups import (
+    from herring.arrays.groups import (
         Group,
         new_group,
         ranks_of_node,
     )
-    from herring.joining import (
+    from herring.arrays.joining import (
         join,
     )
-    from herring.messages import (
+    from herring.arrays.messages import (
         Receiving,
         receive,
         receive_async,
         send,
         send_async,
     )
-    from herring.partial import (
+    from herring.arrays.partial import (
         PartialReduction,
         Quorum,
         Replay,
@@ -69,18 +69,18 @@ if TYPE_CHECKING:
         flush,
         partial_statistics,
     )
-    from herring.planned import (
+    from herring.arrays.planned import (
         PlannedReduction,
     )
-    from herring.reduction import (
+    from herring.arrays.reduction import (
         allreduce,
     )
-    from herring.rooted import (
+    from herring.arrays.rooted import (
         gather,
         reduce,
         scatter,
     )
-    from herring.runtime import (
+    from herring.arrays.runtime import (
         abort,
         init,
         is_initialized,
@@ -96,16 +96,16 @@ if TYPE_CHECKING:
 
 # What is imported with its first use, from the first of these that lists it in its __all__.
 _HOMES = (
-    "herring.runtime",
-    "herring.groups",
-    "herring.collectives",
-    "herring.reduction",
-    "herring.rooted",
-    "herring.messages",
-    "herring.grouped",
-    "herring.joining",
-    "herring.partial",
-    "herring.planned",
+    "herring.arrays.runtime",
+    "herring.arrays.groups",
+    "herring.arrays.collectives",
+    "herring.arrays.reduction",
+    "herring.arrays.rooted",
+    "herring.arrays.messages",
+    "herring.arrays.grouped",
+    "herring.arrays.joining",
+    "herring.arrays.partial",
+    "herring.arrays.planned",
 )
 
 # Spelled out, because type checkers read it.
@@ -177,7 +177,7 @@ if not TYPE_CHECKING:  # or every name would exist to type checkers
             import importlib
 
             if name == "__version__":
-                globals()[name] = importlib.import_module("herring.launch.version").version()
+                globals()[name] = importlib.import_module("herring.version").version()
                 return globals()[name]
             for home in map(importlib.import_module, _HOMES):
                 if name in home.__all__:
@@ -185,7 +185,7 @@ if not TYPE_CHECKING:  # or every name would exist to type checkers
                     return globals()[name]
         from herring.habits import missing
 
-        raise missing("herring", name, __all__)
+        raise missing("herring", name, __all__, __all__)
 
 
 def __dir__() -> list[str]:

@@ -57,21 +57,22 @@ _OF_ADAPTERS = {
 }
 
 
-def missing(module: str, name: str, has: Sequence[str]) -> AttributeError:
+def missing(
+    module: str, name: str, has: Sequence[str], of_herring: Sequence[str]
+) -> AttributeError:
     """The error for an attribute that a module does not have; it says what to use instead.
 
     Args:
       module: its name.
       name: of the attribute.
       has: the module's public names.
+      of_herring: those of `herring` itself.
     """
-    import herring
-
     text = f"module {module!r} has no attribute {name!r}"
     close = difflib.get_close_matches(name, has, 1)
     if name in _INSTEAD:
         text += f"; use {_INSTEAD[name]}"
-    elif name in herring.__all__:
+    elif name in of_herring:
         text += f"; it is in herring itself: herring.{name}"
     elif name in _OF_ADAPTERS and _OF_ADAPTERS[name] != module:
         text += f"; it is in {_OF_ADAPTERS[name]}"

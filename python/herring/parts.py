@@ -8,7 +8,13 @@ import shlex
 __all__ = ["LAB_PARTS", "install_command", "missing_part"]
 
 #: Modules of the distribution herring-dl-lab.
-LAB_PARTS = ("herring.lab", "herring.study", "herring.simulate", "herring.bench.peers")
+LAB_PARTS = (
+    "herring.lab",
+    "herring.study",
+    "herring.simulate",
+    "herring.report",
+    "herring.bench.peers",
+)
 
 # Herring is in no index yet: these run in a copy of its repository.
 _COPY = "in a copy of Herring's repository"

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from herring.launch.version import version
+from herring.version import version
 
 __all__ = ["provenance"]
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch.detect import Rendezvous
-from herring.launch.endpoint import bind_any
+from herring.rendezvous.detect import Rendezvous
+from herring.rendezvous.endpoint import bind_any
 
 try:
     import ray

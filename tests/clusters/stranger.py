@@ -7,8 +7,8 @@ import os
 import socket
 import time
 
-from herring.launch import munge, slurm
-from herring.launch.detect import parse_address
+from herring.rendezvous import munge, slurm
+from herring.rendezvous.detect import parse_address
 
 NOBODY = 65534
 SOCKET = os.environ["MUNGE_SOCKET"]

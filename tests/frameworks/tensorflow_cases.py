@@ -260,7 +260,7 @@ def test_memory_of_results(rank, size):
 
 
 def test_order_of_gradients(rank, size):
-    from herring.gradients import GradientRounds, Source
+    from herring.arrays.gradients import GradientRounds, Source
 
     sources = [Source(f"v{i}", (1000 * i + 1,), "float32") for i in range(20)]
     rounds = GradientRounds(sources, range(20), name="order")

@@ -518,7 +518,7 @@ def test_example_equals_a_single_process() -> None:
 def test_import_without_jax() -> None:
     script = """
 import sys
-import herring, herring.collectives
+import herring, herring.arrays.collectives
 assert not {"jax", "optax"} & {*sys.modules}
 sys.modules["jax"] = None
 try:

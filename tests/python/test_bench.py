@@ -390,10 +390,8 @@ def test_herring_is_used_by_its_public_interface(operation, monkeypatch, capsys)
     fake.allreduce_async = lambda array, op, *, name: names.append(name) or Done()
     fake.allgather = lambda array: array
     fake.stats = lambda: {"bytes_sent": 1, "bytes_received": 2, "credit_bytes": 3, "servers": []}
-    planned = types.ModuleType("herring.planned")
-    planned.PlannedReduction = FakeReduction
+    fake.PlannedReduction = FakeReduction
     monkeypatch.setitem(sys.modules, "herring", fake)
-    monkeypatch.setitem(sys.modules, "herring.planned", planned)
     assert cli.main([operation, "--sizes", "400", "--check", "--iterations", "2"]) == 0
     assert "# wrong elements: 0 OK" in capsys.readouterr().out
     assert names[-1] == "shutdown"

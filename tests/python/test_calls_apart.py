@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from herring import apart as calls
+from herring.arrays import apart as calls
 
 
 @pytest.fixture

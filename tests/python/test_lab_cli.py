@@ -20,7 +20,7 @@ from herring.errors import ConfigurationError
 from herring.lab.cluster import Cluster, ClusterError
 from herring.lab.environment import Meeting, server_environment, worker_environment, write_secret
 from herring.lab.runner import substitute
-from herring.launch.detect import detect
+from herring.rendezvous.detect import detect
 from herring.units import parse_rate, parse_seconds, parse_share, show_rate
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]

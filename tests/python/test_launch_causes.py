@@ -15,8 +15,8 @@ from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
 from herring.launch.hosts import THIS_MACHINE
 from herring.launch.job import Task
-from herring.launch.joined import Joined, tell
 from herring.launch.tracebacks import Tracebacks
+from herring.rendezvous.joined import Joined, tell
 from launched import HERRING, LIMIT
 
 TRACEBACK = (

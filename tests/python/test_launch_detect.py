@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.detect import (
+from herring.rendezvous.detect import (
     WorkerEnvironment,
     detect,
     detect_server,
     parse_address,
     parse_secret,
 )
-from herring.launch.nodelist import expand_hosts, first_host, tasks_on_node
+from herring.rendezvous.nodelist import expand_hosts, first_host, tasks_on_node
 
 SECRET = "00112233445566778899aabbccddeeff"
 

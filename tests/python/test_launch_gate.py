@@ -17,13 +17,13 @@ import pytest
 
 from forked import fork, reap
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch import munge, slurm
-from herring.launch.detect import detect
-from herring.launch.endpoint import bind, resolve
-from herring.launch.gate import Gate, ask
-from herring.launch.meet import meet
-from herring.launch.munge import MungeError
-from herring.launch.publication import Wait
+from herring.rendezvous import munge, slurm
+from herring.rendezvous.detect import detect
+from herring.rendezvous.endpoint import bind, resolve
+from herring.rendezvous.gate import Gate, ask
+from herring.rendezvous.meet import meet
+from herring.rendezvous.munge import MungeError
+from herring.rendezvous.publication import Wait
 
 CONTENT = {"address": "127.0.0.1:5", "secret": "ab" * 32, "size": "2", "step": "0"}
 
@@ -101,7 +101,7 @@ def test_who_says_nothing_keeps_nobody_out(
     gate: tuple[Gate, int], strangers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anybody delayed by the time that a guest has to ask, however many come again."""
-    monkeypatch.setattr("herring.launch.gate._GUEST_SECONDS", 600.0)
+    monkeypatch.setattr("herring.rendezvous.gate._GUEST_SECONDS", 600.0)
     complete, over = threading.Event(), threading.Event()
 
     def linger() -> None:
@@ -281,7 +281,7 @@ def test_the_socket_of_munged(scontrol: dict[str, str]) -> None:
 
 
 def test_without_munge(scontrol: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("herring.launch.meet._MUNGE_SOCKETS", ())
+    monkeypatch.setattr("herring.rendezvous.meet._MUNGE_SOCKETS", ())
     environ = {
         **scontrol,
         "SLURM_STEP_ID": "0",

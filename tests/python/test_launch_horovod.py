@@ -98,8 +98,9 @@ def test_variables() -> None:
 def test_they_hold_in_a_job_and_the_timeline_is_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = (
-        "import herring.runtime, torch; import horovod.torch as hvd; hvd.init(); hvd.init(); "
-        "hvd.allreduce(torch.ones(3), name='gradient'); print(herring.runtime._settings)"
+        "import herring.arrays.runtime, torch; import horovod.torch as hvd; "
+        "hvd.init(); hvd.init(); "
+        "hvd.allreduce(torch.ones(3), name='gradient'); print(herring.arrays.runtime._settings)"
     )
     trace = tmp_path / "trace.json"
     options = ["--horovod", "--timeline-filename", str(trace)]

@@ -16,10 +16,10 @@ import pytest
 
 from herring.errors import ConfigurationError
 from herring.launch.cli import main
-from herring.launch.detect import detect, detect_server
-from herring.launch.endpoint import resolve
 from herring.launch.kubernetes import JobOptions, manifests, to_yaml
-from herring.launch.publication import Wait
+from herring.rendezvous.detect import detect, detect_server
+from herring.rendezvous.endpoint import resolve
+from herring.rendezvous.publication import Wait
 
 COMMON = {"name": "digits", "image": "trainer", "command": ["python", "train.py"]}
 
@@ -206,7 +206,7 @@ def test_a_name_that_comes_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None
         return real("127.0.0.9", *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr("herring.launch.endpoint._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("herring.rendezvous.endpoint._POLL_SECONDS", 0.01)
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert resolve("first-pod", "X", pod, Wait("this test", 30, 60)) == "127.0.0.9"
     assert len(asked) == 3

@@ -18,9 +18,9 @@ import pytest
 
 from forked import fork, reap
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch import network, publication
-from herring.launch.detect import detect, detect_server
-from herring.launch.meet import Meeting, meet, meet_as_server, read_secret_file
+from herring.rendezvous import network, publication
+from herring.rendezvous.detect import detect, detect_server
+from herring.rendezvous.meet import Meeting, meet, meet_as_server, read_secret_file
 
 TIMEOUT = 60.0
 
@@ -108,7 +108,7 @@ def test_a_host_name_that_means_loopback(
         "getaddrinfo",
         lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more),
     )
-    monkeypatch.setattr("herring.launch.endpoint.own_address", lambda **_: "127.0.0.9")
+    monkeypatch.setattr("herring.rendezvous.endpoint.own_address", lambda **_: "127.0.0.9")
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 2)
     secret.chmod(0o600)
@@ -130,8 +130,8 @@ def test_rank_0_missing_is_a_timeout(runtime: dict[str, str]) -> None:
 
 MEET = """
     import os, sys
-    from herring.launch.detect import detect
-    from herring.launch.meet import meet
+    from herring.rendezvous.detect import detect
+    from herring.rendezvous.meet import meet
     for _ in range(2):  # a job may start again in the same processes
         worker = detect(os.environ)
         meeting = meet(worker, timeout=60)
@@ -404,9 +404,9 @@ def test_interfaces() -> None:
 
 REAL = """
     import os
-    from herring.launch.detect import detect
-    from herring.launch.meet import meet
-    from herring.launch.publication import directory
+    from herring.rendezvous.detect import detect
+    from herring.rendezvous.meet import meet
+    from herring.rendezvous.publication import directory
     worker = detect(os.environ)
     meeting = meet(worker, timeout=60)
     os.write(1, f"{worker.rank}/{worker.size} {meeting.address} {meeting.secret.hex()}\\n".encode())

@@ -127,8 +127,8 @@ def test_one_node_keeps_the_hosts_identity() -> None:
 def test_rank_0_inherits_the_listening_socket() -> None:
     script = (
         "import os, socket\n"
-        "from herring.launch.detect import detect\n"
-        "from herring.launch.meet import meet\n"
+        "from herring.rendezvous.detect import detect\n"
+        "from herring.rendezvous.meet import meet\n"
         "worker = detect(os.environ)\n"
         "meeting = meet(worker)\n"
         "fd = meeting.take_descriptor()\n"

@@ -19,8 +19,8 @@ from herring.launch.commands import module_command
 from herring.launch.frames import GREETING, Frame, Inbox, kind
 from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
-from herring.launch.network import is_reachable_address
 from herring.launch.ssh import ssh_command
+from herring.rendezvous.network import is_reachable_address
 from launched import HERRING, LIMIT, Job, gone, pids_of
 
 # A login shell there: its own environment, its own words at the beginning, another directory.
@@ -539,8 +539,8 @@ def test_the_end_of_its_input_ends_its_processes(agent: Agent, script: str) -> N
 
 def test_rank_0_inherits_the_listening_socket(agent: Agent) -> None:
     program = (
-        "import os, socket; from herring.launch.meet import meet\n"
-        "from herring.launch.detect import detect\n"
+        "import os, socket; from herring.rendezvous.meet import meet\n"
+        "from herring.rendezvous.detect import detect\n"
         "meeting = meet(detect(os.environ))\n"
         "listener = socket.socket(fileno=meeting.take_descriptor())\n"
         "print(listener.accept()[0].recv(100).decode())\n"

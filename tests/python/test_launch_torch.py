@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from herring.errors import ConfigurationError
-from herring.launch.endpoint import reserve
 from herring.launch.job import own_environment, passed_environment
+from herring.rendezvous.endpoint import reserve
 from launched import HERRING, LIMIT
 
 NAMES = (

@@ -327,7 +327,7 @@ def test_nothing_is_kept_of_the_names_in_groups_that_were_destroyed() -> None:
         run_job(
             ["-n", "2"],
             """
-        from herring import names
+        from herring.arrays import names
         herring.init()
         kept = None
         for step in range(20):

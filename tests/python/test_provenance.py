@@ -15,8 +15,7 @@ import pytest
 import herring
 from herring import provenance as module
 from herring.provenance import provenance
-from herring.study.experiments import Table
-from herring.study.report import write
+from herring.report import Table, write
 
 KEYS = ["version", "commit", "modified", "date", "host", "options"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from herring.arrays.partial.replay import Replay, read
 from herring.errors import InvalidArgumentError
-from herring.partial.replay import Replay, read
 from jobs import expect_success, run_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,7 +88,7 @@ def test_a_replay_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
         expect_success(run_job(layout, TRAINS + textwrap.dedent(script), RECORDING=str(path)))
         # It is whole, and a later job repeats it as well.
         later = """
-        from herring.partial.replay import read
+        from herring.arrays.partial.replay import read
         weights, digest, lists, steps = train(
             300, herring.Replay(os.environ["RECORDING"]), 4, herring.RoundStatistics())
         recorded = read(os.environ["RECORDING"])["series"][0]["rounds"]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from herring import _core
 from herring.errors import ConfigurationError
-from herring.launch import config, settings
-from herring.launch.detect import detect, detect_server
+from herring.launch import config
+from herring.rendezvous import settings
+from herring.rendezvous.detect import detect, detect_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row["env"]: row for row in map(dict, _core.settings())}

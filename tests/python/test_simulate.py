@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from herring import _core, models
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.simulate import catalogue
+from herring.simulate import bert, catalogue
 from herring.simulate.catalogue import Gradient, Layer
 from herring.simulate.network import PEERS, Network, load_costs, peer_seconds
 from herring.simulate.sweep import parse_sweep
 from herring.simulate.timeline import Buffer, Stages, fuse, fuse_evenly, play
-from herring.study import bert
 
 pytestmark = pytest.mark.timeout(30)
 

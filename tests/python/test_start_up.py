@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from herring.errors import ConfigurationError
-from herring.launch import slurm
-from herring.launch.endpoint import bind, bind_any
-from herring.launch.publication import Wait, in_seconds
+from herring.rendezvous import slurm
+from herring.rendezvous.endpoint import bind, bind_any
+from herring.rendezvous.publication import Wait, in_seconds
 from jobs import expect_success, run_job
 
 SECRET = "ab" * 32

@@ -13,18 +13,10 @@ import pytest
 
 from herring import models
 from herring.bench import peers
+from herring.report import Chart, Table, markdown, read, write
 from herring.study import cli
 from herring.study.bench import Network
-from herring.study.experiments import (
-    DEFAULT_PEERS,
-    Chart,
-    Peer,
-    Table,
-    _variants,
-    costs,
-    fit_line,
-)
-from herring.study.report import markdown, read, write
+from herring.study.experiments import DEFAULT_PEERS, Peer, _variants, costs, fit_line
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
 

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from herring.lab import LateLinksError, LinkReport
+from herring.report import markdown
 from herring.study import cases
 from herring.study import long_paths as module
 from herring.study.bench import Network, Point
 from herring.study.experiments import Scale
-from herring.study.report import markdown
 
 _LATE = LateLinksError(LinkReport(1.0, 0.9, 100, 50, 2e-4, 1e-3, 9e-2, 1e-3, 0, 0))
 

@@ -7,11 +7,13 @@ import re
 
 import pytest
 
+from herring import report
 from herring.errors import ConfigurationError
 from herring.lab import LateLinksError, LinkReport
-from herring.study import cases, cli, comparisons, report
+from herring.report import Chart, Table
+from herring.study import cases, cli, comparisons
 from herring.study.bench import Network, Point
-from herring.study.experiments import Chart, Scale, Table, costs
+from herring.study.experiments import Scale, costs
 from herring.study.hyperplane import MODES, Regression, hyperplane_tables
 
 pytest.importorskip("matplotlib")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from herring.lab import LateLinksError, LinkReport
+from herring.report import write
 from herring.simulate.job import JobCosts, run
 from herring.simulate.network import load_costs
 from herring.study import predictions as module
 from herring.study.bench import Network
 from herring.study.experiments import Scale
-from herring.study.report import write
 
 _LATE = LateLinksError(LinkReport(1.0, 0.9, 100, 50, 2e-4, 1e-3, 9e-2, 1e-3, 0, 0))
 _TRUE = JobCosts(8e-6, 2.4e-6, 0.3e-9, 0.2e-9, 0.75e-6)

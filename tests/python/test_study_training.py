@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.study import bert, training
+from herring.simulate import bert
+from herring.study import training
 from herring.study.bench import Network, Point
 from herring.study.experiments import Scale
 

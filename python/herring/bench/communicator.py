@@ -118,10 +118,9 @@ class HerringCommunicator:
         return Prepared(run, [elements])
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        from herring.planned import PlannedReduction
-
         name = f"bench.planned.{op}.{dtype}.{sum(counts)}.{len(counts)}"
-        reduction = PlannedReduction([(count, dtype) for count in counts], name=name, op=op)
+        sized = [(count, dtype) for count in counts]
+        reduction = self._herring.PlannedReduction(sized, name=name, op=op)
         storage = pattern.storage_dtype(dtype)
         parts = []
         for index, (arena, offset, nbytes) in enumerate(reduction.placements):

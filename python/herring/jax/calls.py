@@ -17,12 +17,13 @@ import numpy as np
 from jax.experimental import io_callback
 
 import herring.errors
-from herring import _core, runtime
+from herring import _core
+from herring.arrays import runtime
+from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
-from herring.groups import Group
 from herring.jax.keys import digest_of, is_traced
 from herring.jax.order import TOKEN
-from herring.launch.settings import choice
+from herring.rendezvous.settings import choice
 
 __all__ = ["Call", "execute", "implementation"]
 

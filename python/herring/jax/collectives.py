@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.jax.calls import Call, execute
 from herring.jax.keys import key_of
 from herring.jax.order import TOKEN, last_token, note_token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.groups import Group
+from herring.arrays.groups import Group
 from herring.jax.collectives import allreduce
 
 __all__ = ["distributed_gradients"]

@@ -41,6 +41,7 @@ from herring import (
     size,
     stats,
 )
+from herring.arrays.groups import Group
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -51,7 +52,6 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
-from herring.groups import Group
 from herring.keras import callbacks
 from herring.keras.callbacks import (
     BroadcastGlobalVariablesCallback,

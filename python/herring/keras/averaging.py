@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from herring.collectives import allgather_object, called
+from herring.arrays.collectives import allgather_object, called
+from herring.arrays.gradients import GradientRounds, Source, agree
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import is_initialized, job, require_running
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.gradients import GradientRounds, Source, agree
-from herring.groups import Group, scope_of
-from herring.runtime import is_initialized, job, require_running
 
 __all__ = ["make_averager"]
 

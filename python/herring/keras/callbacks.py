@@ -9,11 +9,11 @@ import keras
 import numpy as np
 
 import herring
-from herring.collectives import check_same, name_of_next
+from herring.arrays.collectives import check_same, name_of_next
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.keras.optimizer import is_distributed
-from herring.values import broadcast_values
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",

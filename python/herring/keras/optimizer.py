@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
 from herring.keras.averaging import make_averager
 
 __all__ = ["DistributedOptimizer", "distribute", "is_distributed", "load_model", "require_plain"]

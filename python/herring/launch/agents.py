@@ -12,9 +12,9 @@ from herring.errors import ConfigurationError
 from herring.launch.frames import Frame, kind
 from herring.launch.hosts import Host
 from herring.launch.job import RunOptions
-from herring.launch.network import is_reachable_address, loopback_address, own_address
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes
 from herring.launch.ssh import Connection
+from herring.rendezvous.network import is_reachable_address, loopback_address, own_address
 
 __all__ = ["Agents", "workers_on"]
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
-from herring.launch.network import interfaces, own_address
-from herring.launch.version import version
 from herring.parts import install_command
 from herring.provenance import provenance
+from herring.rendezvous.network import interfaces, own_address
+from herring.version import version
 
 __all__ = ["Finding", "check", "findings", "trials"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from herring.errors import ConfigurationError, HerringError
 from herring.launch import horovodrun, hosts
 from herring.launch.arguments import EXIT_USAGE, Parser, guarded, integer
-from herring.launch.version import version
 from herring.parts import missing_part
 from herring.units import argument, parse_seconds
+from herring.version import version
 
 __all__ = ["main", "version"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 from herring.launch.arguments import integer
-from herring.launch.network import is_local_address
+from herring.rendezvous.network import is_local_address
 
 __all__ = [
     "THIS_MACHINE",

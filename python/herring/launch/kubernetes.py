@@ -21,7 +21,7 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.launch.arguments import integer
-from herring.launch.settings import setting
+from herring.rendezvous.settings import setting
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 

@@ -22,7 +22,6 @@ from herring.errors import HerringError
 from herring.launch.agents import Agents, workers_on
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
-from herring.launch.endpoint import bind_any, reserve
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
     CommandError,
@@ -37,7 +36,6 @@ from herring.launch.job import (
     store_variables,
     tasks,
 )
-from herring.launch.joined import Joined
 from herring.launch.processes import (
     LEFTOVER_SECONDS,
     Process,
@@ -47,6 +45,8 @@ from herring.launch.processes import (
 )
 from herring.launch.ssh import Connection
 from herring.launch.streams import Streams
+from herring.rendezvous.endpoint import bind_any, reserve
+from herring.rendezvous.joined import Joined
 
 __all__ = ["Launcher", "run"]
 

@@ -19,7 +19,6 @@ import time
 from typing import IO
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.endpoint import bind_any, reserve
 from herring.launch.frames import Frame, Inbox, Outbox, kind
 from herring.launch.job import (
     SERVER_COMMAND,
@@ -27,9 +26,10 @@ from herring.launch.job import (
     own_environment,
     resolve_command,
 )
-from herring.launch.joined import Joined
-from herring.launch.network import is_reachable_address, own_address
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+from herring.rendezvous.endpoint import bind_any, reserve
+from herring.rendezvous.joined import Joined
+from herring.rendezvous.network import is_reachable_address, own_address
 
 __all__ = ["Agent", "main"]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from herring.errors import ConfigurationError, PeerLostError, TimeoutError
-from herring.launch.detect import ServerEnvironment, detect_server
-from herring.launch.meet import meet_as_server
+from herring.rendezvous.detect import ServerEnvironment, detect_server
+from herring.rendezvous.meet import meet_as_server
 
 __all__ = ["run_server"]
 

@@ -37,6 +37,7 @@ from herring import (
     size,
     stats,
 )
+from herring.arrays.groups import Group
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -47,7 +48,6 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
-from herring.groups import Group
 from herring.mxnet.kvstore import KVStore
 from herring.mxnet.parameters import broadcast_parameters
 from herring.mxnet.trainer import DistributedTrainer

@@ -8,9 +8,9 @@ import mxnet as mx
 from mxnet.kvstore.base import KVStoreBase
 
 import herring
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.mxnet.arrays import in_place, on_host
 
 __all__ = ["KVStore"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import mxnet as mx
 
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.groups import Group
+from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
-from herring.values import broadcast_values
 
 __all__ = ["broadcast_parameters"]
 

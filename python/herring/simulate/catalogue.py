@@ -5,7 +5,7 @@ parameters. A layer's part of the backward pass is its part of the multiplicatio
 convolutions that have parameters; norms, activations and the attention itself are left out, and
 gradients of one layer are there at once. Where a matrix is used twice (embedding and output), its
 gradient is complete at the second use. BERT's moments follow what was measured: see
-`herring.study.bert`.
+`herring.simulate.bert`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from herring.errors import ConfigurationError
-from herring.study import bert
+from herring.simulate import bert
 
 __all__ = ["MODELS", "Entry", "Gradient", "Layer", "even_gradients", "gradients", "scaled"]
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from herring.errors import ConfigurationError
 from herring.progress import Progress
 from herring.provenance import provenance
+from herring.report import markdown, write
 from herring.simulate import catalogue
 from herring.simulate.answer import Job, Prices, best_servers
+from herring.simulate.bert import FORWARD_PART
 from herring.simulate.network import Network, load_costs
 from herring.simulate.options import DTYPES, SWEEPS
 from herring.simulate.show import answer_text, assumptions, document, servers_table
 from herring.simulate.sweep import parse_sweep, table
-from herring.study.bert import FORWARD_PART
-from herring.study.report import markdown, write
 from herring.units import parse_rate, parse_seconds, parse_share, parse_size
 
 __all__ = ["handle", "job_of", "network_of", "prices_of"]

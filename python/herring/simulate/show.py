@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from herring.report import Chart, Table
 from herring.simulate.answer import Answer, Best, Prices
 from herring.simulate.network import PEERS, Network
-from herring.study.experiments import Chart, Table
 from herring.units import show_rate
 
 __all__ = ["answer_text", "assumptions", "document", "servers_table", "where"]

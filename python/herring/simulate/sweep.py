@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
+from herring.report import Chart, Table
 from herring.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring.simulate.network import PEERS, Network
-from herring.study.experiments import Chart, Table
 from herring.units import parse_rate, parse_seconds, parse_share
 
 __all__ = ["SWEPT", "Sweep", "parse_sweep", "table"]

@@ -16,6 +16,7 @@ from herring.lab.cluster import ClusterError
 from herring.lab.limits import require_queue, require_rate
 from herring.launch.arguments import integer
 from herring.progress import Progress, show_time
+from herring.report import Table, draw, markdown, read, write
 from herring.study.bench import Network
 from herring.study.comparisons import COMPARISONS
 from herring.study.experiments import (
@@ -23,7 +24,6 @@ from herring.study.experiments import (
     EXPERIMENTS,
     Peer,
     Scale,
-    Table,
     allreduce,
     costs,
 )
@@ -32,7 +32,6 @@ from herring.study.networks import networks_study
 from herring.study.paper_tables import paper_tables
 from herring.study.partial import partial_study
 from herring.study.predictions import predictions
-from herring.study.report import draw, markdown, read, write
 from herring.study.training import cost_check, training
 from herring.units import argument, parse_rate, parse_seconds, parse_size
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from herring import models
 from herring.bench.peers import missing
+from herring.report import Chart, Table
 from herring.study.bench import Network
 from herring.study.cases import Case, Times, counted, measure_cases, show_delay
-from herring.study.experiments import Chart, Scale, Table
+from herring.study.experiments import Scale
 
 __all__ = ["COMPARISONS", "DELAYS", "LOSSES", "over_delay", "over_hosts", "over_loss"]
 

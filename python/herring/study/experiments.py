@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring import models
+from herring.report import Chart, Table
 from herring.study.bench import Network, Point, measure, ping_pong
 
 __all__ = [
     "DEFAULT_PEERS",
     "EXPERIMENTS",
-    "Chart",
     "Peer",
     "Scale",
-    "Table",
     "allreduce",
     "costs",
     "fit_line",
@@ -88,64 +87,6 @@ class Scale:
     compute_seconds: float = 4.0
     node_price: float = 31.2
     server_price: float = 4.9
-
-
-@dataclasses.dataclass(frozen=True)
-class Chart:
-    """How a table is drawn.
-
-    Attributes:
-      x: column.
-      y: columns; what a model says begins with ``model``.
-      x_name, y_name: of the axes, for people, with the unit in parentheses if there is one.
-      by: a column: a curve for each of its values.
-      x_scale, y_scale: ``linear`` or ``log``; for x also ``symlog``, which has room for 0.
-      names: of columns and of values of `by` in the legend, where their own would not do.
-      computed: all is from models or simulated, nothing was measured.
-    """
-
-    x: str
-    y: Sequence[str]
-    x_name: str
-    y_name: str
-    by: str | None = None
-    x_scale: str = "linear"
-    y_scale: str = "linear"
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    computed: bool = False
-
-    def is_model(self, column: str) -> bool:
-        """Whether a model says what is in a column."""
-        return self.computed or column.startswith("model")
-
-    def measured_by(self, column: str) -> str:
-        """Returns the column that holds what a model's column is the model of."""
-        return column.removeprefix("model_")
-
-    def name_of(self, name: str) -> str:
-        """Returns what a column or a value of `by` is called in the legend."""
-        return self.names.get(name, name.replace("_", " "))
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Rows of equal keys, in the order they are shown.
-
-    Attributes:
-      name: of the files.
-      title: a line for people, with what was kept fixed.
-      rows: numbers, or text.
-      chart: how to draw it; None: not at all.
-      notes: what a reader must know.
-      files: JSON documents to write beside it, by name, for other commands to read.
-    """
-
-    name: str
-    title: str
-    rows: list[dict[str, Any]]
-    chart: Chart | None = None
-    notes: Sequence[str] = ()
-    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from herring.study.experiments import Chart, Table
+from herring.report import Chart, Table
 from herring.study.jobs import run_workers, sleep_until, start_together
 
 __all__ = ["MODES", "SLEPT", "Regression", "hyperplane", "hyperplane_tables", "train"]

@@ -10,8 +10,9 @@ import dataclasses
 from typing import Any
 
 from herring.bench.peers import missing
+from herring.report import Chart, Table
 from herring.study.cases import Case, Times, counted, measure_cases, show_delay
-from herring.study.experiments import Chart, Scale, Table
+from herring.study.experiments import Scale
 
 __all__ = ["long_paths"]
 

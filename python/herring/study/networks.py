@@ -23,7 +23,7 @@ import numpy as np
 
 from herring.bench.peers import missing
 from herring.errors import ConfigurationError
-from herring.study.experiments import Chart, Table
+from herring.report import Chart, Table
 from herring.study.jobs import run_workers, sleep_until, start_together
 
 __all__ = ["TASKS", "networks_study", "train"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from herring.report import Table
 from herring.study.bench import Network
-from herring.study.experiments import Table
 from herring.study.hyperplane import SLEPT
 from herring.study.jobs import run_in_lab, sleep_until, start_together
 

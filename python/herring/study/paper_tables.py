@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from herring import models
-from herring.study.experiments import Chart, Table
+from herring.report import Chart, Table
 
 __all__ = ["NODES", "ROWS", "SIZE", "Fit", "Row", "fit", "linear", "paper_tables"]
 

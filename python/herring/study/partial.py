@@ -20,8 +20,8 @@ from herring.bench.peers import missing
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.mpi import MPIS
+from herring.report import Chart, Table
 from herring.study.bench import Network
-from herring.study.experiments import Chart, Table
 from herring.study.hyperplane import MODES, SLEPT, Regression, hyperplane, hyperplane_tables
 from herring.study.jobs import run_mpi_ranks, run_workers, sleep_until, start_together
 from herring.study.overlap import no_delay

@@ -15,11 +15,12 @@ from typing import Any
 
 from herring import models
 from herring.lab.cluster import MTU, LateLinksError
+from herring.report import Chart, Table
 from herring.simulate.job import JobCosts, JobScenario, PathModel
 from herring.simulate.job import run as simulate
 from herring.study.bench import Network, Point
 from herring.study.cases import counted, measure_on_time, show_delay
-from herring.study.experiments import Chart, Scale, Table
+from herring.study.experiments import Scale
 
 __all__ = ["SETTINGS", "Setting", "predictions"]
 

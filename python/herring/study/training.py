@@ -18,9 +18,10 @@ from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.runner import Plan, run
 from herring.parts import install_command
-from herring.study import bert
+from herring.report import Chart, Table
+from herring.simulate import bert
 from herring.study.bench import Network, Point, measure
-from herring.study.experiments import Chart, Scale, Table, costs
+from herring.study.experiments import Scale, costs
 
 __all__ = ["COMMUNICATION", "cost_check", "measure_training", "model_step", "training"]
 

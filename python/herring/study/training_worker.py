@@ -2,10 +2,10 @@
 
     python -m herring.study.training_worker --strategy herring --bytes 13e6 --compute 2
 
-Its module holds the variables of `herring.study.bert`, all scaled by one factor. The forward pass
-sleeps through its part of a step; in the backward pass each gradient appears at its moment, with
-real autograd, so that the hooks of whatever wraps the module run as they do in training. Moments
-are points in time counted from the start of the step, not sleeps that add up: as on an accelerator,
+Its module holds the variables of `herring.simulate.bert`, all scaled by one factor. The forward
+pass sleeps through its part of a step; in the backward pass each gradient appears at its moment,
+with real autograd, so that the hooks of whatever wraps the module run as in training. Moments are
+points in time counted from the start of the step, not sleeps that add up: as on an accelerator,
 what the host does meanwhile delays a gradient only if it takes longer than the gap. To wake up
 costs a processor that many workers share more than the rest of a gradient does; therefore gradients
 that are produced within a small part of a step (`bert.TOGETHER`) appear at the moment of the last.
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from herring.errors import HerringError
-from herring.study import bert
+from herring.simulate import bert
 
 __all__ = ["STRATEGIES", "BertLarge", "main"]
 

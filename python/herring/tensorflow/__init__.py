@@ -38,6 +38,7 @@ from herring import (
     size,
     stats,
 )
+from herring.arrays.groups import Group
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -48,7 +49,6 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
-from herring.groups import Group
 from herring.tensorflow.averaging import TensorAverager
 from herring.tensorflow.functions import allgather, allreduce, broadcast, broadcast_variables
 from herring.tensorflow.tape import DistributedGradientTape

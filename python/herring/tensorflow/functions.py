@@ -9,14 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 import herring
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.gradients import fresh
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
-from herring.gradients import fresh
-from herring.groups import Group, scope_of
 from herring.tensorflow.graphs import name_in_graph, name_of_use
 from herring.tensorflow.ops import update
 from herring.tensorflow.xla import refuse_xla
-from herring.values import broadcast_values
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables"]
 

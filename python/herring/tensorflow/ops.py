@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from herring.gradients import fresh
-from herring.launch.settings import choice
+from herring.arrays.gradients import fresh
+from herring.rendezvous.settings import choice
 
 __all__ = ["read", "update"]
 

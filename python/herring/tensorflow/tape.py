@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
-from herring.runtime import forget_job
 from herring.tensorflow.averaging import TensorAverager
 
 __all__ = ["DistributedGradientTape"]

@@ -37,6 +37,8 @@ from herring import (
     size,
     stats,
 )
+from herring.arrays.groups import Group
+from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -47,8 +49,6 @@ from herring.errors import (
     ShutdownError,
     TimeoutError,
 )
-from herring.groups import Group
-from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
@@ -129,6 +129,7 @@ __all__ = [
 if not TYPE_CHECKING:  # or every name would exist to type checkers
 
     def __getattr__(name: str) -> Any:
+        from herring import __all__ as of_herring
         from herring.habits import missing
 
-        raise missing("herring.torch", name, __all__)
+        raise missing("herring.torch", name, __all__, of_herring)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 import herring
+from herring.arrays.groups import Group
 from herring.errors import MismatchError
-from herring.groups import Group
 from herring.torch.tensors import dense_strides, dtype_name
 
 

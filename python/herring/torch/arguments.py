@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import herring
-from herring.arguments import count_of, number_of, shown
+from herring.arrays.arguments import count_of, number_of, shown
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
 
 _REFUSED = {
     "delay_all_reduce_named_params": "every gradient is averaged in the backward pass",

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 import herring
-from herring.collectives import Handle
+from herring.arrays.collectives import Handle
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.promises import Promise
 from herring.torch.tensors import on_host

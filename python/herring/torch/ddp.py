@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from herring.arguments import text_of
-from herring.collectives import named as named_call
+from herring.arrays.arguments import text_of
+from herring.arrays.collectives import named as named_call
+from herring.arrays.groups import Group
+from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
-from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.arguments import (
     buffer_bytes_of,

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from herring.arguments import operator_of
-from herring.collectives import called, named
+from herring.arrays.arguments import operator_of
+from herring.arrays.collectives import called, named
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch import functions
 from herring.torch.tensors import require_strided
 

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 import herring
-from herring.arguments import rank_of
-from herring.collectives import (
+from herring.arrays.arguments import rank_of
+from herring.arrays.collectives import (
     broadcast_object,
     called,
     checked_splits,
     exchange,
     named,
 )
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
 
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
 
-from herring.names import next_name
+from herring.arrays.names import next_name
 
 __all__ = ["HookCall", "current_hook_call", "inside", "ordered_comm_hook"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import herring
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch.state import broadcast_tensors
 
 

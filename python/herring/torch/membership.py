@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 
 
 class Membership:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from herring.arguments import count_of, shown
-from herring.collectives import named as named_call
+from herring.arrays.arguments import count_of, shown
+from herring.arrays.collectives import named as named_call
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import HerringError, InvalidArgumentError
-from herring.groups import Group, scope_of
-from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters

@@ -13,10 +13,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from herring.arguments import count_of
+from herring.arrays.arguments import count_of
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.partial import (
+    PartialReduction,
+    Quorum,
+    Replay,
+    RoundInfo,
+    RoundStatistics,
+    is_partial,
+)
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
-from herring.partial import PartialReduction, Quorum, Replay, RoundInfo, RoundStatistics, is_partial
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.tensors import dtype_name

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from herring.groups import Group
+from herring.arrays.groups import Group
 
 _lock = threading.Lock()
 _open: weakref.WeakSet[EndsWithPass] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from herring.apart import call_apart
+from herring.arrays.apart import call_apart
 from herring.torch.hook_calls import current_hook_call, inside
 
 __all__ = ["Promise"]

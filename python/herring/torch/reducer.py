@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 import herring
-from herring.arguments import shown
+from herring.arrays.arguments import shown
+from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch.agreement import describe, job_ranks, ranks_text, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release, runs_last
 from herring.torch.passes import EndsWithPass
@@ -130,7 +130,7 @@ class GradientReducer(Pausable, EndsWithPass):
             the first round.
           relist: called at the end of each backward pass: the present list of named parameters if
             it may have changed since the last call, else None.
-          planned: stands in for `herring.planned.PlannedReduction` in tests.
+          planned: stands in for `herring.arrays.planned.PlannedReduction` in tests.
           group: whose workers' gradients are averaged; None: of all. "Ranks" and "all" are its.
 
         Raises:
@@ -157,7 +157,7 @@ class GradientReducer(Pausable, EndsWithPass):
         self._buffer_bytes = buffer_bytes
         self._relist = relist
         if planned is None:
-            from herring.planned import PlannedReduction as planned  # noqa: N813
+            from herring.arrays.planned import PlannedReduction as planned  # noqa: N813
         self._planned = planned
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads

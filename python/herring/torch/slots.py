@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from herring.groups import Group
+from herring.arrays.groups import Group
 from herring.torch.tensors import dense_strides, dtype_name
 
 # Behind the usage of each parameter, the pseudo-gradient carries flags of the round.
@@ -46,7 +46,7 @@ class GradientSlots:
         """Plans (collective; same arguments on every rank).
 
         Args:
-          planned: `herring.planned.PlannedReduction`, or what stands in for it in a test.
+          planned: `herring.arrays.planned.PlannedReduction`, or what stands in for it in a test.
           parameters: in registration order.
           order: indices into `parameters`, in the order gradients are produced.
           name: name of the operation.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import herring
-from herring.groups import Group
+from herring.arrays.groups import Group
 from herring.torch.functions import allgather
 
 _ABSENT, _NONE, _SPARSE, _DENSE = range(4)

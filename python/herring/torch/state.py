@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import herring
-from herring.arguments import name_given, shown
+from herring.arrays.arguments import name_given, shown
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch.agreement import describe, require_agreement
 from herring.torch.tensors import FlatBytes
 

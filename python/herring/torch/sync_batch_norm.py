@@ -8,8 +8,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 from herring.torch import functional
 from herring.torch.membership import Membership
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from herring.arguments import shown
+from herring.arrays.arguments import shown
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned

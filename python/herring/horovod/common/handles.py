@@ -12,19 +12,19 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from herring.collectives import name_of_next, submit
-from herring.digests import explained
+from herring.arrays.collectives import name_of_next, submit
+from herring.arrays.digests import explained
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import forget_job, job
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
     PeerLostError,
     ShutdownError,
 )
-from herring.groups import Group, scope_of
 from herring.horovod.common import timeline
 from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
-from herring.runtime import forget_job, job
 
 __all__ = ["Call", "poll", "synchronize"]
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import herring
-from herring.collectives import checked_splits
-from herring.digests import digest
+from herring.arrays.collectives import checked_splits
+from herring.arrays.digests import digest
+from herring.arrays.gradients import fresh
 from herring.errors import InvalidArgumentError
-from herring.gradients import fresh
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
 from herring.horovod.common.operators import (

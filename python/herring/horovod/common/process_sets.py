@@ -6,11 +6,11 @@ import operator
 from collections.abc import Sequence
 
 import herring
-from herring.collectives import check_same
+from herring.arrays.collectives import check_same
+from herring.arrays.groups import Group, new_group
+from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, new_group
 from herring.horovod.common.exceptions import NotInitializedError
-from herring.runtime import forget_job
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 

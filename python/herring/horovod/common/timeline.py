@@ -13,9 +13,9 @@ from typing import Any
 
 import herring
 from herring import _core
+from herring.arrays.handles import call_later
+from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
-from herring.handles import call_later
-from herring.runtime import forget_job
 
 __all__ = ["start_timeline", "stop_timeline"]
 

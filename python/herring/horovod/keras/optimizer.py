@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 import herring
-from herring.collectives import name_of_next
+from herring.arrays.collectives import name_of_next
+from herring.arrays.gradients import GradientRounds
 from herring.errors import InvalidArgumentError
-from herring.gradients import GradientRounds
 from herring.horovod.common import rounds
 from herring.horovod.common.compression import NoneCompressor, is_half
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors

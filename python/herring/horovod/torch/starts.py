@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import herring
-from herring.collectives import checked_splits
-from herring.digests import digest
+from herring.arrays.collectives import checked_splits
+from herring.arrays.digests import digest
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call

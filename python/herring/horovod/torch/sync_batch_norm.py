@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.groups import Group
+from herring.arrays.groups import Group
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.torch import sync_batch_norm
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 import herring
-from herring import runtime
-from herring.collectives import called, submit
-from herring.digests import digest
+from herring.arrays import runtime
+from herring.arrays.collectives import called, submit
+from herring.arrays.digests import digest
+from herring.arrays.names import next_name
 from herring.errors import HerringError, InvalidArgumentError
-from herring.names import next_name
 from herring.torch.backend.face import add_face
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend

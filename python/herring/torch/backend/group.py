@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from herring.collectives import submit
+from herring.arrays.collectives import submit
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.torch.backend.base import routed
 from herring.torch.backend.reducing import ReducingProcessGroup

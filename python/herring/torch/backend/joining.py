@@ -18,13 +18,13 @@ from typing import Any
 import torch.distributed as dist
 
 import herring
-from herring import runtime
+from herring.arrays import runtime
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch.detect import Rendezvous, WorkerEnvironment, detect
-from herring.launch.endpoint import bind_any
-from herring.launch.meet import Meeting, meet, meet_nobody, read_secret_file
-from herring.launch.network import loopback_address, own_address
-from herring.launch.publication import Wait, in_seconds
+from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, detect
+from herring.rendezvous.endpoint import bind_any
+from herring.rendezvous.meet import Meeting, meet, meet_nobody, read_secret_file
+from herring.rendezvous.network import loopback_address, own_address
+from herring.rendezvous.publication import Wait, in_seconds
 
 __all__ = ["join_by_store", "rendezvous"]
 

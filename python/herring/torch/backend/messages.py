@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from herring.arrays.groups import Group
+from herring.arrays.messages import receive_async, send_async
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
-from herring.groups import Group
-from herring.messages import receive_async, send_async
 from herring.torch.backend.reductions import movable
 from herring.torch.backend.tensors import as_dense, copy_back
 from herring.torch.backend.works import LocalWork, OperationWork, Owner

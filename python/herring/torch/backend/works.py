@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from herring import _core
-from herring.digests import explained
+from herring.arrays.digests import explained
+from herring.arrays.handles import call_later
 from herring.errors import HerringError, ShutdownError, TimeoutError
-from herring.handles import call_later
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.promises import Promise
 

@@ -1,7 +1,7 @@
 """Who am I in the job? Reads it from the variables that launchers set.
 
 `detect` is a pure function of an environment: it opens nothing and asks nobody, so every launcher
-can be tested with a dictionary. What it finds is carried out by `herring.launch.meet`.
+can be tested with a dictionary. What it finds is carried out by `herring.rendezvous.meet`.
 
 The first launcher whose *rank* variable is present wins, in this order: ``HERRING_RANK``, torchrun
 (``RANK``), Open MPI, PMIx or PMI (MPICH, Intel MPI), Slurm. ``HERRING_RENDEZVOUS``,
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from herring.errors import ConfigurationError
-from herring.launch import settings, slurm
-from herring.launch.variables import MAXIMUM_SIZE, bad, first, integer
+from herring.rendezvous import settings, slurm
+from herring.rendezvous.variables import MAXIMUM_SIZE, bad, first, integer
 
 __all__ = [
     "Rendezvous",
@@ -58,7 +58,7 @@ class Rendezvous:
         variable: Where host and port came from, for messages.
         descriptor: Number of the inherited listening socket (rank 0 of ``descriptor``), or None.
         key: What tells this job from others in a store or a directory; empty when only the
-            launcher's process can tell (see `herring.launch.meet`).
+            launcher's process can tell (see `herring.rendezvous.meet`).
     """
 
     kind: str

@@ -11,8 +11,8 @@ Lists must agree on all ranks: the number of arrays, their order, shapes and dty
 another list are named by `MismatchError` on every rank, without one more round trip.
 """
 
-from herring.grouped.gathers import grouped_allgather, grouped_broadcast
-from herring.grouped.reductions import (
+from herring.arrays.grouped.gathers import grouped_allgather, grouped_broadcast
+from herring.arrays.grouped.reductions import (
     grouped_allreduce,
     grouped_allreduce_async,
     grouped_reduce_scatter,

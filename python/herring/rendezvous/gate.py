@@ -28,8 +28,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch.munge import MungeError
-from herring.launch.publication import Wait, in_seconds
+from herring.rendezvous.munge import MungeError
+from herring.rendezvous.publication import Wait, in_seconds
 
 __all__ = ["Gate", "ask"]
 
@@ -43,7 +43,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 1.0
 
-Codec = Callable[[bytes], bytes]  # of `herring.launch.munge`, with the socket that it takes
+Codec = Callable[[bytes], bytes]  # of `herring.rendezvous.munge`, with the socket that it takes
 
 
 class Gate:

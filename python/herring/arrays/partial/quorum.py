@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from herring.arguments import number_of, seconds_of, shown, text_of
+from herring.arrays.arguments import number_of, seconds_of, shown, text_of
+from herring.arrays.partial.replay import Replay
 from herring.errors import InvalidArgumentError
-from herring.partial.replay import Replay
 
 __all__ = ["Quorum", "is_partial", "quorum_of"]
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping
 
 from herring.errors import ConfigurationError
-from herring.launch import slurm
-from herring.launch.network import is_local_address, own_address
-from herring.launch.publication import Wait, in_seconds
-from herring.launch.settings import port_range
+from herring.rendezvous import slurm
+from herring.rendezvous.network import is_local_address, own_address
+from herring.rendezvous.publication import Wait, in_seconds
+from herring.rendezvous.settings import port_range
 
 __all__ = ["bind", "bind_any", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
 

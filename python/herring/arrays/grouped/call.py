@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from herring import _core
-from herring.arguments import seconds_of
-from herring.collectives import Handle, submit
+from herring.arrays.arguments import seconds_of
+from herring.arrays.collectives import Handle, submit
+from herring.arrays.grouped.listed import Listed
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.handles import call_later
+from herring.arrays.runtime import job
 from herring.errors import (
     HerringError,
     MismatchError,
     PeerLostError,
     ShutdownError,
 )
-from herring.grouped.listed import Listed
-from herring.groups import Group, scope_of
-from herring.handles import call_later
-from herring.runtime import job
 
 _DTYPES = 10  # that there are: a list has no more operations
 

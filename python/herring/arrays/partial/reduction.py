@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from herring import _core
-from herring.arguments import (
+from herring.arrays.arguments import (
     boolean_of,
     count_of,
     name_given,
@@ -17,13 +17,13 @@ from herring.arguments import (
     seconds_of,
     text_of,
 )
-from herring.collectives import called, check_same, named, shape_of
+from herring.arrays.collectives import called, check_same, named, shape_of
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.partial.quorum import Quorum, is_partial, quorum_of
+from herring.arrays.partial.replay import Recorded, Replay
+from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
+from herring.arrays.runtime import forget_job, job
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
-from herring.partial.quorum import Quorum, is_partial, quorum_of
-from herring.partial.replay import Recorded, Replay
-from herring.partial.statistics import RoundInfo, RoundStatistics
-from herring.runtime import forget_job, job
 
 __all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
 

@@ -1,17 +1,17 @@
-"""Writes tables as Markdown, JSON and, with matplotlib, as a picture (SVG)."""
+"""Tables of results, as Markdown, JSON and, with matplotlib, as a picture (SVG)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.provenance import provenance
-from herring.study.experiments import Chart, Table
 
-__all__ = ["COLOURS", "INK", "draw", "markdown", "read", "write"]
+__all__ = ["COLOURS", "INK", "Chart", "Table", "draw", "markdown", "read", "write"]
 
 #: Of curves: after Okabe and Ito, for the colour-blind, as far as they show on white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#9a7d0a", "#767676")
@@ -32,6 +32,64 @@ _RC: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """How a table is drawn.
+
+    Attributes:
+      x: column.
+      y: columns; what a model says begins with ``model``.
+      x_name, y_name: of the axes, for people, with the unit in parentheses if there is one.
+      by: a column: a curve for each of its values.
+      x_scale, y_scale: ``linear`` or ``log``; for x also ``symlog``, which has room for 0.
+      names: of columns and of values of `by` in the legend, where their own would not do.
+      computed: all is from models or simulated, nothing was measured.
+    """
+
+    x: str
+    y: Sequence[str]
+    x_name: str
+    y_name: str
+    by: str | None = None
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    computed: bool = False
+
+    def is_model(self, column: str) -> bool:
+        """Whether a model says what is in a column."""
+        return self.computed or column.startswith("model")
+
+    def measured_by(self, column: str) -> str:
+        """Returns the column that holds what a model's column is the model of."""
+        return column.removeprefix("model_")
+
+    def name_of(self, name: str) -> str:
+        """Returns what a column or a value of `by` is called in the legend."""
+        return self.names.get(name, name.replace("_", " "))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of equal keys, in the order they are shown.
+
+    Attributes:
+      name: of the files.
+      title: a line for people, with what was kept fixed.
+      rows: numbers, or text.
+      chart: how to draw it; None: not at all.
+      notes: what a reader must know.
+      files: JSON documents to write beside it, by name, for other commands to read.
+    """
+
+    name: str
+    title: str
+    rows: list[dict[str, Any]]
+    chart: Chart | None = None
+    notes: Sequence[str] = ()
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def markdown(table: Table) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.collectives import Handle, note_write, submit
+from herring.arrays.collectives import Handle, note_write, submit
+from herring.arrays.groups import Group
+from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
 from herring.errors import InvalidArgumentError
-from herring.groups import Group
-from herring.partial import Quorum, Replay, allreduce_in_rounds
 
 __all__ = ["allreduce"]
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from herring import _core
-from herring.collectives import allgather_object
+from herring.arrays.collectives import allgather_object
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.planned import PlannedReduction
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
-from herring.groups import Group, scope_of
-from herring.planned import PlannedReduction
 
 __all__ = ["GradientRounds", "Source", "agree", "fresh"]
 

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from herring import _core
-from herring.arguments import count_of, name_given, seconds_of, shown
+from herring.arrays.arguments import count_of, name_given, seconds_of, shown
+from herring.arrays.names import forget_names_among, next_name
+from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
-from herring.names import forget_names_among, next_name
-from herring.runtime import job, require_running
 
 __all__ = ["Group", "new_group", "ranks_of_node"]
 

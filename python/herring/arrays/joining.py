@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from herring.arguments import seconds_of
-from herring.groups import Group, scope_of
-from herring.names import number_anew_after
-from herring.runtime import job
+from herring.arrays.arguments import seconds_of
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.names import number_anew_after
+from herring.arrays.runtime import job
 
 __all__ = ["join"]
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from herring import _core
-from herring.apart import not_waited_for
-from herring.arguments import shown, text_of
+from herring.arrays.apart import not_waited_for
+from herring.arrays.arguments import shown, text_of
+from herring.arrays.names import forget_names
 from herring.errors import ConfigurationError, ShutdownError
-from herring.launch import joined
-from herring.launch.detect import WorkerEnvironment, detect
-from herring.launch.meet import Meeting, meet
-from herring.launch.settings import environment_only
-from herring.names import forget_names
+from herring.rendezvous import joined
+from herring.rendezvous.detect import WorkerEnvironment, detect
+from herring.rendezvous.meet import Meeting, meet
+from herring.rendezvous.settings import environment_only
 
 __all__ = [
     "abort",

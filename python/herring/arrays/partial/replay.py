@@ -14,11 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from herring.arguments import shown
-from herring.collectives import allgather_object, broadcast_object
+from herring.arrays.arguments import shown
+from herring.arrays.collectives import allgather_object, broadcast_object
+from herring.arrays.names import next_name
+from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError, MismatchError
-from herring.names import next_name
-from herring.runtime import job
 
 __all__ = ["Recorded", "Recorder", "Replay", "save"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arguments import number_of, operator_of
-from herring.collectives import Handle, empty, named, note_write
+from herring.arrays.arguments import number_of, operator_of
+from herring.arrays.collectives import Handle, empty, named, note_write
+from herring.arrays.grouped.call import Call, GroupedHandle
+from herring.arrays.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.grouped.call import Call, GroupedHandle
-from herring.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
-from herring.groups import Group
 
 
 def _check_scales(kind: str, listed: Listed, op: str, prescale: float, postscale: float) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arguments import (
+from herring.arrays.arguments import (
     count_of,
     function_of,
     name_given,
@@ -30,6 +30,10 @@ from herring.arguments import (
     seconds_of,
     shown,
 )
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.handles import DoneCallbacks, call_later
+from herring.arrays.names import next_name
+from herring.arrays.runtime import job
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
@@ -37,10 +41,6 @@ from herring.errors import (
     PeerLostError,
     ShutdownError,
 )
-from herring.groups import Group, scope_of
-from herring.handles import DoneCallbacks, call_later
-from herring.names import next_name
-from herring.runtime import job
 
 __all__ = [
     "Handle",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.arguments import count_of, rank_of, seconds_of
-from herring.collectives import Handle, note_write
+from herring.arrays.arguments import count_of, rank_of, seconds_of
+from herring.arrays.collectives import Handle, note_write
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
-from herring.runtime import job
 
 __all__ = ["Receiving", "receive", "receive_async", "send", "send_async"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arguments import rank_of
-from herring.collectives import allgather, called, empty, named, note_write
+from herring.arrays.arguments import rank_of
+from herring.arrays.collectives import allgather, called, empty, named, note_write
+from herring.arrays.grouped.listed import Array, Listed, numpy_dtype, text_of
+from herring.arrays.groups import Group, scope_of
 from herring.errors import MismatchError
-from herring.grouped.listed import Array, Listed, numpy_dtype, text_of
-from herring.groups import Group, scope_of
 
 _HEAD = 16  # bytes before what is said about a list: its length, and that of the data behind it
 

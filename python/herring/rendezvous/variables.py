@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from herring.launch import settings
-from herring.launch.settings import MAXIMUM_SIZE, bad
+from herring.rendezvous import settings
+from herring.rendezvous.settings import MAXIMUM_SIZE, bad
 
 __all__ = ["MAXIMUM_SIZE", "bad", "first", "integer"]
 

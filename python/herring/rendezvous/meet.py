@@ -1,4 +1,4 @@
-"""Carries out what `herring.launch.detect` found: binds, publishes and learns the rendezvous.
+"""Carries out what `herring.rendezvous.detect` found: binds, publishes and learns the rendezvous.
 
 After `meet` every rank knows an address and the job's secret, and rank 0 holds the listening
 socket. The core takes over from there and calls nobody back.
@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from herring.errors import ConfigurationError, TimeoutError
-from herring.launch import munge, publication, slurm
-from herring.launch.detect import (
+from herring.rendezvous import munge, publication, slurm
+from herring.rendezvous.detect import (
     MINIMUM_SECRET_BYTES,
     Rendezvous,
     ServerEnvironment,
     WorkerEnvironment,
     warn_of_weak_secret,
 )
-from herring.launch.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
-from herring.launch.gate import Gate, ask
-from herring.launch.network import is_local_address, loopback_address, own_address
+from herring.rendezvous.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
+from herring.rendezvous.gate import Gate, ask
+from herring.rendezvous.network import is_local_address, loopback_address, own_address
 
 __all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
 
@@ -126,7 +126,7 @@ def meet(
     """Learns, or as rank 0 makes known, the rendezvous and the secret.
 
     Args:
-        worker: From `herring.launch.detect.detect`.
+        worker: From `herring.rendezvous.detect.detect`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0 or its store.
         first_reminder: Seconds after which such a wait first says what it waits for.
@@ -177,7 +177,7 @@ def meet_as_server(
     """As `meet`, for a dedicated server.
 
     Args:
-        server: From `herring.launch.detect.detect_server`.
+        server: From `herring.rendezvous.detect.detect_server`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0.
         first_reminder: As of `meet`.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from herring import _core
-from herring.apart import report, wait_for_calls_apart
+from herring.arrays.apart import report, wait_for_calls_apart
 
 __all__ = ["DoneCallbacks", "call_later"]
 

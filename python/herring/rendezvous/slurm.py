@@ -1,7 +1,7 @@
 """What Slurm says about a job: from its variables, and where they do not tell, from `scontrol`.
 
 Nothing here is secret. Job ids, node names and addresses can be seen by everybody on a cluster, so
-they lead to rank 0 and prove nothing; see `herring.launch.gate` for the secret.
+they lead to rank 0 and prove nothing; see `herring.rendezvous.gate` for the secret.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Mapping
 
 from herring.errors import ConfigurationError
-from herring.launch.nodelist import first_host, tasks_on_node
-from herring.launch.settings import port_range
-from herring.launch.variables import MAXIMUM_SIZE, first, integer
+from herring.rendezvous.nodelist import first_host, tasks_on_node
+from herring.rendezvous.settings import port_range
+from herring.rendezvous.variables import MAXIMUM_SIZE, first, integer
 
 __all__ = [
     "in_job",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from herring.arguments import rank_of
-from herring.collectives import (
+from herring.arrays.arguments import rank_of
+from herring.arrays.collectives import (
     broadcast_object,
     called,
     checked_splits,
@@ -17,8 +17,8 @@ from herring.collectives import (
     reduce_scatter,
     shape_of,
 )
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.groups import Group, scope_of
 
 __all__ = ["gather", "reduce", "scatter"]
 

@@ -5,15 +5,15 @@ Operations, 2020, sections 4 and 5. There the quorum is an expectation and
 a missed result is overwritten; here the quorum is counted, and every worker gets every result.
 """
 
-from herring.partial.quorum import Quorum, is_partial
-from herring.partial.reduction import (
+from herring.arrays.partial.quorum import Quorum, is_partial
+from herring.arrays.partial.reduction import (
     PartialReduction,
     allreduce_in_rounds,
     flush,
     partial_statistics,
 )
-from herring.partial.replay import Replay
-from herring.partial.statistics import RoundInfo, RoundStatistics
+from herring.arrays.partial.replay import Replay
+from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
 
 __all__ = [
     "PartialReduction",

@@ -1,0 +1,165 @@
+"""The planned operation: gradients averaged round after round without negotiation.
+
+Paper, section III-2 and III-A: every worker computes the same plan alone from the gradients in
+production order; buffers are pushed in plan order as they fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from herring import _core
+from herring.arrays.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
+from herring.arrays.collectives import called, check_same, named
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import job, require_running
+from herring.errors import InvalidArgumentError
+
+__all__ = ["PlannedReduction"]
+
+
+class PlannedReduction:
+    """An all-reduce over the arenas of a plan, in place, in rounds.
+
+    Every rank makes it with the same arguments, and makes a group's planned operations in the same
+    order.
+
+    Args:
+      gradients: (elements, dtype name) of every gradient, in production order.
+      name: identifies the operation, for messages.
+      op: "average", "sum", "min", "max" or "product".
+      wire_dtype: "float16" or "bfloat16": float32 arenas travel between nodes in it.
+      buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
+      group: those who take part; None: all ranks.
+
+    Raises:
+      InvalidArgumentError: a dtype or size that is not supported.
+      MismatchError: ranks gave different arguments; the message lists them.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[tuple[int, str]],
+        *,
+        name: str | None = None,
+        op: str = "average",
+        wire_dtype: str | None = None,
+        buffer_bytes: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        name = named(name, "planned", group)
+        self._job = job()
+        self._name = name
+        # Also for a plan that this rank refuses: the next one must have the same on all ranks.
+        stream = _core.next_stream(self._job, scope_of(group).handle)
+        with called("allgather", f"{name}.plan", group):
+            listed = _listed(gradients)
+            op = operator_of(op)
+            buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
+            if wire_dtype is not None:
+                text_of(wire_dtype, "wire_dtype")
+            self._planned: _core.Planned | None = _core.Planned.create(
+                self._job,
+                listed,
+                name,
+                op,
+                wire_dtype or "",
+                buffer_bytes,
+                stream,
+                scope_of(group).handle,
+            )
+        bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
+        check_same(
+            f"planned operation '{name}'",
+            f"{len(listed)} gradients, {bytes_by_dtype}, op {op}, wire dtype {wire_dtype}, "
+            f"plan {self._planned.signature:016x}",
+            name=f"{name}.plan",
+            group=group,
+        )
+        self._gradients = len(listed)
+
+    @property
+    def _open(self) -> _core.Planned:
+        if self._planned is None:
+            raise InvalidArgumentError("this planned operation is closed")
+        return self._planned
+
+    @property
+    def arenas(self) -> list[tuple[str, int]]:
+        """(dtype name, bytes) per arena, one per dtype in order of first appearance."""
+        return self._open.arenas
+
+    @property
+    def placements(self) -> list[tuple[int, int, int]]:
+        """(arena, byte offset, bytes) of every gradient."""
+        return self._open.placements
+
+    @property
+    def buffers(self) -> list[tuple[int, int, int]]:
+        """(arena, byte offset, bytes) of every fusion buffer, in push order."""
+        return self._open.buffers
+
+    @property
+    def contributors(self) -> int:
+        """Workers whose gradients are in the last round's result."""
+        return self._open.contributors
+
+    def arena(self, index: int) -> np.ndarray:
+        """Arena `index` as uint8 bytes, shared with the workers of this node."""
+        return self._open.arena(count_of(index, "index", 0, len(self.arenas) - 1))
+
+    def begin(self, active: bool = True) -> None:
+        """Starts a round.
+
+        Args:
+          active: False: this worker has nothing to add; all its buffers go at once.
+
+        Raises:
+          InvalidArgumentError: the last round has not been waited for.
+          ShutdownError: the job has ended, or this is a forked child of the process that joined it.
+          HerringError: the job has failed.
+        """
+        require_running(self._job, f"'{self._name}'")
+        self._open.begin(boolean_of(active, "active"))
+
+    def ready(self, index: int) -> None:
+        """Gradient `index` of this round is in its place; any order, any thread."""
+        self._open.ready(count_of(index, "index"))
+
+    def ready_all(self, indices: Sequence[int]) -> None:
+        """As `ready` for each of `indices`, in one call."""
+        try:
+            self._open.ready_all(indices)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"indices is {shown(indices)}; it must be a list of integers"
+            ) from None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when every buffer of the round is averaged in place.
+
+        Args:
+          timeout: seconds to wait here; None: until the operation's deadline.
+
+        Raises:
+          InvalidArgumentError: gradients are missing; the message lists them.
+          PeerLostError, TimeoutError: the round failed; the arenas are undefined.
+        """
+        self._open.wait(seconds_of(timeout))
+
+    def close(self) -> None:
+        """Lets go of the arenas; views of them stay valid."""
+        self._planned = None
+
+
+def _listed(gradients: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    try:
+        pairs = [(elements, dtype) for elements, dtype in gradients]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "gradients must be a list of (elements, dtype name), such as [(1000, 'float32')], not "
+            + shown(gradients)
+        ) from None
+    return [(count_of(elements, "elements"), str(dtype)) for elements, dtype in pairs]

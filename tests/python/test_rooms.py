@@ -1,0 +1,121 @@
+"""The style check finds every import, and every include, that leads to a room further down."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("check_style", ROOT / "tools" / "check_style.py")
+assert _spec is not None and _spec.loader is not None
+check_style = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(check_style)
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check_style, "OPTIONAL_PARTS", {})
+    for name in ("", "arrays/", "launch/", "rendezvous/", "torch/"):
+        _write(f"python/herring/{name}__init__.py", "")
+    _write("python/herring/arrays/names.py", "")
+    _write("python/herring/launch/cli.py", "")
+    _write("CMakeLists.txt", "foreach(room base wire server)\n")
+    return tmp_path
+
+
+def _write(path: str, text: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def _of_python() -> list[str]:
+    return check_style.python_arrows(sorted(Path("python").rglob("*.py")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import herring.launch.cli\n",
+        "from herring.launch import cli\n",
+        "from herring import launch\n",
+        "from ..launch import cli\n",
+        "from .. import launch\n",
+        "import herring\n",
+        "from herring import allreduce\n",
+        "def late():\n    from herring.torch import allreduce\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import herring.torch\n",
+        "import importlib\nimportlib.import_module('herring.launch.cli')\n",
+        "from importlib import import_module\nimport_module('herring.torch')\n",
+    ],
+)
+def test_whatever_leads_up_is_found(house: Path, text: str) -> None:
+    _write("python/herring/arrays/names.py", text)
+    found = _of_python()
+    assert len(found) == 1
+    assert found[0].startswith("python/herring/arrays/names.py:")
+    assert "is of a room below herring.arrays" in found[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from herring.rendezvous import detect\n",
+        "from herring import _core, errors\n",
+        "from herring import rendezvous\n",
+        "from . import groups\n",
+        "import os, numpy\n",
+    ],
+)
+def test_what_leads_down_or_stays_in_its_room_is_fine(house: Path, text: str) -> None:
+    _write("python/herring/arrays/groups.py", "")
+    _write("python/herring/arrays/names.py", text)
+    assert _of_python() == []
+
+
+def test_a_module_without_a_room_is_found(house: Path) -> None:
+    _write("python/herring/loose.py", "")
+    assert [line.split(":")[0] for line in _of_python()] == ["python/herring/loose.py"]
+
+
+def test_an_optional_part_may_be_imported_from_its_place_only(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {("herring.launch.cli", "herring.torch"): "the reason"}
+    monkeypatch.setattr(check_style, "OPTIONAL_PARTS", parts)
+    _write("python/herring/launch/cli.py", "def late():\n    import herring.torch\n")
+    assert _of_python() == []
+    _write("python/herring/launch/other.py", "import herring.torch\n")
+    assert [line.split(":")[0] for line in _of_python()] == ["python/herring/launch/other.py"]
+
+
+def test_an_exception_that_nobody_uses_is_found(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {("herring.launch.cli", "herring.torch"): "the reason"}
+    monkeypatch.setattr(check_style, "OPTIONAL_PARTS", parts)
+    assert _of_python() == ["OPTIONAL_PARTS: herring.launch.cli does not import herring.torch"]
+
+
+def test_a_circle_in_a_room_is_found(house: Path) -> None:
+    _write("python/herring/arrays/names.py", "from herring.arrays import groups\n")
+    _write("python/herring/arrays/groups.py", "def late():\n    from .names import one\n")
+    (found,) = _of_python()
+    assert "import each other" in found
+
+
+def test_includes_that_lead_up_are_found(house: Path) -> None:
+    fine = _write("src/server/server.cc", '#include "server/server.h"\n#include "wire/frame.h"\n')
+    wrong = _write("src/wire/frame.h", '#include <map>\n#include "server/server.h"\n')
+    lab = _write("src/simulate/job.h", '#include "transport/virtual/loop.h"\n')
+    core = _write("src/base/clock.cc", '#include "simulate/job.h"\n')
+    loose = _write("src/new/file.cc", "")
+    assert check_style.core_arrows([fine, wrong, lab, core, loose]) == [
+        "src/wire/frame.h:2: server is a room below wire",
+        "src/base/clock.cc:1: simulate is a room below base",
+        "src/new/file.cc: no room; CMakeLists.txt has them in their order",
+    ]
