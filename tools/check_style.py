@@ -35,6 +35,7 @@ PYTHON_ROOMS = (
     "herring.progress",
     "herring.units",
     "herring.models",
+    "herring.command_line",
     "herring.habits",
     "herring.rendezvous",
     "herring.arrays",

@@ -173,7 +173,7 @@ def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> 
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    from herring.launch.arguments import guarded
+    from herring.command_line import guarded
 
     assert guarded(interrupted) == 130
     assert capsys.readouterr().err == ""

@@ -14,8 +14,8 @@ from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
 from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.bench.measure import Request, measure
+from herring.command_line import Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.arguments import Parser, guarded, integer
 from herring.parts import missing_part
 from herring.provenance import provenance
 

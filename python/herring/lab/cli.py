@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.lab.check import check_links
 from herring.lab.cluster import Cluster, ClusterError, LateLinksError, remove_stale
@@ -15,7 +16,6 @@ from herring.lab.limits import MAXIMUM_HOSTS
 from herring.lab.mpi import MPIS, require
 from herring.lab.options import add_network, network_of
 from herring.lab.runner import Plan, run
-from herring.launch.arguments import integer
 from herring.launch.job import resolve_command
 from herring.units import argument, parse_seconds, show_rate
 

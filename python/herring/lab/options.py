@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.lab.cluster import MTU
 from herring.lab.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring.lab.paths import Where
 from herring.lab.strict import Path
-from herring.launch.arguments import integer
 from herring.units import parse_rate, parse_seconds, parse_size
 
 __all__ = ["add_network", "network_of"]

@@ -1,1 +1,1 @@
-"""How a job starts: rank detection, the local launcher and the `herring` command."""
+"""The `herring` command: it starts jobs, here and on other hosts, and dedicated servers."""

@@ -8,9 +8,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
+from herring.command_line import EXIT_USAGE, Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
 from herring.launch import horovodrun, hosts
-from herring.launch.arguments import EXIT_USAGE, Parser, guarded, integer
 from herring.parts import missing_part
 from herring.units import argument, parse_seconds
 from herring.version import version

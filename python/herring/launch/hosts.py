@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from herring.command_line import integer
 from herring.errors import ConfigurationError
-from herring.launch.arguments import integer
 from herring.rendezvous.network import is_local_address
 
 __all__ = [

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from herring.command_line import integer
 from herring.errors import ConfigurationError
-from herring.launch.arguments import integer
 from herring.rendezvous.settings import setting
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]

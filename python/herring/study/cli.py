@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from herring.bench.peers import ALGORITHMS, PEERS, missing
+from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.lab.cluster import ClusterError
 from herring.lab.limits import require_queue, require_rate
-from herring.launch.arguments import integer
 from herring.progress import Progress, show_time
 from herring.report import Table, draw, markdown, read, write
 from herring.study.bench import Network
