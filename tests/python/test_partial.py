@@ -7,8 +7,8 @@ import re
 import types
 
 import pytest
-from herring.partial import RoundStatistics
 
+from herring.partial import RoundStatistics
 from jobs import expect_success, run_job
 
 pytestmark = pytest.mark.timeout(120)

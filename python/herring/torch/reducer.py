@@ -130,7 +130,7 @@ class GradientReducer(Pausable, EndsWithPass):
             the first round.
           relist: called at the end of each backward pass: the present list of named parameters if
             it may have changed since the last call, else None.
-          planned: stands in for `herring.arrays.planned.PlannedReduction` in tests.
+          planned: stands in for `herring.PlannedReduction` in tests.
           group: whose workers' gradients are averaged; None: of all. "Ranks" and "all" are its.
 
         Raises:

@@ -46,7 +46,7 @@ class GradientSlots:
         """Plans (collective; same arguments on every rank).
 
         Args:
-          planned: `herring.arrays.planned.PlannedReduction`, or what stands in for it in a test.
+          planned: `herring.PlannedReduction`, or what stands in for it in a test.
           parameters: in registration order.
           order: indices into `parameters`, in the order gradients are produced.
           name: name of the operation.
