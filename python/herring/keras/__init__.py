@@ -23,35 +23,9 @@ if int(_keras.__version__.split(".")[0]) < 3:
         f"herring.keras needs Keras 3; here is {_keras.__version__}: pip install -U 'keras>=3'"
     )
 
-from herring import (
-    allgather_object,
-    allreduce,
-    barrier,
-    broadcast_object,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    new_group,
-    node_rank,
-    num_nodes,
-    rank,
-    ranks_of_node,
-    shutdown,
-    size,
-    stats,
-)
-from herring.arrays.groups import Group
-from herring.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    HerringError,
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-)
+from herring import allreduce
+from herring.face import *  # noqa: F403
+from herring.face import __all__ as __all__
 from herring.keras import callbacks
 from herring.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
@@ -64,39 +38,16 @@ from herring.keras.callbacks import (
 from herring.keras.optimizer import DistributedOptimizer, is_distributed, load_model
 
 __all__ = [
-    "AuthenticationError",
+    *__all__,
     "BroadcastGlobalVariablesCallback",
-    "ConfigurationError",
     "DistributedOptimizer",
-    "Group",
-    "HerringError",
-    "InvalidArgumentError",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
-    "MismatchError",
-    "PeerLostError",
-    "ShutdownError",
-    "TimeoutError",
-    "allgather_object",
     "allreduce",
-    "barrier",
     "broadcast_model",
-    "broadcast_object",
     "callbacks",
-    "init",
     "is_distributed",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "new_group",
-    "node_rank",
-    "num_nodes",
     "on_root",
-    "rank",
-    "ranks_of_node",
-    "shutdown",
-    "size",
-    "stats",
 ]

@@ -19,66 +19,17 @@ except (ImportError, AttributeError) as _error:  # with NumPy 1.24 or newer it l
         f"({_error})"
     ) from _error
 
-from herring import (
-    allgather_object,
-    allreduce,
-    barrier,
-    broadcast_object,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    new_group,
-    node_rank,
-    num_nodes,
-    rank,
-    ranks_of_node,
-    shutdown,
-    size,
-    stats,
-)
-from herring.arrays.groups import Group
-from herring.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    HerringError,
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-)
+from herring import allreduce
+from herring.face import *  # noqa: F403
+from herring.face import __all__ as __all__
 from herring.mxnet.kvstore import KVStore
 from herring.mxnet.parameters import broadcast_parameters
 from herring.mxnet.trainer import DistributedTrainer
 
 __all__ = [
-    "AuthenticationError",
-    "ConfigurationError",
+    *__all__,
     "DistributedTrainer",
-    "Group",
-    "HerringError",
-    "InvalidArgumentError",
     "KVStore",
-    "MismatchError",
-    "PeerLostError",
-    "ShutdownError",
-    "TimeoutError",
-    "allgather_object",
     "allreduce",
-    "barrier",
-    "broadcast_object",
     "broadcast_parameters",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "new_group",
-    "node_rank",
-    "num_nodes",
-    "rank",
-    "ranks_of_node",
-    "shutdown",
-    "size",
-    "stats",
 ]

@@ -21,70 +21,21 @@ except ImportError as _error:
         f"herring.tensorflow needs TensorFlow 2.16 or newer: {install_command('tensorflow')}"
     ) from _error
 
-from herring import (
-    allgather_object,
-    barrier,
-    broadcast_object,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    new_group,
-    node_rank,
-    num_nodes,
-    rank,
-    ranks_of_node,
-    shutdown,
-    size,
-    stats,
-)
-from herring.arrays.groups import Group
-from herring.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    HerringError,
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-)
+from herring.face import *  # noqa: F403
+from herring.face import __all__ as __all__
 from herring.tensorflow.averaging import TensorAverager
 from herring.tensorflow.functions import allgather, allreduce, broadcast, broadcast_variables
 from herring.tensorflow.tape import DistributedGradientTape
 
 __all__ = [
-    "AuthenticationError",
-    "ConfigurationError",
+    *__all__,
     "DistributedGradientTape",
-    "DistributedOptimizer",
-    "Group",
-    "HerringError",
-    "InvalidArgumentError",
-    "MismatchError",
-    "PeerLostError",
-    "ShutdownError",
+    "DistributedOptimizer",  # noqa: F405 - imported with its first use
     "TensorAverager",
-    "TimeoutError",
     "allgather",
-    "allgather_object",
     "allreduce",
-    "barrier",
     "broadcast",
-    "broadcast_object",
     "broadcast_variables",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "new_group",
-    "node_rank",
-    "num_nodes",
-    "rank",
-    "ranks_of_node",
-    "shutdown",
-    "size",
-    "stats",
 ]
 
 

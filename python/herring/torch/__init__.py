@@ -20,35 +20,9 @@ except ImportError as _error:
         f"herring.torch needs PyTorch 2.1 or newer: {install_command('torch')}"
     ) from _error
 
-from herring import (
-    allgather_object,
-    barrier,
-    broadcast_object,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    new_group,
-    node_rank,
-    num_nodes,
-    rank,
-    ranks_of_node,
-    shutdown,
-    size,
-    stats,
-)
-from herring.arrays.groups import Group
-from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
-from herring.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    HerringError,
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-)
+from herring.face import *  # noqa: F403
+from herring.face import __all__ as __all__
+from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
@@ -73,56 +47,33 @@ from herring.torch.state import broadcast_optimizer_state, broadcast_parameters
 from herring.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "AuthenticationError",
-    "ConfigurationError",
+    *__all__,
     "DistributedDataParallel",
     "DistributedOptimizer",
     "GradientReducer",
-    "Group",
     "Handle",
-    "HerringError",
-    "InvalidArgumentError",
     "Join",
-    "MismatchError",
-    "PeerLostError",
     "Quorum",
     "Replay",
     "RoundInfo",
     "RoundStatistics",
-    "ShutdownError",
     "SyncBatchNorm",
-    "TimeoutError",
     "allgather",
-    "allgather_object",
     "allreduce",
     "allreduce_async",
     "alltoall",
     "backend",
-    "barrier",
     "broadcast",
     "broadcast_",
-    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ddp_comm_hook",
     "functional",
     "gather",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "new_group",
-    "node_rank",
-    "num_nodes",
     "ordered_comm_hook",
-    "rank",
-    "ranks_of_node",
     "reduce",
     "reduce_scatter",
     "scatter",
-    "shutdown",
-    "size",
-    "stats",
 ]
 
 

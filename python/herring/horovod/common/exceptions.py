@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from herring.errors import (
-    HerringError,
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-)
+from herring import errors
+from herring.errors import HerringError, ShutdownError
 
 __all__ = [
     "HorovodInternalError",
@@ -57,11 +51,11 @@ class NotInitializedError(ShutdownError, ValueError):
 _KINDS: dict[type[HerringError], type[HorovodInternalError]] = {
     kind: type(kind.__name__, (HorovodInternalError, kind), {"__doc__": kind.__doc__})
     for kind in (
-        PeerLostError,
-        TimeoutError,
-        MismatchError,
+        errors.PeerLostError,
+        errors.TimeoutError,
+        errors.MismatchError,
         ShutdownError,
-        InvalidArgumentError,
+        errors.InvalidArgumentError,
         HerringError,
     )
 }

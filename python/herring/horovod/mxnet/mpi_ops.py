@@ -17,61 +17,18 @@ import numpy as np
 import herring
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds
-from herring.horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from herring.horovod.common.exceptions import HorovodInternalError, internal_errors
+from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.face import *  # noqa: F403
+from herring.horovod.common.face import __all__ as __all__
 from herring.horovod.common.host import Reduction, Starter
 from herring.horovod.common.operators import (
-    Adasum,
     Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     operator_or_average,
 )
-from herring.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    group_of,
-    remove_process_set,
-)
-from herring.horovod.common.timeline import (
-    start_timeline,
-    stop_timeline,
-)
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
+    *__all__,
     "allgather",
     "allreduce",
     "allreduce_",
@@ -79,36 +36,12 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 

@@ -20,60 +20,20 @@ import torch
 
 import herring
 from herring.horovod.common import rounds
-from herring.horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from herring.horovod.common.exceptions import HorovodInternalError, internal_errors
+from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.face import *  # noqa: F403
+from herring.horovod.common.face import __all__ as __all__
 from herring.horovod.common.handles import SparseHandle, poll, synchronize
 from herring.horovod.common.operators import (
-    Adasum,
     Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     operator_or_average,
 )
-from herring.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    group_of,
-    remove_process_set,
-)
-from herring.horovod.common.timeline import start_timeline, stop_timeline
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.torch import differentiable, starts
 from herring.horovod.torch.compression import Compression
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
+    *__all__,
     "allgather",
     "allgather_async",
     "allreduce",
@@ -87,14 +47,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -103,27 +55,11 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
 

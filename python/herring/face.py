@@ -1,0 +1,42 @@
+"""What `herring.torch`, `.tensorflow`, `.keras` and `.mxnet` show of `herring`: all but arrays."""
+
+from herring import (
+    allgather_object,
+    barrier,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    new_group,
+    node_rank,
+    num_nodes,
+    rank,
+    ranks_of_node,
+    shutdown,
+    size,
+    stats,
+)
+from herring.errors import *  # noqa: F403
+from herring.errors import __all__ as __all__
+from herring.groups import Group
+
+__all__ = [
+    *__all__,
+    "Group",
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "new_group",
+    "node_rank",
+    "num_nodes",
+    "rank",
+    "ranks_of_node",
+    "shutdown",
+    "size",
+    "stats",
+]
