@@ -41,6 +41,11 @@ from herring.errors import (
     PeerLostError,
     ShutdownError,
 )
+from herring.groups import Group, scope_of
+from herring.handles import DoneCallbacks, call_later
+from herring.names import next_name
+from herring.runtime import job
+from herring.split import even_parts
 
 __all__ = [
     "Handle",
@@ -389,10 +394,9 @@ def reduce_scatter(
         prescale=prescale,
         postscale=postscale,
     )
-    rows, scope = len(array), scope_of(group)
-    even = rows // scope.size + (scope.rank < rows % scope.size)
-    mine = even if splits is None else splits[scope.rank]
-    return flat.reshape(mine, *_tail(array))
+    scope = scope_of(group)
+    counts = even_parts(len(array), scope.size) if splits is None else splits
+    return flat.reshape(counts[scope.rank], *_tail(array))
 
 
 def alltoall(

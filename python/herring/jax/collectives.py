@@ -21,6 +21,7 @@ from herring.errors import InvalidArgumentError
 from herring.jax.calls import Call, execute
 from herring.jax.keys import key_of
 from herring.jax.order import TOKEN, last_token, note_token
+from herring.split import even_parts
 
 __all__ = ["allgather", "allreduce", "broadcast", "reduce_leaves", "reduce_scatter"]
 
@@ -207,10 +208,9 @@ def reduce_scatter(
     leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
     _check_reduction("reduce_scatter", leaves, op, prescale, postscale)
     scope = scope_of(group)
-    shapes = []
-    for leaf in leaves:
-        even, more = divmod(leaf.shape[0], scope.size)
-        shapes.append((even + (scope.rank < more), *leaf.shape[1:]))
+    shapes = [
+        (even_parts(leaf.shape[0], scope.size)[scope.rank], *leaf.shape[1:]) for leaf in leaves
+    ]
     found = _in_calls(
         "reduce_scatter", leaves, name, timeout, group, _buckets(leaves), _move,
         shapes=shapes, op=op, prescale=prescale, postscale=postscale,

@@ -16,8 +16,9 @@ from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
-from herring.rendezvous.joined import JOB_PREFIX
-from herring.rendezvous.settings import is_on
+from herring.launch.joined import JOB_PREFIX
+from herring.launch.settings import is_on
+from herring.split import even_parts
 
 __all__ = [
     "EXIT_NOT_EXECUTABLE",
@@ -364,9 +365,7 @@ def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str])
     blocks = options.layout.workers
     if options.nodes > 1:
         host = blocks[0][0]
-        # The first nodes hold one more where the numbers do not divide.
-        least, more = divmod(options.workers, options.nodes)
-        blocks = tuple((host, least + (node < more)) for node in range(options.nodes))
+        blocks = tuple((host, count) for count in even_parts(options.workers, options.nodes))
     rank = 0
     for node, (host, count) in enumerate(blocks):
         for local_rank in range(count):

@@ -14,6 +14,10 @@ from herring.arrays.grouped.call import Call, GroupedHandle
 from herring.arrays.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
+from herring.grouped.call import Call, GroupedHandle
+from herring.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
+from herring.groups import Group
+from herring.split import even_parts
 
 
 def _check_scales(kind: str, listed: Listed, op: str, prescale: float, postscale: float) -> None:
@@ -168,13 +172,11 @@ def grouped_reduce_scatter(
     call = Call("reduce_scatter", named(name, kind, group), group)
     size, rank = call.scope.size, call.scope.rank
 
-    def rows_of(index: int, to: int) -> tuple[int, int]:  # the first, and how many
-        rows = listed.about[index].shape[0]
-        return to * (rows // size) + min(to, rows % size), rows // size + (to < rows % size)
-
     try:
         listed = Listed(kind, arrays, writable=False, rows=True)
         _check_scales(kind, listed, op, prescale, postscale)
+        counts = [even_parts(one.shape[0], size) for one in listed.about]
+        begun = [0] * len(counts)
         parts: list[Part] = []
         started = []
         for dtype, places in listed.dtypes().items():
@@ -184,10 +186,10 @@ def grouped_reduce_scatter(
             for to in range(size):  # the parts of one rank lie together
                 begin = at
                 for i in places:
-                    row = listed.about[i].row_bytes
-                    first, count = rows_of(i, to)
-                    parts.append((raw, at, listed.arrays[i], first * row, count * row))
-                    at += count * row
+                    length = counts[i][to] * listed.about[i].row_bytes
+                    parts.append((raw, at, listed.arrays[i], begun[i], length))
+                    at += length
+                    begun[i] += length
                 splits.append((at - begin) // item)
             started.append((typed(staging, dtype), splits))
         _core.copy_parts(parts)
@@ -210,7 +212,7 @@ def grouped_reduce_scatter(
         for operation, (dtype, places) in zip(call.operations, listed.dtypes().items()):
             flat, at = operation.result().view(numpy_dtype(dtype)), 0
             for i in places:
-                shape = (rows_of(i, rank)[1], *listed.about[i].shape[1:])
+                shape = (counts[i][rank], *listed.about[i].shape[1:])
                 count = int(np.prod(shape, dtype=np.int64))
                 found[i] = flat[at : at + count].reshape(shape)
                 at += count

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from herring.errors import InvalidArgumentError
+from herring.split import even_parts
 
 __all__ = [
     "check_extension",
@@ -52,9 +54,8 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def split_list(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
     """Cuts a list into so many parts, whose lengths differ by at most one; longer ones first."""
-    size, longer = divmod(len(items), parts)
-    starts = [i * size + min(i, longer) for i in range(parts + 1)]
-    return [items[first:last] for first, last in zip(starts, starts[1:])]
+    ends = list(itertools.accumulate(even_parts(len(items), parts)))
+    return [items[first:last] for first, last in zip([0, *ends], ends)]
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

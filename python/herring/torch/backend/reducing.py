@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from herring.errors import InvalidArgumentError
+from herring.split import even_parts
 from herring.torch.backend.base import BaseProcessGroup, routed
 from herring.torch.backend.reductions import (
     Reduction,
@@ -93,8 +94,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         """
         ranks, flat = self.size(), movable(host)
         width = flat.numel() // max(host.numel(), 1)
-        counts = [host.numel() // ranks + (r < host.numel() % ranks) for r in range(ranks)]
-        splits = [count * width for count in counts]
+        splits = [count * width for count in even_parts(host.numel(), ranks)]
         about = f"all_reduce, {reduction.about}"
         first = self._start("alltoall", flat, name, opts, about, splits=splits)
 
