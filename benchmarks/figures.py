@@ -255,22 +255,25 @@ def algorithms(context: Context) -> list[Figure]:
     return figures
 
 
-def cpu_bound(context: Context) -> list[Figure]:
-    """8 + 8 hosts without a rate limit, 100 MB, in turns with Gloo's ring over the 8."""
-    arguments = context.arguments("100M", 1, 3, batches=10)
+def _unlimited(
+    context: Context, name: str, size: str, warmup: int, iterations: int, demand: float
+) -> list[Figure]:
+    """8 + 8 hosts without a rate limit, in turns with Gloo over the 8."""
+    arguments = context.arguments(size, warmup, iterations, batches=10)
     with Cluster(16) as hosts:
         layout = Layout(range(8), range(8, 16))
-        medians = pairs(context, "cpu-bound", hosts, layout, arguments)
-    return ratio("cpu-bound", medians, 0.9)
+        medians = pairs(context, name, hosts, layout, arguments)
+    return ratio(name, medians, demand)
+
+
+def cpu_bound(context: Context) -> list[Figure]:
+    """8 + 8 hosts without a rate limit, 100 MB, in turns with Gloo's ring over the 8."""
+    return _unlimited(context, "cpu-bound", "100M", 1, 3, 0.9)
 
 
 def small(context: Context) -> list[Figure]:
     """8 + 8 hosts without a rate limit, 4 KB, in turns with Gloo over the 8."""
-    arguments = context.arguments("4K", 5, 50, batches=10)
-    with Cluster(16) as hosts:
-        layout = Layout(range(8), range(8, 16))
-        medians = pairs(context, "small", hosts, layout, arguments)
-    return ratio("small", medians, 1.0)
+    return _unlimited(context, "small", "4K", 5, 50, 1.0)
 
 
 def one_node(context: Context) -> list[Figure]:

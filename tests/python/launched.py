@@ -14,6 +14,19 @@ HERRING = [sys.executable, "-m", "herring.launch.cli"]
 LIMIT = 60.0
 
 
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """A job from its start to its end, with what it says."""
+    return subprocess.run(
+        [*HERRING, "run", *arguments],
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        **options,
+    )
+
+
 class Job:
     """A launcher in the background, whose output is read line by line."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +15,7 @@ from herring.launch.children import Child
 from herring.launch.hosts import THIS_MACHINE
 from herring.launch.job import Task
 from herring.launch.tracebacks import Tracebacks
-from herring.rendezvous.joined import Joined, tell
-from launched import HERRING, LIMIT
+from launched import run
 
 TRACEBACK = (
     b"Traceback (most recent call last):\n"
@@ -48,18 +46,6 @@ FATAL = (
     b"Current thread 0x00007f5d (most recent call first):\n"
     b'  File "<string>", line 1 in <module>\n'
 )
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HERRING, "run", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        **options,
-    )
 
 
 def python(code: str) -> list[str]:

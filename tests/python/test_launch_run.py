@@ -14,21 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launched import HERRING, LIMIT, Job, gone, pids_of
+from launched import HERRING, LIMIT, Job, gone, pids_of, run
 
 RANKS = ["HERRING_RANK", "HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE"]
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HERRING, "run", *arguments],
-        stdin=options.pop("stdin", subprocess.DEVNULL),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        **options,
-    )
 
 
 def shell(script: str) -> list[str]:

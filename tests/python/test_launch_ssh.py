@@ -20,8 +20,7 @@ from herring.launch.frames import GREETING, Frame, Inbox, kind
 from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
 from herring.launch.ssh import ssh_command
-from herring.rendezvous.network import is_reachable_address
-from launched import HERRING, LIMIT, Job, gone, pids_of
+from launched import HERRING, LIMIT, Job, gone, pids_of, run
 
 # A login shell there: its own environment, its own words at the beginning, another directory.
 SSH = r"""#!/bin/bash
@@ -80,18 +79,6 @@ def job(ssh: Path) -> Iterator[type[Job]]:
         each.process.kill()
         each.process.wait()
         each.process.stdout.close()
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HERRING, "run", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        **options,
-    )
 
 
 def shell(script: str) -> list[str]:

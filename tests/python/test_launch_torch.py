@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +12,7 @@ import pytest
 
 from herring.errors import ConfigurationError
 from herring.launch.job import own_environment, passed_environment
-from herring.rendezvous.endpoint import reserve
-from launched import HERRING, LIMIT
+from launched import run
 
 NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -32,18 +30,6 @@ assert t.item() == sum(range(1, dist.get_world_size() + 1)), t
 dist.destroy_process_group()
 print("done")
 """
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HERRING, "run", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        **options,
-    )
 
 
 def seen(*arguments: str, **options: object) -> list[dict[str, str]]:
