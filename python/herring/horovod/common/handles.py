@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
-from herring.arrays.collectives import name_of_next, submit
-from herring.arrays.digests import explained
-from herring.arrays.groups import Group, scope_of
-from herring.arrays.runtime import forget_job, job
+from herring.collectives import name_of_next, submit
+from herring.digests import digest, explained
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
@@ -74,7 +72,7 @@ class Call:
         self.key: Hashable = (process_set.process_set_id, self.name)
         self.pending: list[Pending] = []
         self.finish: Callable[[], Any] = _nothing
-        self.about: Sequence[str] = ()
+        self.about: list[str] = []
         self._names: list[tuple[str, str]] = []
         self._started = False
         self._noted: Callable[[], None] = _nothing
@@ -105,8 +103,17 @@ class Call:
         names = [self.name, *(f"{self.name}.{i}" for i in range(1, count))]
         self._names = [(kind, name) for name in names]
 
-    def start(self, array: Any, **options: Any) -> Any:
-        """Starts the next operation."""
+    def start(self, array: Any, *, about: str = "", **options: Any) -> Any:
+        """Starts the next operation.
+
+        Args:
+          array: of this rank.
+          about: what ranks must have alike beside what the core sees of the operation, in words.
+          options: of its kind.
+        """
+        if about:
+            self.about.append(about)
+            options["list"] = digest(about)
         kind, name = self._names.pop(0)
         operation = submit(kind, array, name, None, self.group, waits=False, **options)
         self.pending.append(operation)
@@ -118,10 +125,13 @@ class Call:
         self.pending.append(pending())
         return self.pending[-1]
 
-    def in_thread(self, function: Callable[[], Any]) -> None:
-        """Starts a function that waits for its operations; it tells the others if it fails."""
-        worker = self.leave_to(lambda: _Thread(function, self.name))
-        self.finish = worker.wait
+    def in_thread(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Starts a function that waits for its operations; it tells the others if it fails.
+
+        Returns:
+          What waits for it, and returns what it has.
+        """
+        return self.leave_to(lambda: _Thread(function, self.name)).wait
 
     def __enter__(self) -> Call:
         return self

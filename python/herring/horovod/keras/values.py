@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from herring.horovod.common import host
 from herring.horovod.common.compression import is_half
 from herring.horovod.common.exceptions import NotSupportedError
-from herring.horovod.common.host import Reduction, Starter
 from herring.horovod.common.operators import Average, operator_or_average
 from herring.horovod.common.process_sets import ProcessSet, global_process_set
+from herring.horovod.common.starter import Reduction
 from herring.horovod.keras.compression import Compression
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
@@ -22,6 +23,16 @@ def _array(value: Any) -> np.ndarray:
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+
+
+class Starter(host.Starter):
+    """Starts calls of one name in one process set, on values."""
+
+    def _checked(self, tensor: Any, kind: str) -> np.ndarray:
+        return _array(tensor)
+
+    def _new(self, found: np.ndarray, like: Any) -> Any:
+        return keras.ops.convert_to_tensor(found)
 
 
 def allreduce(
@@ -57,7 +68,7 @@ def allreduce(
     array = _array(value)
     half = is_half(compression) and array.dtype.kind == "f"
     sent = array.astype(np.float16) if half else array
-    found = Starter(name, process_set).allreduce(sent, how).result()
+    found = host.Starter(name, process_set).allreduce(sent, how).result()
     return keras.ops.convert_to_tensor(found.astype(array.dtype))
 
 
@@ -77,8 +88,7 @@ def allgather(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    found = Starter(name, process_set).allgather(_array(value)).result()
-    return keras.ops.convert_to_tensor(found)
+    return Starter(name, process_set).allgather(value).result()
 
 
 def broadcast(
@@ -101,8 +111,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    found = Starter(name, process_set).broadcast(_array(value), root_rank).result()
-    return keras.ops.convert_to_tensor(found)
+    return Starter(name, process_set).broadcast(value, root_rank).result()
 
 
 def reducescatter(
@@ -125,8 +134,7 @@ def reducescatter(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    found = Starter(name, process_set).reducescatter(_array(value), Reduction(op)).result()
-    return keras.ops.convert_to_tensor(found)
+    return Starter(name, process_set).reducescatter(value, Reduction(op)).result()
 
 
 def broadcast_global_variables(root_rank: int) -> None:

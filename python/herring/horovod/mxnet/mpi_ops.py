@@ -14,18 +14,16 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-import herring
-from herring.errors import InvalidArgumentError
-from herring.horovod.common import rounds
-from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
-from herring.horovod.common.host import Reduction, Starter
 from herring.horovod.common.operators import (
     Average,
     operator_or_average,
 )
-from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
+from herring.horovod.common.process_sets import ProcessSet, global_process_set
+from herring.horovod.common.starter import Reduction
+from herring.horovod.common.waiting import barrier, join
+from herring.horovod.mxnet.starts import Starter
 
 __all__ = [
     *__all__,
@@ -43,41 +41,6 @@ __all__ = [
     "join",
     "reducescatter",
 ]
-
-
-def _host(tensor: Any, kind: str) -> np.ndarray:
-    """A copy of its values; MXNet waits for what is still to be written to it.
-
-    Raises:
-      InvalidArgumentError: not an array of MXNet, or sparse.
-    """
-    if not isinstance(tensor, mx.nd.NDArray):
-        raise InvalidArgumentError(
-            f"{kind}: expected an mx.nd.NDArray, got {type(tensor).__name__}"
-        )
-    if tensor.stype != "default":
-        raise InvalidArgumentError(
-            f"{kind}: the array is {tensor.stype}; use tensor.tostype('default')"
-        )
-    array: np.ndarray = tensor.asnumpy()
-    return array
-
-
-def _hosts(tensors: Any, kind: str) -> list[np.ndarray]:
-    if not isinstance(tensors, (list, tuple)):
-        raise InvalidArgumentError(f"{kind} takes a list of arrays, got {type(tensors).__name__}")
-    return [_host(tensor, kind) for tensor in tensors]
-
-
-def _like(found: np.ndarray, tensor: Any) -> Any:
-    """A new array with these values, of the kind and context of the one given."""
-    make = mx.np.array if isinstance(tensor, mx.np.ndarray) else mx.nd.array
-    return make(found, ctx=tensor.context, dtype=found.dtype)
-
-
-def _write(found: np.ndarray, tensor: Any) -> Any:
-    _like(found, tensor).copyto(tensor)
-    return tensor
 
 
 def _reduction(
@@ -121,8 +84,7 @@ def allreduce(
         (TimeoutError).
     """
     how = _reduction(average, op, prescale_factor, postscale_factor)
-    starter = Starter(name, process_set)
-    return _like(starter.allreduce(_host(tensor, "allreduce"), how).result(), tensor)
+    return Starter(name, process_set).allreduce(tensor, how).result()
 
 
 def allreduce_(
@@ -137,8 +99,7 @@ def allreduce_(
 ) -> Any:
     """Reduces an array over all ranks in place, and returns it; otherwise as `allreduce`."""
     how = _reduction(average, op, prescale_factor, postscale_factor)
-    starter = Starter(name, process_set)
-    return _write(starter.allreduce(_host(tensor, "allreduce"), how).result(), tensor)
+    return Starter(name, process_set).allreduce(tensor, how, in_place=True).result()
 
 
 def grouped_allreduce(
@@ -159,9 +120,7 @@ def grouped_allreduce(
       New arrays, as a list.
     """
     how = _reduction(average, op, prescale_factor, postscale_factor)
-    arrays = _hosts(tensors, "grouped_allreduce")
-    found = Starter(name, process_set).grouped_allreduce(arrays, how).result()
-    return [_like(one, tensor) for one, tensor in zip(found, tensors)]
+    return Starter(name, process_set).grouped_allreduce(tensors, how).result()
 
 
 def grouped_allreduce_(
@@ -176,9 +135,7 @@ def grouped_allreduce_(
 ) -> list[Any]:
     """Reduces a list of arrays in place and returns it; otherwise as `grouped_allreduce`."""
     how = _reduction(average, op, prescale_factor, postscale_factor)
-    arrays = _hosts(tensors, "grouped_allreduce")
-    found = Starter(name, process_set).grouped_allreduce(arrays, how).result()
-    return [_write(one, tensor) for one, tensor in zip(found, tensors)]
+    return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).result()
 
 
 def allgather(
@@ -201,8 +158,7 @@ def allgather(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    found = Starter(name, process_set).allgather(_host(tensor, "allgather")).result()
-    return _like(found, tensor)
+    return Starter(name, process_set).allgather(tensor).result()
 
 
 def grouped_allgather(
@@ -212,9 +168,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Concatenates each array of a list over all ranks, as one operation; as `allgather`."""
-    arrays = _hosts(tensors, "grouped_allgather")
-    found = Starter(name, process_set).grouped_allgather(arrays).result()
-    return [_like(one, tensor) for one, tensor in zip(found, tensors)]
+    return Starter(name, process_set).grouped_allgather(tensors).result()
 
 
 def broadcast(
@@ -239,8 +193,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    starter = Starter(name, process_set)
-    return _like(starter.broadcast(_host(tensor, "broadcast"), root_rank).result(), tensor)
+    return Starter(name, process_set).broadcast(tensor, root_rank).result()
 
 
 def broadcast_(
@@ -251,8 +204,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Gives all ranks the array of one, in place, and returns it; as `broadcast`."""
-    starter = Starter(name, process_set)
-    return _write(starter.broadcast(_host(tensor, "broadcast"), root_rank).result(), tensor)
+    return Starter(name, process_set).broadcast(tensor, root_rank, in_place=True).result()
 
 
 def alltoall(
@@ -278,13 +230,11 @@ def alltoall(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    array = _host(tensor, "alltoall")
     counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     if isinstance(counts, np.ndarray):
         counts = counts.astype(np.int64)
-    found, received = Starter(name, process_set).alltoall(array, counts).result()
-    result = _like(found, tensor)
-    return result if splits is None else (result, _like(received, tensor))
+    found, received = Starter(name, process_set).alltoall(tensor, counts).result()
+    return found if splits is None else (found, received)
 
 
 def reducescatter(
@@ -314,8 +264,7 @@ def reducescatter(
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
     how = Reduction(op, prescale_factor, postscale_factor)
-    array = _host(tensor, "reducescatter")
-    return _like(Starter(name, process_set).reducescatter(array, how).result(), tensor)
+    return Starter(name, process_set).reducescatter(tensor, how).result()
 
 
 def grouped_reducescatter(
@@ -329,35 +278,4 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reduces and scatters each array of a list, as one operation; as `reducescatter`."""
     how = Reduction(op, prescale_factor, postscale_factor)
-    arrays = _hosts(tensors, "grouped_reducescatter")
-    found = Starter(name, process_set).grouped_reducescatter(arrays, how).result()
-    return [_like(one, tensor) for one, tensor in zip(found, tensors)]
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it.
-
-    Raises:
-      HorovodInternalError: a rank is gone, or has not come in time.
-    """
-    group = group_of(process_set)
-    with internal_errors():
-        herring.barrier(group=group)
-
-
-def join() -> int:
-    """Lets the others go on without this rank, until every rank has called it.
-
-    The others' all-reduces and `DistributedTrainer` steps are done without it: it contributes
-    nothing, and averages divide by the ranks that are left. Anything else that a rank calls
-    meanwhile fails.
-
-    Returns:
-      The rank that was last.
-
-    Raises:
-      HorovodInternalError: a rank is gone, or not all have joined in time.
-    """
-    group_of(global_process_set)
-    with internal_errors():
-        return rounds.without_this_rank(herring.join)
+    return Starter(name, process_set).grouped_reducescatter(tensors, how).result()

@@ -18,17 +18,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import herring
 from herring.errors import InvalidArgumentError
-from herring.horovod.common import rounds
+from herring.horovod.common import waiting
 from herring.horovod.common.basics import local_rank, local_size, rank
 from herring.horovod.common.exceptions import (
     NotSupportedError,
-    internal_errors,
 )
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
-from herring.horovod.common.host import Reduction
 from herring.horovod.common.operators import (
     Average,
     Sum,
@@ -40,6 +37,7 @@ from herring.horovod.common.process_sets import (
     group_of,
     process_set_of,
 )
+from herring.horovod.common.starter import Reduction
 from herring.horovod.tensorflow import differentiable
 from herring.horovod.tensorflow.compression import Compression
 from herring.horovod.tensorflow.graph import dense
@@ -340,9 +338,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
       HorovodInternalError: a rank is gone, or has not come in time.
     """
     _require_eager("barrier")
-    group = group_of(process_set)
-    with internal_errors():
-        herring.barrier(group=group)
+    waiting.barrier(process_set)
 
 
 def join() -> int:
@@ -361,9 +357,7 @@ def join() -> int:
       HorovodInternalError: a rank is gone, or not all have joined in time.
     """
     _require_eager("join")
-    group_of(global_process_set)
-    with internal_errors():
-        return rounds.without_this_rank(herring.join)
+    return waiting.join()
 
 
 def _require_eager(what: str) -> None:

@@ -15,17 +15,18 @@ import herring
 from herring.horovod.common.handles import Call
 from herring.horovod.common.operators import Average, Sum, require_linear
 from herring.horovod.common.process_sets import ProcessSet
-from herring.horovod.torch import starts
+from herring.horovod.common.starter import Reduction
+from herring.horovod.torch.starts import Starter
 
 __all__ = [
-    "AllGather",
-    "AllReduce",
-    "AllToAll",
-    "Broadcast",
-    "GroupedAllGather",
-    "GroupedAllReduce",
-    "GroupedReduceScatter",
-    "ReduceScatter",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
 ]
 
 
@@ -33,182 +34,172 @@ def _backward_name(call: Call) -> str:
     return f"{call.name.removeprefix('horovod.')}.gradient"
 
 
-class AllReduce(torch.autograd.Function):
-    """Gradients are reduced as the tensor was."""
+def _run(
+    ctx: Any,
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    *options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Runs a method of `Starter`, of one tensor or of a list; notes what a backward pass needs."""
+    grouped = kind.startswith("grouped")
+    call = getattr(Starter(name, process_set), kind)(tensors if grouped else tensors[0], *options)
+    ctx.kind, ctx.name, ctx.process_set = kind, _backward_name(call), process_set
+    found = call.result()
+    return tuple(found) if grouped else (found,)
 
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *options: Any) -> torch.Tensor:
-        call = starts.start_allreduce(tensor, name, *options, in_place=False)
-        ctx.name, ctx.options = _backward_name(call), options
-        return call.result()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        require_linear(ctx.options[0], "allreduce", "detach()")
-        found = AllReduce.apply(gradient, ctx.name, *ctx.options)
-        return found, *[None] * (1 + len(ctx.options))
-
-
-class GroupedAllReduce(torch.autograd.Function):
-    """As `AllReduce`, for a list."""
-
+class _Reduced(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        kind: str,
         name: str | None,
-        op: Any,
-        prescale: float,
-        postscale: float,
+        how: Reduction,
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        options = op, prescale, postscale, process_set
-        call = starts.start_grouped_allreduce(tensors, name, *options, in_place=False)
-        ctx.name, ctx.options = _backward_name(call), options
-        return tuple(call.result())
+        ctx.how = how
+        return _run(ctx, kind, tensors, name, process_set, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        require_linear(ctx.options[0], "grouped_allreduce", "detach()")
-        found = GroupedAllReduce.apply(ctx.name, *ctx.options, *gradients)
-        return *[None] * 5, *found
+        require_linear(ctx.how.op, ctx.kind, "detach()")
+        found = _Reduced.apply(ctx.kind, ctx.name, ctx.how, ctx.process_set, *gradients)
+        return None, None, None, None, *found
 
 
-def _rows(tensor: torch.Tensor) -> int:
-    return len(tensor) if tensor.dim() else 1
+def allreduce(
+    tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet
+) -> torch.Tensor:
+    """Reduces a tensor; gradients are reduced as it was."""
+    return _Reduced.apply("allreduce", name, how, process_set, tensor)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, process_set: ProcessSet
+) -> tuple[torch.Tensor, ...]:
+    """As `allreduce`, for a list."""
+    return _Reduced.apply("grouped_allreduce", name, how, process_set, *tensors)
 
 
 def _rows_before(rows: int, name: str, process_set: ProcessSet) -> int:
     """The rows that lower ranks have of what was gathered."""
-    lengths = starts.start_allgather(torch.tensor([rows]), name, process_set).result()
+    lengths = Starter(name, process_set).allgather(torch.tensor([rows])).result()
     return int(lengths[: process_set.rank()].sum())
 
 
-class AllGather(torch.autograd.Function):
-    """A rank's gradient is the average of all ranks' for its rows."""
-
+class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
-        call = starts.start_allgather(tensor, name, process_set)
-        ctx.name, ctx.process_set, ctx.shape = _backward_name(call), process_set, tensor.shape
-        ctx.rows = _rows(tensor)
-        return call.result()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        options = Average, 1.0, 1.0, ctx.process_set
-        found = AllReduce.apply(gradient, ctx.name, *options)
-        first = _rows_before(ctx.rows, f"{ctx.name}.rows", ctx.process_set)
-        return found.narrow(0, first, ctx.rows).reshape(ctx.shape), None, None
-
-
-class GroupedAllGather(torch.autograd.Function):
-    """As `AllGather`, for a list."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+        ctx: Any, kind: str, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        call = starts.start_grouped_allgather(tensors, name, process_set)
-        ctx.name, ctx.process_set = _backward_name(call), process_set
+        found = _run(ctx, kind, tensors, name, process_set)
         ctx.shapes = [tensor.shape for tensor in tensors]
-        ctx.rows = [_rows(tensor) for tensor in tensors]
-        return tuple(call.result())
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        options = Average, 1.0, 1.0, ctx.process_set
-        found = GroupedAllReduce.apply(ctx.name, *options, *gradients)
+        kind = ctx.kind.replace("allgather", "allreduce")
+        wholes = _Reduced.apply(kind, ctx.name, Reduction(Average), ctx.process_set, *gradients)
         parts = []
-        for i, (whole, rows, shape) in enumerate(zip(found, ctx.rows, ctx.shapes)):
+        for i, (whole, shape) in enumerate(zip(wholes, ctx.shapes)):
+            rows = shape[0] if shape else 1
             first = _rows_before(rows, f"{ctx.name}.rows.{i}", ctx.process_set)
             parts.append(whole.narrow(0, first, rows).reshape(shape))
-        return None, None, *parts
+        return None, None, None, *parts
 
 
-class Broadcast(torch.autograd.Function):
-    """The root's gradient is the average of all ranks'."""
+def allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    """Concatenates tensors; a rank's gradient is the average of all ranks' for its rows."""
+    return _Gathered.apply("allgather", name, process_set, tensor)[0]
 
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
+) -> tuple[torch.Tensor, ...]:
+    """As `allgather`, for a list."""
+    return _Gathered.apply("grouped_allgather", name, process_set, *tensors)
+
+
+class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        call = starts.start_broadcast(tensor, root, name, process_set, in_place=False)
-        ctx.name, ctx.process_set, ctx.root = _backward_name(call), process_set, root
-        return call.result()
+        ctx.root = root
+        return _run(ctx, "broadcast", [tensor], name, process_set, root)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        options = Average, 1.0, 1.0, ctx.process_set
-        found = AllReduce.apply(gradient, ctx.name, *options)
+        found = allreduce(gradient, ctx.name, Reduction(Average), ctx.process_set)
         mine = found if herring.rank() == ctx.root else torch.zeros_like(found)
         return mine, None, None, None
 
 
-class AllToAll(torch.autograd.Function):
-    """Gradients go the way back."""
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+) -> torch.Tensor:
+    """The root's tensor; its gradient is the average of all ranks', the others' are zeros."""
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
 
+
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        call = starts.start_alltoall(tensor, splits, name, process_set)
-        ctx.name, ctx.process_set = _backward_name(call), process_set
-        found, received = call.result()
+        ((found, received),) = _run(ctx, "alltoall", [tensor], name, process_set, splits)
         ctx.splits, ctx.shape = received.tolist(), tensor.shape
         ctx.mark_non_differentiable(received)
         return found, received
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
-        found, _ = AllToAll.apply(gradient, ctx.splits, ctx.name, ctx.process_set)
+        found, _ = _AllToAll.apply(gradient, ctx.splits, ctx.name, ctx.process_set)
         return found.reshape(ctx.shape), None, None, None
 
 
-def _scattered(gradient: torch.Tensor, options: Sequence[Any]) -> torch.Tensor:
-    op, prescale, postscale, process_set = options
-    factor = prescale * postscale * (process_set.size() if op == Sum else 1)
-    return gradient if factor == 1 else gradient * factor
+def alltoall(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exchanges rows, and says how many came from each rank; gradients go the way back."""
+    return _AllToAll.apply(tensor, splits, name, process_set)
 
 
-class ReduceScatter(torch.autograd.Function):
-    """Gradients are gathered, and multiplied by the number of ranks where the tensor was summed."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *options: Any) -> torch.Tensor:
-        call = starts.start_reducescatter(tensor, name, *options)
-        ctx.name, ctx.options = _backward_name(call), options
-        return call.result()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        require_linear(ctx.options[0], "reducescatter", "detach()")
-        whole = AllGather.apply(_scattered(gradient, ctx.options), ctx.name, ctx.options[3])
-        return whole, *[None] * (1 + len(ctx.options))
-
-
-class GroupedReduceScatter(torch.autograd.Function):
-    """As `ReduceScatter`, for a list."""
-
+class _Scattered(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        kind: str,
         name: str | None,
-        op: Any,
-        prescale: float,
-        postscale: float,
+        how: Reduction,
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        options = op, prescale, postscale, process_set
-        call = starts.start_grouped_reducescatter(tensors, name, *options)
-        ctx.name, ctx.options = _backward_name(call), options
-        return tuple(call.result())
+        ctx.how = how
+        return _run(ctx, kind, tensors, name, process_set, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        require_linear(ctx.options[0], "grouped_reducescatter", "detach()")
-        sent = [_scattered(gradient, ctx.options) for gradient in gradients]
-        return *[None] * 5, *GroupedAllGather.apply(ctx.name, ctx.options[3], *sent)
+        how, process_set = ctx.how, ctx.process_set
+        require_linear(how.op, ctx.kind, "detach()")
+        factor = how.prescale * how.postscale * (process_set.size() if how.op == Sum else 1)
+        sent = gradients if factor == 1 else [one * factor for one in gradients]
+        kind = ctx.kind.replace("reducescatter", "allgather")
+        return None, None, None, None, *_Gathered.apply(kind, ctx.name, process_set, *sent)
+
+
+def reducescatter(
+    tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet
+) -> torch.Tensor:
+    """Reduces and leaves a block; gradients are gathered, times the ranks where it was summed."""
+    return _Scattered.apply("reducescatter", name, how, process_set, tensor)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, process_set: ProcessSet
+) -> tuple[torch.Tensor, ...]:
+    """As `reducescatter`, for a list."""
+    return _Scattered.apply("grouped_reducescatter", name, how, process_set, *tensors)

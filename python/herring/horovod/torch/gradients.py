@@ -17,7 +17,8 @@ from herring.horovod.common import rounds, timeline
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
-from herring.horovod.torch import starts
+from herring.horovod.common.starter import Reduction
+from herring.horovod.torch.starts import Starter
 from herring.torch.reducer import GradientReducer
 
 __all__ = ["Named", "PlannedGradients", "TensorGradients"]
@@ -255,7 +256,7 @@ class TensorGradients:
         self._named = list(named)
         self._name = name
         self._counts = _Counts(passes)
-        self._options = op, *scales, process_set
+        self._how, self._process_set = Reduction(op, *scales), process_set
         self._compression = compression
         self._densify = densify
         self._calls: dict[int, tuple[Call, Any]] = {}
@@ -273,19 +274,15 @@ class TensorGradients:
     def _start(self, name: str, parameter: torch.nn.Parameter) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        starter = Starter(f"{self._name}.{name}", self._process_set)
         if parameter.grad.layout != torch.strided:
-            op, _, _, process_set = self._options
             if not self._densify:
-                sparse = parameter.grad
-                call = starts.start_sparse_allreduce(
-                    sparse, f"{self._name}.{name}", op, process_set
-                )
+                call = starter.sparse_allreduce(parameter.grad, self._how.op)
                 self._calls[id(parameter)] = call, None
                 return
             parameter.grad = parameter.grad.to_dense()
         sent, context = self._compression.compress(parameter.grad.detach())
-        call = starts.start_allreduce(sent, f"{self._name}.{name}", *self._options, in_place=False)
-        self._calls[id(parameter)] = call, context
+        self._calls[id(parameter)] = starter.allreduce(sent, self._how), context
 
     @property
     def pending(self) -> bool:

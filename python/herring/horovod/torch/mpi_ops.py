@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 
-import herring
-from herring.horovod.common import rounds
-from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common import waiting
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
 from herring.horovod.common.handles import SparseHandle, poll, synchronize
@@ -28,9 +26,12 @@ from herring.horovod.common.operators import (
     Average,
     operator_or_average,
 )
-from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
-from herring.horovod.torch import differentiable, starts
+from herring.horovod.common.process_sets import ProcessSet, global_process_set
+from herring.horovod.common.starter import Reduction
+from herring.horovod.common.waiting import barrier
+from herring.horovod.torch import differentiable
 from herring.horovod.torch.compression import Compression
+from herring.horovod.torch.starts import Starter
 
 __all__ = [
     *__all__,
@@ -74,9 +75,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts an `allreduce`, without a gradient; returns its handle."""
-    scales = prescale_factor, postscale_factor
-    op = operator_or_average(op, average)
-    return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=False).handle()
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
+    return Starter(name, process_set).allreduce(tensor, how).handle()
 
 
 def allreduce_async_(
@@ -89,9 +89,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts an `allreduce_`; leave the tensor alone until `synchronize` has returned it."""
-    scales = prescale_factor, postscale_factor
-    op = operator_or_average(op, average)
-    return starts.start_allreduce(tensor, name, op, *scales, process_set, in_place=True).handle()
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
+    return Starter(name, process_set).allreduce(tensor, how, in_place=True).handle()
 
 
 def allreduce(
@@ -128,10 +127,10 @@ def allreduce(
       HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
         (TimeoutError).
     """
-    op = operator_or_average(op, average)
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
-    options = op, prescale_factor, postscale_factor, process_set
-    return compression.decompress(differentiable.AllReduce.apply(sent, name, *options), context)
+    found = differentiable.allreduce(sent, name, how, process_set)
+    return compression.decompress(found, context)
 
 
 def allreduce_(
@@ -159,8 +158,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `grouped_allreduce`, without a gradient; returns its handle."""
-    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
-    return starts.start_grouped_allreduce(tensors, name, *options, in_place=False).handle()
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
+    return Starter(name, process_set).grouped_allreduce(tensors, how).handle()
 
 
 def grouped_allreduce_async_(
@@ -173,8 +172,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `grouped_allreduce_`; returns its handle."""
-    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
-    return starts.start_grouped_allreduce(tensors, name, *options, in_place=True).handle()
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
+    return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).handle()
 
 
 def grouped_allreduce(
@@ -194,9 +193,9 @@ def grouped_allreduce(
     Returns:
       New tensors, as a list.
     """
-    options = operator_or_average(op, average), prescale_factor, postscale_factor, process_set
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
-    found = differentiable.GroupedAllReduce.apply(name, *options, *sent)
+    found = differentiable.grouped_allreduce(sent, name, how, process_set)
     return [compression.decompress(one, context) for one, context in zip(found, contexts)]
 
 
@@ -241,14 +240,14 @@ def sparse_allreduce_async(
     Returns:
       A handle: `synchronize(handle)`, or `handle()`, returns a new coalesced tensor.
     """
-    return starts.start_sparse_allreduce(tensor, name, op, process_set).handle_of(SparseHandle)
+    return Starter(name, process_set).sparse_allreduce(tensor, op).handle_of(SparseHandle)
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts an `allgather`, without a gradient; returns its handle."""
-    return starts.start_allgather(tensor, name, process_set).handle()
+    return Starter(name, process_set).allgather(tensor).handle()
 
 
 def allgather(
@@ -267,7 +266,7 @@ def allgather(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    return differentiable.AllGather.apply(tensor, name, process_set)
+    return differentiable.allgather(tensor, name, process_set)
 
 
 def grouped_allgather_async(
@@ -276,7 +275,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `grouped_allgather`, without a gradient; returns its handle."""
-    return starts.start_grouped_allgather(tensors, name, process_set).handle()
+    return Starter(name, process_set).grouped_allgather(tensors).handle()
 
 
 def grouped_allgather(
@@ -285,7 +284,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Concatenates each tensor of a list over all ranks, as one operation; as `allgather`."""
-    return list(differentiable.GroupedAllGather.apply(name, process_set, *tensors))
+    return list(differentiable.grouped_allgather(tensors, name, process_set))
 
 
 def broadcast_async(
@@ -295,7 +294,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `broadcast`, without a gradient; returns its handle."""
-    return starts.start_broadcast(tensor, root_rank, name, process_set, in_place=False).handle()
+    return Starter(name, process_set).broadcast(tensor, root_rank).handle()
 
 
 def broadcast_async_(
@@ -305,7 +304,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a `broadcast_`; leave the tensor alone until `synchronize` has returned it."""
-    return starts.start_broadcast(tensor, root_rank, name, process_set, in_place=True).handle()
+    return Starter(name, process_set).broadcast(tensor, root_rank, in_place=True).handle()
 
 
 def broadcast(
@@ -328,7 +327,7 @@ def broadcast(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    return differentiable.Broadcast.apply(tensor, root_rank, name, process_set)
+    return differentiable.broadcast(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -351,7 +350,7 @@ def alltoall_async(
 
     `synchronize` returns the tensor and the rows that came from each rank, without `splits` too.
     """
-    return starts.start_alltoall(tensor, splits, name, process_set).handle()
+    return Starter(name, process_set).alltoall(tensor, splits).handle()
 
 
 def alltoall(
@@ -375,7 +374,7 @@ def alltoall(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
-    found, received = differentiable.AllToAll.apply(tensor, splits, name, process_set)
+    found, received = differentiable.alltoall(tensor, splits, name, process_set)
     return found if splits is None else (found, received)
 
 
@@ -388,8 +387,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a `reducescatter`, without a gradient; returns its handle."""
-    scales = prescale_factor, postscale_factor
-    return starts.start_reducescatter(tensor, name, op, *scales, process_set).handle()
+    how = Reduction(op, prescale_factor, postscale_factor)
+    return Starter(name, process_set).reducescatter(tensor, how).handle()
 
 
 def reducescatter(
@@ -419,9 +418,9 @@ def reducescatter(
     Raises:
       InvalidArgumentError, HorovodInternalError: as `allreduce`.
     """
+    how = Reduction(op, prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
-    options = op, prescale_factor, postscale_factor, process_set
-    found = differentiable.ReduceScatter.apply(sent, name, *options)
+    found = differentiable.reducescatter(sent, name, how, process_set)
     return compression.decompress(found, context)
 
 
@@ -434,8 +433,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a `grouped_reducescatter`, without a gradient; returns its handle."""
-    scales = prescale_factor, postscale_factor
-    return starts.start_grouped_reducescatter(tensors, name, op, *scales, process_set).handle()
+    how = Reduction(op, prescale_factor, postscale_factor)
+    return Starter(name, process_set).grouped_reducescatter(tensors, how).handle()
 
 
 def grouped_reducescatter(
@@ -448,21 +447,10 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Reduces and scatters each tensor of a list, as one operation; as `reducescatter`."""
-    options = op, prescale_factor, postscale_factor, process_set
+    how = Reduction(op, prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
-    found = differentiable.GroupedReduceScatter.apply(name, *options, *sent)
+    found = differentiable.grouped_reducescatter(sent, name, how, process_set)
     return [compression.decompress(one, context) for one, context in zip(found, contexts)]
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it.
-
-    Raises:
-      HorovodInternalError: a rank is gone, or has not come in time.
-    """
-    group = group_of(process_set)
-    with internal_errors():
-        herring.barrier(group=group)
 
 
 def join(device: int = -1) -> int:
@@ -482,6 +470,4 @@ def join(device: int = -1) -> int:
       HorovodInternalError: a rank is gone, or not all have joined in time.
     """
     del device
-    group_of(global_process_set)
-    with internal_errors():
-        return rounds.without_this_rank(herring.join)
+    return waiting.join()

@@ -21,9 +21,10 @@ from herring.horovod.common.operators import (
     check_passes,
 )
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
-from herring.horovod.torch import starts
+from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
+from herring.horovod.torch.starts import Starter
 
 __all__ = ["DistributedOptimizer"]
 
@@ -178,9 +179,8 @@ class _DistributedAdasum(_Distributed):
             pairs = [
                 self._compression.compress(p.detach() - old) for p, old in zip(parameters, before)
             ]
-            options = Adasum, 1.0, 1.0, self._process_set
-            call = starts.start_grouped_allreduce(
-                [delta for delta, _ in pairs], f"{self._name}.delta", *options, in_place=True
+            call = Starter(f"{self._name}.delta", self._process_set).grouped_allreduce(
+                [delta for delta, _ in pairs], Reduction(Adasum), in_place=True
             )
             for p, old, delta, (_, context) in zip(parameters, before, call.result(), pairs):
                 p.copy_(old + self._compression.decompress(delta, context))

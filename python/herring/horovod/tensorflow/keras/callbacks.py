@@ -1,17 +1,4 @@
 """Horovod's callbacks, those of `herring.horovod.keras`."""
 
-from herring.horovod.keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+from herring.horovod.keras.callbacks import *  # noqa: F403
+from herring.horovod.keras.callbacks import __all__ as __all__

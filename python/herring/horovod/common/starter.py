@@ -1,0 +1,447 @@
+"""Starts Horovod's collectives on the tensors of any framework.
+
+What is the same for all frameworks is here. What differs is how a framework's tensors get into
+memory that operations take, and back: each has a class of its own for that (`host.Starter` for
+NumPy's arrays).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import herring
+from herring.collectives import checked_splits
+from herring.errors import InvalidArgumentError
+from herring.horovod.common.adasum import adasum, require_power_of_two
+from herring.horovod.common.handles import Call
+from herring.horovod.common.operators import (
+    LIST_OPERATIONS,
+    Adasum,
+    Average,
+    operator_of,
+    scattering_operator,
+)
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from herring.split import even_parts
+
+__all__ = ["Reduction", "Starter"]
+
+
+class Reduction(NamedTuple):
+    """How values are combined.
+
+    Attributes:
+      op: Horovod's operator.
+      prescale: multiplies each rank's values first.
+      postscale: multiplies the result.
+    """
+
+    op: Any = Average
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @property
+    def scaled(self) -> bool:
+        """Whether there is something to multiply by."""
+        return self.prescale != 1.0 or self.postscale != 1.0
+
+
+class Starter(abc.ABC):
+    """Starts calls of one name in one process set; each method returns the call, under way.
+
+    Args:
+      name: of the operation; None: calls are numbered.
+      process_set: who takes part.
+      queues: as of `Call`.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        *,
+        queues: bool = False,
+    ) -> None:
+        self.name = name
+        self.process_set = process_set
+        self._queues = queues
+
+    # How tensors of a framework get into memory that operations take, and back.
+
+    @abc.abstractmethod
+    def _checked(self, tensor: Any, kind: str) -> Any:
+        """The tensor as the methods below take it, without its graph.
+
+        Raises:
+          InvalidArgumentError: not a tensor, or not one that can be sent.
+        """
+
+    @abc.abstractmethod
+    def _dtype(self, dense: Any) -> str:
+        """The name of its dtype."""
+
+    @abc.abstractmethod
+    def _has_floats(self, dense: Any, kind: str) -> bool:
+        """Whether it is of floats.
+
+        Raises:
+          InvalidArgumentError: its dtype cannot be reduced.
+        """
+
+    @abc.abstractmethod
+    def _reducible(self, dense: Any, kind: str, *, own: bool) -> Any:
+        """A host tensor with the values, of a dtype that operations reduce.
+
+        Args:
+          dense: the tensor.
+          kind: Horovod's name of the collective.
+          own: whether it will be written to, and so may not be the memory of the tensor.
+        """
+
+    @abc.abstractmethod
+    def _scaled(self, host: Any, factor: float) -> Any:
+        """The floats of a host tensor times a factor, in place or not."""
+
+    @abc.abstractmethod
+    def _widened(self, dense: Any, factor: float) -> Any:
+        """Integers as a new host tensor of float64, times a factor and cut towards zero."""
+
+    @abc.abstractmethod
+    def _narrowed(self, found: Any, like: Any) -> Any:
+        """A host tensor, or an array, in the dtype of a tensor: floats are cut for integers."""
+
+    @abc.abstractmethod
+    def _movable(self, dense: Any, kind: str, *, own: bool) -> Any:
+        """A host tensor that a broadcast takes, `own` as of `_reducible`."""
+
+    def _moved(self, host: Any, like: Any) -> Any:
+        """What a broadcast has left there, in the dtype and shape of a tensor."""
+        del like
+        return host
+
+    @abc.abstractmethod
+    def _rows(self, dense: Any, kind: str) -> Any:
+        """A host tensor [rows, ...] that gathers of lists take; a scalar is one row."""
+
+    def _words(self, rows: Any) -> Any:
+        """The same rows in a dtype that other operations take which only move data."""
+        return rows
+
+    @abc.abstractmethod
+    def _viewed(self, found: np.ndarray, like: Any, shape: Sequence[int]) -> Any:
+        """What has come as a host tensor in the dtype of a tensor."""
+
+    @abc.abstractmethod
+    def _bytes(self, dense: Any, kind: str) -> np.ndarray:
+        """The bytes of its values, in order."""
+
+    @abc.abstractmethod
+    def _exact(self, raw: np.ndarray, like: Any) -> np.ndarray:
+        """Bytes of floats in the dtype of a tensor as float32 or float64."""
+
+    def _like(self, tensor: Any, dense: Any) -> Any:
+        """What is kept of a tensor until its result is there; has its shape and dtype.
+
+        Args:
+          tensor: as the caller gave it.
+          dense: what `_checked` made of it.
+        """
+        del tensor
+        return dense
+
+    def _new(self, found: Any, like: Any) -> Any:
+        """A host tensor as a result: where the tensor lies, and of its kind."""
+        del like
+        return found
+
+    @abc.abstractmethod
+    def _write(self, found: Any, tensor: Any) -> None:
+        """Copies a host tensor into a tensor, unless that is the same memory."""
+
+    def _counts(self, counts: np.ndarray, like: Any) -> Any:
+        """Numbers of rows (int32) as a result."""
+        return self._new(counts, like)
+
+    # What all frameworks have alike.
+
+    def _call(self, kind: str) -> Call:
+        return Call(kind, self.name, self.process_set, queues=self._queues)
+
+    def _listed(self, tensors: Any, kind: str) -> list[Any]:
+        if not isinstance(tensors, (list, tuple)):
+            raise InvalidArgumentError(
+                f"{kind} takes a list of tensors, got {type(tensors).__name__}"
+            )
+        return [self._checked(tensor, kind) for tensor in tensors]
+
+    def _text(self, dense: Any) -> str:
+        return f"{self._dtype(dense)} {list(dense.shape)}"
+
+    def _text_of_rows(self, dense: Any) -> str:
+        """What ranks agree about where the numbers of rows may differ."""
+        return f"{self._dtype(dense)} {['n', *dense.shape[1:]]}"
+
+    def _kept(
+        self, tensors: Sequence[Any], dense: Sequence[Any], *, in_place: bool = False
+    ) -> list[Any]:
+        return list(tensors) if in_place else [*map(self._like, tensors, dense)]
+
+    def _sent(
+        self, dense: Sequence[Any], operation: str, how: Reduction, kind: str, *, own: bool
+    ) -> tuple[list[Any], float]:
+        """Host tensors to reduce, and what is left to multiply all of them by.
+
+        Integers that are averaged or scaled are in float64, and multiplied already. Floats beside
+        them are then multiplied here, too.
+        """
+        combined = operation != "average" and not how.scaled
+        wide = [not self._has_floats(one, kind) and not combined for one in dense]
+        left = 1.0 if any(wide) else how.prescale
+        hosts = []
+        for one, widens in zip(dense, wide):
+            if widens:
+                hosts.append(self._widened(one, how.prescale))
+                continue
+            host = self._reducible(one, kind, own=own)
+            hosts.append(host if left == how.prescale else self._scaled(host, how.prescale))
+        return hosts, left
+
+    def _options(self, call: Call, how: Reduction, prescale: float) -> dict[str, Any]:
+        """Those of a list that is reduced."""
+        return {
+            "name": call.name,
+            "prescale": prescale,
+            "postscale": how.postscale,
+            "group": call.group,
+        }
+
+    def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
+        """The tensors given, or new ones, with what host tensors hold."""
+        found = [self._narrowed(host, like) for host, like in zip(hosts, kept)]
+        if not in_place:
+            return [self._new(one, like) for one, like in zip(found, kept)]
+        for one, tensor in zip(found, kept):
+            self._write(one, tensor)
+        return list(kept)
+
+    def allreduce(self, tensor: Any, how: Reduction, *, in_place: bool = False) -> Call:
+        """Starts an all-reduce; its result is the tensor given, or a new one."""
+        kind = "allreduce"
+        with self._call(kind) as call:
+            call.will_start("allgather" if how.op == Adasum else kind)
+            operation = operator_of(how.op, kind)
+            dense = self._checked(tensor, kind)
+            kept = self._kept([tensor], [dense], in_place=in_place)
+            if how.op == Adasum:
+                combined = self._start_adasum(call, [dense], kept, how, kind)
+                call.finish = lambda: self._results(combined(), kept, in_place)[0]
+                return call
+            hosts, prescale = self._sent([dense], operation, how, kind, own=not in_place)
+            call.start(
+                hosts[0],
+                about=self._text(dense) if hosts[0].dtype != dense.dtype else "",
+                op=operation,
+                prescale=prescale,
+                postscale=how.postscale,
+            )
+            call.finish = lambda: self._results(hosts, kept, in_place)[0]
+        return call
+
+    def grouped_allreduce(
+        self, tensors: Sequence[Any], how: Reduction, *, in_place: bool = False
+    ) -> Call:
+        """Starts an all-reduce of a list: all of it or none; its result is a list."""
+        kind = "grouped_allreduce"
+        with self._call(kind) as call:
+            adds = how.op == Adasum
+            call.will_start(*(("allgather", 1) if adds else ("allreduce", LIST_OPERATIONS)))
+            operation = operator_of(how.op, kind)
+            dense = self._listed(tensors, kind)
+            kept = self._kept(tensors, dense, in_place=in_place)
+            if adds:
+                combined = self._start_adasum(call, dense, kept, how, kind)
+                call.finish = lambda: self._results(combined(), kept, in_place)
+                return call
+            hosts, prescale = self._sent(dense, operation, how, kind, own=not in_place)
+            options = self._options(call, how, prescale)
+            call.leave_to(lambda: herring.grouped_allreduce_async(hosts, operation, **options))
+            call.finish = lambda: self._results(hosts, kept, in_place)
+        return call
+
+    def _start_adasum(
+        self, call: Call, dense: Sequence[Any], kept: Sequence[Any], how: Reduction, kind: str
+    ) -> Callable[[], list[Any]]:
+        """Gathers the vectors of all ranks; returns what combines them when they are there."""
+        require_power_of_two(call.scope.size)
+        for one in dense:
+            if not self._has_floats(one, kind):
+                raise InvalidArgumentError(f"Adasum is for floats, not {self._dtype(one)}")
+        raw = [self._bytes(one, kind) for one in dense]
+        whole = np.concatenate([*raw, np.empty(0, np.uint8)])
+        about = "; ".join(map(self._text, dense))
+        factor = f"; prescale_factor {how.prescale}" if how.prescale != 1.0 else ""
+        operation = call.start(whole.reshape(1, -1), about=about + factor)
+        ends = np.cumsum([len(one) for one in raw])
+
+        def combined() -> list[Any]:
+            everyone = operation.result().view(np.uint8).reshape(call.scope.size, len(whole))
+            results = []
+            for columns, like in zip(np.split(everyone, ends, axis=1), kept):
+                rows = [self._exact(row.copy(), like) for row in columns]
+                if how.prescale != 1.0:
+                    rows = [np.multiply(row, how.prescale, dtype=row.dtype) for row in rows]
+                found = adasum(rows)
+                found = np.multiply(found, how.postscale, dtype=found.dtype)
+                results.append(found.reshape(like.shape))
+            return results
+
+        return combined
+
+    def allgather(self, tensor: Any) -> Call:
+        """Starts an all-gather; its result is a new tensor."""
+        kind = "allgather"
+        with self._call(kind) as call:
+            call.will_start(kind)
+            dense = self._checked(tensor, kind)
+            rows, like = self._rows(dense, kind), self._like(tensor, dense)
+            operation = call.start(self._words(rows), about=self._text_of_rows(dense))
+
+            def finish() -> Any:
+                shape = (sum(operation.counts), *like.shape[1:])
+                return self._new(self._viewed(operation.result(), like, shape), like)
+
+            call.finish = finish
+        return call
+
+    def grouped_allgather(self, tensors: Sequence[Any]) -> Call:
+        """Starts an all-gather of a list: all of it or none; its result is a list."""
+        kind = "grouped_allgather"
+        with self._call(kind) as call:
+            call.will_start("allgather")
+            dense = self._listed(tensors, kind)
+            rows = [self._rows(one, kind) for one in dense]
+            likes = self._kept(tensors, dense)
+            gathered = call.in_thread(
+                lambda: herring.grouped_allgather(rows, name=call.name, group=call.group)
+            )
+            call.finish = lambda: [
+                self._new(self._viewed(part, like, (len(part), *like.shape[1:])), like)
+                for part, like in zip(gathered(), likes)
+            ]
+        return call
+
+    def broadcast(self, tensor: Any, root_rank: int, *, in_place: bool = False) -> Call:
+        """Starts a broadcast from a rank of the job; its result is the tensor, or a new one."""
+        kind = "broadcast"
+        with self._call(kind) as call:
+            call.will_start(kind)
+            dense = self._checked(tensor, kind)
+            root = root_in(self.process_set, operator.index(root_rank))
+            host = self._movable(dense, kind, own=not in_place)
+            kept = self._kept([tensor], [dense], in_place=in_place)
+            call.start(host, root=root)
+            call.finish = lambda: self._results([self._moved(host, kept[0])], kept, in_place)[0]
+        return call
+
+    def grouped_broadcast(self, tensors: Sequence[Any], root_rank: int) -> Call:
+        """Starts a broadcast of a list: all of it or none; its result is a list of new tensors."""
+        kind = "grouped_broadcast"
+        with self._call(kind) as call:
+            call.will_start("allgather")
+            dense = self._listed(tensors, kind)
+            root = root_in(self.process_set, operator.index(root_rank))
+            hosts = [self._movable(one, kind, own=True) for one in dense]
+            likes = self._kept(tensors, dense)
+            done = call.in_thread(
+                lambda: herring.grouped_broadcast(hosts, root, name=call.name, group=call.group)
+            )
+
+            def finish() -> list[Any]:
+                done()
+                return [
+                    self._new(self._moved(host, like), like) for host, like in zip(hosts, likes)
+                ]
+
+            call.finish = finish
+        return call
+
+    def alltoall(self, tensor: Any, splits: Any) -> Call:
+        """Starts an all-to-all; its result is a new tensor, and rows from each rank (int32)."""
+        kind = "alltoall"
+        with self._call(kind) as call:
+            call.will_start(kind)
+            dense = self._checked(tensor, kind)
+            rows, like = self._rows(dense, kind), self._like(tensor, dense)
+            given = splits.tolist() if hasattr(splits, "tolist") else splits
+            counts = checked_splits(kind, len(rows), given, call.group)
+            about = self._text_of_rows(dense)
+            items = math.prod(rows.shape[1:])
+            if items:
+                operation = call.start(self._words(rows), splits=counts, about=about)
+            else:  # rows without elements: their numbers go alone
+                parts = [1] * call.scope.size
+                operation = call.start(np.array(counts, np.int64), splits=parts, about=about)
+
+            def finish() -> tuple[Any, Any]:
+                found = operation.result()
+                if items:
+                    came = np.array(operation.counts) // items
+                else:
+                    came, found = found.view(np.int64), np.empty(0, np.uint8)
+                whole = self._viewed(found, like, (int(came.sum()), *like.shape[1:]))
+                return self._new(whole, like), self._counts(came.astype(np.int32), like)
+
+            call.finish = finish
+        return call
+
+    def reducescatter(self, tensor: Any, how: Reduction) -> Call:
+        """Starts a reduce-scatter; its result is a new tensor."""
+        kind = "reducescatter"
+        with self._call(kind) as call:
+            call.will_start("reduce_scatter")
+            by = scattering_operator(how.op, kind)
+            dense = self._checked(tensor, kind)
+            like = self._like(tensor, dense)
+            (host,), prescale = self._scattered([dense], by, how, kind)
+            operation = call.start(
+                host, about=self._text(dense), op=by, prescale=prescale, postscale=how.postscale
+            )
+            mine = even_parts(len(dense), call.scope.size)[call.scope.rank]
+
+            def finish() -> Any:
+                found = self._viewed(operation.result(), host, (mine, *like.shape[1:]))
+                return self._new(self._narrowed(found, like), like)
+
+            call.finish = finish
+        return call
+
+    def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Call:
+        """Starts a reduce-scatter of a list: all of it or none; its result is a list."""
+        kind = "grouped_reducescatter"
+        with self._call(kind) as call:
+            call.will_start("reduce_scatter", LIST_OPERATIONS)
+            by = scattering_operator(how.op, kind)
+            dense = self._listed(tensors, kind)
+            likes = self._kept(tensors, dense)
+            hosts, prescale = self._scattered(dense, by, how, kind)
+            options = self._options(call, how, prescale)
+            scattered = call.in_thread(lambda: herring.grouped_reduce_scatter(hosts, by, **options))
+            call.finish = lambda: self._results(
+                [self._viewed(one, host, one.shape) for one, host in zip(scattered(), hosts)],
+                likes,
+                in_place=False,
+            )
+        return call
+
+    def _scattered(
+        self, dense: Sequence[Any], by: str, how: Reduction, kind: str
+    ) -> tuple[list[Any], float]:
+        if any(not one.shape for one in dense):
+            raise InvalidArgumentError(f"{kind} needs tensors with at least one dimension")
+        return self._sent(dense, by, how, kind, own=False)
