@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from herring.provenance import provenance
+from herring.provenance import write_results
 
 MEGABITS, QUEUE_SECONDS = 200.0, 0.020
 LAYERS, WIDTH = 6, 1021  # 25.0 MB of float32
@@ -300,8 +300,7 @@ def main() -> int:
         by = f"{median / arrays:6.3f} of arrays" if arrays else ""
         print(f"{name:<31} {median:8.4f} s  {min(seconds):.4f} to {max(seconds):.4f}  {by}")
     if options.json:
-        document = {"seconds": found, "provenance": provenance(options)}
-        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.json, {"seconds": found}, options)
     return 0
 
 

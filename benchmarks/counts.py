@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import dataclasses
 import glob
-import json
 import pathlib
 import re
 import signal
@@ -33,7 +32,7 @@ from harness import BenchJob, JobError, Layout
 
 from herring.lab import Cluster, ClusterError
 from herring.lab.hosts import HostCounters
-from herring.provenance import provenance
+from herring.provenance import write_results
 
 _CALLS = {
     "send": ("sendmsg", "sendto", "sendmmsg", "writev", "write"),
@@ -115,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(table(document))
     if options.json:
-        pathlib.Path(options.json).write_text(
-            json.dumps({**document, "provenance": provenance(options)}, indent=1) + "\n"
-        )
+        write_results(options.json, document, options)
     return 0
 
 

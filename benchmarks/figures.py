@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import pathlib
 import signal
 import statistics
 import sys
@@ -26,7 +24,7 @@ from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
 from herring import models
 from herring.lab import Cluster, ClusterError
-from herring.provenance import provenance
+from herring.provenance import write_results
 
 MEGABIT = 1e6
 
@@ -362,9 +360,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "figures": [{**dataclasses.asdict(f), "passed": f.passed} for f in figures],
             "errors": errors,
             "runs": context.raw,
-            "provenance": provenance(options),
         }
-        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.json, document, options)
     failed = [figure for figure in figures if not figure.passed]
     print(f"# {len(figures)} figures, {len(failed)} failed, {len(errors)} errors")
     return 2 if errors else 1 if failed else 0

@@ -20,7 +20,7 @@ import tempfile
 import time
 from typing import Any
 
-from herring.provenance import provenance
+from herring.provenance import write_results
 
 WORKERS = SERVERS = 8
 MEGABITS = 200.0
@@ -144,8 +144,7 @@ def main() -> int:
             flush=True,
         )
     if options.json:
-        document = {"seconds": seconds, "provenance": provenance(options)}
-        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.json, {"seconds": seconds}, options)
     return 0
 
 

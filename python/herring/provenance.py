@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 from herring.version import version
 
-__all__ = ["provenance"]
+__all__ = ["provenance", "write_results"]
 
 
 def provenance(options: Any = None) -> dict[str, Any]:
@@ -46,6 +47,20 @@ def provenance(options: Any = None) -> dict[str, Any]:
         },
         "options": {name: _plain(value) for name, value in given.items() if not callable(value)},
     }
+
+
+def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], options: Any) -> None:
+    """Writes a JSON document with results, and where they come from: whole or not at all.
+
+    Args:
+      path: of the file.
+      document: what there is to say beside ``provenance``.
+      options: as of `provenance`.
+    """
+    whole = {**document, "provenance": provenance(options)}
+    partial = Path(f"{os.fspath(path)}.partial")  # a reader may be waiting for the file
+    partial.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _commit(root: Path) -> tuple[str | None, bool | None]:

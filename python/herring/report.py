@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
-from herring.provenance import provenance
+from herring.provenance import write_results
+from herring.study.experiments import Chart, Table
 
 __all__ = ["COLOURS", "INK", "Chart", "Table", "draw", "markdown", "read", "write"]
 
@@ -117,8 +118,7 @@ def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathl
     folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
     text.write_text(markdown(table))
-    document = {**dataclasses.asdict(table), "provenance": provenance(options)}
-    data.write_text(json.dumps(document, indent=1) + "\n")
+    write_results(data, dataclasses.asdict(table), options)
     own = [folder / name for name in table.files]
     for path in own:
         path.write_text(json.dumps(table.files[path.name], indent=1) + "\n")

@@ -86,5 +86,5 @@ def test_whatever_writes_results_for_programs_has_it() -> None:
     root = Path(__file__).resolve().parents[2]
     for name in ("adapters", "counts", "figures", "groups"):
         text = (root / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
-        assert re.search(r"options\.json\)\.write_text\(", text), name
-        assert '"provenance": provenance(options)' in text, name
+        assert re.search(r"write_results\(options\.json, .*, options\)", text), name
+        assert "options.json).write_text" not in text, name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +15,7 @@ from herring.bench.measure import Request, measure
 from herring.command_line import Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
 from herring.parts import missing_part
-from herring.provenance import provenance
+from herring.provenance import write_results
 
 _DESCRIPTION = """\
 Measures how long operations take. Start it like any training script, once per worker:
@@ -153,14 +151,9 @@ def _write_json(
         "iterations": options.iterations,
         "batches": options.batches,
         "details": communicator.describe(),
-        "provenance": provenance(options),
         "results": results,
     }
-    path = pathlib.Path(options.json)
-    # Whole or not at all: a reader may be waiting for the file.
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    partial.replace(path)
+    write_results(options.json, document, options)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
