@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,11 @@ from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.planned import PlannedReduction
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
+from herring.groups import Group, scope_of
+from herring.planned import PlannedReduction
+from herring.runtime import is_initialized, job, require_running
 
-__all__ = ["GradientRounds", "Source", "agree", "fresh"]
+__all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
 
 # How the plan sees a dtype of a framework: its elements, and how many of them an element is.
 _PLANNED = {
@@ -65,6 +68,12 @@ class Source(NamedTuple):
     def elements(self) -> int:
         """Of the gradient, in the dtype that it is planned with."""
         return math.prod(self.shape) * _PLANNED[self.dtype][1]
+
+
+def check_operator(op: str) -> None:
+    """Raises InvalidArgumentError unless gradients are reduced by it."""
+    if op not in ("average", "sum"):
+        raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
 
 
 def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
@@ -191,8 +200,7 @@ class GradientRounds:
           InvalidArgumentError: an operator or dtype that is not for gradients.
           MismatchError: the lists differ between ranks; names the first difference.
         """
-        if op not in ("average", "sum"):
-            raise InvalidArgumentError(f"{name}: op must be 'average' or 'sum', not {op!r}")
+        check_operator(op)
         for source in sources:
             if source.dtype not in _PLANNED:
                 raise InvalidArgumentError(
@@ -339,3 +347,52 @@ class GradientRounds:
             target = array.reshape(-1).view(np.uint8) if isinstance(array, np.ndarray) else array
             parts.append((raw, offset, target, 0, nbytes))
         _core.copy_parts(parts, back=True)
+
+
+class Averager:
+    """What adapters have in common that average the lists of gradients an optimizer gets.
+
+    A list of variables is planned when it is first seen.
+
+    Args:
+      name: of its operations; the same on all ranks, different for each averager.
+      op: "average" or "sum".
+      wire_dtype: as of `GradientRounds`.
+      buffer_bytes: as of `GradientRounds`.
+      group: those who take part; None: all ranks.
+
+    Raises:
+      InvalidArgumentError: another `op`.
+      ShutdownError: there is no job.
+    """
+
+    def __init__(
+        self, name: str, *, op: str, wire_dtype: str | None, buffer_bytes: int, group: Group | None
+    ) -> None:
+        check_operator(op)
+        self.name = name
+        self._size = scope_of(group).size
+        self._job = job()
+        self._options: dict[str, Any] = {
+            "op": op,
+            "wire_dtype": wire_dtype,
+            "buffer_bytes": buffer_bytes,
+            "group": group,
+        }
+        self._rounds: dict[Hashable, Any] = {}
+
+    def _is_alone(self) -> bool:
+        """Whether there is nobody to average with.
+
+        Raises:
+          ShutdownError: the job in which this was made has ended.
+        """
+        if self._size > 1 or is_initialized():  # after a job of one there is nothing to average
+            require_running(self._job, self.name)
+        return self._size == 1
+
+    def _rounds_of(self, key: Hashable, plan: Callable[[str], Any]) -> Any:
+        """What `plan` has made of a name for the list that `key` tells from others."""
+        if key not in self._rounds:
+            self._rounds[key] = plan(f"{self.name}.{len(self._rounds)}")
+        return self._rounds[key]

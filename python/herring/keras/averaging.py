@@ -13,6 +13,7 @@ from herring.arrays.gradients import GradientRounds, Source, agree
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import is_initialized, job, require_running
 from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.gradients import Averager, GradientRounds, Source, agree
 
 __all__ = ["make_averager"]
 
@@ -44,32 +45,15 @@ def make_averager(name: str, options: dict[str, Any]) -> Any:
     )
 
 
-class HostAverager:
+class HostAverager(Averager):
     """Averages lists of gradients that reach the host: a plan per list of variables."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        op: str,
-        wire_dtype: str | None,
-        buffer_bytes: int,
-        sparse: str,
-        group: Group | None,
-    ) -> None:
+    def __init__(self, name: str, *, sparse: str, **options: Any) -> None:
         if sparse != "densify":
             raise InvalidArgumentError(
                 f"sparse={sparse!r} is for Keras on TensorFlow; this backend has dense gradients"
             )
-        if op not in ("average", "sum"):
-            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
-        self.name = name
-        self.op = op
-        self.group = group
-        self.size = scope_of(group).size
-        self._job = job()
-        self._options = {"op": op, "wire_dtype": wire_dtype, "buffer_bytes": buffer_bytes}
-        self._rounds: dict[tuple[Source, ...], Any] = {}
+        super().__init__(name, **options)
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages over all ranks (collective).
@@ -86,26 +70,21 @@ class HostAverager:
           ShutdownError: the job in which the optimizer was wrapped has ended.
         """
         gradients = list(gradients)
-        if self.size > 1 or is_initialized():  # after a job of one there is nothing to average
-            require_running(self._job, self.name)
-        if self.size == 1:
+        if self._is_alone():
             return gradients
         sources = tuple(
             Source(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
             for v in variables
         )
         present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-        rounds = self._rounds.get(sources)
-        if rounds is None:
-            rounds = self.plan(f"{self.name}.{len(self._rounds)}", sources, list(present))
-            self._rounds[sources] = rounds
+        rounds = self._rounds_of(sources, lambda name: self.plan(name, sources, list(present)))
         for i, average in zip(rounds.used, self.run(rounds, present)):
             gradients[i] = average
         return gradients
 
     def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
         """What a new list of variables is averaged by (collective); has ``used`` as those have."""
-        return GradientRounds(sources, present, name=name, group=self.group, **self._options)
+        return GradientRounds(sources, present, name=name, **self._options)
 
     def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
         """One round of what `plan` made; returns a tensor for each of ``rounds.used``."""
@@ -162,17 +141,17 @@ class JaxAverager(HostAverager):
         """`Keyed` where all ranks can."""
         from herring.jax.calls import implementation
 
-        way = f"{name}.way"
-        with called("allgather", way, self.group):
+        way, group = f"{name}.way", self._options["group"]
+        with called("allgather", way, group):
             able = (
                 implementation() == "ffi"
                 and not self._options["wire_dtype"]
                 and not self._options["buffer_bytes"]
                 and not any(source.dtype.startswith("complex") for source in sources)
             )
-        if not all(allgather_object(able, name=way, group=self.group)):
+        if not all(allgather_object(able, name=way, group=group)):
             return super().plan(name, sources, present)
-        used = sorted(agree(sources, present, name=name, group=self.group))
+        used = sorted(agree(sources, present, name=name, group=group))
         return Keyed(name, sources, used)
 
     def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
@@ -197,7 +176,8 @@ class JaxAverager(HostAverager):
             present[i] if i in present else jnp.zeros(sources[i].shape, sources[i].dtype)
             for i in keyed.used
         ]
-        return reduce_leaves(leaves, self.op, name=keyed.name, group=self.group, refusal=refusal)
+        op, group = self._options["op"], self._options["group"]
+        return reduce_leaves(leaves, op, name=keyed.name, group=group, refusal=refusal)
 
     def _by_callback(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
         import jax

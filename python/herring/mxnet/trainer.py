@@ -11,6 +11,8 @@ from herring.arrays.collectives import name_of_next
 from herring.arrays.gradients import GradientRounds, Source
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
+from herring.gradients import GradientRounds, Source, check_operator
+from herring.groups import Group, scope_of
 from herring.mxnet.arrays import in_place, on_host
 from herring.mxnet.order import UseOrder
 
@@ -57,8 +59,7 @@ class DistributedTrainer(mx.gluon.Trainer):
           InvalidArgumentError: an unknown `op`, several contexts, or sparse gradients.
           ShutdownError: `herring.init` was not called.
         """
-        if op not in ("average", "sum"):
-            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
+        check_operator(op)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         if self._contexts is not None and len(self._contexts) > 1:
             raise InvalidArgumentError(

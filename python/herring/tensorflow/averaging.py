@@ -15,6 +15,9 @@ from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import is_initialized, job, require_running
 from herring.errors import InvalidArgumentError
+from herring.gradients import Averager, GradientRounds, Source
+from herring.grouped import grouped_allgather
+from herring.groups import Group
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
@@ -26,7 +29,7 @@ __all__ = ["TensorAverager"]
 _BATCH_BYTES = 1 << 20
 
 
-class TensorAverager:
+class TensorAverager(Averager):
     """Averages the gradients of one optimizer, or of one list of variables.
 
     Lists with other variables, shapes or dtypes are planned when they are first seen; a function
@@ -66,19 +69,8 @@ class TensorAverager:
         """
         if sparse not in ("densify", "gather"):
             raise InvalidArgumentError(f"sparse must be 'densify' or 'gather', not {sparse!r}")
-        if op not in ("average", "sum"):
-            raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
-        self.name = name
-        self._size = scope_of(group).size
-        self._job = job()
-        self._options = {
-            "op": op,
-            "wire_dtype": wire_dtype,
-            "buffer_bytes": buffer_bytes,
-            "group": group,
-        }
+        super().__init__(name, op=op, wire_dtype=wire_dtype, buffer_bytes=buffer_bytes, group=group)
         self._sparse = sparse
-        self._rounds: dict[tuple[str, tuple[Source, ...]], GradientRounds] = {}
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -99,9 +91,7 @@ class TensorAverager:
           PeerLostError, TimeoutError: a rank is gone or does not come. From a graph TensorFlow
             raises tf.errors.UnknownError with the same text.
         """
-        if self._size > 1 or is_initialized():  # after a job of one there is nothing to average
-            require_running(self._job, self.name)
-        if self._size == 1:
+        if self._is_alone():
             return list(gradients)
         if len(gradients) != len(variables):
             raise InvalidArgumentError(
@@ -142,16 +132,12 @@ class TensorAverager:
             for i, gradient in enumerate(gradients)
             if gradient is not None
         }
-        rounds = self._rounds.get((use, sources))
-        if rounds is None:
-            rounds = GradientRounds(
-                sources,
-                list(tensors),
-                name=f"{self.name}.{len(self._rounds)}",
-                order=_order(gradients),
-                **self._options,
-            )
-            self._rounds[use, sources] = rounds
+        rounds = self._rounds_of(
+            (use, sources),
+            lambda name: GradientRounds(
+                sources, list(tensors), name=name, order=_order(gradients), **self._options
+            ),
+        )
         run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
         averages: list[Any] = [None] * len(gradients)
         for i, average in zip(rounds.used, run(rounds, tensors)):

@@ -8,7 +8,15 @@ from typing import Any
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.process_sets import ProcessSet
 
-__all__ = ["LocalVariables", "check_groups", "variables_of"]
+__all__ = ["Alone", "LocalVariables", "check_groups", "variables_of"]
+
+
+class Alone:
+    """Averages nothing: for a rank that is not in the process set."""
+
+    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients."""
+        return list(gradients)
 
 
 class LocalVariables:

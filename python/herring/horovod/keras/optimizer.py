@@ -14,7 +14,7 @@ from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds
 from herring.horovod.common.compression import NoneCompressor, is_half
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors
-from herring.horovod.common.local import LocalVariables, check_groups, variables_of
+from herring.horovod.common.local import Alone, LocalVariables, check_groups, variables_of
 from herring.horovod.common.operators import (
     Adasum,
     Average,
@@ -86,9 +86,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_groups(groups, num_groups)
     require_plain(optimizer)
     herring.rank()  # a job is needed
-    member = process_set is global_process_set or process_set.included() is not False
+    member = process_set.included() is not False
     local = LocalVariables(process_set, scales=scale_local_gradients)
-    averager: Any = _Alone()
+    averager: Any = Alone()
     if member:
         group = group_of(process_set)
         name = name or name_of_next("horovod.DistributedOptimizer", group)
@@ -208,14 +208,6 @@ def _of_tensorflow(compression: Any) -> Any:
     from herring.horovod.tensorflow.compression import FP16Compressor
 
     return FP16Compressor if is_half(compression) else compression
-
-
-class _Alone:
-    """Averages nothing."""
-
-    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients."""
-        return list(gradients)
 
 
 class _Averaging:

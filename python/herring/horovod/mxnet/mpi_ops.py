@@ -43,12 +43,6 @@ __all__ = [
 ]
 
 
-def _reduction(
-    average: bool | None, op: int | None, prescale_factor: float, postscale_factor: float
-) -> Reduction:
-    return Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
-
-
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -83,7 +77,7 @@ def allreduce(
       HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
         (TimeoutError).
     """
-    how = _reduction(average, op, prescale_factor, postscale_factor)
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how).result()
 
 
@@ -98,7 +92,7 @@ def allreduce_(
     op: int | None = None,
 ) -> Any:
     """Reduces an array over all ranks in place, and returns it; otherwise as `allreduce`."""
-    how = _reduction(average, op, prescale_factor, postscale_factor)
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how, in_place=True).result()
 
 
@@ -119,7 +113,7 @@ def grouped_allreduce(
     Returns:
       New arrays, as a list.
     """
-    how = _reduction(average, op, prescale_factor, postscale_factor)
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how).result()
 
 
@@ -134,7 +128,7 @@ def grouped_allreduce_(
     op: int | None = None,
 ) -> list[Any]:
     """Reduces a list of arrays in place and returns it; otherwise as `grouped_allreduce`."""
-    how = _reduction(average, op, prescale_factor, postscale_factor)
+    how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).result()
 
 

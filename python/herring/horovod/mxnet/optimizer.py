@@ -55,7 +55,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer = optimizer
         self._process_set = process_set
         self._name = ""
-        if _takes_part(process_set):
+        herring.rank()  # a job is needed
+        if process_set.included() is not False:
             self._name = name_of_next("DistributedOptimizer", group_of(process_set))
 
     def __getattr__(self, item: str) -> Any:
@@ -103,11 +104,6 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             name=f"{self._name}.{first}",
             process_set=self._process_set,
         )
-
-
-def _takes_part(process_set: ProcessSet) -> bool:
-    herring.rank()  # a job is needed
-    return process_set is global_process_set or process_set.included() is not False
 
 
 class DistributedTrainer(plain.DistributedTrainer):
@@ -158,7 +154,8 @@ class DistributedTrainer(plain.DistributedTrainer):
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer
-        member = _takes_part(process_set)
+        herring.rank()  # a job is needed
+        member = process_set.included() is not False
         group = group_of(process_set) if member else None
         name = "horovod.trainer.of_others"  # not to be ahead of ranks that number their own
         if member:

@@ -11,8 +11,9 @@ import herring
 from herring.horovod.common import rounds
 from herring.horovod.common.adasum import require_power_of_two
 from herring.horovod.common.exceptions import internal_errors
+from herring.horovod.common.local import Alone
 from herring.horovod.common.operators import Adasum, Sum
-from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
+from herring.horovod.common.process_sets import ProcessSet, group_of
 from herring.horovod.tensorflow import mpi_ops
 from herring.horovod.tensorflow.compression import Compression
 from herring.tensorflow.averaging import TensorAverager
@@ -41,8 +42,8 @@ def make_averager(
         two.
     """
     herring.rank()  # a job is needed
-    if process_set is not global_process_set and process_set.included() is False:
-        return _Alone()
+    if process_set.included() is False:
+        return Alone()
     group = group_of(process_set)
     if op == Adasum:
         require_power_of_two(process_set.size() or 1)
@@ -55,14 +56,6 @@ def make_averager(
             group=group,
         )
     return _Listed(name, op, compression, sparse_as_dense, process_set)
-
-
-class _Alone:
-    """Averages nothing."""
-
-    def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients."""
-        return list(gradients)
 
 
 class _Planned(TensorAverager):

@@ -78,7 +78,7 @@ class DistributedGradientTape(plain.DistributedGradientTape):
 
     def _next_name(self) -> str:
         process_set = self._herring_options["process_set"]
-        if process_set is not global_process_set and process_set.included() is False:
+        if process_set.included() is False:
             return "horovod.tape.of_others"  # not to be ahead of ranks that number their own
         return name_of_next("horovod.tape", group_of(process_set))
 

@@ -50,7 +50,7 @@ def _run(
     return tuple(found) if grouped else (found,)
 
 
-class _Reduced(torch.autograd.Function):
+class _Reducing(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -63,6 +63,8 @@ class _Reduced(torch.autograd.Function):
         ctx.how = how
         return _run(ctx, kind, tensors, name, process_set, how)
 
+
+class _Reduced(_Reducing):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         require_linear(ctx.how.op, ctx.kind, "detach()")
@@ -168,19 +170,7 @@ def alltoall(
     return _AllToAll.apply(tensor, splits, name, process_set)
 
 
-class _Scattered(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        kind: str,
-        name: str | None,
-        how: Reduction,
-        process_set: ProcessSet,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.how = how
-        return _run(ctx, kind, tensors, name, process_set, how)
-
+class _Scattered(_Reducing):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         how, process_set = ctx.how, ctx.process_set
