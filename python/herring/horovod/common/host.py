@@ -16,8 +16,9 @@ import numpy as np
 from herring.errors import InvalidArgumentError
 from herring.gradients import fresh
 from herring.horovod.common import starter
+from herring.horovod.common.tensors import Tensors
 
-__all__ = ["Starter"]
+__all__ = ["Arrays", "Starter"]
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
@@ -32,16 +33,16 @@ def _copied(array: np.ndarray, dtype: Any) -> np.ndarray:
     return copy
 
 
-class Starter(starter.Starter):
-    """Starts calls of one name in one process set, on arrays."""
+class Arrays(Tensors):
+    """NumPy's, which are copied at once."""
 
-    def _checked(self, tensor: np.ndarray, kind: str) -> np.ndarray:
+    def checked(self, tensor: np.ndarray, kind: str) -> np.ndarray:
         return tensor
 
-    def _dtype(self, dense: np.ndarray) -> str:
+    def dtype_of(self, dense: np.ndarray) -> str:
         return dense.dtype.name
 
-    def _has_floats(self, dense: np.ndarray, kind: str) -> bool:
+    def has_floats(self, dense: np.ndarray, kind: str) -> bool:
         name = dense.dtype.name
         if name not in _REDUCED:
             raise InvalidArgumentError(
@@ -49,17 +50,17 @@ class Starter(starter.Starter):
             )
         return name in _FLOATS
 
-    def _reducible(self, dense: np.ndarray, kind: str, *, own: bool) -> np.ndarray:
+    def reducible(self, dense: np.ndarray, kind: str, *, own: bool) -> np.ndarray:
         return _copied(dense, _WIDER.get(dense.dtype.name, dense.dtype))
 
-    def _scaled(self, host: np.ndarray, factor: float) -> np.ndarray:
+    def scaled(self, host: np.ndarray, factor: float) -> np.ndarray:
         return np.multiply(host, factor, out=host, casting="same_kind")
 
-    def _widened(self, dense: np.ndarray, factor: float) -> np.ndarray:
+    def widened(self, dense: np.ndarray, factor: float) -> np.ndarray:
         host = _copied(dense, np.float64)
         return np.trunc(host * factor, out=host) if factor != 1.0 else host
 
-    def _narrowed(self, found: np.ndarray, like: Any) -> np.ndarray:
+    def narrowed(self, found: np.ndarray, like: Any) -> np.ndarray:
         dtype = np.dtype(like.dtype)
         if found.dtype == dtype:
             return found
@@ -67,13 +68,13 @@ class Starter(starter.Starter):
             return found.astype(np.int64).astype(dtype)
         return found.astype(dtype)
 
-    def _movable(self, dense: np.ndarray, kind: str, *, own: bool) -> np.ndarray:
-        return self._rows(dense, kind)
+    def movable(self, dense: np.ndarray, kind: str, *, own: bool) -> np.ndarray:
+        return self.rows(dense, kind)
 
-    def _moved(self, host: np.ndarray, like: Any) -> np.ndarray:
-        return self._viewed(host, like, like.shape)
+    def moved(self, host: np.ndarray, like: Any) -> np.ndarray:
+        return self.viewed(host, like, like.shape)
 
-    def _rows(self, dense: np.ndarray, kind: str) -> np.ndarray:
+    def rows(self, dense: np.ndarray, kind: str) -> np.ndarray:
         if dense.dtype.hasobject:
             raise InvalidArgumentError(
                 f"{kind}: strings and objects are sent by broadcast_object()"
@@ -82,20 +83,26 @@ class Starter(starter.Starter):
         rows = _copied(dense, dense.dtype).reshape(shape[0], math.prod(shape[1:]))
         return rows if dense.dtype.name in _MOVED else rows.view(np.uint8)
 
-    def _viewed(self, found: np.ndarray, like: Any, shape: Sequence[int]) -> np.ndarray:
+    def viewed(self, found: np.ndarray, like: Any, shape: Sequence[int]) -> np.ndarray:
         flat = np.ascontiguousarray(found).reshape(-1)
         return flat.view(np.uint8).view(np.dtype(like.dtype)).reshape(tuple(shape))
 
-    def _bytes(self, dense: np.ndarray, kind: str) -> np.ndarray:
+    def bytes_of(self, dense: np.ndarray, kind: str) -> np.ndarray:
         return np.ascontiguousarray(dense).reshape(-1).view(np.uint8)
 
-    def _exact(self, raw: np.ndarray, like: Any) -> np.ndarray:
+    def exact(self, raw: np.ndarray, like: Any) -> np.ndarray:
         found = raw.view(np.dtype(like.dtype))
         return found if found.dtype == np.float64 else found.astype(np.float32)
 
-    def _like(self, tensor: Any, dense: np.ndarray) -> Any:
+    def like(self, tensor: Any, dense: np.ndarray) -> Any:
         # Without its memory, which its owner may want back meanwhile.
         return np.broadcast_to(np.empty((), dense.dtype), dense.shape)
 
-    def _write(self, found: np.ndarray, tensor: np.ndarray) -> None:
+    def write(self, found: np.ndarray, tensor: np.ndarray) -> None:
         tensor[...] = found
+
+
+class Starter(starter.Starter):
+    """Starts calls of one name in one process set, on arrays."""
+
+    tensors = Arrays()

@@ -1,13 +1,10 @@
 """Starts Horovod's collectives on the tensors of any framework.
 
-What is the same for all frameworks is here. What differs is how a framework's tensors get into
-memory that operations take, and back: each has a class of its own for that (`host.Starter` for
-NumPy's arrays).
+What is the same for all frameworks is here; `Tensors` says what differs.
 """
 
 from __future__ import annotations
 
-import abc
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -28,6 +25,7 @@ from herring.horovod.common.operators import (
     scattering_operator,
 )
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from herring.horovod.common.tensors import Tensors
 from herring.split import even_parts
 
 __all__ = ["Reduction", "Starter"]
@@ -52,14 +50,19 @@ class Reduction(NamedTuple):
         return self.prescale != 1.0 or self.postscale != 1.0
 
 
-class Starter(abc.ABC):
+class Starter:
     """Starts calls of one name in one process set; each method returns the call, under way.
 
     Args:
       name: of the operation; None: calls are numbered.
       process_set: who takes part.
       queues: as of `Call`.
+
+    Attributes:
+      tensors: how those of the framework are handled; each framework has a class of its own here.
     """
+
+    tensors: Tensors
 
     def __init__(
         self,
@@ -72,104 +75,6 @@ class Starter(abc.ABC):
         self.process_set = process_set
         self._queues = queues
 
-    # How tensors of a framework get into memory that operations take, and back.
-
-    @abc.abstractmethod
-    def _checked(self, tensor: Any, kind: str) -> Any:
-        """The tensor as the methods below take it, without its graph.
-
-        Raises:
-          InvalidArgumentError: not a tensor, or not one that can be sent.
-        """
-
-    @abc.abstractmethod
-    def _dtype(self, dense: Any) -> str:
-        """The name of its dtype."""
-
-    @abc.abstractmethod
-    def _has_floats(self, dense: Any, kind: str) -> bool:
-        """Whether it is of floats.
-
-        Raises:
-          InvalidArgumentError: its dtype cannot be reduced.
-        """
-
-    @abc.abstractmethod
-    def _reducible(self, dense: Any, kind: str, *, own: bool) -> Any:
-        """A host tensor with the values, of a dtype that operations reduce.
-
-        Args:
-          dense: the tensor.
-          kind: Horovod's name of the collective.
-          own: whether it will be written to, and so may not be the memory of the tensor.
-        """
-
-    @abc.abstractmethod
-    def _scaled(self, host: Any, factor: float) -> Any:
-        """The floats of a host tensor times a factor, in place or not."""
-
-    @abc.abstractmethod
-    def _widened(self, dense: Any, factor: float) -> Any:
-        """Integers as a new host tensor of float64, times a factor and cut towards zero."""
-
-    @abc.abstractmethod
-    def _narrowed(self, found: Any, like: Any) -> Any:
-        """A host tensor, or an array, in the dtype of a tensor: floats are cut for integers."""
-
-    @abc.abstractmethod
-    def _movable(self, dense: Any, kind: str, *, own: bool) -> Any:
-        """A host tensor that a broadcast takes, `own` as of `_reducible`."""
-
-    def _moved(self, host: Any, like: Any) -> Any:
-        """What a broadcast has left there, in the dtype and shape of a tensor."""
-        del like
-        return host
-
-    @abc.abstractmethod
-    def _rows(self, dense: Any, kind: str) -> Any:
-        """A host tensor [rows, ...] that gathers of lists take; a scalar is one row."""
-
-    def _words(self, rows: Any) -> Any:
-        """The same rows in a dtype that other operations take which only move data."""
-        return rows
-
-    @abc.abstractmethod
-    def _viewed(self, found: np.ndarray, like: Any, shape: Sequence[int]) -> Any:
-        """What has come as a host tensor in the dtype of a tensor."""
-
-    @abc.abstractmethod
-    def _bytes(self, dense: Any, kind: str) -> np.ndarray:
-        """The bytes of its values, in order."""
-
-    @abc.abstractmethod
-    def _exact(self, raw: np.ndarray, like: Any) -> np.ndarray:
-        """Bytes of floats in the dtype of a tensor as float32 or float64."""
-
-    def _like(self, tensor: Any, dense: Any) -> Any:
-        """What is kept of a tensor until its result is there; has its shape and dtype.
-
-        Args:
-          tensor: as the caller gave it.
-          dense: what `_checked` made of it.
-        """
-        del tensor
-        return dense
-
-    def _new(self, found: Any, like: Any) -> Any:
-        """A host tensor as a result: where the tensor lies, and of its kind."""
-        del like
-        return found
-
-    @abc.abstractmethod
-    def _write(self, found: Any, tensor: Any) -> None:
-        """Copies a host tensor into a tensor, unless that is the same memory."""
-
-    def _counts(self, counts: np.ndarray, like: Any) -> Any:
-        """Numbers of rows (int32) as a result."""
-        return self._new(counts, like)
-
-    # What all frameworks have alike.
-
     def _call(self, kind: str) -> Call:
         return Call(kind, self.name, self.process_set, queues=self._queues)
 
@@ -178,19 +83,19 @@ class Starter(abc.ABC):
             raise InvalidArgumentError(
                 f"{kind} takes a list of tensors, got {type(tensors).__name__}"
             )
-        return [self._checked(tensor, kind) for tensor in tensors]
+        return [self.tensors.checked(tensor, kind) for tensor in tensors]
 
     def _text(self, dense: Any) -> str:
-        return f"{self._dtype(dense)} {list(dense.shape)}"
+        return f"{self.tensors.dtype_of(dense)} {list(dense.shape)}"
 
     def _text_of_rows(self, dense: Any) -> str:
         """What ranks agree about where the numbers of rows may differ."""
-        return f"{self._dtype(dense)} {['n', *dense.shape[1:]]}"
+        return f"{self.tensors.dtype_of(dense)} {['n', *dense.shape[1:]]}"
 
     def _kept(
         self, tensors: Sequence[Any], dense: Sequence[Any], *, in_place: bool = False
     ) -> list[Any]:
-        return list(tensors) if in_place else [*map(self._like, tensors, dense)]
+        return list(tensors) if in_place else [*map(self.tensors.like, tensors, dense)]
 
     def _sent(
         self, dense: Sequence[Any], operation: str, how: Reduction, kind: str, *, own: bool
@@ -201,15 +106,15 @@ class Starter(abc.ABC):
         them are then multiplied here, too.
         """
         combined = operation != "average" and not how.scaled
-        wide = [not self._has_floats(one, kind) and not combined for one in dense]
+        wide = [not self.tensors.has_floats(one, kind) and not combined for one in dense]
         left = 1.0 if any(wide) else how.prescale
         hosts = []
         for one, widens in zip(dense, wide):
             if widens:
-                hosts.append(self._widened(one, how.prescale))
+                hosts.append(self.tensors.widened(one, how.prescale))
                 continue
-            host = self._reducible(one, kind, own=own)
-            hosts.append(host if left == how.prescale else self._scaled(host, how.prescale))
+            host = self.tensors.reducible(one, kind, own=own)
+            hosts.append(host if left == how.prescale else self.tensors.scaled(host, how.prescale))
         return hosts, left
 
     def _options(self, call: Call, how: Reduction, prescale: float) -> dict[str, Any]:
@@ -223,11 +128,11 @@ class Starter(abc.ABC):
 
     def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
         """The tensors given, or new ones, with what host tensors hold."""
-        found = [self._narrowed(host, like) for host, like in zip(hosts, kept)]
+        found = [self.tensors.narrowed(host, like) for host, like in zip(hosts, kept)]
         if not in_place:
-            return [self._new(one, like) for one, like in zip(found, kept)]
+            return [self.tensors.new(one, like) for one, like in zip(found, kept)]
         for one, tensor in zip(found, kept):
-            self._write(one, tensor)
+            self.tensors.write(one, tensor)
         return list(kept)
 
     def allreduce(self, tensor: Any, how: Reduction, *, in_place: bool = False) -> Call:
@@ -236,7 +141,7 @@ class Starter(abc.ABC):
         with self._call(kind) as call:
             call.will_start("allgather" if how.op == Adasum else kind)
             operation = operator_of(how.op, kind)
-            dense = self._checked(tensor, kind)
+            dense = self.tensors.checked(tensor, kind)
             kept = self._kept([tensor], [dense], in_place=in_place)
             if how.op == Adasum:
                 combined = self._start_adasum(call, [dense], kept, how, kind)
@@ -280,9 +185,11 @@ class Starter(abc.ABC):
         """Gathers the vectors of all ranks; returns what combines them when they are there."""
         require_power_of_two(call.scope.size)
         for one in dense:
-            if not self._has_floats(one, kind):
-                raise InvalidArgumentError(f"Adasum is for floats, not {self._dtype(one)}")
-        raw = [self._bytes(one, kind) for one in dense]
+            if not self.tensors.has_floats(one, kind):
+                raise InvalidArgumentError(
+                    f"Adasum is for floats, not {self.tensors.dtype_of(one)}"
+                )
+        raw = [self.tensors.bytes_of(one, kind) for one in dense]
         whole = np.concatenate([*raw, np.empty(0, np.uint8)])
         about = "; ".join(map(self._text, dense))
         factor = f"; prescale_factor {how.prescale}" if how.prescale != 1.0 else ""
@@ -293,7 +200,7 @@ class Starter(abc.ABC):
             everyone = operation.result().view(np.uint8).reshape(call.scope.size, len(whole))
             results = []
             for columns, like in zip(np.split(everyone, ends, axis=1), kept):
-                rows = [self._exact(row.copy(), like) for row in columns]
+                rows = [self.tensors.exact(row.copy(), like) for row in columns]
                 if how.prescale != 1.0:
                     rows = [np.multiply(row, how.prescale, dtype=row.dtype) for row in rows]
                 found = adasum(rows)
@@ -308,16 +215,15 @@ class Starter(abc.ABC):
         kind = "allgather"
         with self._call(kind) as call:
             call.will_start(kind)
-            dense = self._checked(tensor, kind)
-            rows, like = self._rows(dense, kind), self._like(tensor, dense)
-            operation = call.start(self._words(rows), about=self._text_of_rows(dense))
+            dense = self.tensors.checked(tensor, kind)
+            rows, like = self.tensors.rows(dense, kind), self.tensors.like(tensor, dense)
+            operation = call.start(self.tensors.words(rows), about=self._text_of_rows(dense))
 
-            def finish() -> Any:
-                shape = (sum(operation.counts), *like.shape[1:])
-                return self._new(self._viewed(operation.result(), like, shape), like)
-
-            call.finish = finish
+            call.finish = lambda: self._gathered(operation.result(), like, sum(operation.counts))
         return call
+
+    def _gathered(self, found: np.ndarray, like: Any, rows: int) -> Any:
+        return self.tensors.new(self.tensors.viewed(found, like, (rows, *like.shape[1:])), like)
 
     def grouped_allgather(self, tensors: Sequence[Any]) -> Call:
         """Starts an all-gather of a list: all of it or none; its result is a list."""
@@ -325,14 +231,13 @@ class Starter(abc.ABC):
         with self._call(kind) as call:
             call.will_start("allgather")
             dense = self._listed(tensors, kind)
-            rows = [self._rows(one, kind) for one in dense]
+            rows = [self.tensors.rows(one, kind) for one in dense]
             likes = self._kept(tensors, dense)
             gathered = call.in_thread(
                 lambda: herring.grouped_allgather(rows, name=call.name, group=call.group)
             )
             call.finish = lambda: [
-                self._new(self._viewed(part, like, (len(part), *like.shape[1:])), like)
-                for part, like in zip(gathered(), likes)
+                self._gathered(part, like, len(part)) for part, like in zip(gathered(), likes)
             ]
         return call
 
@@ -341,13 +246,18 @@ class Starter(abc.ABC):
         kind = "broadcast"
         with self._call(kind) as call:
             call.will_start(kind)
-            dense = self._checked(tensor, kind)
+            dense = self.tensors.checked(tensor, kind)
             root = root_in(self.process_set, operator.index(root_rank))
-            host = self._movable(dense, kind, own=not in_place)
+            host = self.tensors.movable(dense, kind, own=not in_place)
             kept = self._kept([tensor], [dense], in_place=in_place)
             call.start(host, root=root)
-            call.finish = lambda: self._results([self._moved(host, kept[0])], kept, in_place)[0]
+            call.finish = lambda: self._broadcast([host], kept, in_place)[0]
         return call
+
+    def _broadcast(
+        self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool = False
+    ) -> list[Any]:
+        return self._results([*map(self.tensors.moved, hosts, kept)], kept, in_place)
 
     def grouped_broadcast(self, tensors: Sequence[Any], root_rank: int) -> Call:
         """Starts a broadcast of a list: all of it or none; its result is a list of new tensors."""
@@ -356,7 +266,7 @@ class Starter(abc.ABC):
             call.will_start("allgather")
             dense = self._listed(tensors, kind)
             root = root_in(self.process_set, operator.index(root_rank))
-            hosts = [self._movable(one, kind, own=True) for one in dense]
+            hosts = [self.tensors.movable(one, kind, own=True) for one in dense]
             likes = self._kept(tensors, dense)
             done = call.in_thread(
                 lambda: herring.grouped_broadcast(hosts, root, name=call.name, group=call.group)
@@ -364,9 +274,7 @@ class Starter(abc.ABC):
 
             def finish() -> list[Any]:
                 done()
-                return [
-                    self._new(self._moved(host, like), like) for host, like in zip(hosts, likes)
-                ]
+                return self._broadcast(hosts, likes)
 
             call.finish = finish
         return call
@@ -376,14 +284,14 @@ class Starter(abc.ABC):
         kind = "alltoall"
         with self._call(kind) as call:
             call.will_start(kind)
-            dense = self._checked(tensor, kind)
-            rows, like = self._rows(dense, kind), self._like(tensor, dense)
+            dense = self.tensors.checked(tensor, kind)
+            rows, like = self.tensors.rows(dense, kind), self.tensors.like(tensor, dense)
             given = splits.tolist() if hasattr(splits, "tolist") else splits
             counts = checked_splits(kind, len(rows), given, call.group)
             about = self._text_of_rows(dense)
             items = math.prod(rows.shape[1:])
             if items:
-                operation = call.start(self._words(rows), splits=counts, about=about)
+                operation = call.start(self.tensors.words(rows), splits=counts, about=about)
             else:  # rows without elements: their numbers go alone
                 parts = [1] * call.scope.size
                 operation = call.start(np.array(counts, np.int64), splits=parts, about=about)
@@ -394,8 +302,8 @@ class Starter(abc.ABC):
                     came = np.array(operation.counts) // items
                 else:
                     came, found = found.view(np.int64), np.empty(0, np.uint8)
-                whole = self._viewed(found, like, (int(came.sum()), *like.shape[1:]))
-                return self._new(whole, like), self._counts(came.astype(np.int32), like)
+                counts = self.tensors.counts(came.astype(np.int32), like)
+                return self._gathered(found, like, int(came.sum())), counts
 
             call.finish = finish
         return call
@@ -406,8 +314,8 @@ class Starter(abc.ABC):
         with self._call(kind) as call:
             call.will_start("reduce_scatter")
             by = scattering_operator(how.op, kind)
-            dense = self._checked(tensor, kind)
-            like = self._like(tensor, dense)
+            dense = self.tensors.checked(tensor, kind)
+            like = self.tensors.like(tensor, dense)
             (host,), prescale = self._scattered([dense], by, how, kind)
             operation = call.start(
                 host, about=self._text(dense), op=by, prescale=prescale, postscale=how.postscale
@@ -415,8 +323,8 @@ class Starter(abc.ABC):
             mine = even_parts(len(dense), call.scope.size)[call.scope.rank]
 
             def finish() -> Any:
-                found = self._viewed(operation.result(), host, (mine, *like.shape[1:]))
-                return self._new(self._narrowed(found, like), like)
+                found = self.tensors.viewed(operation.result(), host, (mine, *like.shape[1:]))
+                return self.tensors.new(self.tensors.narrowed(found, like), like)
 
             call.finish = finish
         return call
@@ -433,7 +341,10 @@ class Starter(abc.ABC):
             options = self._options(call, how, prescale)
             scattered = call.in_thread(lambda: herring.grouped_reduce_scatter(hosts, by, **options))
             call.finish = lambda: self._results(
-                [self._viewed(one, host, one.shape) for one, host in zip(scattered(), hosts)],
+                [
+                    self.tensors.viewed(one, host, one.shape)
+                    for one, host in zip(scattered(), hosts)
+                ],
                 likes,
                 in_place=False,
             )

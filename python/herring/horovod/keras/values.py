@@ -25,14 +25,20 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
 
 
+class _Values(host.Arrays):
+    """Numbers, arrays, and tensors of the backend."""
+
+    def checked(self, tensor: Any, kind: str) -> np.ndarray:
+        return _array(tensor)
+
+    def new(self, found: np.ndarray, like: Any) -> Any:
+        return keras.ops.convert_to_tensor(found)
+
+
 class Starter(host.Starter):
     """Starts calls of one name in one process set, on values."""
 
-    def _checked(self, tensor: Any, kind: str) -> np.ndarray:
-        return _array(tensor)
-
-    def _new(self, found: np.ndarray, like: Any) -> Any:
-        return keras.ops.convert_to_tensor(found)
+    tensors = _Values()
 
 
 def allreduce(

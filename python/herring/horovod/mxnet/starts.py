@@ -13,10 +13,10 @@ from herring.horovod.common import host
 __all__ = ["Starter"]
 
 
-class Starter(host.Starter):
-    """Starts calls of one name in one process set, on copies that MXNet makes of its arrays."""
+class _Arrays(host.Arrays):
+    """MXNet's, of which it makes copies on the host."""
 
-    def _checked(self, tensor: Any, kind: str) -> np.ndarray:
+    def checked(self, tensor: Any, kind: str) -> np.ndarray:
         if not isinstance(tensor, mx.nd.NDArray):
             raise InvalidArgumentError(
                 f"{kind}: expected an mx.nd.NDArray, got {type(tensor).__name__}"
@@ -28,12 +28,18 @@ class Starter(host.Starter):
         array: np.ndarray = tensor.asnumpy()  # waits for what is still to be written to it
         return array
 
-    def _like(self, tensor: Any, dense: np.ndarray) -> Any:
+    def like(self, tensor: Any, dense: np.ndarray) -> Any:
         return tensor
 
-    def _new(self, found: np.ndarray, like: Any) -> Any:
+    def new(self, found: np.ndarray, like: Any) -> Any:
         make = mx.np.array if isinstance(like, mx.np.ndarray) else mx.nd.array
         return make(found, ctx=like.context, dtype=found.dtype)
 
-    def _write(self, found: np.ndarray, tensor: Any) -> None:
-        self._new(found, tensor).copyto(tensor)
+    def write(self, found: np.ndarray, tensor: Any) -> None:
+        self.new(found, tensor).copyto(tensor)
+
+
+class Starter(host.Starter):
+    """Starts calls of one name in one process set."""
+
+    tensors = _Arrays()

@@ -12,19 +12,16 @@ from herring.errors import InvalidArgumentError
 from herring.horovod.common import starter
 from herring.horovod.common.handles import Call
 from herring.horovod.common.operators import Average, Sum
+from herring.horovod.common.tensors import Tensors
 from herring.torch.tensors import dtype_name, on_host
 
 __all__ = ["Starter"]
 
 
-class Starter(starter.Starter):
-    """Starts calls of one name in one process set.
+class _Tensors(Tensors):
+    """PyTorch's, whose own memory operations use where it is contiguous and on the host."""
 
-    Operations read and write the memory of a tensor itself where that is contiguous and on the
-    host.
-    """
-
-    def _checked(self, tensor: Any, kind: str) -> torch.Tensor:
+    def checked(self, tensor: Any, kind: str) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(
                 f"{kind}: expected a torch.Tensor, got {type(tensor).__name__}"
@@ -40,63 +37,69 @@ class Starter(starter.Starter):
             )
         return tensor.detach()
 
-    def _dtype(self, dense: torch.Tensor) -> str:
+    def dtype_of(self, dense: torch.Tensor) -> str:
         return dtype_name(dense.dtype)
 
-    def _has_floats(self, dense: torch.Tensor, kind: str) -> bool:
+    def has_floats(self, dense: torch.Tensor, kind: str) -> bool:
         return dense.is_floating_point()
 
-    def _reducible(self, dense: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
+    def reducible(self, dense: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
         host = on_host(dense.contiguous(), kind)
         return host.clone() if own and host.data_ptr() == dense.data_ptr() else host
 
-    def _scaled(self, host: torch.Tensor, factor: float) -> torch.Tensor:
+    def scaled(self, host: torch.Tensor, factor: float) -> torch.Tensor:
         return host * factor
 
-    def _widened(self, dense: torch.Tensor, factor: float) -> torch.Tensor:
+    def widened(self, dense: torch.Tensor, factor: float) -> torch.Tensor:
         host = dense.to("cpu", torch.float64, copy=True).contiguous()
         return host.mul_(factor).trunc_() if factor != 1.0 else host
 
-    def _narrowed(self, found: Any, like: torch.Tensor) -> torch.Tensor:
+    def narrowed(self, found: Any, like: torch.Tensor) -> torch.Tensor:
         found = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
         if found.is_floating_point() and not like.is_floating_point() and like.dtype != torch.bool:
             found = found.trunc().to(torch.int64)
         return found.to(like.dtype)
 
-    def _movable(self, dense: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
-        return self._reducible(dense, kind, own=own)
+    def movable(self, dense: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
+        return self.reducible(dense, kind, own=own)
 
-    def _rows(self, dense: torch.Tensor, kind: str) -> torch.Tensor:
-        host = self._reducible(dense, kind, own=False)
+    def rows(self, dense: torch.Tensor, kind: str) -> torch.Tensor:
+        host = self.reducible(dense, kind, own=False)
         return host.view(1) if host.dim() == 0 else host
 
-    def _words(self, rows: torch.Tensor) -> torch.Tensor:
+    def words(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
 
-    def _viewed(self, found: np.ndarray, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def viewed(self, found: np.ndarray, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
         return torch.from_numpy(flat).view(like.dtype).view(tuple(shape))
 
-    def _bytes(self, dense: torch.Tensor, kind: str) -> np.ndarray:
-        flat = self._reducible(dense, kind, own=False).view(-1)
+    def bytes_of(self, dense: torch.Tensor, kind: str) -> np.ndarray:
+        flat = self.reducible(dense, kind, own=False).view(-1)
         found: np.ndarray = flat.view(torch.uint8).numpy()
         return found
 
-    def _exact(self, raw: np.ndarray, like: torch.Tensor) -> np.ndarray:
+    def exact(self, raw: np.ndarray, like: torch.Tensor) -> np.ndarray:
         found = torch.from_numpy(raw).view(like.dtype)
         wide: np.ndarray = (found if found.dtype == torch.float64 else found.float()).numpy()
         return wide
 
-    def _new(self, found: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def new(self, found: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return found.to(like.device)
 
-    def _write(self, found: torch.Tensor, tensor: torch.Tensor) -> None:
+    def write(self, found: torch.Tensor, tensor: torch.Tensor) -> None:
         dense = tensor.detach()
         if found.data_ptr() != dense.data_ptr():
             dense.copy_(found)
 
-    def _counts(self, counts: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    def counts(self, counts: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(counts)  # on the CPU, as Horovod has it
+
+
+class Starter(starter.Starter):
+    """Starts calls of one name in one process set."""
+
+    tensors = _Tensors()
 
     def sparse_allreduce(self, tensor: torch.Tensor, op: Any) -> Call:
         """Starts an all-reduce of a sparse tensor: every rank hands its entries to all."""
@@ -113,18 +116,18 @@ class Starter(starter.Starter):
             if op == Average and not tensor.is_floating_point():
                 raise InvalidArgumentError(f"{kind}: Average is for floats, not {tensor.dtype}")
             whole = tensor.detach().coalesce()
-            indices = self._rows(whole.indices().t(), kind)
-            values = self._rows(whole.values(), kind)
+            indices = self.tensors.rows(whole.indices().t(), kind)
+            values = self.tensors.rows(whole.values(), kind)
             text = f"sparse {self._text(whole)}"
             operations = [
-                call.start(self._words(part), about=f"{text} {which}")
+                call.start(self.tensors.words(part), about=f"{text} {which}")
                 for part, which in ((indices, "indices"), (values, "values"))
             ]
 
             def finish() -> torch.Tensor:
                 count = sum(operations[0].counts)
                 places, every = (
-                    self._viewed(one.result(), like, (count, *like.shape[1:]))
+                    self.tensors.viewed(one.result(), like, (count, *like.shape[1:]))
                     for one, like in zip(operations, (indices, values))
                 )
                 # Entries of one place are added in rank order: the same bits everywhere.
