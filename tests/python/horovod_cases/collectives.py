@@ -181,6 +181,15 @@ def adasum():
     assert torch.allclose(other, vectors[0])  # of equal vectors the mean
     zeros = torch.zeros(3, dtype=torch.bfloat16)
     assert hvd.allreduce_(zeros, op=hvd.Adasum) is zeros and not zeros.any()
+    # Scales do not round in 16 bits, where 2**-26 is zero.
+    half, scales = torch.full((3,), 1.0, dtype=torch.float16), (2.0**-26, 2.0**26)
+    assert hvd.allreduce(
+        half, op=hvd.Adasum, prescale_factor=scales[0], postscale_factor=scales[1]
+    ).tolist() == [1.0, 1.0, 1.0]
+    if size > 1:
+        text = f"prescale_factor {rank + 2.0}"
+        scale = {"op": hvd.Adasum, "prescale_factor": rank + 2.0}
+        raises(herring.MismatchError, text, hvd.allreduce, torch.ones(2), **scale)
     raises(ValueError, "floats", hvd.allreduce, torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
 
 
