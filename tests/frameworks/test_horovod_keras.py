@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from herring.parts import install_command
+
 if importlib.util.find_spec("keras") is None:
     pytest.skip("needs keras", allow_module_level=True)
 
@@ -39,4 +41,4 @@ def test_unchanged_script_of_tensorflow() -> None:
 
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
-    assert "herring-dl[keras]" in without("keras", "herring.horovod.keras")
+    assert install_command("keras") in without("keras", "herring.horovod.keras")

@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from herring.parts import install_command
+
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs tensorflow", allow_module_level=True)
 
@@ -77,4 +79,4 @@ def test_a_rank_dies() -> None:
 
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
-    assert "herring-dl[tensorflow]" in without("tensorflow", "herring.horovod.tensorflow")
+    assert install_command("tensorflow") in without("tensorflow", "herring.horovod.tensorflow")

@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from herring.parts import install_command
+
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("needs mxnet", allow_module_level=True)
 
@@ -60,4 +62,4 @@ def test_a_rank_dies() -> None:
 
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
-    assert "herring-dl[mxnet]" in without("mxnet", "herring.mxnet")
+    assert install_command("mxnet") in without("mxnet", "herring.mxnet")

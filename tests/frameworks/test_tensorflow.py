@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from herring.parts import install_command
+
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs tensorflow", allow_module_level=True)
 
@@ -120,7 +122,7 @@ def test_a_rank_dies() -> None:
 
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
-    assert "herring-dl[tensorflow]" in without("tensorflow", "herring.tensorflow")
+    assert install_command("tensorflow") in without("tensorflow", "herring.tensorflow")
 
 
 @pytest.mark.timeout(90)
