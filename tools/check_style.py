@@ -28,6 +28,7 @@ SOURCES = {".cc", ".h", ".inc", ".py", ".sh", ".cmake"}
 # its own. `herring` itself is the face that users import.
 PYTHON_ROOMS = (
     "herring.errors",
+    "herring.split",
     "herring._core",
     "herring.version",
     "herring.parts",
@@ -42,6 +43,7 @@ PYTHON_ROOMS = (
     "herring",
     "herring.partial",
     "herring.planned",
+    "herring.face",
     "herring.launch",
     "herring.bench",
     "herring.torch",

@@ -17,9 +17,9 @@ from herring import (
     size,
     stats,
 )
+from herring.arrays.groups import Group
 from herring.errors import *  # noqa: F403
 from herring.errors import __all__ as __all__
-from herring.groups import Group
 
 __all__ = [
     *__all__,

@@ -3,22 +3,5 @@
 See docs/partial.md.
 """
 
-from herring.arrays.partial import (
-    PartialReduction,
-    Quorum,
-    Replay,
-    RoundInfo,
-    RoundStatistics,
-    flush,
-    partial_statistics,
-)
-
-__all__ = [
-    "PartialReduction",
-    "Quorum",
-    "Replay",
-    "RoundInfo",
-    "RoundStatistics",
-    "flush",
-    "partial_statistics",
-]
+from herring.arrays.partial import *  # noqa: F403
+from herring.arrays.partial import __all__ as __all__

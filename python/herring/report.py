@@ -10,7 +10,6 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.provenance import write_results
-from herring.study.experiments import Chart, Table
 
 __all__ = ["COLOURS", "INK", "Chart", "Table", "draw", "markdown", "read", "write"]
 

@@ -15,6 +15,7 @@ from herring.launch.children import Child
 from herring.launch.hosts import THIS_MACHINE
 from herring.launch.job import Task
 from herring.launch.tracebacks import Tracebacks
+from herring.rendezvous.joined import Joined, tell
 from launched import run
 
 TRACEBACK = (

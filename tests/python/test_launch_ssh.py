@@ -20,6 +20,7 @@ from herring.launch.frames import GREETING, Frame, Inbox, kind
 from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
 from herring.launch.ssh import ssh_command
+from herring.rendezvous.network import is_reachable_address
 from launched import HERRING, LIMIT, Job, gone, pids_of, run
 
 # A login shell there: its own environment, its own words at the beginning, another directory.

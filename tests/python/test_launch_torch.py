@@ -12,6 +12,7 @@ import pytest
 
 from herring.errors import ConfigurationError
 from herring.launch.job import own_environment, passed_environment
+from herring.rendezvous.endpoint import reserve
 from launched import run
 
 NAMES = (

@@ -41,10 +41,6 @@ from herring.errors import (
     PeerLostError,
     ShutdownError,
 )
-from herring.groups import Group, scope_of
-from herring.handles import DoneCallbacks, call_later
-from herring.names import next_name
-from herring.runtime import job
 from herring.split import even_parts
 
 __all__ = [

@@ -19,10 +19,8 @@ from herring import _core
 from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.planned import PlannedReduction
+from herring.arrays.runtime import is_initialized, job, require_running
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
-from herring.groups import Group, scope_of
-from herring.planned import PlannedReduction
-from herring.runtime import is_initialized, job, require_running
 
 __all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
 

@@ -9,11 +9,8 @@ import keras
 import numpy as np
 
 from herring.arrays.collectives import allgather_object, called
-from herring.arrays.gradients import GradientRounds, Source, agree
-from herring.arrays.groups import Group, scope_of
-from herring.arrays.runtime import is_initialized, job, require_running
+from herring.arrays.gradients import Averager, GradientRounds, Source, agree
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.gradients import Averager, GradientRounds, Source, agree
 
 __all__ = ["make_averager"]
 

@@ -16,8 +16,8 @@ from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
-from herring.launch.joined import JOB_PREFIX
-from herring.launch.settings import is_on
+from herring.rendezvous.joined import JOB_PREFIX
+from herring.rendezvous.settings import is_on
 from herring.split import even_parts
 
 __all__ = [

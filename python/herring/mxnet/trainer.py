@@ -8,11 +8,9 @@ import mxnet as mx
 import numpy as np
 
 from herring.arrays.collectives import name_of_next
-from herring.arrays.gradients import GradientRounds, Source
+from herring.arrays.gradients import GradientRounds, Source, check_operator
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.gradients import GradientRounds, Source, check_operator
-from herring.groups import Group, scope_of
 from herring.mxnet.arrays import in_place, on_host
 from herring.mxnet.order import UseOrder
 

@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from herring.arrays.gradients import GradientRounds, Source
+from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
-from herring.arrays.groups import Group, scope_of
-from herring.arrays.runtime import is_initialized, job, require_running
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.gradients import Averager, GradientRounds, Source
-from herring.grouped import grouped_allgather
-from herring.groups import Group
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla

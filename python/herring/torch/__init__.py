@@ -20,9 +20,9 @@ except ImportError as _error:
         f"herring.torch needs PyTorch 2.1 or newer: {install_command('torch')}"
     ) from _error
 
+from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.face import *  # noqa: F403
 from herring.face import __all__ as __all__
-from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel

@@ -14,9 +14,6 @@ from herring.arrays.grouped.call import Call, GroupedHandle
 from herring.arrays.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
-from herring.grouped.call import Call, GroupedHandle
-from herring.grouped.listed import FLOATS, Listed, Part, numpy_dtype, typed
-from herring.groups import Group
 from herring.split import even_parts
 
 

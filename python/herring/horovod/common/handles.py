@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
-from herring.collectives import name_of_next, submit
-from herring.digests import digest, explained
+from herring.arrays.collectives import name_of_next, submit
+from herring.arrays.digests import digest, explained
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import forget_job, job
 from herring.errors import (
     HerringError,
     InvalidArgumentError,

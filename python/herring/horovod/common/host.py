@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from herring.arrays.gradients import fresh
 from herring.errors import InvalidArgumentError
-from herring.gradients import fresh
 from herring.horovod.common import starter
 from herring.horovod.common.tensors import Tensors
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import herring
-from herring.collectives import checked_splits
+from herring.arrays.collectives import checked_splits
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
