@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <future>
+#include <optional>
 #include <thread>
 
 #include "transport/event_loop.h"
@@ -19,21 +19,18 @@ inline size_t undelivered(const Flow& flow) {
 }
 
 // Waits until `left`, which is called on the loop's thread, is 0; gives up when it has not changed
-// for `standstill`, and after `most`. Not on the loop's thread.
+// for `standstill`, and after `most`, and where no thread runs the loop. It throws what `left`
+// throws. Not on the loop's thread.
 inline void await_delivery(EventLoop& loop, const std::function<size_t()>& left, Nanos standstill,
                            Nanos most) {
-  if (!loop.has_thread()) return;
   const Nanos start = monotonic_now();
   Nanos moved_at = start, pause = 100 * kMicrosecond;
   for (size_t before = SIZE_MAX;; pause = std::min(2 * pause, 5 * kMillisecond)) {
-    std::promise<size_t> answer;
-    auto result = answer.get_future();
-    if (!loop.post([&] { answer.set_value(left()); })) return;
-    const size_t now_left = result.get();
+    const std::optional<size_t> now_left = loop.ask(left);
     const Nanos now = monotonic_now();
     if (now_left != before) moved_at = now;
-    if (now_left == 0 || now - moved_at > standstill || now - start > most) return;
-    before = now_left;
+    if (now_left.value_or(0) == 0 || now - moved_at > standstill || now - start > most) return;
+    before = *now_left;
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
   }
 }

@@ -100,6 +100,7 @@ void EpollLoop::start(const std::string& name) {
   } catch (const std::system_error& error) {
     throw std::system_error(error.code(), concat("cannot start the thread ", name));
   }
+  has_thread_.store(true);
   pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
 }
 

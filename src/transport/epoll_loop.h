@@ -24,7 +24,7 @@ class EpollLoop final : public EventLoop {
   void join() override;
   bool in_loop_thread() const override;
   bool here() const override { return generation_ == fork_generation(); }
-  bool has_thread() const override { return here() && thread_.joinable(); }
+  bool has_thread() const override { return here() && has_thread_.load(); }
   bool post_before_drive(Task task) override;
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
   void add(int fd, uint32_t epoll_events, EventHandler* handler) override;
@@ -56,6 +56,7 @@ class EpollLoop final : public EventLoop {
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> owner_{};
   std::thread thread_;
+  std::atomic<bool> has_thread_{false};
   const uint32_t generation_ = fork_generation();
 
   // With drivers: what belongs to the loop belongs to whoever holds running_. The loop's own thread

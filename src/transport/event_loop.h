@@ -46,7 +46,8 @@ class EventLoop {
   virtual bool in_loop_thread() const = 0;
   // False in a forked child: the thread does not exist there, nothing may be posted or waited for.
   virtual bool here() const = 0;
-  // A thread of its own runs it, so another thread can wait for what it does.
+  // A thread of its own was started for it here, so another thread can wait for what it does. False
+  // in a forked child.
   virtual bool has_thread() const = 0;
 
   // Ends the loop after what is queued. It needs no memory, so that an end always succeeds.
@@ -57,9 +58,13 @@ class EventLoop {
   // Queues a task for the loop thread; wakes it when needed. Tasks posted before the loop runs wait
   // for it; false, and the task is dropped, after its end. Whatever true was returned for runs.
   bool post(Task task);
-  // What `call` returns on the loop thread; nothing, after the loop's end. Not from inside it.
+  // What `call` returns on the loop thread; the only way to wait for a loop. Nothing, at once, if no
+  // thread runs the loop: it was not started, or it has ended, or this is a forked child. A call
+  // from inside the loop is made directly. What `call` throws reaches both the caller and the loop.
   template <typename Call>
-  auto ask(Call call) -> std::optional<decltype(call())> {
+  auto ask(const Call& call) -> std::optional<decltype(call())> {
+    if (in_loop_thread()) return call();
+    if (!has_thread()) return std::nullopt;
     std::promise<decltype(call())> answer;
     auto result = answer.get_future();
     const bool asked = post([&] {
@@ -73,7 +78,7 @@ class EventLoop {
     if (!asked) return std::nullopt;
     return result.get();
   }
-  // Likewise, by a caller who will drive() at once: nobody is woken. Who then does not drive calls
+  // Like post(), for a caller that is about to drive(): nobody is woken. Who then does not drive calls
   // wake_for_tasks(); otherwise they wait for the next event.
   virtual bool post_before_drive(Task task) = 0;
   void wake_for_tasks();

@@ -284,6 +284,17 @@ TEST_P(ServerTest, AGroupGivenUpGoesOnWithPartialRoundsAndWhoIsGoneEndsNothing) 
   still_a_member(0);
 }
 
+TEST_P(ServerTest, WhetherItIsIdleCanBeAskedOfAServerThatHasEnded) {
+  EXPECT_TRUE(server->idle());
+  Client client(*server, 0);
+  client.announce(message("x", 1, false));
+  const Nanos deadline = monotonic_now() + kPatience;
+  while (server->idle() && monotonic_now() < deadline) std::this_thread::yield();
+  server->stop();
+  EXPECT_FALSE(server->idle()) << "an operation waits for the other ranks";
+  EXPECT_EQ(server->traffic(), 0u);
+}
+
 TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
   const auto expect_refusal = [this](const char* what, const auto& act) {
     Client witness(*server, 1);

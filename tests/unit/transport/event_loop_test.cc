@@ -4,12 +4,17 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
+#include <new>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "transport/delivery.h"
 #include "transport/epoll_loop.h"
 
 namespace herring::transport {
@@ -188,6 +193,95 @@ TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
   ASSERT_EQ(write(b[1], "x", 1), 1);
   loop.run();
   EXPECT_EQ(calls, 1);
+}
+
+constexpr std::chrono::seconds kLimit(30);
+
+// What `call` returns on a thread of its own; nothing, and a failure, if that takes too long: then
+// the thread waits for ever, and is left behind.
+template <typename Call>
+auto in_time(Call call) -> std::optional<decltype(call())> {
+  std::promise<decltype(call())> answer;
+  auto result = answer.get_future();
+  std::thread([call, answer = std::move(answer)]() mutable { answer.set_value(call()); }).detach();
+  if (result.wait_for(kLimit) == std::future_status::ready) return result.get();
+  ADD_FAILURE() << "somebody waits for a loop that nobody runs";
+  return std::nullopt;
+}
+
+TEST(EventLoop, NobodyWaitsForALoopThatHasEnded) {
+  const auto loop = std::make_shared<EpollLoop>();
+  loop->start("test");
+  EXPECT_EQ(loop->ask([] { return 7; }), 7);
+  loop->join();
+  EXPECT_EQ(in_time([loop] { return loop->ask([] { return 7; }).value_or(0); }), 0);
+}
+
+TEST(EventLoop, NobodyWaitsForALoopThatWasNotStarted) {
+  const auto loop = std::make_shared<EpollLoop>();
+  EXPECT_EQ(in_time([loop] { return loop->ask([] { return 7; }).value_or(0); }), 0);
+  loop->join();
+  EXPECT_EQ(in_time([loop] { return loop->ask([] { return 7; }).value_or(0); }), 0);
+}
+
+TEST(EventLoop, WhatTheLoopAsksItselfIsAnsweredAtOnce) {
+  const auto loop = std::make_shared<EpollLoop>(EpollLoop::Drivers::kWaitersToo);
+  loop->start("test");
+  const auto twice = [loop] { return loop->ask([loop] { return *loop->ask([] { return 7; }); }); };
+  EXPECT_EQ(in_time(twice), 7);
+  // A caller that drives the loop is the loop's thread meanwhile.
+  const auto driving = [loop] {
+    std::optional<int> answer;
+    loop->drive(monotonic_now() + kSecond, [&] {
+      answer = loop->ask([] { return 8; });
+      return true;
+    });
+    return answer;
+  };
+  EXPECT_EQ(in_time(driving), 8);
+}
+
+TEST(EventLoop, NobodyWaitsForALoopOfTheParentInAForkedChild) {
+  EpollLoop loop;
+  loop.start("test");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(static_cast<unsigned>(kLimit.count()));
+    ::_exit(loop.ask([] { return 7; }).has_value() ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(loop.ask([] { return 7; }), 7) << "the parent's loop goes on";
+}
+
+TEST(EventLoop, WhatAnAnswerThrowsReachesTheCallerAndTheLoop) {
+  EpollLoop loop;
+  std::atomic<int> told{0};
+  loop.on_exhausted([&](const Status&) { ++told; });
+  loop.start("test");
+  EXPECT_THROW(loop.ask([]() -> int { throw std::bad_alloc(); }), std::bad_alloc);
+  EXPECT_EQ(loop.ask([] { return 7; }), 7);
+  EXPECT_EQ(told.load(), 1);
+}
+
+TEST(Delivery, NobodyWaitsWhenItCannotBeSaidWhatIsLeft) {
+  const auto loop = std::make_shared<EpollLoop>();
+  loop->on_exhausted([](const Status&) {});
+  loop->start("test");
+  const auto wait = [loop](const std::function<size_t()>& left) {
+    return in_time([loop, left] {
+      return without_exceptions([&] {
+        await_delivery(*loop, left, 60 * kSecond, 60 * kSecond);
+        return Status();
+      });
+    });
+  };
+  const auto status = wait([]() -> size_t { throw std::bad_alloc(); });
+  ASSERT_TRUE(status.has_value());
+  EXPECT_NE(status->message().find("memory"), std::string::npos) << status->message();
+  loop->join();
+  EXPECT_TRUE(wait([] { return size_t{1}; })->ok()) << "the loop has ended: nothing arrives";
 }
 
 TEST(EventLoop, ManyPostsNeedFewWakeUps) {
