@@ -136,7 +136,7 @@ Result<std::vector<Buffer>> buffers_of(const xla::Operands& operands, int64_t fi
   std::vector<Buffer> buffers;
   for (int64_t i = first; i < operands.size; ++i) {
     if (operands.types[i] != xla::Operands::kBuffer) {
-      return Status(Code::kInternal, concat("operand ", i, " of a program's call is no array"));
+      return defect("operand ", i, " of a program's call is no array");
     }
     const auto* array = static_cast<const xla::Array*>(operands.values[i]);
     const auto element = element_of(array->dtype);
@@ -161,7 +161,7 @@ Result<DType> dtype_of(const xla::Operands& operands, const std::string& key) {
                     concat("operand ", i, " of '", key, "' has a dtype that cannot be reduced"));
     }
     if (common.value_or(*dtype) != *dtype) {
-      return Status(Code::kInternal, concat("operands of '", key, "' differ in dtype"));
+      return defect("operands of '", key, "' differ in dtype");
     }
     common = dtype;
   }
@@ -181,8 +181,8 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   call.postscale = attributes.number<double>("postscale");
   call.timeout = attributes.number<double>("timeout");
   if (!attributes.lacking().empty()) {
-    return Status(Code::kInternal, concat("attribute '", attributes.lacking(), "' of '", call.key,
-                                          "' is not there, or of another type"));
+    return defect("attribute '", attributes.lacking(), "' of '", call.key,
+                  "' is not there, or of another type");
   }
   auto parsed = parse_collective(kind);
   if (!parsed.ok()) return parsed.status();

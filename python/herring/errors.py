@@ -22,7 +22,12 @@ __all__ = [
 
 
 class HerringError(RuntimeError):
-    """Base of all errors raised by Herring."""
+    """Base of all errors raised by Herring.
+
+    It is raised itself when something is broken: Herring has a bug, a process of the job has sent
+    what no correct process sends, or the system lacks memory, threads or descriptors. The message
+    says which of these it is, and what to do.
+    """
 
 
 class ConfigurationError(HerringError):

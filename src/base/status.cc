@@ -27,6 +27,7 @@ const char* code_name(Code code) {
     case Code::kPeerLost: return "peer lost";
     case Code::kShutdown: return "shutdown";
     case Code::kInternal: return "internal";
+    case Code::kProtocol: return "protocol";
   }
   return "unknown";
 }

@@ -20,7 +20,8 @@ enum class Code {
   kTimeout,          // a deadline passed
   kPeerLost,         // a worker or server died or left
   kShutdown,         // used after (or during) shutdown
-  kInternal,         // a bug, a broken invariant of our own, or the system lacks a resource
+  kInternal,         // a bug of this process, or the system lacks a resource
+  kProtocol,         // a peer has sent what no correct peer sends
 };
 
 const char* code_name(Code code);
@@ -33,6 +34,9 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
+  // Something is broken, and nobody else may know of it: it is neither what the caller asked for,
+  // nor that a peer has ended or comes too late.
+  bool is_fault() const { return code_ == Code::kInternal || code_ == Code::kProtocol; }
   // "Timeout: ..." for logs.
   std::string to_string() const;
 
@@ -120,6 +124,20 @@ std::string concat_parts(std::initializer_list<Part> parts);
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   return concat_parts({Part(parts)...});
+}
+
+// A peer has sent what no correct peer sends. The message says so, and what to do.
+template <typename... Parts>
+Status breach(const Parts&... what) {
+  return {Code::kProtocol,
+          concat(what..., "; no correct process sends that: install the same build of Herring "
+                          "everywhere, and if this remains, report it as a bug")};
+}
+
+// An invariant of this process does not hold. The message says so, and what to do.
+template <typename... Parts>
+Status defect(const Parts&... what) {
+  return {Code::kInternal, concat(what..., "; this is a bug in Herring, please report it")};
 }
 
 }  // namespace herring

@@ -154,7 +154,7 @@ void Executor::start(Task task, Deadline deadline, OnDone on_done) {
   if (called_off_.contains(task.group)) return on_done({});
   const auto [place, fresh] = active_.emplace(
       key, std::make_unique<Active>(*this, std::move(task), deadline, std::move(on_done)));
-  if (!fresh) return on_failure_({Code::kInternal, "a ticket was given twice"});
+  if (!fresh) return on_failure_(breach("a ticket was given twice"));
   if (can_begin(place->second->run.task())) begin(*place->second);
 }
 
@@ -253,30 +253,27 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
   const auto from = static_cast<uint32_t>(flow.user_index);
   if (header.type == wire::FrameType::kGrant && header.payload == 0) return {};
   if (header.type != wire::FrameType::kBlock || header.payload == 0) {
-    return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame of ",
-                                    header.payload, " bytes from rank ", from)};
+    return breach("unexpected ", wire::name_of(header.type), " frame of ", header.payload,
+                  " bytes from rank ", from);
   }
   Peer& peer = peers_[from];
   if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
   if (drops(header.group)) {
     if (header.payload > kFrameBytes) {
-      return {Code::kInternal, concat("rank ", from, " sent a block of ", header.payload,
-                                      " bytes")};
+      return breach("rank ", from, " sent a block of ", header.payload, " bytes");
     }
     out.add(peer.scratch.get(), header.payload);
     return {};
   }
   const auto found = active_.find({header.group, header.stream, header.round});
   if (found == active_.end() || !found->second->begun) {
-    return {Code::kInternal, concat("rank ", from, " sent a block that nobody waits for (group ",
-                                    header.group, ", stream ", header.stream, ", ticket ",
-                                    header.round, ")")};
+    return breach("rank ", from, " sent a block that nobody waits for (group ", header.group,
+                  ", stream ", header.stream, ", ticket ", header.round, ")");
   }
   Active& active = *found->second;
   const uint32_t index = active.index_of(from);
   if (index == active.run.task().ranks.size()) {
-    return {Code::kInternal, concat("rank ", from, " sent a block of ", active.describe(),
-                                    ", in which it is not")};
+    return breach("rank ", from, " sent a block of ", active.describe(), ", in which it is not");
   }
   HERRING_RETURN_IF_ERROR(active.run.on_block(index, header.buffer, header.first_segment,
                                               header.payload, peer.scratch.get(), out));
@@ -316,15 +313,15 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
   if (found == active_.end() || !found->second->begun) {
     uint32_t& frames = early_[key][{from, header.buffer}];
     if (frames == 0 && ++early_count_ > kMaxEarly) {
-      return {Code::kInternal, concat("rank ", from, " grants what nobody has asked for")};
+      return breach("rank ", from, " grants what nobody has asked for");
     }
     frames = std::max(frames, header.first_segment);
     return {};
   }
   const uint32_t index = found->second->index_of(from);
   if (index == found->second->run.task().ranks.size()) {
-    return {Code::kInternal, concat("rank ", from, " grants frames of ",
-                                    found->second->describe(), ", in which it is not")};
+    return breach("rank ", from, " grants frames of ", found->second->describe(),
+                  ", in which it is not");
   }
   HERRING_RETURN_IF_ERROR(
       found->second->run.on_grant(index, header.buffer, header.first_segment));
@@ -381,7 +378,7 @@ void Executor::let_go(uint32_t rank) {
 void Executor::lost(uint32_t rank, const Status& why) {
   let_go(rank);
   const std::string text = concat("lost ", cluster_.describe_rank(rank), ": ", why.message());
-  if (why.code() == Code::kInternal) return on_failure_({Code::kInternal, text});
+  if (why.is_fault()) return on_failure_({why.code(), text});
   // A rank that has done its part may leave; the rendezvous says who has died.
   loop_.call_after(kGrace, [this, rank, text] {
     std::set<uint32_t> groups;

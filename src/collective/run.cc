@@ -141,16 +141,15 @@ void Run::advance_sends() {
 Status Run::on_grant(uint32_t from, uint32_t message, uint32_t frames) {
   const auto found = lanes_.find(from);
   if (found == lanes_.end() || message >= found->second.sends.size()) {
-    return {Code::kInternal, concat("rank ", from, " grants message ", message, " of '",
-                                    task_.name, "', which does not exist")};
+    return breach("rank ", from, " grants message ", message, " of '", task_.name,
+                  "', which does not exist");
   }
   const uint32_t step = found->second.sends[message];
   Progress& progress = progress_[step];
   if (frames <= progress.granted_to_us || frames > frames_of(schedule_[step].send.bytes)) {
-    return {Code::kInternal, concat("rank ", from, " grants ", frames, " frames of message ",
-                                    message, " of '", task_.name, "', which has ",
-                                    frames_of(schedule_[step].send.bytes), ", after ",
-                                    progress.granted_to_us)};
+    return breach("rank ", from, " grants ", frames, " frames of message ", message, " of '",
+                  task_.name, "', which has ", frames_of(schedule_[step].send.bytes), ", after ",
+                  progress.granted_to_us);
   }
   progress.granted_to_us = frames;
   return {};
@@ -159,9 +158,8 @@ Status Run::on_grant(uint32_t from, uint32_t message, uint32_t frames) {
 Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t bytes, char* scratch,
                      transport::Destinations& out) {
   const auto refuse = [&](const char* what) {
-    return Status(Code::kInternal, concat("rank ", from, " sent frame ", frame, " of message ",
-                                          message, " of '", task_.name, "', ", bytes, " bytes: ",
-                                          what));
+    return breach("rank ", from, " sent frame ", frame, " of message ", message, " of '",
+                  task_.name, "', ", bytes, " bytes: ", what);
   };
   const auto found = lanes_.find(from);
   if (found == lanes_.end()) return refuse("nothing is expected from it");

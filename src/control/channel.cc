@@ -39,12 +39,11 @@ Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
   heard_at_ = loop_.now();
   if (header.type < FrameType::kWarning || header.type > FrameType::kAbort) {
-    return {Code::kInternal, concat("it sent a frame of type ", wire::name_of(header.type),
-                                    " on a control connection")};
+    return breach("it sent a frame of type ", wire::name_of(header.type),
+                  " on a control connection");
   }
   if (header.payload > limit_) {
-    return {Code::kInternal, concat("it sent a message of ", header.payload, " bytes, more than ",
-                                    limit_)};
+    return breach("it sent a message of ", header.payload, " bytes, more than ", limit_);
   }
   payload_.resize(header.payload);
   if (header.payload > 0) out.add(payload_.data(), header.payload);

@@ -237,7 +237,7 @@ class Member::Impl final : public Channel::Owner {
         }
         return {};
       default:
-        return {Code::kInternal, concat("unexpected ", wire::name_of(type), " message")};
+        return breach("unexpected ", wire::name_of(type), " message");
     }
   }
 
@@ -251,7 +251,7 @@ class Member::Impl final : public Channel::Owner {
                               : phase_ == Phase::kRegistered && !is_server_;
     const uint32_t epoch = type == FrameType::kReady ? kFirstEpoch : 0;
     if (!in_order || message->index >= limit || message->cluster.epoch != epoch) {
-      return {Code::kInternal, "an unexpected description of the cluster"};
+      return breach("an unexpected description of the cluster");
     }
     index_ = message->index;
     start_server_ = message->start_server;
@@ -267,7 +267,7 @@ class Member::Impl final : public Channel::Owner {
       // Nothing is lost of a cluster that this member does not know yet, and nobody twice.
       const size_t limit = loss.is_server ? cluster_.servers.size() : cluster_.workers.size();
       if (loss.index >= limit || phase() != Phase::kReady || is_lost(loss.is_server, loss.index)) {
-        return {Code::kInternal, "a notice of the loss of nobody"};
+        return breach("a notice of the loss of nobody");
       }
       if (loss.text.empty()) {
         loss.text = concat(loss.is_server ? cluster_.describe_server(loss.index)

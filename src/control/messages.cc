@@ -9,7 +9,7 @@
 namespace herring::control {
 namespace {
 
-Status malformed(const char* what) { return {Code::kInternal, concat("malformed ", what)}; }
+Status malformed(const char* what) { return breach("malformed ", what); }
 
 void put_settings(ByteWriter& out, const Settings& settings) {
   out.put(static_cast<uint32_t>(settings.size()));
@@ -297,8 +297,8 @@ Result<LossNotice> decode_losses(std::string_view payload) {
 
 Status check_next(const LossNotice& notice, uint32_t epoch) {
   if (notice.epoch == uint64_t{epoch} + notice.losses.size()) return {};
-  return {Code::kInternal, concat("malformed notice of losses: epoch ", notice.epoch, " with ",
-                                  notice.losses.size(), " of them, after epoch ", epoch)};
+  return breach("malformed notice of losses: epoch ", notice.epoch, " with ", notice.losses.size(),
+                " of them, after epoch ", epoch);
 }
 
 std::string encode(const Status& why) {
@@ -314,8 +314,8 @@ Status decode_abort(std::string_view payload, Status& why) {
   std::string text = printable(in.text(kMaxTextBytes));
   if (!in.done()) return malformed("abort");
   const bool known = code > static_cast<uint32_t>(Code::kOk) &&
-                     code <= static_cast<uint32_t>(Code::kInternal);
-  why = Status(known ? static_cast<Code>(code) : Code::kInternal, std::move(text));
+                     code <= static_cast<uint32_t>(Code::kProtocol);
+  why = Status(known ? static_cast<Code>(code) : Code::kProtocol, std::move(text));
   return {};
 }
 

@@ -39,7 +39,7 @@ inline void broadcast(const Peers& peers, wire::FrameType type, const std::strin
 
 // What drops a peer that sent `what`.
 inline Status nonsense(const std::string& what) {
-  return {Code::kInternal, concat("it sent ", what)};
+  return breach("it sent ", what);
 }
 
 }  // namespace herring::control

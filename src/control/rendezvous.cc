@@ -286,7 +286,7 @@ Rendezvous::~Rendezvous() {
 
 Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
                                                       RendezvousOptions options) {
-  if (!listener.valid()) return Status(Code::kInternal, "the rendezvous has no listening socket");
+  if (!listener.valid()) return defect("the rendezvous has no listening socket");
   if (options.size == 0 || options.size > kMaxWorkers) {
     return Status(Code::kConfiguration,
                   concat("HERRING_SIZE is ", options.size, "; it must be from 1 to ", kMaxWorkers));

@@ -126,8 +126,8 @@ Status LocalBus::lost(uint32_t rank) const {
 
 Status LocalBus::send(uint32_t peer, const LocalMessage& message) {
   if (peer >= peers_.size() || peer == local_rank_ || message.kind >= kFirstReservedKind) {
-    return Status(Code::kInternal, concat("node: message of kind ", int{message.kind},
-                                          " to local rank ", peer, " of ", peers_.size()));
+    return defect("node: message of kind ", int{message.kind}, " to local rank ", peer, " of ",
+                  peers_.size());
   }
   Peer& to = peers_[peer];
   if (!alive(peer)) return lost(peer);
@@ -266,8 +266,7 @@ std::optional<Status> LocalBus::take_packet(uint32_t rank, const char* data, siz
                                             UniqueFd passed) {
   const size_t count = bytes / sizeof(LocalMessage);
   if (bytes % sizeof(LocalMessage) != 0 || count > kMessagesPerPacket) {
-    return Status(Code::kInternal,
-                  concat("node: local rank ", rank, " sent a packet of ", bytes, " bytes"));
+    return breach("node: local rank ", rank, " sent a packet of ", bytes, " bytes");
   }
   for (size_t i = 0; i < count; ++i) {
     LocalMessage message;
@@ -310,8 +309,8 @@ std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage&
     default:
       break;
   }
-  return Status(Code::kInternal, concat("node: local rank ", rank, " sent a message of kind ",
-                                        int{message.kind}, " that makes no sense"));
+  return breach("node: local rank ", rank, " sent a message of kind ", int{message.kind},
+                " that makes no sense");
 }
 
 void LocalBus::fail(uint32_t rank, const Status& status) {
@@ -369,8 +368,7 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
                            found->second.status.message()));
     }
   }
-  return Status(Code::kInternal,
-                concat("node: local rank ", peer, " has not exported a region ", region));
+  return breach("node: local rank ", peer, " has not exported a region ", region);
 }
 
 Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t region,
@@ -379,9 +377,8 @@ Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t regi
   if (!mapped.ok()) return mapped.status();
   const uint64_t size = (*mapped)->bytes();
   if (offset > size || bytes > size - offset) {
-    return Status(Code::kInternal,
-                  concat("node: bytes ", offset, " + ", bytes, " of region ", region,
-                         " of local rank ", peer, ", which has ", size));
+    return breach("node: bytes ", offset, " + ", bytes, " of region ", region, " of local rank ",
+                  peer, ", which has ", size);
   }
   char* const data = (*mapped)->data() + offset;
   return std::shared_ptr<char>(std::move(*mapped), data);

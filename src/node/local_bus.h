@@ -45,7 +45,7 @@ inline constexpr uint8_t kFirstReservedKind = 0xf0;
 class LocalBus {
  public:
   using MessageHandler = std::function<void(const LocalMessage&)>;
-  // kShutdown: the peer said goodbye; kPeerLost: it died; kInternal: it sent rubbish.
+  // kShutdown: the peer said goodbye; kPeerLost: it died; kProtocol: it sent rubbish.
   using ClosedHandler = std::function<void(uint32_t local_rank, const Status&)>;
   using InterestHandler = std::function<void(int fd, bool wants_write)>;
 

@@ -327,7 +327,7 @@ Result<std::vector<GuardedFd>> LocalListener::connect_all(uint32_t local_rank,
                                                           Nanos deadline,
                                                           const std::function<Status()>& given_up) {
   GuardedFd listener = std::move(fd_);
-  if (!listener) return Status(Code::kInternal, "node: the listener was used before");
+  if (!listener) return defect("node: the listener was used before");
   if (peers.size() > kMaxWorkers || local_rank >= peers.size() ||
       peers[local_rank].name != address_.name) {
     return Status(Code::kInvalidArgument, concat("node: local rank ", local_rank, " of ",

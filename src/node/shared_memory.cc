@@ -66,12 +66,11 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t byte
   // Only memfds (and files on tmpfs, which can be sealed in the same way) know about seals.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (!S_ISREG(info.st_mode) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status(Code::kInvalidArgument,
-                  "shared memory: a peer's descriptor is not a file sealed against shrinking");
+    return breach("shared memory: a peer's descriptor is not a file sealed against shrinking");
   }
   if (bytes == 0 || info.st_size < 0 || static_cast<uint64_t>(info.st_size) != bytes) {
-    return Status(Code::kInvalidArgument, concat("shared memory: a peer's region has ",
-                                                 info.st_size, " bytes instead of ", bytes));
+    return breach("shared memory: a peer's region has ", info.st_size, " bytes instead of ",
+                  bytes);
   }
   Result<char*> address = map_pages(fd.get(), bytes);
   if (!address.ok()) return address.status();

@@ -81,29 +81,28 @@ Status Ledger::closed(uint32_t round, uint64_t upto, bool last, const char** pus
   *push = nullptr;
   // A repeated round closes again before it was completed; there is none after the last one.
   if (round != ready_ || (ended_ && (!last || round == closed_))) {
-    return {Code::kInternal, concat("round ", round, " has closed, expected is ", ready_,
-                                    ended_ ? ", and the last one was known" : "")};
+    return breach("round ", round, " has closed, expected is ", ready_,
+                  ended_ ? ", and the last one was known" : "");
   }
   if (last && (!last_ || (upto != produced_ && (upto != 0 || counted_ != produced_)))) {
-    return {Code::kInternal,
-            concat("round ", round, " is said to be the last one; it counts contribution ", upto,
-                   " of ", produced_, " produced", last_ ? "" : ", and more are to come")};
+    return breach("round ", round, " is said to be the last one; it counts contribution ", upto,
+                  " of ", produced_, " produced", last_ ? "" : ", and more are to come");
   }
   closed_ = round + 1;
   closing_ = upto;
   ended_ = last;
   if (!pushes_ && cells_.empty()) {
     if (upto > produced_ || (upto != 0 && upto <= counted_)) {
-      return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
-                                      produced_, " produced, ", counted_, " counted before")};
+      return breach("round ", round, " counts contribution ", upto, " of ", produced_,
+                    " produced, ", counted_, " counted before");
     }
     return {};
   }
   if (upto == 0) return {};
   while (cells_.size() > 1 && cells_[0].upto < upto && cells_[1].announced) fold();
   if (cells_.empty() || cells_.front().upto != upto || !cells_.front().announced) {
-    return {Code::kInternal, concat("round ", round, " counts contribution ", upto, " of ",
-                                    produced_, " produced, ", counted_, " counted before")};
+    return breach("round ", round, " counts contribution ", upto, " of ", produced_, " produced, ",
+                  counted_, " counted before");
   }
   *push = cells_.front().data.get();
   return {};

@@ -36,13 +36,11 @@ Status RoundOwner::check(const Join& join) const {
   const Rank& rank = ranks_[join.rank];
   const bool adds = join.upto > rank.upto;
   if (adds && rank.last) {
-    return {Code::kInternal,
-            concat("contribution ", join.upto, " after the last one, ", rank.upto)};
+    return breach("contribution ", join.upto, " after the last one, ", rank.upto);
   }
   // Nobody has results of rounds that are still to come, or gives results back.
   if (join.base > round_ + 1 || (adds && join.base < rank.base)) {
-    return {Code::kInternal,
-            concat("base ", join.base, " after ", rank.base, ", while round ", round_, " is open")};
+    return breach("base ", join.base, " after ", rank.base, ", while round ", round_, " is open");
   }
   return {};
 }

@@ -79,7 +79,7 @@ class RoundOwner {
   // otherwise they came with the joins, and closing commits.
   RoundOwner(const Quorum& quorum, bool pushes);
 
-  // kInternal: a worker that keeps to the rules cannot say that.
+  // kProtocol: a worker that keeps to the rules cannot say that.
   Status check(const Join& join) const;
   // False: it says nothing new (a duplicate, or the worker is no member any more).
   bool join(const Join& join, Nanos now);

@@ -60,8 +60,7 @@ Status Aggregator::check(const control::Group& group, const wire::Open& open,
   HERRING_RETURN_IF_ERROR(reduce::check_stage(
       {open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale}));
   const auto wrong = [&](const auto&... what) {
-    return Status(Code::kInternal, concat("rank ", rank, " opens '", open.name, "'",
-                                          group.suffix(), " ", what...));
+    return breach("rank ", rank, " opens '", open.name, "'", group.suffix(), " ", what...);
   };
   if (!group.has(rank)) return wrong("without being a member");
   if (contributor_of(group, open, rank) == kNobody ||
@@ -80,10 +79,8 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
                                    const wire::Open& open, uint32_t rank) {
   const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
   if (open_[rank] >= most_open_ || segments_ + segments > kMostSegments) {
-    return Status(Code::kInternal,
-                  concat("rank ", rank, " opens '", open.name, "' with ", segments,
-                         " segments beside ", open_[rank], " operations of its own and ",
-                         segments_, " segments of all"));
+    return breach("rank ", rank, " opens '", open.name, "' with ", segments, " segments beside ",
+                  open_[rank], " operations of its own and ", segments_, " segments of all");
   }
   auto op = std::make_unique<Operation>();
   op->key = key;
@@ -108,8 +105,8 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   };
   const std::shared_ptr<JobGroup> group = groups_.find(key.group);
   if (!group) {
-    return {Code::kInternal, concat("rank ", rank, " opens '", open.name, "' in group ", key.group,
-                                    ", which it did not define")};
+    return breach("rank ", rank, " opens '", open.name, "' in group ", key.group,
+                  ", which it did not define");
   }
   HERRING_RETURN_IF_ERROR(check(group->members, open, rank));
   std::lock_guard lock(mutex_);
@@ -172,8 +169,7 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   if (found == operations_.end()) {
     const std::shared_ptr<JobGroup> group = groups_.find(header.group);
     if (group && group->broken && group->members.has(rank)) return false;
-    return Status(Code::kInternal,
-                  concat("rank ", rank, " sent data of an operation it did not open"));
+    return breach("rank ", rank, " sent data of an operation it did not open");
   }
   Operation& op = *found->second;
   // Whether or not it was opened before the group broke.
@@ -182,23 +178,21 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.contributors[contributor].opened ||
       count > transport::Destinations::kMaxPieces || first + count > op.segments) {
-    return Status(Code::kInternal, concat("rank ", rank, " sent segments ", first, "+", count,
-                                          " of '", op.open.name, "', which has ", op.segments));
+    return breach("rank ", rank, " sent segments ", first, "+", count, " of '", op.open.name,
+                  "', which has ", op.segments);
   }
   const uint64_t begin = first * segment_bytes_;
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;
   if (header.payload != (empty ? 0 : end - begin)) {
-    return Status(Code::kInternal, concat("rank ", rank, " sent ", header.payload,
-                                          " bytes where '", op.open.name, "' needs ",
-                                          end - begin));
+    return breach("rank ", rank, " sent ", header.payload, " bytes where '", op.open.name,
+                  "' needs ", end - begin);
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
     const Slot* slot = slot_of(op, s);
     if (is_done(op, s) ||
         (slot != nullptr && slot->contributions[contributor].state != Contribution::kNone)) {
-      return Status(Code::kInternal, concat("rank ", rank, " sent segment ", s, " of '",
-                                            op.open.name, "' twice"));
+      return breach("rank ", rank, " sent segment ", s, " of '", op.open.name, "' twice");
     }
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {

@@ -38,8 +38,7 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
                                                         uint32_t rank) const {
   const auto wrong = [&](const std::string& what) {
-    return Status(Code::kInternal,
-                  concat("rank ", rank, " announced '", message.name, "' ", what));
+    return breach("rank ", rank, " announced '", message.name, "' ", what);
   };
   if (message.kind != Collective::kFormGroup) {
     auto found = groups_.find(group);
@@ -94,9 +93,8 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
   const control::Group& members = (*group)->members;
   const uint32_t index = members.index_of(rank);
   if (decoded->payload.size() != payload_bytes(*decoded, index)) {
-    return {Code::kInternal,
-            concat("rank ", rank, " announced '", decoded->name, "' with ",
-                   decoded->payload.size(), " bytes, not ", payload_bytes(*decoded, index))};
+    return breach("rank ", rank, " announced '", decoded->name, "' with ", decoded->payload.size(),
+                  " bytes, not ", payload_bytes(*decoded, index));
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for what it says
   if (decoded->kind == Collective::kSend || decoded->kind == Collective::kReceive) {

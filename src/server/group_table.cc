@@ -30,8 +30,8 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
   if (Status fits = control::Group::check(cluster_, ranks);
       !fits.ok() || id == control::Group::kWorld ||
       !std::binary_search(ranks.begin(), ranks.end(), rank)) {
-    return {Code::kInternal, concat("rank ", rank, " defines group ", id, ", '", name, "': ",
-                                    fits.ok() ? "it is no member" : fits.message())};
+    return breach("rank ", rank, " defines group ", id, ", '", name, "': ",
+                  fits.ok() ? "it is no member" : fits.message());
   }
   std::lock_guard lock(mutex_);
   if (groups_.size() >= kMost && !groups_.contains(id)) {

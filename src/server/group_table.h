@@ -54,7 +54,7 @@ class GroupTable {
   std::shared_ptr<JobGroup> find(uint32_t id) const;
   const std::shared_ptr<JobGroup>& world() const { return world_; }
   // What `rank` says of group `id` in its operation `call`, which take_defined() answers once.
-  // kInvalidArgument: there are too many; kMismatch: others say something else; kInternal:
+  // kInvalidArgument: there are too many; kMismatch: others say something else; kProtocol:
   // nonsense.
   Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank,
                 uint64_t call = 0);

@@ -65,24 +65,23 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
       return taken(header.taken);
     default: break;
   }
-  return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame of ",
-                                  header.payload, " bytes from rank ", rank_)};
+  return breach("unexpected ", wire::name_of(header.type), " frame of ", header.payload,
+                " bytes from rank ", rank_);
 }
 
 Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations& out) {
   HERRING_RETURN_IF_ERROR(taken(header.taken));
   const Key key{header.stream, header.round, header.buffer, header.group};
   if (opened_ && *opened_ != key) {
-    return {Code::kInternal, concat("rank ", rank_, " opened an operation and sent no data of it")};
+    return breach("rank ", rank_, " opened an operation and sent no data of it");
   }
   if (outstanding_of_.size() >= streams_kept_) forget_idle_streams();
   const auto stream = outstanding_of_.try_emplace(stream_of(key)).first;
   if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
       outstanding_of_.size() > kMostStreams) {
-    return {Code::kInternal,
-            concat("rank ", rank_, " exceeds its credit of ", server_.credit_max(),
-                   " segments: ", header.segments, " beyond ", outstanding_, ", ", stream->second,
-                   " of them in one of ", outstanding_of_.size(), " streams")};
+    return breach("rank ", rank_, " exceeds its credit of ", server_.credit_max(), " segments: ",
+                  header.segments, " beyond ", outstanding_, ", ", stream->second,
+                  " of them in one of ", outstanding_of_.size(), " streams");
   }
   auto begun = server_.aggregator().begin(header, rank_, this, out, slots_);
   if (!begun.ok()) return begun.status();
@@ -156,9 +155,10 @@ void Peer::answer_called_off(const wire::FrameHeader& data) {
 // gone ends nothing: what it had sent may be for a group that the others have forgotten.
 void Peer::expel(const Status& why) {
   expelled_ = true;
-  const Status reason(Code::kInternal, concat("server ", server_.index(), " gave up on rank ",
-                                              rank_, ": ", why.message()));
-  server_.end_job(reason, rank_);
+  const std::string text = concat("server ", server_.index(), " gave up on rank ", rank_, ": ",
+                                  why.message());
+  // A worker checks what its caller asks for before it sends anything.
+  server_.end_job(why.is_fault() ? Status(why.code(), text) : breach(text), rank_);
   // What was handed to the flow stays where it is: it is still being written.
   release_queued();
   proxy_.loop().post([this] { flow_->finish(); });
@@ -244,8 +244,7 @@ void Peer::answered(const Key& key, uint32_t segments) {
 Status Peer::taken(uint32_t taken) {
   const uint32_t count = taken - std::exchange(taken_, taken);
   if (count > lent_.size()) {
-    return {Code::kInternal, concat("rank ", rank_, " took ", count, " segments where ",
-                                    lent_.size(), " were lent")};
+    return breach("rank ", rank_, " took ", count, " segments where ", lent_.size(), " were lent");
   }
   for (uint32_t i = 0; i < count; ++i) answered(lent_[i]->op->key, 1);
   release(lent_, count);

@@ -53,8 +53,8 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   const std::shared_ptr<JobGroup> group = groups_.find(group_id);
   const uint32_t index = group ? group->members.index_of(rank) : control::Group::kNobody;
   if (index == control::Group::kNobody) {
-    return {Code::kInternal, concat("rank ", rank, " begins '", enlist->name, "' in group ",
-                                    group_id, ", in which it is not")};
+    return breach("rank ", rank, " begins '", enlist->name, "' in group ", group_id,
+                  ", in which it is not");
   }
   HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, enlist->op, 1.0, 1.0));
   if (Status status = partial::check(
@@ -142,13 +142,13 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   if (!join.ok()) return join.status();
   const auto found = series_.find(join->id);
   if (found == series_.end()) {
-    return {Code::kInternal, concat("rank ", rank, " joins a series that it did not enlist in")};
+    return breach("rank ", rank, " joins a series that it did not enlist in");
   }
   Series& series = *found->second;
   const uint32_t index = series.group->members.index_of(rank);
   if (index == control::Group::kNobody) {
-    return {Code::kInternal, concat("rank ", rank, " joins '", series.options.name,
-                                    "', of whose group it is no member")};
+    return breach("rank ", rank, " joins '", series.options.name,
+                  "', of whose group it is no member");
   }
   if (series.failed) return {};
   const wire::Enlist& options = series.options;
@@ -157,8 +157,8 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
       options.inline_payload && (adds || !join->last) ? options.elements * size_of(options.dtype)
                                                       : 0;
   if (join->payload.size() != bytes) {
-    return {Code::kInternal, concat("rank ", rank, " joins '", options.name, "' with ",
-                                    join->payload.size(), " bytes, not ", bytes)};
+    return breach("rank ", rank, " joins '", options.name, "' with ", join->payload.size(),
+                  " bytes, not ", bytes);
   }
   if (!series.owner.member(index)) return {};  // the dead
   const bool misplaced = options.replays
@@ -166,10 +166,10 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                                    join->round < series.owner.round()
                              : join->contributors != 0;
   if (adds && misplaced) {
-    return {Code::kInternal, concat("rank ", rank, " joins round ", join->round, " of '",
-                                    options.name, "' with ", join->contributors, " contributors, ",
-                                    options.replays ? "in round " : "which is no replay, in round ",
-                                    series.owner.round())};
+    return breach("rank ", rank, " joins round ", join->round, " of '", options.name, "' with ",
+                  join->contributors, " contributors, ",
+                  options.replays ? "in round " : "which is no replay, in round ",
+                  series.owner.round());
   }
   const partial::Join said{index,      join->upto,  join->base,
                            join->last, join->round, join->contributors};
@@ -210,8 +210,8 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
   Series& series = *found->second;
   const uint32_t index = series.group->members.index_of(rank);
   if (index == control::Group::kNobody) {
-    return {Code::kInternal, concat("rank ", rank, " has received a round of '",
-                                    series.options.name, "', of whose group it is no member")};
+    return breach("rank ", rank, " has received a round of '", series.options.name,
+                  "', of whose group it is no member");
   }
   if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
     wire::FrameHeader header;

@@ -223,8 +223,7 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
   const bool broken = header.flags & wire::kFlagBroken;
   if (!group) return {};  // it could not be formed, or its members are gone
   if (!group->members.has(rank) || (group->members.is_world() && !broken)) {
-    return {Code::kInternal, concat("rank ", rank, " leaves group ", header.group,
-                                    ", in which it is not")};
+    return breach("rank ", rank, " leaves group ", header.group, ", in which it is not");
   }
   if (broken && !std::exchange(group->told, true)) {
     // Who waits for others, not for a server, would not hear of it.
@@ -411,7 +410,7 @@ void Server::peer_closed(Peer& peer, const Status& why) {
       recipient.gone = true;
     }
   }
-  if (why.code() == Code::kInternal) {
+  if (why.is_fault()) {
     log(LogLevel::kError, "server ", index_, " dropped rank ", peer.rank(), ": ", why.message());
   }
 }

@@ -171,8 +171,8 @@ Result<std::vector<JobRound>> SimulatedJob::allreduce(size_t bytes, uint32_t rou
       float sum = 0;
       for (uint32_t rank = 0; rank < programs_.size(); ++rank) sum += contribution(rank, i);
       if (program->array[i] == sum) continue;
-      return Status(Code::kInternal, concat("rank ", program->rank, " has ", program->array[i],
-                                            " instead of ", sum, " at ", i));
+      return defect("rank ", program->rank, " has ", program->array[i], " instead of ", sum, " at ",
+                    i);
     }
   }
   return rounds_;

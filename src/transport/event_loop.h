@@ -78,8 +78,8 @@ class EventLoop {
     if (!asked) return std::nullopt;
     return result.get();
   }
-  // Like post(), for a caller that is about to drive(): nobody is woken. Who then does not drive calls
-  // wake_for_tasks(); otherwise they wait for the next event.
+  // Like post(), for a caller that is about to drive(): nobody is woken. A caller that then does not
+  // drive calls wake_for_tasks(); otherwise the task waits for the next event.
   virtual bool post_before_drive(Task task) = 0;
   void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,

@@ -224,7 +224,7 @@ bool StreamFlow::consume(size_t bytes) {
 
 bool StreamFlow::begin_frame() {
   if (!wire::plausible(header_)) {
-    fail({Code::kInternal, concat("malformed frame header from ", peer_)});
+    fail(breach("malformed frame header from ", peer_));
     return false;
   }
   destinations_.count = 0;
@@ -236,8 +236,8 @@ bool StreamFlow::begin_frame() {
     size_t total = 0;
     for (int i = 0; i < destinations_.count; ++i) total += destinations_.pieces[i].iov_len;
     if (total != header_.payload) {
-      status = {Code::kInternal, concat("no place for the payload of a ",
-                                        wire::name_of(header_.type), " frame from ", peer_)};
+      status = defect("no place for the payload of a ", wire::name_of(header_.type), " frame from ",
+                      peer_);
     }
   }
   if (!status.ok()) {

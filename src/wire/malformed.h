@@ -10,7 +10,7 @@ namespace herring::wire {
 inline constexpr size_t kMaxName = 1024;  // bytes of an operation's name
 
 inline Status malformed(const char* what) {
-  return {Code::kInternal, concat("malformed ", what, " message")};
+  return breach("malformed ", what, " message");
 }
 
 }  // namespace herring::wire

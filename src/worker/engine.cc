@@ -144,15 +144,13 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
   }
   if (header.type == wire::FrameType::kRound || header.type == wire::FrameType::kCommit) {
     if (Status status = on_series(header, payload); !status.ok()) {
-      fail_now({Code::kInternal,
-                concat(cluster_.describe_server(server), ": ", status.message())});
+      fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
     }
     return;
   }
   if (header.type == wire::FrameType::kOpError && header.stream >= wire::kPartialStreams) {
     if (Status status = on_series_error(payload); !status.ok()) {
-      fail_now({Code::kInternal,
-                concat(cluster_.describe_server(server), ": ", status.message())});
+      fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
     }
     return;
   }
@@ -211,7 +209,7 @@ void Engine::end_all(bool leaves) {
     partials_.erase(partials_.begin());
   }
   // Only this process knows, and the others would wait for it.
-  if (status.code() == Code::kInternal) options_.abort(status.message());
+  if (status.is_fault()) options_.abort(status.message());
   failing_ = false;
 }
 

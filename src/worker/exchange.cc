@@ -111,8 +111,8 @@ Status check_splits(const Request& request, uint32_t size) {
   bool overflow = request.splits.size() != size;
   for (const uint64_t split : request.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
   if (!overflow && sum == (request.shape.empty() ? 1 : request.shape[0])) return {};
-  return {Code::kInternal, concat("a server let '", request.name, "' pass; its splits are not ",
-                                  size, " counts that sum up to its rows")};
+  return breach("a server let '", request.name, "' pass; its splits are not ", size,
+                " counts that sum up to its rows");
 }
 
 }  // namespace
@@ -125,8 +125,7 @@ Status check_counts(const Request& request, const std::vector<uint64_t>& counts,
   if (scatters || !request.splits.empty()) HERRING_RETURN_IF_ERROR(check_splits(request, size));
   if (!gathers && !scatters) return {};
   const auto wrong = [&](const std::string& what) {
-    return Status(Code::kInternal, concat("the counts that a server sent for '", request.name,
-                                          "' ", what));
+    return breach("the counts that a server sent for '", request.name, "' ", what);
   };
   if (counts.size() != size) return wrong(concat("are ", counts.size(), ", not ", size));
   constexpr uint64_t kMost = uint64_t{1} << 48;  // as for an announcement

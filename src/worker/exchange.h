@@ -28,7 +28,7 @@ struct Exchange {
   std::optional<Block> own;      // moves from here to here: no server sees it
 };
 
-// Whether the counts that a server sent fit the call; kInternal.
+// Whether the counts that a server sent fit the call; kProtocol.
 Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
                     uint32_t size);
 

@@ -33,7 +33,7 @@ Result<LocalAddress> decode_bus(const std::string& text) {
   LocalAddress address;
   address.name = in.text(128);
   in.raw(address.token.data(), address.token.size());
-  if (!in.done()) return Status(Code::kInternal, "malformed local address");
+  if (!in.done()) return breach("malformed local address");
   return address;
 }
 

@@ -25,9 +25,8 @@ void NamedOperations::on_joined(Operation& operation, uint32_t server,
                                 std::vector<uint64_t> counts) {
   const Group& group = *operation.request.group;
   if (operation.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
-    return engine_.fail_now({Code::kInternal,
-                             concat(engine_.cluster().describe_server(server), " answered join()",
-                                    group.members().suffix(), " with nonsense")});
+    return engine_.fail_now(breach(engine_.cluster().describe_server(server), " answered join()",
+                                   group.members().suffix(), " with nonsense"));
   }
   if (server == operation.server_) operation.counts = std::move(counts);
   --operation.parts_left_;
@@ -59,8 +58,8 @@ Status NamedOperations::take_part(const wire::FrameHeader& header, std::string_v
       call->elements() > 0 && call->elements() < kMostElements &&
       check_reducible(call->dtype, call->op, call->prescale, call->postscale).ok();
   if (!fits) {
-    return {Code::kInternal, concat("this rank cannot do without calling ",
-                                    wire::name_of(call->kind), " '", call->name, "'")};
+    return breach("this rank cannot do without calling ", wire::name_of(call->kind), " '",
+                  call->name, "'");
   }
   auto operation = std::make_shared<Operation>(engine_.loop());
   operation->owner_ = this;

@@ -25,9 +25,8 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
   if (Status why = engine_.called_off(group); !why.ok()) return finish(operation, why);
   const Key key{header.stream, header.round, 0, group.id()};
   if (header.group != group.id()) {
-    return engine_.fail_now({Code::kInternal, concat("'", operation.request.name, "'",
-                                                     group.members().suffix(),
-                                                     " was answered for group ", header.group)});
+    return engine_.fail_now(breach("'", operation.request.name, "'", group.members().suffix(),
+                                   " was answered for group ", header.group));
   }
   const wire::Collective kind = operation.request.kind;
   if (kind == wire::Collective::kSend || kind == wire::Collective::kReceive) {
@@ -305,8 +304,8 @@ void NamedOperations::launch_message(Operation& operation, Key key, const std::s
   const Request& request = operation.request;
   const Group& group = *request.group;
   const auto nonsense = [&](const std::string& what) {
-    engine_.fail_now({Code::kInternal, concat("a server answered '", request.name, "'",
-                                              group.members().suffix(), " with ", what)});
+    engine_.fail_now(breach("a server answered '", request.name, "'", group.members().suffix(),
+                            " with ", what));
   };
   if (operation.counts.size() != 2 || operation.counts[0] >= group.size() ||
       operation.counts[0] == group.index()) {
@@ -343,7 +342,7 @@ Result<std::string> NamedOperations::own_address() {
     auto own = engine_.executor().listen();
     if (!own.ok()) return own.status();
     if (own->size() > kMaxAddress) {
-      return Status(Code::kInternal, concat("the address '", *own, "' is too long"));
+      return defect("the address '", *own, "' is too long");
     }
     own_address_ = *own;
   }
@@ -373,8 +372,8 @@ void NamedOperations::meet_workers(const std::shared_ptr<Group>& group) {
       return met(group);
     }
     if (gathered->result_bytes != group->size() * kMaxAddress) {
-      return engine_.fail_now({Code::kInternal, concat("the workers' addresses have ",
-                                                       gathered->result_bytes, " bytes")});
+      return engine_.fail_now(breach("the workers' addresses have ", gathered->result_bytes,
+                                     " bytes"));
     }
     std::vector<std::string> addresses;
     for (uint32_t index = 0; index < group->size(); ++index) {

@@ -138,13 +138,12 @@ Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator strea
 Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   const Key& key = transfer.key;
   if (key.group != 0 && !groups_.contains(key.group)) {
-    return {Code::kInternal, concat("'", transfer.open.name, "' is pushed in group ", key.group,
-                                    ", which is not here")};
+    return defect("'", transfer.open.name, "' is pushed in group ", key.group,
+                  ", which is not here");
   }
   if (transfers_.count(key) != 0) {
-    return {Code::kInternal, concat("stream ", key.stream, ", round ", key.round, ", buffer ",
-                                    key.buffer, " of '", transfer.open.name,
-                                    "' is in flight already")};
+    return defect("stream ", key.stream, ", round ", key.round, ", buffer ", key.buffer, " of '",
+                  transfer.open.name, "' is in flight already");
   }
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT32_MAX;
@@ -361,8 +360,7 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
       return {};
     default: break;
   }
-  return {Code::kInternal, concat("unexpected ", wire::name_of(header.type), " frame from server ",
-                                  link_flow.server)};
+  return breach("unexpected ", wire::name_of(header.type), " frame from server ", link_flow.server);
 }
 
 Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
@@ -370,10 +368,9 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   const Key key{header.stream, header.round, header.buffer, header.group};
   const auto found = transfers_.find(key);
   const auto nonsense = [&](const char* what) {
-    return Status(Code::kInternal, concat("server ", flow.server, " sent a result ", what,
-                                          " (stream ", key.stream, ", round ", key.round,
-                                          ", buffer ", key.buffer, ", segments ",
-                                          header.first_segment, "+", header.segments, ")"));
+    return breach("server ", flow.server, " sent a result ", what, " (stream ", key.stream,
+                  ", round ", key.round, ", buffer ", key.buffer, ", segments ",
+                  header.first_segment, "+", header.segments, ")");
   };
   if (found == transfers_.end()) return nonsense("that nobody waits for");
   Transfer& transfer = *found->second.transfer;

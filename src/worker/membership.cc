@@ -195,7 +195,7 @@ std::string Membership::departed(const Group& group) const {
 // because its worker has left, that only concerns what still needs it.
 void Membership::link_closed(uint32_t server, const Status& why) {
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
-  if (why.code() == Code::kInternal) return engine_.fail_now({Code::kInternal, text});
+  if (why.is_fault()) return engine_.fail_now({why.code(), text});
   const uint64_t received = engine_.links().bytes_received(server);
   engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
     check_link(server, text, received);

@@ -230,7 +230,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
                                  std::string_view payload) {
   const auto malformed = [&](const Status& why) {
     engine_.fail_now(
-        {Code::kInternal, concat(engine_.cluster().describe_server(server), ": ", why.message())});
+        {why.code(), concat(engine_.cluster().describe_server(server), ": ", why.message())});
   };
   if (header.type == wire::FrameType::kOpError) {
     auto error = wire::decode_op_error(payload);
@@ -258,7 +258,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
   auto operation = find(go->id);
   if (!operation) return;  // failed meanwhile
   if (operation->launched_) {
-    return malformed({Code::kInternal, concat("answered '", operation->request.name, "' twice")});
+    return malformed(breach("answered '", operation->request.name, "' twice"));
   }
   if (header.type == wire::FrameType::kReply) {
     operation->request.kind == wire::Collective::kJoin
@@ -284,8 +284,8 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
       }
       if (operation.counts.size() != 1 || operation.counts[0] == control::Group::kWorld ||
           operation.counts[0] >= control::Group::kForming) {
-        return engine_.fail_now({Code::kInternal, concat("a server formed group '", request.name,
-                                                         "' without a number")});
+        return engine_.fail_now(breach("a server formed group '", request.name,
+                                       "' without a number"));
       }
       operation.formed = engine_.membership().define(
           static_cast<uint32_t>(operation.counts[0]), request.name,
@@ -303,9 +303,8 @@ void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_
     case wire::Collective::kBroadcast:
     case wire::Collective::kReceive:
       if (result.size() != request.bytes()) {
-        return engine_.fail_now({Code::kInternal,
-                                 concat("the result of '", request.name, "' has ", result.size(),
-                                        " bytes, not ", request.bytes())});
+        return engine_.fail_now(breach("the result of '", request.name, "' has ", result.size(),
+                                       " bytes, not ", request.bytes()));
       }
       if (!result.empty()) std::memcpy(request.receive, result.data(), result.size());
       break;

@@ -54,7 +54,7 @@ void NodeStage::attach() {
                        one->second.erase(local_rank);
                        one = one->second.empty() ? forgotten_.erase(one) : std::next(one);
                      }
-                     if (why.code() == Code::kInternal) on_failure_(why);
+                     if (why.is_fault()) on_failure_(why);
                      if (why.code() == Code::kPeerLost && options_.on_lost) {
                        options_.on_lost(local_rank, why);
                      }
@@ -103,7 +103,7 @@ void NodeStage::post(NodeTask task) {
   if (called_off_.contains(task.key.group)) return task.on_done(0);
   Entry& e = entry(task.key);
   if (std::exchange(e.mine, true)) {
-    return on_failure_({Code::kInternal, concat("'", task.name, "' is in flight already")});
+    return on_failure_(defect("'", task.name, "' is in flight already"));
   }
   e.task = std::move(task);
   LocalMessage message;
@@ -114,7 +114,7 @@ void NodeStage::post(NodeTask task) {
     const auto location = heap_.locate(e.task.data, e.task.bytes);
     const auto region = location ? heap_.region(location->region) : nullptr;
     if (region == nullptr) {
-      return on_failure_({Code::kInternal, concat("'", e.task.name, "' is not in shared memory")});
+      return on_failure_(defect("'", e.task.name, "' is not in shared memory"));
     }
     message.region = bus_.export_region(region);
     message.offset = location->offset;
@@ -143,30 +143,33 @@ void NodeStage::on_message(const LocalMessage& message) {
   if (called_off_.contains(message.group)) return;  // said before it knew
   const Key key{message.stream, message.round, message.buffer, message.group};
   if (message.kind != kPost && message.kind != kDone) {
-    return on_failure_({Code::kInternal, concat("unexpected message ", int{message.kind}, " from ",
-                                                options_.names[message.from])});
+    return on_failure_(breach("unexpected message ", int{message.kind}, " from ",
+                              options_.names[message.from]));
   }
   Entry& e = entry(key);
   e.moved = moved_;
   Posted& peer = e.ranks[message.from];
   if (message.kind == kDone) {
     if (!peer.here || peer.done) {
-      return on_failure_({Code::kInternal, concat(options_.names[message.from],
-                                                  " is done with a buffer out of turn")});
+      return on_failure_(breach(options_.names[message.from],
+                                " is done with a buffer out of turn"));
     }
     peer.done = true;
     if (message.workers > 0) e.result_workers = message.workers;
     ++e.done;
     return maybe_finish(e);
   }
+  if (peer.here) {
+    return on_failure_(breach(options_.names[message.from], " has posted a buffer twice"));
+  }
   Result<std::shared_ptr<char>> memory = std::shared_ptr<char>();
   if (message.bytes > 0) {
     memory = bus_.peer_memory(message.from, message.region, message.offset, message.bytes);
   }
-  if (!memory.ok() || peer.here) {
-    return on_failure_({Code::kInternal, concat("cannot use the memory of ",
-                                                options_.names[message.from], ": ",
-                                                memory.status().message())});
+  if (!memory.ok()) {
+    return on_failure_({memory.status().code(), concat("cannot use the memory of ",
+                                                       options_.names[message.from], ": ",
+                                                       memory.status().message())});
   }
   peer.here = true;
   peer.active = !(message.flags & kInactive);
@@ -180,8 +183,8 @@ void NodeStage::on_message(const LocalMessage& message) {
 Status NodeStage::check_posted(const Entry& e) const {
   for (const uint32_t r : e.group().locals()) {
     if (!e.ranks[r].here) {
-      return {Code::kInternal, concat("'", e.task.name, "'", e.group().members().suffix(),
-                                      " was posted by a rank that is no member")};
+      return breach("'", e.task.name, "'", e.group().members().suffix(),
+                    " was posted by a rank that is no member");
     }
     if (e.ranks[r].bytes != e.task.bytes && !e.task.exchanges) {
       return {Code::kMismatch,
@@ -212,10 +215,9 @@ Status NodeStage::find_pieces(Entry& e) const {
         piece.offset = offset;
       }
       if (fits && lies_in(rank, piece.offset, piece.bytes)) continue;
-      return {Code::kInternal, concat("'", e.task.name, "'", e.group().members().suffix(), ": ",
-                                      options_.names[locals[place]], " has posted ", rank.bytes,
-                                      " bytes; of them ", piece.bytes, " from ", piece.offset,
-                                      " on are wanted")};
+      return breach("'", e.task.name, "'", e.group().members().suffix(), ": ",
+                    options_.names[locals[place]], " has posted ", rank.bytes, " bytes; of them ",
+                    piece.bytes, " from ", piece.offset, " on are wanted");
     }
     e.slice.bytes += piece.bytes;
   }

@@ -110,8 +110,7 @@ void Partial::announce(const partial::Join& join, std::string payload) {
 
 Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage message) {
   const auto nonsense = [&](const std::string& what) {
-    return Status(Code::kInternal, concat("round ", message.round, " of '", options_.name, "' ",
-                                          what));
+    return breach("round ", message.round, " of '", options_.name, "' ", what);
   };
   if (transferring_) return nonsense("closed again before its first attempt was over");
   if (message.payload.size() != (pushes_ ? 0 : bytes_)) {
@@ -198,8 +197,8 @@ void Partial::on_transfer_done(Transfer& done) {
 
 Status Partial::on_commit(const wire::RoundMark& mark) {
   if (mark.round != info_.round || mark.attempt != attempt_) {
-    return {Code::kInternal, concat("round ", mark.round, " of '", options_.name,
-                                    "' was committed, expected is ", info_.round)};
+    return breach("round ", mark.round, " of '", options_.name, "' was committed, expected is ",
+                  info_.round);
   }
   committed_ = true;
   if (transferred_) complete();

@@ -48,5 +48,17 @@ TEST(Status, TellsItsCode) {
   EXPECT_EQ(Status().to_string(), "ok");
 }
 
+TEST(Faults, SayWhoseTheyAreAndWhatToDo) {
+  const Status theirs = breach("rank ", 3, " sent 0 bytes"), ours = defect("slot ", 7, " is gone");
+  EXPECT_EQ(theirs.code(), Code::kProtocol);
+  EXPECT_TRUE(theirs.message().starts_with("rank 3 sent 0 bytes; no correct process sends that"));
+  EXPECT_NE(theirs.message().find("the same build of Herring everywhere"), std::string::npos);
+  EXPECT_EQ(ours.code(), Code::kInternal);
+  EXPECT_EQ(ours.message(), "slot 7 is gone; this is a bug in Herring, please report it");
+  EXPECT_TRUE(theirs.is_fault() && ours.is_fault());
+  EXPECT_FALSE(Status().is_fault() || Status(Code::kPeerLost, "it is gone").is_fault());
+  EXPECT_EQ(theirs.to_string().substr(0, 10), "protocol: ");
+}
+
 }  // namespace
 }  // namespace herring

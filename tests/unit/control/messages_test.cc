@@ -165,12 +165,15 @@ TEST(Messages, LossesAndAbortsSurviveTheWay) {
   ASSERT_TRUE(decode_abort(encode(Status(Code::kTimeout, "too late")), why).ok());
   EXPECT_EQ(why.code(), Code::kTimeout);
   EXPECT_EQ(why.message(), "too late");
+  // Errors keep their class on the way, those of a breach of the protocol too.
+  ASSERT_TRUE(decode_abort(encode(breach("it sent nonsense")), why).ok());
+  EXPECT_EQ(why.code(), Code::kProtocol);
   // A long reason is cut, control characters are shown as such.
   ASSERT_TRUE(decode_abort(encode(Status(Code::kShutdown, std::string(100000, '\x1b'))), why).ok());
   EXPECT_EQ(why.message(), std::string(kMaxTextBytes, '?'));
   // An unknown code is an error all the same.
   ASSERT_TRUE(decode_abort(std::string("\xff\0\0\0\0\0\0\0", 8), why).ok());
-  EXPECT_EQ(why.code(), Code::kInternal);
+  EXPECT_EQ(why.code(), Code::kProtocol);
   ASSERT_TRUE(decode_abort(std::string("\0\0\0\0\0\0\0\0", 8), why).ok());
   EXPECT_FALSE(why.ok());
 }
@@ -179,7 +182,7 @@ TEST(Messages, NoticesFollowTheMembersEpoch) {
   const LossNotice two{5, {{false, false, 1, {}}, {false, false, 2, {}}}};
   EXPECT_TRUE(check_next(two, 3).ok());
   for (const uint32_t epoch : {0u, 2u, 4u, 5u, 6u, ~0u}) {
-    EXPECT_EQ(check_next(two, epoch).code(), Code::kInternal) << epoch;
+    EXPECT_EQ(check_next(two, epoch).code(), Code::kProtocol) << epoch;
   }
   EXPECT_FALSE(check_next({1, {{}, {}}}, ~0u).ok()) << "no epoch comes twice";
   EXPECT_TRUE(decode_losses(encode(two)).ok());

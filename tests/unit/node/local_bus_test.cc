@@ -363,7 +363,7 @@ TEST(LocalBus, MalformedPacketsEndTheConnectionAndNoOther) {
     ASSERT_TRUE(node[2].bus->send(0, numbered(1)).ok());
     ASSERT_TRUE(node.drive(
         [&] { return node[0].closed.size() == 1 && node[0].messages.size() == 1; }));
-    EXPECT_EQ(node[0].closed[1].code(), Code::kInternal) << packet.size();
+    EXPECT_EQ(node[0].closed[1].code(), Code::kProtocol) << packet.size();
     EXPECT_NE(node[0].closed[1].message().find("local rank 1"), std::string::npos);
   }
 }

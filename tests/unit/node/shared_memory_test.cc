@@ -79,7 +79,7 @@ TEST(SharedRegion, RefusesWhatCouldRaiseSigbus) {
   ASSERT_TRUE(sealed.ok());
   const int fd = (*sealed)->fd();
   for (size_t lie : {size_t{0}, size_t{4096}, size_t{8191}, size_t{8193}, size_t{1} << 40}) {
-    EXPECT_EQ(SharedRegion::map(UniqueFd(::dup(fd)), lie).status().code(), Code::kInvalidArgument)
+    EXPECT_EQ(SharedRegion::map(UniqueFd(::dup(fd)), lie).status().code(), Code::kProtocol)
         << lie;
   }
   UniqueFd unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));

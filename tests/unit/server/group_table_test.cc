@@ -33,10 +33,10 @@ TEST_F(GroupTableTest, AMemberDefinesAGroupAndAllHaveToLeaveIt) {
 }
 
 TEST_F(GroupTableTest, NonsenseIsRefused) {
-  EXPECT_EQ(table.define(3, "g", {1, 2}, 0).code(), Code::kInternal);
-  EXPECT_EQ(table.define(3, "g", {2, 1}, 1).code(), Code::kInternal);
-  EXPECT_EQ(table.define(3, "g", {1, 4}, 1).code(), Code::kInternal);
-  EXPECT_EQ(table.define(0, "g", {0, 1, 2, 3}, 1).code(), Code::kInternal);
+  EXPECT_EQ(table.define(3, "g", {1, 2}, 0).code(), Code::kProtocol);
+  EXPECT_EQ(table.define(3, "g", {2, 1}, 1).code(), Code::kProtocol);
+  EXPECT_EQ(table.define(3, "g", {1, 4}, 1).code(), Code::kProtocol);
+  EXPECT_EQ(table.define(0, "g", {0, 1, 2, 3}, 1).code(), Code::kProtocol);
   ASSERT_TRUE(table.define(3, "g", {1, 2}, 1).ok());
   EXPECT_EQ(table.define(3, "g", {1, 2, 3}, 2).code(), Code::kMismatch);
   EXPECT_EQ(table.find(3)->members.ranks(), (std::vector<uint32_t>{1, 2}));

@@ -211,9 +211,9 @@ TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
   EXPECT_EQ(wire::decode_round(answers[0].payload)->contributors[0].rank, 1u);
   EXPECT_EQ(wire::decode_round(answers[3].payload)->contributors[0].rank, 2u);
 
-  EXPECT_EQ(replayed(0, 1, 0, 1, answers).code(), Code::kInternal) << "that round has closed";
-  EXPECT_EQ(replayed(0, 2, 2, 0, answers).code(), Code::kInternal) << "not of a replay";
-  EXPECT_EQ(replayed(0, 3, 2, 4, answers).code(), Code::kInternal) << "more than there are";
+  EXPECT_EQ(replayed(0, 1, 0, 1, answers).code(), Code::kProtocol) << "that round has closed";
+  EXPECT_EQ(replayed(0, 2, 2, 0, answers).code(), Code::kProtocol) << "not of a replay";
+  EXPECT_EQ(replayed(0, 3, 2, 4, answers).code(), Code::kProtocol) << "more than there are";
   answers.clear();
   table.lost(0, 9, answers);
   ASSERT_EQ(answers.size(), 3u);

@@ -79,12 +79,13 @@ class Client {
     frame.payload.resize(frame.header.payload);
     return read(frame.payload.data(), frame.payload.size()) ? frame : Frame{};
   }
-  std::string error() {
+  Status failure() {
     const Frame frame = receive();
     EXPECT_EQ(frame.header.type, wire::FrameType::kOpError);
     const auto error = wire::decode_op_error(frame.payload);
-    return error.ok() ? error->text : error.status().message();
+    return error.ok() ? Status(error->code, error->text) : error.status();
   }
+  std::string error() { return failure().message(); }
   bool ended() { return receive().header.type == wire::FrameType::kHeartbeat; }
 
  private:
@@ -301,7 +302,10 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
     Client client(*server, 0);
     act(client);
     EXPECT_NE(client.error().find(what), std::string::npos) << what;
-    EXPECT_NE(witness.error().find("gave up on rank 0"), std::string::npos) << what;
+    const Status told = witness.failure();
+    EXPECT_EQ(told.code(), Code::kProtocol) << what;
+    EXPECT_NE(told.message().find("gave up on rank 0"), std::string::npos) << what;
+    EXPECT_TRUE(told.message().ends_with("report it as a bug")) << told.message();
     // A fresh server for the next one.
     server->stop();
     auto started = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());

@@ -353,7 +353,7 @@ TEST(Flow, AnImplausibleHeaderClosesTheFlow) {
     pair.client->send(header, nullptr, 0, 0);
   });
   pair.run();
-  EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kInternal);
+  EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kProtocol);
 }
 
 // finish(): everything written arrives, although the other side sends all the time, which would

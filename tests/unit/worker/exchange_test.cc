@@ -230,22 +230,22 @@ TEST(Exchange, CountsThatDoNotFitAreRefused) {
   EXPECT_TRUE(check_counts(request, {5, 6, 7}, 1, 3).ok());
   for (const std::vector<uint64_t>& counts : std::vector<std::vector<uint64_t>>{
            {}, {5, 6}, {5, 7, 6}, {uint64_t{1} << 49, 6, 7}}) {
-    EXPECT_EQ(check_counts(request, counts, 1, 3).code(), Code::kInternal);
+    EXPECT_EQ(check_counts(request, counts, 1, 3).code(), Code::kProtocol);
   }
   request.kind = wire::Collective::kAlltoall;
   request.splits = {2, 4};
   EXPECT_TRUE(check_counts(request, {9, 4}, 1, 2).ok());
   for (const std::vector<uint64_t>& counts :
        std::vector<std::vector<uint64_t>>{{4}, {9, 4, 0}, {9, 5}, {UINT64_MAX, 4}}) {
-    EXPECT_EQ(check_counts(request, counts, 1, 2).code(), Code::kInternal);
+    EXPECT_EQ(check_counts(request, counts, 1, 2).code(), Code::kProtocol);
   }
   for (const std::vector<uint64_t>& splits :
        std::vector<std::vector<uint64_t>>{{}, {6}, {2, 4, 0}, {2, 5}, {UINT64_MAX, 7}}) {
     request.splits = splits;
-    EXPECT_EQ(check_counts(request, {9, 4}, 1, 2).code(), Code::kInternal);
+    EXPECT_EQ(check_counts(request, {9, 4}, 1, 2).code(), Code::kProtocol);
   }
   request.kind = wire::Collective::kReduceScatter;  // counts nothing
-  EXPECT_EQ(check_counts(request, {}, 1, 2).code(), Code::kInternal);
+  EXPECT_EQ(check_counts(request, {}, 1, 2).code(), Code::kProtocol);
   request.splits = {6, 0};
   EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
   request.splits.clear();

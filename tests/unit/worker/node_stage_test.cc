@@ -277,7 +277,7 @@ TEST_F(NodeStageTest, APieceBeyondWhatWasPostedIsAnError) {
   }
   run(rounds);
   ASSERT_EQ(ranks[0].failures.size(), rounds.size());
-  for (const Status& why : ranks[0].failures) EXPECT_EQ(why.code(), Code::kInternal);
+  for (const Status& why : ranks[0].failures) EXPECT_EQ(why.code(), Code::kProtocol);
   EXPECT_TRUE(ranks[0].workers.empty());
 }
 
