@@ -324,7 +324,7 @@ void register_jax(nb::module_& module) {
     return std::make_tuple(nb::capsule(reinterpret_cast<void*>(&start)),
                            nb::capsule(reinterpret_cast<void*>(&finish)));
   });
-  jax.def("attach", [](worker::Job& job) { KeyedCalls::instance().attach(job); }, "job"_a,
+  jax.def("attach", [](job::Job& job) { KeyedCalls::instance().attach(job); }, "job"_a,
           Release());
   jax.def("detach", [] { KeyedCalls::instance().detach(); }, Release());
   jax.def("forget", [] { KeyedCalls::instance().forget(); });

@@ -1,5 +1,5 @@
 // Job and Operation: the life of a worker, and its named operations.
-#include "worker/job.h"
+#include "job/job.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -25,7 +25,7 @@
 namespace herring::bindings {
 namespace {
 
-using worker::Job;
+using job::Job;
 using worker::Operation;
 
 // An operation and the arrays that must stay alive while it is in flight.
@@ -182,7 +182,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
                                const std::string& rendezvous, int rendezvous_fd,
                                const std::string& host_id, nb::bytes secret,
                                const std::map<std::string, std::string>& settings) {
-  worker::JobOptions options;
+  job::JobOptions options;
   options.rank = rank;
   options.size = size;
   options.local_rank = local_rank;

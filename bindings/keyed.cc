@@ -161,7 +161,7 @@ KeyedCalls& KeyedCalls::instance() {
   return *calls;
 }
 
-void KeyedCalls::attach(worker::Job& job) {
+void KeyedCalls::attach(job::Job& job) {
   std::unique_lock lock(attached_);
   job_ = &job;
   groups_.clear();

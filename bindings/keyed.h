@@ -17,7 +17,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "continuations.h"
-#include "worker/job.h"
+#include "job/job.h"
 
 namespace herring::bindings {
 
@@ -57,7 +57,7 @@ class KeyedCalls {
   static KeyedCalls& instance();
 
   // Calls go to this job from now on, numbered from 0. It outlives detach().
-  void attach(worker::Job& job);
+  void attach(job::Job& job);
   // To none. Waits for those that are being started.
   void detach();
   // In a forked child, which has no job.
@@ -90,7 +90,7 @@ class KeyedCalls {
   void deliver(Running& running);
 
   std::shared_mutex attached_;      // held shared while a call is started or finished
-  worker::Job* job_ = nullptr;      // guarded by attached_
+  job::Job* job_ = nullptr;         // guarded by attached_
   std::map<int64_t, std::shared_ptr<worker::Group>> groups_;  // guarded by attached_
   int64_t next_group_ = 1;          // never used twice; guarded by attached_
 

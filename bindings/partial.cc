@@ -9,14 +9,14 @@
 #include <algorithm>
 
 #include "bindings.h"
-#include "worker/job.h"
+#include "job/job.h"
 
 namespace herring::bindings {
 namespace {
 
 using worker::Partial;
 
-std::shared_ptr<Partial> make_partial(worker::Job& job, const std::string& name,
+std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
                                       const std::string& dtype, uint64_t elements,
                                       const std::string& op, bool by_contributors,
                                       uint32_t quorum, double grace, uint32_t staleness,

@@ -8,7 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "worker/job.h"
+#include "job/job.h"
 
 namespace herring::bindings {
 namespace {
@@ -25,7 +25,7 @@ PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
                      size_t buffer_bytes, uint32_t stream, nb::handle group) {
-  worker::Job& job = nb::cast<worker::Job&>(job_object);
+  job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
   options.stream = stream;
@@ -67,7 +67,7 @@ using Place = std::tuple<uint32_t, size_t, size_t>;
 
 void register_planned(nb::module_& module) {
   using namespace nb::literals;
-  module.def("next_stream", [](worker::Job& job, nb::handle group) {
+  module.def("next_stream", [](job::Job& job, nb::handle group) {
     const auto members = group_of(group);
     return (members ? members : job.engine().world())->next_stream();
   }, "job"_a, "group"_a = nb::none());

@@ -8,9 +8,9 @@
 #include "base/reminders.h"
 #include "base/settings.h"
 #include "bindings.h"
+#include "job/dedicated.h"
+#include "job/options.h"
 #include "reduce/reduce.h"
-#include "worker/job.h"
-#include "worker/options.h"
 
 namespace herring::bindings {
 namespace {
@@ -59,8 +59,8 @@ std::tuple<double, double, bool> start_up_times(
 // Cores, the link's bits per second (0: not known) and proxies of a server here that is reached at
 // `address`, in a job of as many nodes as it takes.
 std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& address) {
-  const worker::ServingHost host = worker::serving_host(address);
-  return {host.cores, host.rate, worker::proxies_for(host, ~0u)};
+  const job::ServingHost host = job::serving_host(address);
+  return {host.cores, host.rate, job::proxies_for(host, ~0u)};
 }
 
 void run_server(nb::dict options) {
@@ -82,7 +82,7 @@ void run_server(nb::dict options) {
   }
   const Settings settings = take(Settings::load(overrides));
   check(without_gil([&] {
-    return worker::run_dedicated_server(rendezvous, secret, settings, waits_since);
+    return job::run_dedicated_server(rendezvous, secret, settings, waits_since);
   }));
 }
 

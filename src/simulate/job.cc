@@ -5,8 +5,8 @@
 
 #include "base/interrupt.h"
 #include "control/assembly.h"
+#include "job/options.h"
 #include "wire/hello.h"
-#include "worker/options.h"
 
 namespace herring::simulate {
 
@@ -75,7 +75,7 @@ Status SimulatedJob::set_up() {
     return nullptr;
   });
   if (!settings.ok()) return settings.status();
-  const control::Settings shared = worker::shared_settings(*settings);
+  const control::Settings shared = job::shared_settings(*settings);
 
   std::vector<control::RegisteredWorker> workers(options_.nodes);
   for (uint32_t rank = 0; rank < options_.nodes; ++rank) {
@@ -105,25 +105,22 @@ Status SimulatedJob::set_up() {
     servers_.push_back(std::move(*server));
   }
   const auto cores = static_cast<uint32_t>(std::max<size_t>(options_.simulation.cores, 1));
-  const server::DataPlaneOptions plane = worker::data_plane(*settings, cluster_, {cores});
+  const server::DataPlaneOptions plane = job::data_plane(*settings, cluster_, {cores});
   for (uint32_t i = 0; i < servers_.size(); ++i) servers_[i]->attach(cluster_, i, plane);
 
   for (uint32_t rank = 0; rank < options_.nodes; ++rank) {
+    auto doors = job::doors_of(cluster_, rank, plane.flows);
+    if (!doors.ok()) return doors.status();
     std::vector<worker::Engine::ServerFlow> flows;
-    for (const control::ServerInfo& server : cluster_.servers) {
-      auto address = transport::parse_address(server.address, "a server's address");
-      if (!address.ok()) return address.status();
-      for (uint32_t k = 0; k < plane.flows; ++k) {
-        const wire::Hello hello{wire::Role::kWorker, rank, k, cluster_.incarnation};
-        auto connection = transports_[rank]->connect_now(*address, hello, credentials());
-        if (!connection.ok()) return connection.status();
-        flows.push_back({server.index, std::move(*connection)});
-      }
+    for (const job::Door& door : *doors) {
+      auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
+      if (!connection.ok()) return connection.status();
+      flows.push_back({door.server, std::move(*connection)});
     }
     auto bus = LocalBus::listen();
     if (!bus.ok()) return bus.status();
     HERRING_RETURN_IF_ERROR((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond));
-    worker::EngineOptions engine = worker::engine_options(cluster_, rank, plane, *settings);
+    worker::EngineOptions engine = job::engine_options(cluster_, rank, plane, *settings);
     engine.mesh.host = transports_[rank]->address();
     engine.mesh.credentials = credentials();
     engines_.push_back(std::make_unique<worker::Engine>(cluster_, engine, *transports_[rank],

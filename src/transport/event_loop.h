@@ -58,9 +58,9 @@ class EventLoop {
   // Queues a task for the loop thread; wakes it when needed. Tasks posted before the loop runs wait
   // for it; false, and the task is dropped, after its end. Whatever true was returned for runs.
   bool post(Task task);
-  // What `call` returns on the loop thread; the only way to wait for a loop. Nothing, at once, if no
-  // thread runs the loop: it was not started, or it has ended, or this is a forked child. A call
-  // from inside the loop is made directly. What `call` throws reaches both the caller and the loop.
+  // What `call` returns on the loop thread; the only way to wait for a loop. Nothing, at once, if
+  // no thread runs the loop: it was not started, it has ended, or this is a forked child. A call
+  // from inside the loop is made directly. What `call` throws reaches the caller and the loop.
   template <typename Call>
   auto ask(const Call& call) -> std::optional<decltype(call())> {
     if (in_loop_thread()) return call();
@@ -78,8 +78,8 @@ class EventLoop {
     if (!asked) return std::nullopt;
     return result.get();
   }
-  // Like post(), for a caller that is about to drive(): nobody is woken. A caller that then does not
-  // drive calls wake_for_tasks(); otherwise the task waits for the next event.
+  // Like post(), for a caller that is about to drive(): nobody is woken. A caller that then does
+  // not drive calls wake_for_tasks(); otherwise the task waits for the next event.
   virtual bool post_before_drive(Task task) = 0;
   void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,

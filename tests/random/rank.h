@@ -8,16 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "job/job.h"
 #include "tests/random/running.h"
 #include "tests/random/watchdog.h"
-#include "worker/job.h"
+#include "worker/planned.h"
 
 namespace herring::random_test {
 
 class Rank {
  public:
   Rank(std::string seed, const Layout& layout, uint32_t features, uint32_t rank,
-       std::unique_ptr<worker::Job> job)
+       std::unique_ptr<job::Job> job)
       : seed_(std::move(seed)), layout_(layout), features_(features), rank_(rank),
         job_(std::move(job)), cluster_(job_->cluster()) {}
   ~Rank();
@@ -77,7 +78,7 @@ class Rank {
   const Layout& layout_;
   const uint32_t features_;
   const uint32_t rank_;
-  const std::unique_ptr<worker::Job> job_;
+  const std::unique_ptr<job::Job> job_;
   const control::Cluster cluster_;
   // Of the running program; null where this rank is no member, and the group of all ranks. A group
   // that a lane forms is that lane's.

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "job/dedicated.h"
 #include "tests/random/program.h"
 #include "tests/random/rank.h"
 #include "transport/tcp/socket.h"
@@ -79,7 +80,7 @@ class JobRun {
     Doing doing(seed_, concat("rank ", rank));
     for (uint32_t generation = 0; generation < layout_.generations; ++generation) {
       doing.now("starts a job");
-      worker::JobOptions options;
+      job::JobOptions options;
       options.rank = rank;
       options.size = layout_.size;
       options.dedicated_servers = layout_.dedicated;
@@ -88,7 +89,7 @@ class JobRun {
       options.host_id = concat("node ", layout_.node_of[rank]);
       options.secret = kSecret;
       options.settings = settings_;
-      auto job = worker::Job::start(std::move(options));
+      auto job = job::Job::start(std::move(options));
       if (!job.ok()) {
         fail(seed_, concat("rank ", rank, " cannot start job ", generation, ": ",
                            job.status().to_string()));
@@ -112,7 +113,7 @@ class JobRun {
     for (uint32_t generation = 0; generation < layout_.generations; ++generation) {
       // It serves for as long as its job takes; who hangs in there is seen elsewhere.
       doing.rests("serves a job");
-      const Status status = worker::run_dedicated_server(address_, kSecret, settings_);
+      const Status status = job::run_dedicated_server(address_, kSecret, settings_);
       if (!status.ok() && status.code() != Code::kPeerLost) {
         fail(seed_, concat("server ", server, ": ", status.to_string()));
       }

@@ -3,13 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/settings.h"
 #include "control/cluster.h"
 #include "server/server.h"
 #include "worker/engine.h"
 
-namespace herring::worker {
+namespace herring::job {
 
 // What all ranks and servers must have alike, to travel with the cluster.
 control::Settings shared_settings(const Settings& settings);
@@ -29,15 +30,25 @@ ServingHost serving_host(const std::string& address);
 // at most half of the cores, and one per node, for all flows of a node end at one proxy. By the
 // costs of docs/simulate.md one thread moves some 14 Gbit/s, which no network card has confirmed;
 // it is given half of that, for nodes are not spread evenly, and small frames cost more. Virtual
-// machines do not know their link's rate: theirs may be one of 100 Gbit/s, on which the paper has
-// 8.
+// machines do not know their link's rate: it may be 100 Gbit/s, for which the paper has 8.
 uint32_t proxies_for(const ServingHost& host, uint32_t nodes);
 
 server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,
                                     const ServingHost& host);
 
 // Without what belongs to the process: addresses, credentials, time-outs, how to abort.
-EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
-                             const server::DataPlaneOptions& plane, const Settings& shared);
+worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
+                                     const server::DataPlaneOptions& plane,
+                                     const Settings& shared);
 
-}  // namespace herring::worker
+// Where a worker connects, once for each flow, and as whom.
+struct Door {
+  uint32_t server;
+  transport::Address address;
+  wire::Hello hello;
+};
+// Those of `rank`, server by server.
+Result<std::vector<Door>> doors_of(const control::Cluster& cluster, uint32_t rank,
+                                   uint32_t flows_per_server);
+
+}  // namespace herring::job

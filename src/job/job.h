@@ -5,15 +5,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/settings.h"
 #include "control/member.h"
 #include "control/rendezvous.h"
-#include "server/server.h"
+#include "job/colocated.h"
 #include "worker/engine.h"
-#include "worker/planned.h"
 
-namespace herring::worker {
+namespace herring::job {
 
 struct JobOptions {
   uint32_t rank = 0, size = 1;
@@ -35,7 +35,7 @@ class Job {
   static void decline(JobOptions options, const Status& why);
   ~Job();
 
-  Engine& engine() { return *engine_; }
+  worker::Engine& engine() { return *engine_; }
   const control::Cluster& cluster() const { return member_->cluster(); }
   uint32_t rank() const { return options_.rank; }
   // Every rank's pending and later operations fail with this reason. Any thread; cannot hang.
@@ -50,38 +50,31 @@ class Job {
   Status host_rendezvous();
   Status join();
   Status connect();
+  Status connect_neighbours(Nanos deadline);
+  Result<std::vector<worker::Engine::ServerFlow>> connect_servers(
+      const control::Member::Options& member, uint32_t flows, Nanos deadline,
+      std::string& own_host);
   void tell_others(const Status& why);
   void on_loss(const control::Loss& loss);
   void on_abort(const std::string& reason);
   void tell_engine(const control::Loss& loss);
   void fail_engine(const std::string& reason);
   Status cannot_connect();
-  Status start_colocated_server(const control::Cluster& cluster, uint32_t node,
-                                const control::Member::Options& member_options);
 
   JobOptions options_;
   std::unique_ptr<LocalBus> bus_;  // until the engine has it
   bool asked_ = false;  // the rendezvous: what it answers, everybody gets
   std::unique_ptr<control::Rendezvous> rendezvous_;
-  std::unique_ptr<server::Server> server_;
-  std::unique_ptr<control::Member> member_, server_member_;
-  std::thread server_joining_;
-  Status server_status_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Colocated> colocated_;
+  std::unique_ptr<control::Member> member_;
+  std::unique_ptr<worker::Engine> engine_;
 
   std::mutex news_;  // guards what is below
   bool hears_ = false;                       // the engine is there
   std::vector<control::Loss> early_losses_;  // of before
   std::string early_abort_;
 
-  std::atomic<bool> ended_{false};  // all workers have said goodbye
   bool down_ = false;
 };
 
-// `herring server`: serves one job until it ends. Returns why, if not because all workers have
-// left, or with ok when this thread is interrupted (base/interrupt.h). `waits_since`: for the log,
-// where it waits for a job longer than this; 0: it does not.
-Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings, Nanos waits_since = 0);
-
-}  // namespace herring::worker
+}  // namespace herring::job

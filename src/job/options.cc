@@ -1,11 +1,11 @@
-#include "worker/options.h"
+#include "job/options.h"
 
 #include <algorithm>
 #include <thread>
 
 #include "transport/tcp/socket.h"
 
-namespace herring::worker {
+namespace herring::job {
 namespace {
 
 // The window of a flow that no path of today's short networks needs to exceed.
@@ -66,9 +66,10 @@ server::DataPlaneOptions data_plane(const Settings& settings, const control::Clu
   return options;
 }
 
-EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
-                             const server::DataPlaneOptions& plane, const Settings& shared) {
-  EngineOptions engine;
+worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
+                                     const server::DataPlaneOptions& plane,
+                                     const Settings& shared) {
+  worker::EngineOptions engine;
   engine.rank = rank;
   engine.links.segment_bytes = plane.segment_bytes;
   engine.links.frame_max = plane.frame_max;
@@ -92,4 +93,18 @@ EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
   return engine;
 }
 
-}  // namespace herring::worker
+Result<std::vector<Door>> doors_of(const control::Cluster& cluster, uint32_t rank,
+                                   uint32_t flows_per_server) {
+  std::vector<Door> doors;
+  for (const control::ServerInfo& server : cluster.servers) {
+    auto address = transport::parse_address(server.address, "a server's address");
+    if (!address.ok()) return address.status();
+    for (uint32_t flow = 0; flow < flows_per_server; ++flow) {
+      doors.push_back({server.index, *address,
+                       {wire::Role::kWorker, rank, flow, cluster.incarnation}});
+    }
+  }
+  return doors;
+}
+
+}  // namespace herring::job

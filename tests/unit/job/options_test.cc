@@ -1,8 +1,8 @@
-#include "worker/options.h"
+#include "job/options.h"
 
 #include <gtest/gtest.h>
 
-namespace herring::worker {
+namespace herring::job {
 namespace {
 
 constexpr uint64_t kGbit = 1'000'000'000;
@@ -26,5 +26,27 @@ TEST(Proxies, AreNoMoreThanNodesOrHalfOfTheCores) {
   EXPECT_EQ(proxies_for({1, 0}, 0), 1u);
 }
 
+TEST(Doors, AreOneForEachFlowToEachServer) {
+  control::Cluster cluster;
+  cluster.size = 3;
+  cluster.incarnation = 77;
+  cluster.servers.push_back({0, true, ~0u, "10.0.0.1:400", 1});
+  cluster.servers.push_back({1, false, 0, "10.0.0.2:500", 1});
+  const auto doors = doors_of(cluster, 2, 2);
+  ASSERT_TRUE(doors.ok());
+  ASSERT_EQ(doors->size(), 4u);
+  for (uint32_t i = 0; i < 4; ++i) {
+    const Door& door = (*doors)[i];
+    EXPECT_EQ(door.server, i / 2);
+    EXPECT_EQ(door.address.to_string(), cluster.servers[i / 2].address);
+    EXPECT_EQ(door.hello.role, wire::Role::kWorker);
+    EXPECT_EQ(door.hello.rank, 2u);
+    EXPECT_EQ(door.hello.flow, i % 2);
+    EXPECT_EQ(door.hello.incarnation, 77u);
+  }
+  cluster.servers[1].address = "nowhere";
+  EXPECT_FALSE(doors_of(cluster, 2, 2).ok());
+}
+
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::job

@@ -1,0 +1,70 @@
+#include "job/colocated.h"
+
+#include <chrono>
+
+namespace herring::job {
+
+Result<std::unique_ptr<Colocated>> Colocated::start(const control::Member::Options& member,
+                                                    uint32_t node) {
+  auto serving = Serving::start(member);
+  if (!serving.ok()) return serving.status();
+  std::unique_ptr<Colocated> colocated(new Colocated(std::move(*serving)));
+  colocated->joining_ = std::thread([self = colocated.get(), member, node] {
+    self->status_ = without_exceptions([&]() -> Status {
+      HERRING_RETURN_IF_ERROR(self->serving_->join(member, node));
+      self->serving_->member()->watch([](const control::Loss&) {}, [](const std::string&) {},
+                                      [self] { self->ended_.store(true); });
+      return {};
+    });
+  });
+  return colocated;
+}
+
+Colocated::~Colocated() {
+  if (joining_.joinable()) joining_.join();
+}
+
+Status Colocated::joined() {
+  if (joining_.joinable()) joining_.join();
+  return status_;
+}
+
+Status Colocated::attach() {
+  return serving_->attach(serving_->member()->cluster().servers.size());
+}
+
+void Colocated::leave(uint32_t rank, bool drains) {
+  // A step that needs memory, where there is none, is left out: the end comes all the same.
+  const auto step = [](const auto& call) {
+    static_cast<void>(without_exceptions([&]() -> Status {
+      call();
+      return {};
+    }));
+  };
+  static_cast<void>(joined());
+  // The rendezvous tells all others that this rank has left.
+  step([&] { server().rank_left(rank); });
+  if (drains) step([&] { drain(); });
+  if (control::Member* const member = serving_->member()) step([&] { member->goodbye(); });
+  server().stop();
+}
+
+// Waits until the server has handed out everything, or all workers have left; bounded, the more so
+// where nothing moves any more.
+void Colocated::drain() {
+  constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
+  const Nanos start = monotonic_now();
+  Nanos moved_at = start;
+  uint64_t traffic = server().traffic();
+  while (!ended_.load() && !server().idle()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const Nanos now = monotonic_now();
+    if (const uint64_t bytes = server().traffic(); bytes != traffic) {
+      traffic = bytes;
+      moved_at = now;
+    }
+    if (now - start > kMost || now - moved_at > kStandstill) return;
+  }
+}
+
+}  // namespace herring::job

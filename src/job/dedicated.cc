@@ -1,0 +1,110 @@
+#include "job/dedicated.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "job/process.h"
+#include "job/serving.h"
+
+namespace herring::job {
+namespace {
+
+// Why the job is over for this server.
+class End {
+ public:
+  void set(Status why) {
+    {
+      std::lock_guard lock(mutex_);
+      if (ended_) return;
+      ended_ = true;
+      why_ = std::move(why);
+    }
+    changed_.notify_all();
+  }
+
+  // Also when this thread is interrupted, with ok.
+  Status wait() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return ended_; })) {
+      if (interrupted()) ended_ = true;
+    }
+    return why_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;  // guarded by mutex_
+  Status why_;          // guarded by mutex_
+};
+
+// Whether the job goes on without it. A colocated server dies with its worker; a dedicated one is
+// everybody's. Rank 0 hosts the rendezvous: without it there is no job.
+bool outlives(const server::Server& server, const control::Cluster& cluster,
+              const control::Loss& loss) {
+  if (!loss.is_server) return loss.index != 0 && server.outlives(loss.index);
+  const control::ServerInfo& lost = cluster.servers[loss.index];
+  if (lost.dedicated) return false;
+  const uint32_t rank = cluster.ranks_of(lost.node).front();
+  return rank != 0 && server.outlives(rank);
+}
+
+// `serving` is where the caller finds it, however this ends.
+Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
+             Nanos waits_since, std::unique_ptr<Serving>& serving) {
+  apply_process_settings(settings);
+  set_log_identity("server");
+  auto options = member_options(rendezvous, secret, settings);
+  if (!options.ok()) return options.status();
+  const Nanos deadline = monotonic_now() + options->connect_timeout;
+  options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
+  auto started = Serving::start(*options);
+  if (!started.ok()) return started.status();
+  serving = std::move(*started);
+  options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
+  HERRING_RETURN_IF_ERROR(serving->join(*options, Serving::kNoNode));
+  control::Member& member = *serving->member();
+  set_log_identity(concat("server ", member.server_index()));
+  HERRING_RETURN_IF_ERROR(serving->attach(0));
+
+  End end;
+  server::Server& server = serving->server();
+  member.watch(
+      [&](const control::Loss& loss) {
+        if (loss.left) {
+          if (!loss.is_server) server.rank_left(loss.index);
+        } else if (!outlives(server, member.cluster(), loss)) {
+          end.set({Code::kPeerLost, loss.text});
+        } else if (!loss.is_server) {
+          server.rank_lost(loss.index);
+        }
+      },
+      [&](const std::string& reason) {
+        end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
+      },
+      [&] { end.set({}); });
+  const Status why = end.wait();
+  member.goodbye();
+  server.stop();
+  return why;
+}
+
+}  // namespace
+
+Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
+                            const Settings& settings, Nanos waits_since) {
+  std::unique_ptr<Serving> serving;
+  const Status status = without_exceptions(
+      [&] { return serve(rendezvous, secret, settings, waits_since, serving); });
+  // Unless it has said goodbye: the others would only see this process leave.
+  if (!status.ok() && serving && serving->member() != nullptr) serving->member()->abort(status);
+  return status;
+}
+
+}  // namespace herring::job

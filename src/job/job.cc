@@ -1,0 +1,281 @@
+#include "job/job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/process.h"
+#include "transport/tcp/connector.h"
+#include "transport/tcp/transport.h"
+
+namespace herring::job {
+namespace {
+
+// Others may only be on their way when this process finds that it cannot take part.
+constexpr Nanos kTelling = 10 * kSecond;
+
+std::string encode_bus(const LocalAddress& address) {
+  ByteWriter out;
+  out.text(address.name).raw(address.token.data(), address.token.size());
+  return out.take();
+}
+
+Result<LocalAddress> decode_bus(const std::string& text) {
+  ByteReader in(text);
+  LocalAddress address;
+  address.name = in.text(128);
+  in.raw(address.token.data(), address.token.size());
+  if (!in.done()) return breach("malformed local address");
+  return address;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
+  apply_process_settings(options.settings);
+  set_log_identity(concat("rank ", options.rank));
+  std::unique_ptr<Job> job(new Job(std::move(options)));
+  const Status status = without_exceptions([&job]() -> Status {
+    HERRING_RETURN_IF_ERROR(job->host_rendezvous());
+    HERRING_RETURN_IF_ERROR(job->join());
+    return job->connect();
+  });
+  if (status.ok()) return job;
+  static_cast<void>(without_exceptions([&]() -> Status {
+    job->tell_others(status);
+    return {};
+  }));
+  return status;
+}
+
+void Job::decline(JobOptions options, const Status& why) {
+  set_log_identity(concat("rank ", options.rank));
+  Job job(std::move(options));
+  if (job.host_rendezvous().ok()) job.tell_others(why);
+}
+
+void Job::tell_others(const Status& why) {
+  if (interrupted()) return;  // leaving is no error of the job's
+  if (member_) return member_->abort(why);
+  auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
+  if (!member.ok()) return;
+  if (!asked_) {
+    log(LogLevel::kError, "cannot take part, and tells the others: ", why.message());
+    control::Member::decline(*member, wire::Role::kWorker, options_.rank,
+                             {why.code(), concat("rank ", options_.rank, ": ", why.message())});
+  }
+  // Who has not come in time is not waited for once more.
+  if (rendezvous_ && why.code() != Code::kTimeout) {
+    rendezvous_->tell_all(std::min(kTelling, member->connect_timeout));
+  }
+}
+
+Status Job::host_rendezvous() {
+  const Settings& settings = options_.settings;
+  std::string& rendezvous = options_.rendezvous;
+  if (options_.rank != 0 || !options_.hosts_rendezvous) return {};
+  auto listener = [&]() -> Result<GuardedFd> {
+    if (options_.rendezvous_fd >= 0) {
+      return transport::tcp::adopt_listener(options_.rendezvous_fd);
+    }
+    auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+    if (!address.ok()) return address.status();
+    return transport::tcp::listen_on(*address, 1024);
+  }();
+  if (!listener.ok()) return listener.status();
+  control::RendezvousOptions hosting;
+  hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
+  hosting.size = options_.size;
+  hosting.dedicated_servers = options_.dedicated_servers;
+  hosting.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+  hosting.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
+  hosting.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  hosting.warn_after = from_seconds(settings.get_seconds("warn_after"));
+  auto started = control::Rendezvous::start(std::move(*listener), hosting);
+  if (!started.ok()) return started.status();
+  rendezvous_ = std::move(*started);
+  if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
+  return {};
+}
+
+Status Job::join() {
+  const Settings& settings = options_.settings;
+  auto member = member_options(options_.rendezvous, options_.secret, settings);
+  if (!member.ok()) return member.status();
+
+  auto bus = LocalBus::listen();
+  if (!bus.ok()) return bus.status();
+  bus_ = std::move(*bus);
+  control::WorkerRegistration registration;
+  registration.rank = options_.rank;
+  registration.size = options_.size;
+  registration.local_rank = options_.local_rank;
+  registration.local_size = options_.local_size;
+  registration.dedicated_servers = options_.dedicated_servers;
+  registration.host_id = options_.host_id;
+  if (!settings.get_bool("shm")) {
+    // Without shared memory every worker is a node of its own.
+    registration.host_id += concat("#", options_.rank);
+    registration.local_rank = registration.local_size = -1;
+  }
+  registration.bus = encode_bus(bus_->address());
+  registration.settings = shared_settings(settings);
+  asked_ = true;
+  const auto start_server = [&](const control::Cluster&, uint32_t node) -> Status {
+    auto started = Colocated::start(*member, node);
+    if (!started.ok()) return started.status();
+    colocated_ = std::move(*started);
+    return {};
+  };
+  auto joined = control::Member::join(*member, registration, start_server);
+  const Status serves = colocated_ ? colocated_->joined() : Status();
+  if (!joined.ok()) return joined.status();
+  member_ = std::move(*joined);
+  return serves;
+}
+
+Status Job::connect() {
+  const Settings& settings = options_.settings;
+  auto member = member_options(options_.rendezvous, options_.secret, settings);
+  if (!member.ok()) return member.status();
+  const control::Cluster& cluster = member_->cluster();
+  auto shared = adopt(cluster.settings);
+  if (!shared.ok()) return shared.status();
+  const server::DataPlaneOptions plane = data_plane(*shared, cluster, {});
+  if (colocated_) HERRING_RETURN_IF_ERROR(colocated_->attach());
+
+  const Nanos deadline = monotonic_now() + member->connect_timeout;
+  // From here on a death, or the end of the job, ends every wait below.
+  member_->watch([this](const control::Loss& loss) { on_loss(loss); },
+                 [this](const std::string& reason) { on_abort(reason); }, [] {});
+  HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
+  std::string own_host = member->source;  // else the address from which servers are reached
+  auto flows = connect_servers(*member, plane.flows, deadline, own_host);
+  if (!flows.ok()) return flows.status();
+
+  worker::EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
+  engine.mesh.host = own_host;
+  engine.mesh.source = member->source;
+  engine.mesh.credentials = member->credentials;
+  engine.timeout = settings.get_seconds("timeout");
+  engine.warn_after = settings.get_seconds("warn_after");
+  engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
+  engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
+                                             std::move(bus_), std::move(*flows));
+
+  std::lock_guard lock(news_);
+  hears_ = true;
+  for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
+  if (!early_abort_.empty()) fail_engine(early_abort_);
+  return {};
+}
+
+Status Job::connect_neighbours(Nanos deadline) {
+  const control::Cluster& cluster = member_->cluster();
+  const control::WorkerInfo& me = cluster.workers[options_.rank];
+  std::vector<LocalAddress> neighbours;
+  for (uint32_t rank : cluster.ranks_of(me.node)) {
+    auto address = decode_bus(cluster.workers[rank].bus);
+    if (!address.ok()) return address.status();
+    neighbours.push_back(std::move(*address));
+  }
+  return bus_->connect(me.local_rank, neighbours, deadline, [this] { return cannot_connect(); });
+}
+
+Result<std::vector<worker::Engine::ServerFlow>> Job::connect_servers(
+    const control::Member::Options& member, uint32_t flows, Nanos deadline,
+    std::string& own_host) {
+  const control::Cluster& cluster = member_->cluster();
+  auto doors = doors_of(cluster, options_.rank, flows);
+  if (!doors.ok()) return doors.status();
+  std::vector<transport::tcp::Wanted> wanted;
+  for (const Door& door : *doors) wanted.push_back({door.address, door.hello});
+  auto connected = transport::tcp::connect_all(wanted, member.source, member.credentials, deadline,
+                                               size_t{options_.rank} * flows,
+                                               [this] { return cannot_connect(); });
+  if (!connected.ok()) return connected.status();
+  if (own_host.empty() && !connected->empty()) {
+    auto local = transport::tcp::local_address(connected->front().get());
+    if (!local.ok()) return local.status();
+    own_host = local->host;
+  }
+  std::vector<worker::Engine::ServerFlow> made;
+  for (size_t i = 0; i < connected->size(); ++i) {
+    const control::ServerInfo& server = cluster.servers[(*doors)[i].server];
+    made.push_back({server.index, transport::tcp::make_connection(std::move((*connected)[i]),
+                                                                  server.address)});
+  }
+  return made;
+}
+
+// What happens before the engine is there waits for it; what makes it impossible ends the start.
+void Job::on_loss(const control::Loss& loss) {
+  std::lock_guard lock(news_);
+  hears_ ? tell_engine(loss) : early_losses_.push_back(loss);
+}
+
+void Job::on_abort(const std::string& reason) {
+  std::lock_guard lock(news_);
+  if (hears_) return fail_engine(reason);
+  early_abort_ = reason;
+}
+
+void Job::tell_engine(const control::Loss& loss) {
+  if (!loss.left) {
+    if (colocated_ && !loss.is_server) colocated_->server().rank_lost(loss.index);
+    return engine_->peer_lost(loss);
+  }
+  if (loss.is_server) return;
+  engine_->rank_left(loss.index);
+  if (colocated_) colocated_->server().rank_left(loss.index);
+}
+
+void Job::fail_engine(const std::string& reason) {
+  engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
+}
+
+// Somebody has died, or a server has left, before all connections were made.
+Status Job::cannot_connect() {
+  std::lock_guard lock(news_);
+  if (!early_abort_.empty()) {
+    return {Code::kPeerLost, concat("the job was aborted: ", early_abort_)};
+  }
+  for (const control::Loss& loss : early_losses_) {
+    if (!loss.left || loss.is_server) return {Code::kPeerLost, loss.text};
+  }
+  return {};
+}
+
+Job::~Job() { shutdown(); }
+
+void Job::abort(const std::string& reason) {
+  member_->abort(reason);
+  engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
+}
+
+void Job::shutdown() {
+  if (std::exchange(down_, true)) return;
+  const bool healthy = engine_ && engine_->failure().ok();
+  if (engine_) engine_->stop();
+  // Without the memory for it, it is left out: the end comes all the same.
+  static_cast<void>(without_exceptions([this] {
+    if (member_) member_->goodbye();
+    return Status();
+  }));
+  if (colocated_) colocated_->leave(options_.rank, healthy);
+  if (rendezvous_) rendezvous_->stop();
+}
+
+void Job::vanish() {
+  if (std::exchange(down_, true)) return;
+  engine_->fail({Code::kShutdown, "this worker is taken for dead"});
+  engine_->stop();
+  if (colocated_) colocated_->vanish();
+  member_.reset();
+  if (colocated_) colocated_->server().stop();
+}
+
+}  // namespace herring::job

@@ -1,0 +1,37 @@
+#include "job/process.h"
+
+#include "base/log.h"
+#include "reduce/reduce.h"
+#include "transport/tcp/socket.h"
+
+namespace herring::job {
+
+void apply_process_settings(const Settings& settings) {
+  set_log_level(settings.get_string("log_level"));
+  if (const std::string& simd = settings.get_string("simd"); simd != "auto") {
+    reduce::set_simd_level(simd.c_str());
+  }
+  transport::tcp::set_listening_ports(*parse_ports(settings.get_string("ports")));
+}
+
+Result<control::Member::Options> member_options(const std::string& rendezvous,
+                                                const std::string& secret,
+                                                const Settings& settings) {
+  auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
+  if (!address.ok()) return address.status();
+  control::Member::Options options;
+  if (const std::string& name = settings.get_string("interface"); !name.empty()) {
+    auto source = transport::tcp::interface_address(name);
+    if (!source.ok()) return source.status();
+    options.source = *source;
+  }
+  options.rendezvous = *address;
+  options.credentials = {secret, wire::job_id(settings.get_string("job"))};
+  options.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
+  options.warn_after = from_seconds(settings.get_seconds("warn_after"));
+  options.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
+  options.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  return options;
+}
+
+}  // namespace herring::job

@@ -1,0 +1,47 @@
+#include "job/serving.h"
+
+#include "job/options.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/transport.h"
+
+namespace herring::job {
+
+Result<std::unique_ptr<Serving>> Serving::start(const control::Member::Options& member) {
+  std::string host = member.source;
+  if (host.empty()) {
+    auto found = control::Member::find_own_address(member);
+    if (!found.ok()) return found.status();
+    host = *found;
+  }
+  auto started = server::Server::start({host, 0, member.credentials}, transport::tcp::transport());
+  if (!started.ok()) return started.status();
+  return std::unique_ptr<Serving>(new Serving(std::move(*started)));
+}
+
+Status Serving::join(const control::Member::Options& member, uint32_t node) {
+  control::ServerRegistration registration;
+  registration.dedicated = node == kNoNode;
+  registration.node = node;
+  registration.host = server_->address().host;
+  registration.port = server_->address().port;
+  auto joined = control::Member::join(member, registration);
+  if (!joined.ok()) return joined.status();
+  member_ = std::move(*joined);
+  return {};
+}
+
+Status Serving::attach(size_t others) {
+  const control::Cluster& cluster = member_->cluster();
+  auto shared = adopt(cluster.settings);
+  if (!shared.ok()) return shared.status();
+  const auto address = transport::parse_address(
+      cluster.servers[member_->server_index()].address, "a server's address");
+  const server::DataPlaneOptions plane =
+      data_plane(*shared, cluster, serving_host(address.ok() ? address->host : ""));
+  HERRING_RETURN_IF_ERROR(
+      transport::tcp::want_descriptors((size_t{cluster.size} + others) * plane.flows));
+  server_->attach(cluster, member_->server_index(), plane);
+  return {};
+}
+
+}  // namespace herring::job
