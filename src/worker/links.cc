@@ -1,9 +1,7 @@
 #include "worker/links.h"
 
 #include <algorithm>
-#include <numeric>
 
-#include "base/log.h"
 #include "transport/delivery.h"
 #include "wire/credit.h"
 #include "worker/window.h"
@@ -14,13 +12,6 @@ namespace {
 // Where servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
-// Results from the nearest server between two measurements of how long a result takes.
-constexpr double kLeastAnswered = 8;
-// What the fastest links of today carry, in bytes per nanosecond: 100 Gbit/s.
-constexpr double kFastestLink = 12.5;
-
-// Rounds of partial all-reduces go on without those who are gone.
-bool goes_on(uint32_t stream) { return stream >= wire::kPartialStreams; }
 
 }  // namespace
 
@@ -67,7 +58,7 @@ void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool
   for (const uint32_t server : servers) flows += links_[server].flows.size();
   pace.controller.set_flows(flows);
   fit(pace);
-  // What was lost before it came is not its doing.
+  // Losses counted before the group existed are not its own.
   for (size_t i = 0; i < links_.size(); ++i) pace.links[i].signals = world_.links[i].signals;
 }
 
@@ -311,267 +302,8 @@ void Links::account(Link& link, Pace& pace, size_t sent) {
   link.outstanding += sent;
 }
 
-void Links::measure_paths() {
-  const Link* near = nullptr;
-  for (const Link& link : links_) {
-    if (link.shortest > 0 && (near == nullptr || link.shortest < near->shortest)) near = &link;
-  }
-  if (near == nullptr || near->answered < kLeastAnswered) return;
-  const double response = near->waited / near->answered;
-  const Nanos nearest = near->shortest;
-  for (Link& link : links_) {
-    if (link.answered > 0) {
-      link.frames = frames_of(static_cast<double>(link.round_trip), link.waited / link.answered);
-    }
-    if (!options_.credit_fixed) {
-      link.length = length_of(static_cast<double>(link.shortest - nearest), response);
-    }
-    link.waited = link.answered = 0;
-  }
-}
-
-// What is pushed says what was taken; when nothing is left to push, a frame of its own does.
-void Links::give_back(LinkFlow& flow) {
-  if (flow.taken == flow.taken_told || path_of(flow).outstanding > 0) return;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kTaken;
-  header.taken = flow.taken_told = flow.taken;
-  flow.flow->send_owned(header, {});
-}
-
 void Links::send_control(uint32_t server, const wire::FrameHeader& header, std::string payload) {
   links_[server].flows.front()->flow->send_owned(header, std::move(payload));
-}
-
-Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
-                        transport::Destinations& out) {
-  auto& link_flow = *static_cast<LinkFlow*>(flow.user);
-  switch (header.type) {
-    case wire::FrameType::kResult: return on_result_header(link_flow, header, out);
-    case wire::FrameType::kGo:
-    case wire::FrameType::kReply:
-    case wire::FrameType::kOpError:
-    case wire::FrameType::kWarning:
-    case wire::FrameType::kRound:
-    case wire::FrameType::kCommit:
-    case wire::FrameType::kLeaveGroup:
-      link_flow.control.resize(header.payload);
-      out.add(link_flow.control.data(), link_flow.control.size());
-      return {};
-    default: break;
-  }
-  return breach("unexpected ", wire::name_of(header.type), " frame from server ", link_flow.server);
-}
-
-Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
-                               transport::Destinations& out) {
-  const Key key{header.stream, header.round, header.buffer, header.group};
-  const auto found = transfers_.find(key);
-  const auto nonsense = [&](const char* what) {
-    return breach("server ", flow.server, " sent a result ", what, " (stream ", key.stream,
-                  ", round ", key.round, ", buffer ", key.buffer, ", segments ",
-                  header.first_segment, "+", header.segments, ")");
-  };
-  if (found == transfers_.end()) return nonsense("that nobody waits for");
-  Transfer& transfer = *found->second.transfer;
-  uint32_t r = 0;
-  for (; r < transfer.runs.size(); ++r) {
-    if (transfer.shards[transfer.runs[r].shard].server == flow.server) break;
-  }
-  if (r == transfer.runs.size()) return nonsense("of a shard that is not its own");
-  const plan::SegmentRun& run = transfer.runs[r];
-  const uint64_t first = header.first_segment, count = header.segments;
-  if (first < run.first || first + count > uint64_t{run.first} + run.count) {
-    return nonsense("of segments that were not pushed");
-  }
-  for (uint64_t s = first; s < first + count; ++s) {
-    if (transfer.answered[r][s - run.first]) return nonsense("twice");
-  }
-  const plan::Shard& shard = transfer.shards[run.shard];
-  const size_t begin = first * options_.segment_bytes;
-  const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
-  const bool empty = header.flags & wire::kFlagEmpty;
-  const bool broken = header.flags & wire::kFlagBroken;
-  if ((empty != (transfer.receive == nullptr) && !(empty && broken)) ||
-      header.payload != (empty ? 0 : bytes)) {
-    return nonsense("of the wrong length");
-  }
-  Pace& pace = pace_of(key.group);
-  if (count > transfer.on_the_way[r] || count > path_of(flow).outstanding ||
-      count > pace.links[flow.server].outstanding[flow.index]) {
-    return nonsense("beyond what is outstanding");
-  }
-  flow.transfer = &transfer;
-  flow.pace = &pace;
-  flow.run = r;
-  flow.range = {shard.offset + begin, bytes};
-  if (!empty) out.add(transfer.receive + flow.range.offset, bytes);
-  return {};
-}
-
-Status Links::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
-  auto& link_flow = *static_cast<LinkFlow*>(flow.user);
-  if (header.type == wire::FrameType::kResult) {
-    on_result(link_flow, header);
-  } else {
-    on_control_(link_flow.server, header, link_flow.control);
-  }
-  return {};
-}
-
-void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
-  Transfer& transfer = *flow.transfer;
-  Pace& pace = *flow.pace;
-  const plan::SegmentRun& run = transfer.runs[flow.run];
-  const uint32_t server = flow.server;
-  Link& link = links_[server];
-  for (uint32_t i = 0; i < header.segments; ++i) {
-    transfer.answered[flow.run][header.first_segment - run.first + i] = true;
-  }
-  Path& path = path_of(flow);
-  path.outstanding -= header.segments;
-  path.carried = true;
-  if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  const auto stream = link.streams.find({transfer.key.group, transfer.key.stream});
-  stream->second.outstanding -= header.segments;
-  if (stream->second.outstanding == 0 && stream->second.queue.empty()) erase_stream(link, stream);
-  transfer.on_the_way[flow.run] -= header.segments;
-  transfer.workers = header.workers;
-  transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
-  const Nanos now = answered_at_ = loop_.now();
-  if (!goes_on(header.stream)) pace.whole_answered_at = now;
-  link.count(now);
-  link.outstanding -= header.segments;
-  link.answered += header.segments;
-  pace.answered(header, server, flow.index, now);
-  transfer.segments_left -= header.segments;
-  if ((header.flags & wire::kFlagBroken) && !std::exchange(pace.broken, true)) {
-    on_broken_(transfer.key.group);
-  }
-  transfer.called_off |= (header.flags & wire::kFlagBroken) != 0;
-  const bool done = transfer.segments_left == 0;
-  const auto let_go = done ? take(transfer) : Transfers::node_type();
-  if (transfer.receive != nullptr && !transfer.called_off) {
-    transfer.owner->on_result(transfer, flow.range);
-  }
-  if (done) transfer.owner->on_transfer_done(transfer);  // may push more
-  if (server < links_.size()) pump(server);
-  give_back(flow);
-}
-
-Links::Transfers::node_type Links::take(const Transfer& transfer) {
-  --pace_of(transfer.key.group).transfers;
-  return transfers_.extract(transfer.key);
-}
-
-// Whatever their owners do, what the transfers lie in stays until all have been told.
-void Links::end(const std::vector<Transfer*>& transfers) {
-  std::vector<Transfers::node_type> let_go;
-  for (const Transfer* transfer : transfers) let_go.push_back(take(*transfer));
-  for (Transfer* transfer : transfers) transfer->owner->on_transfer_done(*transfer);
-}
-
-void Links::call_off(uint32_t group) {
-  Pace& pace = pace_of(group);
-  if (std::exchange(pace.called_off, true)) return;
-  for (uint32_t server = 0; server < links_.size(); ++server) {
-    Streams& streams = links_[server].streams;
-    for (auto one = streams.lower_bound({group, 0});
-         one != streams.end() && one->first.first == group && !goes_on(one->first.second);) {
-      const bool had_more = !one->second.queue.empty();
-      while (!one->second.queue.empty()) one->second.queue.pop();
-      if (balances_ && had_more) note_position(server, one->first, one->second);
-      one = one->second.outstanding == 0 ? erase_stream(links_[server], one) : std::next(one);
-    }
-  }
-  std::vector<Transfer*> ended;
-  for (auto& [key, pushed] : transfers_) {
-    if (key.group != group || goes_on(key.stream)) continue;
-    Transfer& transfer = *pushed.transfer;
-    transfer.called_off = true;
-    transfer.segments_left =
-        std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
-    if (transfer.segments_left == 0) ended.push_back(&transfer);
-  }
-  end(ended);
-  pump_released();
-}
-
-void Links::server_lost(uint32_t server) {
-  Link& link = links_[server];
-  for (auto& flow : link.flows) flow->flow->abandon();
-  for (Path& path : link.paths) path.outstanding = 0;
-  link.count(loop_.now());
-  link.outstanding = 0;
-  link.streams.clear();
-  link.groups = 0;
-  world_.forget(server);
-  for (auto& [group, pace] : groups_) pace.forget(server);
-  std::vector<Transfer*> ended;
-  for (auto& [key, pushed] : transfers_) {
-    Transfer& transfer = *pushed.transfer;
-    for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
-      if (transfer.shards[transfer.runs[r].shard].server != server) continue;
-      // Of what is called off the rest is not waited for any more.
-      auto& answered = transfer.answered[r];
-      const auto lost = transfer.called_off
-                            ? transfer.on_the_way[r]
-                            : std::count(answered.begin(), answered.end(), false);
-      if (lost == 0) continue;
-      answered.assign(answered.size(), true);
-      transfer.on_the_way[r] = 0;
-      transfer.fewest_workers = 0;
-      transfer.segments_left -= static_cast<uint32_t>(lost);
-      if (transfer.segments_left == 0) ended.push_back(&transfer);
-    }
-  }
-  end(ended);
-}
-
-const Transfer* Links::overdue(Nanos now, Nanos margin) const {
-  for (const auto& [key, pushed] : transfers_) {
-    const Transfer& transfer = *pushed.transfer;
-    if (transfer.called_off) continue;
-    if (transfer.open.deadline.passed(now - margin, transfer.pushed_at, answered_at_)) {
-      return &transfer;
-    }
-  }
-  return nullptr;
-}
-
-void Links::on_closed(transport::Flow& flow, const Status& why) {
-  on_closed_(static_cast<LinkFlow*>(flow.user)->server, why);
-}
-
-void Links::poll_paths() {
-  const Nanos now = loop_.now();
-  Nanos queueing = 0;
-  int flows = 0;
-  for (Link& link : links_) {
-    for (auto& flow : link.flows) {
-      const transport::PathInfo info = flow->flow->path_info();
-      flow->signals += static_cast<uint32_t>(flow->losses.poll(info));
-      Path& path = path_of(*flow);
-      if (path.carried) {
-        queueing += info.rtt - info.min_rtt;
-        ++flows;
-        link.shortest = info.min_rtt;
-        link.round_trip = info.rtt;
-      }
-      path.report(info.rtt);
-    }
-    retry_slow_paths(link.paths, now);
-  }
-  measure_paths();
-  if (flows == 0) return;
-  Nanos longest = 0;
-  for (const Link& link : links_) longest = std::max(longest, link.shortest);
-  const auto steer = [&](Pace& pace) {
-    pace.controller.on_queueing(queueing / flows);
-    pace.controller.allow(static_cast<size_t>(kFastestLink * static_cast<double>(longest)));
-  };
-  steer(world_);
-  for (auto& [group, pace] : groups_) steer(pace);
 }
 
 std::vector<Links::ServerCounters> Links::counters() const {

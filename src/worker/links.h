@@ -143,6 +143,8 @@ class Links : private transport::FlowHandler {
     Balance balance;
   };
 
+  // Rounds of partial all-reduces go on without those who are gone.
+  static bool goes_on(uint32_t stream) { return stream >= wire::kPartialStreams; }
   Pace& pace_of(uint32_t group);
   void fit(Pace& pace) const;
   Stream& stream_of(Link& link, const StreamId& id, Pace& pace);
