@@ -156,8 +156,8 @@ except herring.TimeoutError as error:
     ("algorithm", "nodes", "pattern"),
     [
         ("ring", 4, r"allreduce 'x' \(ring, 20000000 float32\) waited [\d.]+ s for (.*)"),
-        ("herring", 4, r"'x' .*has waited \d+ s for segments of (.*)"),
-        ("herring", 1, r"'x' .*has waited \d+ s for (.*), which did not"),
+        ("herring", 4, r"'x' .*has waited [\d.]+ s for segments of (.*)"),
+        ("herring", 1, r"'x' .*has waited [\d.]+ s for (.*), which did not"),
     ],
 )
 def test_a_deadline_names_whom_it_waits_for(algorithm: str, nodes: int, pattern: str) -> None:
