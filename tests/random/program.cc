@@ -510,7 +510,9 @@ std::string Step::describe() const {
   text += concat(" of ", herring::name_of(dtype), ", ", herring::name_of(op), ", ",
                  wire::name_of(algorithm), ", rows of ", row, " elements:");
   for (const uint64_t count : rows) text += concat(" ", count);
-  if (kind == Kind::kMessage) text += concat(", sent by rank ", ranks[root]);
+  if (kind == Kind::kMessage) {
+    text += concat(", sent by rank ", ranks[root], " to rank ", ranks[1 - root]);
+  }
   if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
   if (timeout > 0) text += concat(", time-out ", timeout, " s");
   if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);
