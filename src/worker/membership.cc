@@ -15,7 +15,7 @@ constexpr Nanos kLeftGrace = 1500 * kMillisecond;
 constexpr Nanos kClosedGrace = 100 * kMillisecond;
 // Who died, or left, is told by the rendezvous, maybe a little later than connections end.
 constexpr Nanos kNews = kSecond;
-// Of the death of a worker on this node, where nothing else has gone wrong.
+// After this long without such news a worker of this node lives: only the connection to it is lost.
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 
 }  // namespace

@@ -243,7 +243,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     if (operation->request.kind == wire::Collective::kJoin) {
       const std::shared_ptr<Group> group = operation->request.group;
       if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
-      group->leave(why);  // messages between those who stay go on, as they do elsewhere
+      group->leave(why);  // not fail(): messages between the members that stay go on
     }
     // What moves cannot be called back from one rank alone.
     return operation->launched_ ? engine_.fail_now(why) : fail(*operation, why);

@@ -186,7 +186,8 @@ Status Partial::launch(uint64_t upto, const char* send) {
 
 void Partial::on_transfer_done(Transfer& done) {
   transferring_ = false;
-  // Whoever lacks a part of it cannot complete the round, even if others can: its series failed.
+  // A worker that lacks a part of the result cannot complete the round, though others may: the loss
+  // of the server has failed its series.
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
   wire::FrameHeader header;

@@ -213,7 +213,7 @@ void Links::server_lost(uint32_t server) {
     Transfer& transfer = *pushed.transfer;
     for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
       if (transfer.shards[transfer.runs[r].shard].server != server) continue;
-      // Of what is called off the rest is not waited for any more.
+      // A transfer that is called off waits only for what is on its way.
       auto& answered = transfer.answered[r];
       const auto lost = transfer.called_off
                             ? transfer.on_the_way[r]
