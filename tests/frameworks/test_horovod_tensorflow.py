@@ -1,4 +1,4 @@
-"""herring.horovod.tensorflow in real jobs: every case of horovod_tensorflow_cases.py, and more."""
+"""herring.horovod.tensorflow in real jobs: every case of three scripts, and more."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ if importlib.util.find_spec("tensorflow") is None:
 
 from cases import LAYOUTS, check, check_script, jobs, listed, without
 
-SCRIPT = "horovod_tensorflow_cases.py"
 GRAPHS = "horovod_tensorflow_graph_cases.py"
-# Those that care whether numbers are powers of two, or who is where.
-OF_THREE = ["every_dtype", "adasum", "gradients", "joins", "sync_batch_norm"]
+# By script, the cases that care whether numbers are powers of two, or who is where.
+OF_THREE = {
+    "horovod_tensorflow_cases.py": ("every_dtype", "adasum", "gradients"),
+    "horovod_tensorflow_training_cases.py": ("joins", "sync_batch_norm"),
+}
 
 
 @pytest.mark.parametrize(
-    ("layout", "case"),
-    [("two-nodes", case) for case in listed(SCRIPT)] + [("three", case) for case in OF_THREE],
+    ("script", "layout", "case"),
+    [(script, "two-nodes", case) for script in OF_THREE for case in listed(script)]
+    + [(script, "three", case) for script, cases in OF_THREE.items() for case in cases],
 )
 @pytest.mark.timeout(1000)
-def test_case(layout: str, case: str) -> None:
+def test_case(script: str, layout: str, case: str) -> None:
     LAYOUTS["three"] = ["-n", "3"]
-    check(SCRIPT, layout, case, cases=tuple(OF_THREE) if layout == "three" else ())
+    check(script, layout, case, cases=OF_THREE[script] if layout == "three" else ())
 
 
 @pytest.mark.parametrize("case", listed(GRAPHS))
