@@ -13,6 +13,7 @@
 #include "base/interrupt.h"
 #include "base/status.h"
 #include "gil.h"
+#include "wire/array.h"
 #include "worker/completion.h"
 #include "worker/group.h"
 
@@ -37,23 +38,23 @@ T take(Result<T> result) {
 class ArrayView {
  public:
   // InvalidArgumentError names what is wrong: not an array, not contiguous, read-only where it must
-  // be written, on a device, of a dtype that is not supported.
-  ArrayView(nb::handle object, bool writable);
+  // be written, on a device, of a dtype that is not supported. `before`: what it begins with.
+  ArrayView(nb::handle object, bool writable, const std::string& before = {});
   ~ArrayView();
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
   char* data() const { return data_; }
-  DType dtype() const { return dtype_; }
-  const std::vector<uint64_t>& shape() const { return shape_; }
+  DType dtype() const { return array_.dtype; }
+  const std::vector<uint64_t>& shape() const { return array_.shape; }
+  const wire::Array& array() const { return array_; }
 
  private:
   void from_buffer(nb::handle object, bool writable);
   void from_dlpack(nb::handle object, bool writable);
 
   char* data_ = nullptr;
-  DType dtype_ = DType::kFloat32;
-  std::vector<uint64_t> shape_;
+  wire::Array array_;
   Py_buffer buffer_{};
   bool has_buffer_ = false;
   nb::object owner_;

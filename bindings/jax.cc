@@ -120,21 +120,34 @@ class Attributes {
 };
 
 // The same name as Python's.
-Result<wire::Collective> parse_collective(const std::string& name) {
-  for (const auto kind : {wire::Collective::kAllreduce, wire::Collective::kBroadcast,
-                          wire::Collective::kAllgather, wire::Collective::kReduceScatter}) {
-    if (name == wire::name_of(kind)) return kind;
-  }
+Result<wire::Collective> parse_collective(const std::string& name, const Reduction& reduction,
+                                          uint32_t root) {
+  if (name == wire::AllReduce::kName) return wire::Collective(wire::AllReduce{reduction});
+  if (name == wire::ReduceScatter::kName) return wire::Collective(wire::ReduceScatter{reduction});
+  if (name == wire::AllGather::kName) return wire::Collective(wire::AllGather{});
+  if (name == wire::Broadcast::kName) return wire::Collective(wire::Broadcast{root});
   return Status(Code::kInvalidArgument, concat("'", name, "' is no collective of a program"));
 }
 
-bool reduces(wire::Collective kind) {
-  return kind == wire::Collective::kAllreduce || kind == wire::Collective::kReduceScatter;
+// What only moves may have a dtype that the core does not know: its bytes are one dimension more.
+wire::Array array_of(const Element& element, std::vector<uint64_t> shape) {
+  if (element.dtype) return {*element.dtype, std::move(shape)};
+  shape.push_back(element.bytes);
+  return {DType::kUInt8, std::move(shape)};
 }
 
-Result<std::vector<Buffer>> buffers_of(const xla::Operands& operands, int64_t first) {
-  std::vector<Buffer> buffers;
-  for (int64_t i = first; i < operands.size; ++i) {
+// A dtype that cannot be reduced, if something is.
+Status check_element(const Element& element, const wire::Collective& what, int64_t operand) {
+  if (element.dtype || wire::reduction_of(what) == nullptr) return {};
+  return {Code::kInvalidArgument,
+          concat("operand ", operand, " of a program's call has a dtype that cannot be reduced")};
+}
+
+// Behind the first `skipped` operands.
+Result<std::vector<worker::Buffer>> buffers_of(const xla::Operands& operands, int64_t skipped,
+                                               const wire::Collective& what) {
+  std::vector<worker::Buffer> buffers;
+  for (int64_t i = skipped; i < operands.size; ++i) {
     if (operands.types[i] != xla::Operands::kBuffer) {
       return defect("operand ", i, " of a program's call is no array");
     }
@@ -145,27 +158,11 @@ Result<std::vector<Buffer>> buffers_of(const xla::Operands& operands, int64_t fi
                     concat("operand ", i, " of a program's call has dtype ",
                            static_cast<int>(array->dtype), " of XLA, which is not supported"));
     }
-    buffers.push_back({static_cast<char*>(array->data), element->bytes,
-                       {array->dims, array->dims + array->rank}});
+    HERRING_RETURN_IF_ERROR(check_element(*element, what, i));
+    buffers.push_back({array_of(*element, {array->dims, array->dims + array->rank}),
+                       static_cast<const char*>(array->data)});
   }
   return buffers;
-}
-
-// That of all operands behind the token.
-Result<DType> dtype_of(const xla::Operands& operands, const std::string& key) {
-  std::optional<DType> common;
-  for (int64_t i = 1; i < operands.size; ++i) {
-    const auto dtype = element_of(static_cast<const xla::Array*>(operands.values[i])->dtype)->dtype;
-    if (!dtype) {
-      return Status(Code::kInvalidArgument,
-                    concat("operand ", i, " of '", key, "' has a dtype that cannot be reduced"));
-    }
-    if (common.value_or(*dtype) != *dtype) {
-      return defect("operands of '", key, "' differ in dtype");
-    }
-    common = dtype;
-  }
-  return common.value_or(DType::kUInt8);
 }
 
 Result<KeyedCall> call_of(const xla::CallFrame& frame) {
@@ -175,33 +172,28 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   const std::string kind = attributes.text("kind"), op = attributes.text("op");
   call.refusal = attributes.text("refusal");
   call.group = attributes.number<int64_t>("group");
-  call.digest = static_cast<uint32_t>(attributes.number<int64_t>("digest"));
-  call.root = static_cast<uint32_t>(attributes.number<int64_t>("root"));
-  call.prescale = attributes.number<double>("prescale");
-  call.postscale = attributes.number<double>("postscale");
-  call.timeout = attributes.number<double>("timeout");
+  call.call.agreement = attributes.text("agreement");
+  call.call.timeout = attributes.number<double>("timeout");
+  const auto root = static_cast<uint32_t>(attributes.number<int64_t>("root"));
+  Reduction reduction;
+  reduction.prescale = attributes.number<double>("prescale");
+  reduction.postscale = attributes.number<double>("postscale");
   if (!attributes.lacking().empty()) {
     return defect("attribute '", attributes.lacking(), "' of '", call.key,
                   "' is not there, or of another type");
   }
-  auto parsed = parse_collective(kind);
-  if (!parsed.ok()) return parsed.status();
-  call.kind = *parsed;
   auto parsed_op = parse_reduce_op(op);
   if (!parsed_op.ok()) return parsed_op.status();
-  call.op = *parsed_op;
-  auto inputs = buffers_of(frame.arguments, 1);
+  reduction.op = *parsed_op;
+  auto parsed = parse_collective(kind, reduction, root);
+  if (!parsed.ok()) return parsed.status();
+  call.call.what = std::move(*parsed);
+  auto inputs = buffers_of(frame.arguments, 1, call.call.what);
   if (!inputs.ok()) return inputs.status();
-  call.inputs = std::move(*inputs);
-  auto places = buffers_of(frame.results, 1);
+  call.call.buffers = std::move(*inputs);
+  auto places = buffers_of(frame.results, 1, call.call.what);
   if (!places.ok()) return places.status();
-  for (const Buffer& one : *places) call.result_bytes += one.bytes();
-  if (reduces(call.kind)) {
-    auto dtype = dtype_of(frame.arguments, call.key);
-    if (!dtype.ok()) return dtype.status();
-    call.dtype = *dtype;
-    HERRING_RETURN_IF_ERROR(check_reducible(call.dtype, call.op, call.prescale, call.postscale));
-  }
+  for (worker::Buffer& one : *places) call.results.push_back(std::move(one.array));
   return call;
 }
 
@@ -241,56 +233,57 @@ xla::Error* finish(xla::CallFrame* frame) {
   }
   Attributes attributes(frame->attributes);
   const KeyedCalls::Key key(attributes.number<int64_t>("group"), attributes.text("key"));
-  auto outputs = buffers_of(frame->results, 0);
-  if (!outputs.ok()) return error_of(api, outputs.status());
+  std::vector<char*> places;
+  for (int64_t i = 0; i < frame->results.size; ++i) {
+    places.push_back(static_cast<char*>(static_cast<xla::Array*>(frame->results.values[i])->data));
+  }
   xla::FutureCreate create{sizeof(xla::FutureCreate), nullptr, nullptr};
   if (xla::Error* const error = api.future_create(&create); error != nullptr) return error;
   frame->future = create.future;
-  KeyedCalls::instance().finish(key, std::move(*outputs),
+  KeyedCalls::instance().finish(key, std::move(places),
                                 [&api, future = create.future](const Status& status) {
                                   complete(api, future, status);
                                 });
   return nullptr;
 }
 
-// Bytes, bytes of an element, shape.
-using Described = std::tuple<nb::object, size_t, std::vector<uint64_t>>;
+// Bytes, dtype, bytes of an element, shape.
+using Described = std::tuple<nb::object, std::string, size_t, std::vector<uint64_t>>;
 
 // The collective as a callback has it, which waits.
-void run(const std::string& kind, const std::string& key, const std::string& dtype,
-         const std::string& op, int64_t group, int64_t digest, uint32_t root, double prescale,
-         double postscale, double timeout, const std::string& refusal,
-         const std::vector<Described>& inputs, const std::vector<Described>& outputs) {
+void run(const std::string& kind, const std::string& key, const std::string& op, int64_t group,
+         const std::string& agreement, uint32_t root, double prescale, double postscale,
+         double timeout, const std::string& refusal, const std::vector<Described>& inputs,
+         const std::vector<Described>& outputs) {
   KeyedCall call;
-  std::vector<Buffer> results;
-  call.kind = take(parse_collective(kind));
   call.key = key;
-  call.op = take(parse_reduce_op(op));
   call.group = group;
-  call.digest = static_cast<uint32_t>(digest);
-  call.root = root;
-  call.prescale = prescale;
-  call.postscale = postscale;
-  call.timeout = timeout;
   call.refusal = refusal;
-  if (reduces(call.kind)) {
-    call.dtype = take(parse_dtype(dtype));
-    check(check_reducible(call.dtype, call.op, prescale, postscale));
-  }
+  call.call.what =
+      take(parse_collective(kind, {take(parse_reduce_op(op)), prescale, postscale}, root));
+  call.call.agreement = agreement;
+  call.call.timeout = timeout;
   std::deque<ArrayView> views;
-  for (const auto& [arrays, buffers, writes] :
-       {std::tuple(&inputs, &call.inputs, false), std::tuple(&outputs, &results, true)}) {
-    for (const auto& [bytes, item, shape] : *arrays) {
-      const ArrayView& view = views.emplace_back(bytes, writes);
-      buffers->push_back({view.data(), item, shape});
-      if (view.dtype() == DType::kUInt8 && view.shape().size() == 1 &&
-          view.shape()[0] == buffers->back().bytes()) {
-        continue;
+  std::vector<char*> places;
+  for (const auto* arrays : {&inputs, &outputs}) {
+    for (const auto& [bytes, dtype, item, shape] : *arrays) {
+      const ArrayView& view = views.emplace_back(bytes, arrays == &outputs);
+      const auto known = parse_dtype(dtype);
+      const Element element{item, known.ok() ? std::optional(*known) : std::nullopt};
+      check(check_element(element, call.call.what, static_cast<int64_t>(views.size())));
+      wire::Array array = array_of(element, shape);
+      if (view.dtype() != DType::kUInt8 || view.array().bytes() != array.bytes()) {
+        raise({Code::kInvalidArgument,
+               concat("an array of '", key, "' is not given as its bytes")});
       }
-      raise({Code::kInvalidArgument, concat("an array of '", key, "' is not given as its bytes")});
+      if (arrays == &inputs) {
+        call.call.buffers.push_back({std::move(array), view.data()});
+      } else {
+        call.results.push_back(std::move(array));
+        places.push_back(view.data());
+      }
     }
   }
-  for (const Buffer& one : results) call.result_bytes += one.bytes();
   struct {
     std::mutex mutex;
     std::condition_variable changed;
@@ -301,7 +294,7 @@ void run(const std::string& kind, const std::string& key, const std::string& dty
     const KeyedCalls::Key place(group, key);
     const Status started = KeyedCalls::instance().start(std::move(call));
     if (started.ok()) {
-      KeyedCalls::instance().finish(place, std::move(results), [&outcome](const Status& status) {
+      KeyedCalls::instance().finish(place, std::move(places), [&outcome](const Status& status) {
         std::lock_guard lock(outcome.mutex);
         outcome.status = status;
         outcome.changed.notify_all();
@@ -333,7 +326,7 @@ void register_jax(nb::module_& module) {
             return KeyedCalls::instance().add_group(std::move(group));
           },
           "group"_a, Release());
-  jax.def("run", &run, "kind"_a, "key"_a, "dtype"_a, "op"_a, "group"_a, "digest"_a, "root"_a,
+  jax.def("run", &run, "kind"_a, "key"_a, "op"_a, "group"_a, "agreement"_a, "root"_a,
           "prescale"_a, "postscale"_a, "timeout"_a, "refusal"_a, "inputs"_a, "outputs"_a);
 }
 

@@ -31,7 +31,7 @@ using worker::Operation;
 // An operation and the arrays that must stay alive while it is in flight.
 struct InFlight {
   std::shared_ptr<Operation> operation;
-  std::shared_ptr<ArrayView> array, into;
+  std::vector<std::shared_ptr<ArrayView>> views;
 };
 
 // Operations whose handles went before they were complete: the engine may still write into their
@@ -48,7 +48,7 @@ void release_abandoned() {
     return !one.operation->completion.done();
   });
   // Releasing an array may run anything, this too.
-  const std::vector<InFlight> released(std::make_move_iterator(complete),
+  std::vector<InFlight> released(std::make_move_iterator(complete),
                                        std::make_move_iterator(list.end()));
   list.erase(complete, list.end());
 }
@@ -58,7 +58,7 @@ struct Handle : InFlight {
 
   ~Handle() {
     if (operation && !operation->completion.done()) {
-      abandoned().push_back({std::move(operation), std::move(array), std::move(into)});
+      abandoned().push_back({std::move(operation), std::move(views)});
     }
     release_abandoned();
   }
@@ -165,10 +165,7 @@ void end_callbacks(Job& job) {
 }
 
 wire::Collective parse_kind(const std::string& name) {
-  for (int i = 0; i < wire::kNumCollectives; ++i) {
-    const auto kind = static_cast<wire::Collective>(i);
-    if (name == wire::name_of(kind)) return kind;
-  }
+  if (auto what = wire::collective_of(name)) return std::move(*what);
   raise({Code::kInvalidArgument, "no collective is called '" + name + "'"});
 }
 
@@ -212,60 +209,123 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   return take(without_gil([&] { return Job::start(std::move(options)); }));
 }
 
-std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object array,
-                               const std::string& name, const std::string& op, int root,
-                               double prescale, double postscale, std::vector<uint64_t> splits,
-                               double timeout, const std::string& algorithm, bool waits,
-                               nb::handle group, uint32_t list, nb::object into) {
-  worker::Request request;
-  request.group = group_of(group);
-  request.kind = parse_kind(kind);
-  request.name = name;
+// What a caller gives beside its arrays, by name.
+class Fields {
+ public:
+  Fields(const nb::kwargs& given, const std::string& kind, uint32_t ranks)
+      : given_(given), kind_(kind), ranks_(ranks) {}
+
+  bool has(const char* name) const { return given_.contains(name); }
+  template <typename T>
+  T get(const char* name, T otherwise) {
+    if (!has(name)) return otherwise;
+    ++used_;
+    return nb::cast<T>(given_[name]);
+  }
+  uint32_t rank(const char* name) {
+    const auto given = get<int64_t>(name, 0);
+    if (given >= 0 && given < ranks_) return static_cast<uint32_t>(given);
+    raise({Code::kInvalidArgument, concat(kind_, ": ", name, " is ", given, "; ranks are 0 to ",
+                                          ranks_ - 1)});
+  }
+  Reduction reduction() {
+    return {take(parse_reduce_op(get<std::string>("op", "sum"))), get("prescale", 1.0),
+            get("postscale", 1.0)};
+  }
+  void check_all_used() const {
+    if (used_ == given_.size()) return;
+    raise({Code::kInvalidArgument, concat(kind_, " was given an option that it does not have: ",
+                                          nb::str(given_.keys()).c_str())});
+  }
+
+ private:
+  const nb::kwargs& given_;
+  const std::string& kind_;
+  const int64_t ranks_;
+  size_t used_ = 0;
+};
+
+void fill(wire::AllReduce& what, Fields& fields) {
+  what.reduction = fields.reduction();
+  const auto algorithm = fields.get<std::string>("algorithm", "herring");
+  what.algorithm = take(collective::parse_algorithm(algorithm));
+}
+void fill(wire::Broadcast& what, Fields& fields) { what.root = fields.rank("root"); }
+void fill(wire::AllGather&, Fields&) {}
+void fill(wire::ReduceScatter& what, Fields& fields) {
+  what.reduction = fields.reduction();
+  what.rows = fields.get("splits", std::vector<uint64_t>());
+}
+void fill(wire::AllToAll& what, Fields& fields) {
+  what.rows = fields.get("splits", std::vector<uint64_t>());
+}
+void fill(wire::Barrier&, Fields&) {}
+void fill(wire::FormGroup& what, Fields& fields) {
+  what.ranks = fields.get("ranks", std::vector<uint32_t>());
+}
+void fill(wire::Send& what, Fields& fields) {
+  what.to = fields.rank("to");
+  what.tag = fields.get<uint64_t>("tag", 0);
+}
+void fill(wire::Receive& what, Fields& fields) {
+  if (fields.has("source")) what.from = fields.rank("source");
+  if (fields.has("tag")) what.tag = fields.get<uint64_t>("tag", 0);
+}
+void fill(wire::Join&, Fields&) {}
+
+// `arrays`: a list if `listed`, else an array, or None where the kind takes none.
+std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arrays,
+                               const std::string& name, double timeout, bool waits,
+                               nb::handle group, nb::object into, bool listed,
+                               const std::string& agreement, nb::kwargs options) {
+  worker::Call call;
+  call.group = group_of(group);
+  call.what = parse_kind(kind);
+  call.name = name;
   check_name(name);
-  request.op = take(parse_reduce_op(op));
-  request.algorithm = take(collective::parse_algorithm(algorithm));
-  if (request.algorithm != wire::Algorithm::kHerring &&
-      request.kind != wire::Collective::kAllreduce) {
-    raise({Code::kInvalidArgument, concat(kind, " has no algorithm to choose")});
-  }
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.splits = std::move(splits);
-  request.timeout = timeout;
-  const uint32_t size = request.group ? request.group->size() : job.cluster().size;
-  const bool any = root < 0 && request.kind == wire::Collective::kReceive;
-  if (!any && (root < 0 || static_cast<uint32_t>(root) >= size)) {
-    raise({Code::kInvalidArgument,
-           concat("root is ", root, "; ranks ", request.group ? "inside the group" : "of the job",
-                  " are 0 to ", size - 1)});
-  }
-  request.root = any ? wire::kAnyRank : static_cast<uint32_t>(root);
+  call.list = listed;
+  call.agreement = agreement;
+  call.timeout = timeout;
+  Fields fields(options, kind, call.group ? call.group->size() : job.cluster().size);
+  std::visit([&fields](auto& what) { fill(what, fields); }, call.what);
+  fields.check_all_used();
   auto handle = std::make_unique<Handle>();
-  handle->what = concat(kind, " '", name, "'");
-  if (request.kind == wire::Collective::kBarrier || request.kind == wire::Collective::kJoin) {
-    request.shape = {0};
-  } else {
-    const bool in_place = request.kind == wire::Collective::kAllreduce ||
-                          request.kind == wire::Collective::kBroadcast ||
-                          request.kind == wire::Collective::kReceive;
-    handle->array = std::make_shared<ArrayView>(array, in_place);
-    request.dtype = handle->array->dtype();
-    request.shape = handle->array->shape();
-    request.send = request.receive = handle->array->data();
-    if (request.kind == wire::Collective::kAllreduce ||
-        request.kind == wire::Collective::kReduceScatter) {
-      check(check_reducible(request.dtype, request.op, prescale, postscale));
+  handle->what = concat(listed ? "grouped_" : "", kind, " '", name, "'");
+  const bool in_place = wire::is<wire::AllReduce>(call.what) ||
+                        wire::is<wire::Broadcast>(call.what) ||
+                        wire::is<wire::Receive>(call.what);
+  const auto add = [&](nb::handle array, const std::string& before) {
+    handle->views.push_back(std::make_shared<ArrayView>(array, in_place, before));
+    const ArrayView& view = *handle->views.back();
+    call.buffers.push_back({view.array(), view.data(), in_place ? view.data() : nullptr});
+  };
+  const bool takes_none = wire::is<wire::Barrier>(call.what) || wire::is<wire::Join>(call.what);
+  if (listed) {
+    size_t i = 0;
+    for (const nb::handle array : nb::cast<nb::list>(arrays)) {
+      add(array, concat("'", name, "', array ", i++, " of the list: "));
     }
+  } else if (!takes_none) {
+    add(arrays, {});
+    const Reduction* const reduction = wire::reduction_of(call.what);
+    if (reduction != nullptr) check(check_reducible(call.buffers[0].array.dtype, *reduction));
   }
   if (!into.is_none()) {
-    handle->into = std::make_shared<ArrayView>(into, true);
-    request.into = handle->into->data();
-    request.into_bytes = size_of(handle->into->dtype());
-    for (const uint64_t dimension : handle->into->shape()) request.into_bytes *= dimension;
+    handle->views.push_back(std::make_shared<ArrayView>(into, true));
+    const ArrayView& view = *handle->views.back();
+    call.buffers[0].receive = view.data();
+    call.buffers[0].receive_bytes = view.array().bytes();
   }
-  if (list != 0) request.root = list;  // of an operation without a root: ranks must agree on it
   release_abandoned();
-  handle->operation = take(job.engine().submit(std::move(request), waits));
+  if (!listed) {
+    handle->operation = take(job.engine().submit(std::move(call), waits));
+    return handle;
+  }
+  auto submitted = [&] {
+    GilReleased release;  // its arrays are copied
+    return job.engine().submit(std::move(call), waits);
+  }();
+  handle->operation = take(std::move(submitted));
   return handle;
 }
 
@@ -297,14 +357,6 @@ void copy_parts(const std::vector<Part>& parts, bool back) {
   for (const Copy& one : copies) std::memcpy(one.to, one.from, one.bytes);
 }
 
-// Its dtype and shape; what operations in place refuse is refused.
-nb::tuple describe_array(nb::object array, bool writable) {
-  const ArrayView view(array, writable);
-  nb::list shape;
-  for (const uint64_t dimension : view.shape()) shape.append(dimension);
-  return nb::make_tuple(name_of(view.dtype()), nb::tuple(shape));
-}
-
 // Waits for it, once: it is formed by all of its ranks.
 std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
                                    const std::string& name, double timeout) {
@@ -314,32 +366,59 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
     raise({Code::kInvalidArgument, concat("rank ", job.rank(), " is not in group '", name, "' (",
                                           control::list_ranks(ranks), ") that it forms")});
   }
-  worker::Request request;
-  request.kind = wire::Collective::kFormGroup;
-  request.name = name;
-  request.shape = {0};
-  request.splits.assign(ranks.begin(), ranks.end());
-  request.timeout = timeout;
+  worker::Call call;
+  call.what = wire::FormGroup{ranks};
+  call.name = name;
+  call.timeout = timeout;
   auto handle = std::make_unique<Handle>();
   handle->what = concat("new_group '", name, "' (", control::list_ranks(ranks), ")");
-  handle->operation = take(job.engine().submit(std::move(request), true));
+  handle->operation = take(job.engine().submit(std::move(call), true));
   return handle;
 }
 
-// The result of allgather, reduce_scatter and alltoall as bytes that NumPy can view and own.
+// Bytes that NumPy can view and own.
+nb::object as_bytes(std::unique_ptr<char[]> data, size_t bytes) {
+  char* const raw = data.release();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<char*>(p); });
+  using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+  return nb::cast(Bytes(raw, {bytes}, owner));
+}
+
+// The result of allgather, reduce_scatter and alltoall.
 nb::object result_of(Handle& handle) {
   check(handle.operation->completion.status());
-  struct Owner {
-    std::unique_ptr<char[]> data;
-  };
   const size_t bytes = handle.operation->result_bytes;
   if (bytes > 0 && handle.operation->result == nullptr) {
     raise({Code::kInvalidArgument, concat("the result of ", handle.what, " was taken already")});
   }
-  auto* owner = new Owner{std::move(handle.operation->result)};
-  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
-  using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
-  return nb::cast(Bytes(owner->data.get(), {bytes}, capsule));
+  return as_bytes(std::move(handle.operation->result), bytes);
+}
+
+// Likewise of a list: for each array its dtype, its shape and its bytes.
+nb::list results_of(Handle& handle) {
+  Operation& operation = *handle.operation;
+  check(operation.completion.status());
+  std::vector<std::unique_ptr<char[]>> results;
+  std::vector<char*> places;
+  for (size_t i = 0; i < handle.views.size(); ++i) {
+    const size_t bytes = operation.result_rows()[i] * handle.views[i]->array().row_bytes();
+    results.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+    places.push_back(results.back().get());
+  }
+  {
+    GilReleased release;
+    operation.take(places);
+  }
+  nb::list all;
+  for (size_t i = 0; i < results.size(); ++i) {
+    wire::Array array = handle.views[i]->array();
+    array.shape[0] = operation.result_rows()[i];
+    nb::list shape;
+    for (const uint64_t dimension : array.shape) shape.append(dimension);
+    all.append(nb::make_tuple(name_of(array.dtype), nb::tuple(shape),
+                              as_bytes(std::move(results[i]), array.bytes())));
+  }
+  return all;
 }
 
 void shut_down(Job& job) {
@@ -421,6 +500,7 @@ void register_job(nb::module_& module) {
       .def("callbacks", &callbacks_of)
       .def("call_when_done", &call_when_done, nb::arg("callback"))
       .def("result", &result_of)
+      .def("results", &results_of)
       .def_prop_ro("placed", [](const Handle& h) {
         check(h.operation->completion.status());
         return h.operation->placed;
@@ -436,10 +516,9 @@ void register_job(nb::module_& module) {
       .def_static("start", &start_job, "rank"_a, "size"_a, "local_rank"_a, "local_size"_a,
                   "servers"_a, "rendezvous"_a, "rendezvous_fd"_a, "host_id"_a, "secret"_a,
                   "settings"_a)
-      .def("submit", &submit, "kind"_a, "array"_a.none(), "name"_a, "op"_a = "sum", "root"_a = 0,
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "splits"_a = std::vector<uint64_t>{},
-           "timeout"_a = 0.0, "algorithm"_a = "herring", "waits"_a = false,
-           "group"_a = nb::none(), "list"_a = 0, "into"_a.none() = nb::none())
+      .def("submit", &submit, "kind"_a, "arrays"_a.none(), "name"_a, "timeout"_a = 0.0,
+           "waits"_a = false, "group"_a = nb::none(), "into"_a.none() = nb::none(),
+           "listed"_a = false, "agreement"_a = "", "options"_a)
       .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
       .def("destroy_group",
            [](Job& job, nb::handle group) {
@@ -484,7 +563,6 @@ void register_job(nb::module_& module) {
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);
   module.def("copy_parts", &copy_parts, "parts"_a, "back"_a = false);
-  module.def("describe_array", &describe_array, "array"_a.none(), "writable"_a);
 }
 
 }  // namespace herring::bindings

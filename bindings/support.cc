@@ -6,7 +6,11 @@
 namespace herring::bindings {
 namespace {
 
-[[noreturn]] void invalid(const std::string& text) { raise({Code::kInvalidArgument, text}); }
+struct InvalidArray {
+  std::string text;
+};
+
+[[noreturn]] void invalid(std::string text) { throw InvalidArray{std::move(text)}; }
 
 std::string class_name(nb::handle object) {
   return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
@@ -98,13 +102,17 @@ void raise(const Status& status) {
   throw nb::python_error();
 }
 
-ArrayView::ArrayView(nb::handle object, bool writable) {
-  if (PyObject_CheckBuffer(object.ptr())) {
-    from_buffer(object, writable);
-  } else if (nb::hasattr(object, "__dlpack__")) {
-    from_dlpack(object, writable);
-  } else {
-    invalid("expected an array (the buffer protocol or __dlpack__), got " + class_name(object));
+ArrayView::ArrayView(nb::handle object, bool writable, const std::string& before) {
+  try {
+    if (PyObject_CheckBuffer(object.ptr())) {
+      from_buffer(object, writable);
+    } else if (nb::hasattr(object, "__dlpack__")) {
+      from_dlpack(object, writable);
+    } else {
+      invalid("expected an array (the buffer protocol or __dlpack__), got " + class_name(object));
+    }
+  } catch (const InvalidArray& wrong) {
+    raise({Code::kInvalidArgument, before + wrong.text});
   }
 }
 
@@ -123,7 +131,7 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
     has_buffer_ = false;
     invalid(text);
   };
-  if (!dtype_of_format(buffer_.format, buffer_.itemsize, &dtype_)) {
+  if (!dtype_of_format(buffer_.format, buffer_.itemsize, &array_.dtype)) {
     const std::string format = concat("with the buffer format '", buffer_.format, "'");
     PyBuffer_Release(&buffer_);
     has_buffer_ = false;
@@ -136,7 +144,7 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
     fail("the array is read-only, and results are written in place");
   }
   data_ = static_cast<char*>(buffer_.buf);
-  for (int i = 0; i < buffer_.ndim; ++i) shape_.push_back(buffer_.shape[i]);
+  for (int i = 0; i < buffer_.ndim; ++i) array_.shape.push_back(buffer_.shape[i]);
 }
 
 void ArrayView::from_dlpack(nb::handle object, bool writable) {
@@ -152,7 +160,7 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
     invalid_dtype(object, concat("of this ", class_name(object), ", or its layout,"));
   }
   static_cast<void>(writable);
-  if (!dtype_of_dlpack(array.dtype(), &dtype_)) {
+  if (!dtype_of_dlpack(array.dtype(), &array_.dtype)) {
     invalid_dtype(object, concat("with DLPack's code ", int{array.dtype().code}, " and ",
                                  int{array.dtype().bits}, " bits"));
   }
@@ -165,7 +173,7 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
   if (!contiguous && array.size() > 0) {
     invalid("the array is not contiguous (C order); call .contiguous() first");
   }
-  for (size_t i = 0; i < array.ndim(); ++i) shape_.push_back(array.shape(i));
+  for (size_t i = 0; i < array.ndim(); ++i) array_.shape.push_back(array.shape(i));
   data_ = static_cast<char*>(const_cast<void*>(array.data()));
   owner_ = nb::cast(array, nb::rv_policy::reference);
 }

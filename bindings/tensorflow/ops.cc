@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "continuations.h"
+#include "base/continuations.h"
 #include "tf_c.h"
 
 namespace {
@@ -137,12 +137,12 @@ void compute(void* kernel, TF_OpKernelContext* context) {
 // returns, so it is copied as what it is in TensorFlow's C++. Python looks that up in TensorFlow's
 // headers before it uses this operation.
 void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
-  static auto* const threads = new herring::bindings::Continuations;  // outlives all graphs
   const Call& call = *static_cast<const Call*>(kernel);
   std::function<void()> done = *reinterpret_cast<std::function<void()>*>(given);
   auto arrays = arrays_of<true>(call, context);
   if (arrays == nullptr) return done();
-  threads->put([&call, context, done = std::move(done), arrays = std::move(arrays)]() mutable {
+  herring::Continuations::shared().put([&call, context, done = std::move(done),
+                                        arrays = std::move(arrays)]() mutable {
     run(call, context, *arrays);
     arrays.reset();  // so that what follows may take the memory
     done();

@@ -44,7 +44,8 @@ DType accumulator_of(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
 
-Status check_reducible(DType dtype, ReduceOp op, double prescale, double postscale) {
+Status check_reducible(DType dtype, const Reduction& reduction) {
+  const auto [op, prescale, postscale] = reduction;
   if (is_float(dtype)) return {};
   if (op == ReduceOp::kAverage) {
     return {Code::kInvalidArgument,

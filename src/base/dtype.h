@@ -35,7 +35,14 @@ Result<ReduceOp> parse_reduce_op(const std::string& name);
 // The type in which `dtype` is summed: float32 for 16-bit floats, otherwise itself.
 DType accumulator_of(DType dtype);
 
+// How values are combined: each rank's times `prescale`, and the result times `postscale`.
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0, postscale = 1.0;
+  bool operator==(const Reduction&) const = default;
+};
+
 // kInvalidArgument for what has no meaning: averaging or scaling integers and bool.
-Status check_reducible(DType dtype, ReduceOp op, double prescale, double postscale);
+Status check_reducible(DType dtype, const Reduction& reduction);
 
 }  // namespace herring

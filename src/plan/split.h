@@ -17,12 +17,14 @@ inline Part even_split(uint64_t count, uint32_t parts, uint32_t index) {
   return {index * each + std::min<uint64_t>(index, extra), each + (index < extra ? 1 : 0)};
 }
 
-// Of all ranks, in their order. `given`: counts that sum up to `count`; empty: an even split.
-inline std::vector<Part> split(uint64_t count, uint32_t parts, const std::vector<uint64_t>& given) {
+// Of all ranks, in their order. `given`: counts that sum up to `count`, behind those of `before`
+// other splits; empty: an even split.
+inline std::vector<Part> split(uint64_t count, uint32_t parts, const std::vector<uint64_t>& given,
+                               size_t before = 0) {
   std::vector<Part> all(parts);
   uint64_t first = 0;
   for (uint32_t i = 0; i < parts; ++i) {
-    all[i] = given.empty() ? even_split(count, parts, i) : Part{first, given[i]};
+    all[i] = given.empty() ? even_split(count, parts, i) : Part{first, given[before * parts + i]};
     first += all[i].count;
   }
   return all;

@@ -234,7 +234,7 @@ Status check_stage(const Stage& stage) {
                    ", reduction number ", op, " below ", kNumReduceOps)};
   }
   HERRING_RETURN_IF_ERROR(
-      check_reducible(stage.in, stage.op, stage.prescale, stage.postscale));
+      check_reducible(stage.in, {stage.op, stage.prescale, stage.postscale}));
   if (stage.out != stage.in && !(is_float(stage.in) && is_float(stage.out))) {
     return {Code::kInvalidArgument,
             concat("a reduction of ", name_of(stage.in), " cannot give ", name_of(stage.out),

@@ -1,9 +1,8 @@
 #include "server/calls.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
-#include <numeric>
+#include <utility>
+#include <variant>
 
 #include "plan/split.h"
 #include "reduce/reduce.h"
@@ -12,54 +11,62 @@ namespace herring::server {
 namespace {
 
 using wire::Announce;
-using wire::Collective;
 
 constexpr uint64_t kLargestResult = uint64_t{1} << 60;  // bytes, all ranks' together
 
-uint64_t row_elements(const Announce& a) {
-  return std::accumulate(a.shape.begin() + (a.shape.empty() ? 0 : 1), a.shape.end(), uint64_t{1},
-                         std::multiplies<>());
-}
+// Ranks that give something else, of a mismatch: so many are described.
+constexpr size_t kMostDescribed = 16;
+constexpr size_t kMostShown = 16;  // numbers of a list
 
-uint64_t rows(const Announce& a) { return a.shape.empty() ? 1 : a.shape[0]; }
-
-// May ranks differ in the first dimension?
-bool ragged(Collective kind) {
-  return kind == Collective::kAllgather || kind == Collective::kAlltoall;
+template <typename Number>
+std::string listed(const std::vector<Number>& numbers, size_t most) {
+  std::string text = "[";
+  for (size_t i = 0; i < std::min(numbers.size(), most); ++i) {
+    text += concat(i == 0 ? "" : ", ", numbers[i]);
+  }
+  return text + (numbers.size() > most ? ", ...]" : "]");
 }
 
 bool agree(const Announce& a, const Announce& b) {
-  if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root ||
-      a.algorithm != b.algorithm ||
-      a.prescale != b.prescale || a.postscale != b.postscale ||
-      a.shape.size() != b.shape.size()) {
+  if (!wire::agree(a.what, b.what) || a.listed != b.listed || a.agreement != b.agreement ||
+      a.arrays.size() != b.arrays.size()) {
     return false;
   }
-  if (a.kind == Collective::kReduceScatter && a.splits != b.splits) return false;
-  const size_t from = ragged(a.kind) && !a.shape.empty() ? 1 : 0;
-  return std::equal(a.shape.begin() + from, a.shape.end(), b.shape.begin() + from);
+  const bool ragged = wire::is_ragged(a.what);
+  return std::equal(a.arrays.begin(), a.arrays.end(), b.arrays.begin(),
+                    [ragged](const wire::Array& one, const wire::Array& other) {
+                      const long from = ragged && !one.shape.empty() ? 1 : 0;
+                      return one.dtype == other.dtype && one.shape.size() == other.shape.size() &&
+                             std::equal(one.shape.begin() + from, one.shape.end(),
+                                        other.shape.begin() + from);
+                    });
 }
 
 std::string describe(const Announce& a) {
-  std::string shape;
-  for (uint64_t d : a.shape) shape += (shape.empty() ? "" : ", ") + std::to_string(d);
-  std::string text = concat(wire::name_of(a.kind), " of ", name_of(a.dtype), " [", shape, "]");
-  if (a.kind == Collective::kAllreduce || a.kind == Collective::kReduceScatter) {
-    text += concat(", op ", name_of(a.op));
-    if (a.algorithm != wire::Algorithm::kHerring) {
-      text += concat(", algorithm ", wire::name_of(a.algorithm));
+  std::string text = wire::name_of(a.what);
+  if (a.listed) {
+    text += concat(" of ", a.agreement);
+  } else {
+    for (const wire::Array& array : a.arrays) {
+      text += concat(" of ", name_of(array.dtype), " ", listed(array.shape, array.shape.size()));
     }
-    if (a.prescale != 1.0) text += concat(", prescale ", a.prescale);
-    if (a.postscale != 1.0) text += concat(", postscale ", a.postscale);
+    if (!a.agreement.empty()) text += concat(" (", a.agreement, ")");
   }
-  if (a.kind == Collective::kBroadcast || a.root != 0) text += concat(", root ", a.root);
-  if (a.kind == Collective::kReduceScatter && !a.splits.empty()) {
-    constexpr size_t kMostShown = 16;
-    std::string splits;
-    for (size_t i = 0; i < std::min(a.splits.size(), kMostShown); ++i) {
-      splits += concat(i == 0 ? "" : ", ", a.splits[i]);
-    }
-    text += concat(", splits [", splits, a.splits.size() > kMostShown ? ", ...]" : "]");
+  if (const Reduction* reduction = wire::reduction_of(a.what)) {
+    text += concat(", op ", name_of(reduction->op));
+    if (reduction->prescale != 1.0) text += concat(", prescale ", reduction->prescale);
+    if (reduction->postscale != 1.0) text += concat(", postscale ", reduction->postscale);
+  }
+  const auto* allreduce = std::get_if<wire::AllReduce>(&a.what);
+  if (allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring) {
+    text += concat(", algorithm ", wire::name_of(allreduce->algorithm));
+  }
+  if (const auto* broadcast = std::get_if<wire::Broadcast>(&a.what)) {
+    text += concat(", root ", broadcast->root);
+  }
+  const auto* scatter = std::get_if<wire::ReduceScatter>(&a.what);
+  if (scatter != nullptr && !scatter->rows.empty() && !a.listed) {
+    text += concat(", splits ", listed(scatter->rows, kMostShown));
   }
   return text;
 }
@@ -71,39 +78,75 @@ std::string describe_mismatch(const control::Group& group, const Announces& call
     return call == nullptr || agree(first, *call);
   });
   if (equal) return {};
-  std::map<std::string, std::vector<uint32_t>> who;
+  std::vector<std::pair<std::string, std::vector<uint32_t>>> who;
+  size_t others = 0;
   for (uint32_t index = 0; index < calls.size(); ++index) {
-    if (calls[index] != nullptr) who[describe(*calls[index])].push_back(group.ranks()[index]);
+    if (calls[index] == nullptr) continue;
+    std::string what = describe(*calls[index]);
+    auto same = std::ranges::find(who, what, [](const auto& one) { return one.first; });
+    if (same == who.end() && who.size() == kMostDescribed) {
+      ++others;
+      continue;
+    }
+    if (same == who.end()) same = who.emplace(same, std::move(what), std::vector<uint32_t>());
+    same->second.push_back(group.ranks()[index]);
   }
   std::string text = concat("ranks disagree about '", first.name, "'", group.suffix(), ":");
   for (const auto& [what, ranks] : who) {
     text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
   }
+  if (others > 0) return concat(text, " and ", others, " more ranks that give something else");
   text.pop_back();
   return text;
-}
-
-uint64_t bytes_of(const Announce& a) { return a.elements() * size_of(a.dtype); }
-
-bool reduces(Collective kind) {
-  return kind == Collective::kAllreduce || kind == Collective::kReduceScatter;
 }
 
 // Buffers of an all-to-all are numbered by sender and receiver together, in 32 bits.
 constexpr uint32_t kMostRanksOfAlltoall = (1 << 16) - 1;
 
-Status check_splits(const Announce& a, uint32_t size) {
-  if (a.kind == Collective::kAlltoall && size > kMostRanksOfAlltoall) {
-    return {Code::kInvalidArgument, concat("'", a.name, "' is an alltoall of ", size,
-                                           " ranks; it takes at most ", kMostRanksOfAlltoall)};
-  }
-  uint64_t sum = 0;
-  bool overflow = false;
-  for (const uint64_t split : a.splits) overflow |= __builtin_add_overflow(sum, split, &sum);
-  if (!overflow && a.splits.size() == size && sum == rows(a)) return {};
+Status wrong_splits(const Announce& call, uint32_t size) {
   return {Code::kInvalidArgument,
-          concat("splits of '", a.name, "' must be ", size,
-                 " counts that sum to the first dimension, ", rows(a))};
+          concat("splits of '", call.name, "' must be ", size,
+                 " counts that sum to the first dimension, ", call.arrays.front().rows())};
+}
+
+// What the arrays of a call must be like for its kind, whatever other ranks give.
+Status check_shape(const Announce& call, uint32_t size) {
+  const bool empty = wire::is<wire::Barrier>(call.what) || wire::is<wire::FormGroup>(call.what) ||
+                     wire::is<wire::Join>(call.what);
+  const bool bundles = wire::reduction_of(call.what) != nullptr && call.listed;
+  const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
+  const bool by_workers =
+      allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring;
+  if (empty != call.arrays.empty() || (call.arrays.size() > 1 && (!bundles || by_workers))) {
+    return {Code::kInvalidArgument, concat("'", call.name, "' is ", wire::name_of(call.what),
+                                           " of ", call.arrays.size(), " arrays")};
+  }
+  if (const auto* broadcast = std::get_if<wire::Broadcast>(&call.what);
+      broadcast != nullptr && broadcast->root >= size) {
+    return {Code::kInvalidArgument, concat("root ", broadcast->root, " of '", call.name,
+                                           "' is no rank; there are ", size)};
+  }
+  if (const Reduction* reduction = wire::reduction_of(call.what)) {
+    for (const wire::Array& array : call.arrays) {
+      HERRING_RETURN_IF_ERROR(check_reducible(array.dtype, *reduction));
+    }
+  }
+  if (const auto* scatter = std::get_if<wire::ReduceScatter>(&call.what)) {
+    const bool fit = scatter->rows.empty() || wire::are_splits(scatter->rows, call.arrays, size);
+    if (!fit) return wrong_splits(call, size);
+  }
+  if (const auto* alltoall = std::get_if<wire::AllToAll>(&call.what)) {
+    if (size > kMostRanksOfAlltoall) {
+      return {Code::kInvalidArgument, concat("'", call.name, "' is an alltoall of ", size,
+                                             " ranks; it takes at most ", kMostRanksOfAlltoall)};
+    }
+    if (!wire::are_splits(alltoall->rows, call.arrays, size)) return wrong_splits(call, size);
+  }
+  return {};
+}
+
+const std::vector<uint64_t>& rows_of(const Announce& alltoall) {
+  return std::get<wire::AllToAll>(alltoall.what).rows;
 }
 
 }  // namespace
@@ -112,39 +155,20 @@ const Announce& first_of(const Announces& calls) {
   return **std::find_if(calls.begin(), calls.end(), [](const Announce* one) { return one; });
 }
 
-bool goes_without_joined(const Announce& call) {
-  return call.kind == Collective::kAllreduce && call.algorithm == wire::Algorithm::kHerring;
-}
-
 uint64_t payload_bytes(const Announce& a, uint32_t index) {
-  const bool sends = a.kind != Collective::kBarrier && a.kind != Collective::kFormGroup &&
-                     a.kind != Collective::kReceive && a.kind != Collective::kJoin &&
-                     (a.kind != Collective::kBroadcast || a.root == index);
-  return a.inline_payload && a.refusal.empty() && sends ? bytes_of(a) : 0;
+  const bool gives = a.inline_payload && a.refusal.empty() && wire::gives_data(a.what, index);
+  return gives ? a.bytes() : 0;
 }
 
 Status check(const control::Group& group, const Announces& calls) {
   if (const std::string text = describe_mismatch(group, calls); !text.empty()) {
     return {Code::kMismatch, text};
   }
-  const Announce& first = first_of(calls);
-  const auto size = static_cast<uint32_t>(calls.size());
-  if (first.kind == Collective::kBroadcast && first.root >= size) {
-    return {Code::kInvalidArgument, concat("root ", first.root, " of '", first.name, "'",
-                                           group.suffix(), " is no rank; there are ", size)};
-  }
-  if (reduces(first.kind)) {
-    HERRING_RETURN_IF_ERROR(
-        check_reducible(first.dtype, first.op, first.prescale, first.postscale));
-  }
   uint64_t all = 0;
   for (const Announce* call : calls) {
     if (call == nullptr) continue;
-    const bool given = call->kind == Collective::kReduceScatter && !call->splits.empty();
-    if (given || call->kind == Collective::kAlltoall) {
-      HERRING_RETURN_IF_ERROR(check_splits(*call, size));
-    }
-    if (__builtin_add_overflow(all, bytes_of(*call), &all) || all > kLargestResult) {
+    HERRING_RETURN_IF_ERROR(check_shape(*call, static_cast<uint32_t>(calls.size())));
+    if (__builtin_add_overflow(all, call->bytes(), &all) || all > kLargestResult) {
       return {Code::kInvalidArgument, concat("the arrays of '", call->name, "' are too large: ",
                                              describe(*call))};
     }
@@ -153,15 +177,15 @@ Status check(const control::Group& group, const Announces& calls) {
 }
 
 uint64_t largest_reply(const Announces& calls) {
-  const Collective kind = first_of(calls).kind;
+  const wire::Collective& what = first_of(calls).what;
   uint64_t largest = 0;
-  if (kind == Collective::kAllgather) {
-    for (const Announce* call : calls) largest += bytes_of(*call);
-  } else if (kind == Collective::kAlltoall) {
+  if (wire::is<wire::AllGather>(what)) {
+    for (const Announce* call : calls) largest += call->bytes();
+  } else if (wire::is<wire::AllToAll>(what)) {
     for (size_t to = 0; to < calls.size(); ++to) {
       uint64_t bytes = 0;
       for (const Announce* call : calls) {
-        bytes += call->splits[to] * row_elements(*call) * size_of(call->dtype);
+        bytes += rows_of(*call)[to] * call->arrays.front().row_bytes();
       }
       largest = std::max(largest, bytes);
     }
@@ -171,65 +195,78 @@ uint64_t largest_reply(const Announces& calls) {
 
 wire::Go common_head(const Announces& calls) {
   wire::Go go;
-  if (first_of(calls).kind != Collective::kAllgather) return go;
-  for (const Announce* call : calls) go.counts.push_back(rows(*call));
+  if (!wire::is<wire::AllGather>(first_of(calls).what)) return go;
+  for (const Announce* call : calls) go.counts.push_back(call->arrays.front().rows());
   return go;
 }
 
 void complete_head(wire::Go& go, const Announces& calls, uint32_t index) {
   go.id = calls[index]->id;
-  if (calls[index]->kind != Collective::kAlltoall) return;
+  if (!wire::is<wire::AllToAll>(calls[index]->what)) return;
   go.counts.clear();
-  for (const Announce* call : calls) go.counts.push_back(call->splits[index] * row_elements(*call));
+  for (const Announce* call : calls) {
+    go.counts.push_back(rows_of(*call)[index] * call->arrays.front().row_elements());
+  }
 }
+
+namespace {
+
+// Over all ranks, one bundle after the other.
+std::string reduced(const Announces& calls, const Reduction& reduction) {
+  std::vector<const void*> sources;
+  for (const Announce* call : calls) {
+    if (call != nullptr) sources.push_back(call->payload.data());
+  }
+  const double divisor =
+      reduction.op == ReduceOp::kAverage ? static_cast<double>(sources.size()) : 1.0;
+  std::string result(first_of(calls).payload.size(), '\0');
+  size_t at = 0;
+  for (const wire::Array& array : first_of(calls).arrays) {
+    const reduce::Stage stage{array.dtype,        array.dtype, reduction.op,
+                              reduction.prescale, divisor,     reduction.postscale};
+    if (array.bytes() == 0) continue;
+    reduce::combine(sources.data(), sources.size(), result.data() + at, array.elements(), stage);
+    for (const void*& source : sources) source = static_cast<const char*>(source) + array.bytes();
+    at += array.bytes();
+  }
+  return result;
+}
+
+}  // namespace
 
 Results compute(const Announces& calls) {
   const Announce& first = first_of(calls);
-  const size_t item = size_of(first.dtype);
   const auto size = static_cast<uint32_t>(calls.size());
   Results results;
-  switch (first.kind) {
-    case Collective::kBarrier:
-    case Collective::kFormGroup:
-    case Collective::kSend:
-    case Collective::kReceive:
-    case Collective::kJoin: break;
-    case Collective::kBroadcast: results.common = calls[first.root]->payload; break;
-    case Collective::kAllreduce:
-    case Collective::kReduceScatter: {
-      std::vector<const void*> sources;
-      for (const Announce* call : calls) {
-        if (call != nullptr) sources.push_back(call->payload.data());
+  if (const auto* broadcast = std::get_if<wire::Broadcast>(&first.what)) {
+    results.common = calls[broadcast->root]->payload;
+  } else if (const auto* allreduce = std::get_if<wire::AllReduce>(&first.what)) {
+    results.common = reduced(calls, allreduce->reduction);
+  } else if (const auto* scatter = std::get_if<wire::ReduceScatter>(&first.what)) {
+    const std::string result = reduced(calls, scatter->reduction);
+    results.own.resize(size);
+    size_t at = 0;
+    for (size_t bundle = 0; bundle < first.arrays.size(); ++bundle) {
+      const wire::Array& array = first.arrays[bundle];
+      const auto parts = plan::split(array.rows(), size, scatter->rows, bundle);
+      for (uint32_t index = 0; index < size; ++index) {
+        results.own[index] += result.substr(at + parts[index].first * array.row_bytes(),
+                                            parts[index].count * array.row_bytes());
       }
-      std::string result(first.payload.size(), '\0');
-      const double divisor = first.op == ReduceOp::kAverage ? double(sources.size()) : 1.0;
-      const reduce::Stage stage{first.dtype,    first.dtype, first.op,
-                                first.prescale, divisor,     first.postscale};
-      reduce::combine(sources.data(), sources.size(), result.data(), result.size() / item, stage);
-      if (first.kind == Collective::kAllreduce) {
-        results.common = std::move(result);
-        break;
-      }
-      const size_t row = row_elements(first) * item;
-      for (const plan::Part& part : plan::split(rows(first), size, first.splits)) {
-        results.own.push_back(result.substr(part.first * row, part.count * row));
-      }
-      break;
+      at += array.bytes();
     }
-    case Collective::kAllgather:
-      for (const Announce* call : calls) results.common += call->payload;
-      break;
-    case Collective::kAlltoall:
-      results.own.resize(size);
-      for (const Announce* call : calls) {
-        const size_t row = row_elements(*call) * item;
-        size_t at = 0;
-        for (uint32_t to = 0; to < size; ++to) {
-          results.own[to] += call->payload.substr(at, call->splits[to] * row);
-          at += call->splits[to] * row;
-        }
+  } else if (wire::is<wire::AllGather>(first.what)) {
+    for (const Announce* call : calls) results.common += call->payload;
+  } else if (wire::is<wire::AllToAll>(first.what)) {
+    results.own.resize(size);
+    for (const Announce* call : calls) {
+      const size_t row = call->arrays.front().row_bytes();
+      size_t at = 0;
+      for (uint32_t to = 0; to < size; ++to) {
+        results.own[to] += call->payload.substr(at, rows_of(*call)[to] * row);
+        at += rows_of(*call)[to] * row;
       }
-      break;
+    }
   }
   return results;
 }

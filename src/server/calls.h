@@ -18,11 +18,8 @@ using Announces = std::vector<const wire::Announce*>;
 
 const wire::Announce& first_of(const Announces& calls);
 
-// The bytes that the rank must send along: of a broadcast only the root has any.
+// The bytes that the rank must send along.
 uint64_t payload_bytes(const wire::Announce& call, uint32_t index);
-
-// Whether those who call can do without a rank that has joined.
-bool goes_without_joined(const wire::Announce& call);
 
 // What no rank could see alone. kMismatch: they do not agree, with who called what;
 // kInvalidArgument: they agree on what cannot be.

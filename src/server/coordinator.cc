@@ -6,7 +6,6 @@ namespace herring::server {
 namespace {
 
 using wire::Announce;
-using wire::Collective;
 using control::Group;
 
 // What may wait here for one rank: far more than a program needs that waits for its results.
@@ -23,6 +22,53 @@ wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
   return header;
 }
 
+// All have joined: each is told who was last. Servers hear of joins in different orders: what a
+// rank has called tells more than when it came.
+void answer_joins(const Pending& pending, std::vector<Answer>& out) {
+  const auto called = [](const Announcement& call) {
+    return std::get<wire::Join>(call.message.what).called;
+  };
+  const Announcement* last = &pending.calls.front();
+  for (const Announcement& call : pending.calls) {
+    if (called(call) >= called(*last)) last = &call;
+  }
+  const wire::FrameHeader header = header_of(wire::FrameType::kReply, *pending.group);
+  for (const Announcement& call : pending.calls) {
+    out.push_back({pending.group->members.ranks()[call.index], header,
+                   encode(wire::Go{call.message.id, {last->index}})});
+  }
+}
+
+// The next ticket of this stream.
+void launch(JobGroup& group, const Announces& calls, uint32_t stream, std::vector<Answer>& out) {
+  wire::Go go = common_head(calls);
+  wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
+  header.stream = stream;
+  header.round = group.next_ticket++;
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    std::string text;
+    if (calls[index] != nullptr) {
+      complete_head(go, calls, index);
+      text = encode(go);
+    } else {
+      text = encode(wire::Go{}) + encode(first_of(calls));
+    }
+    out.push_back({group.members.ranks()[index], header, std::move(text)});
+  }
+}
+
+// From payloads that rode along.
+void reply(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
+  const Results results = compute(calls);
+  wire::Go head = common_head(calls);
+  const wire::FrameHeader header = header_of(wire::FrameType::kReply, group);
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    if (calls[index] == nullptr) continue;
+    complete_head(head, calls, index);
+    out.push_back({group.members.ranks()[index], header, encode(head) + results.of(index)});
+  }
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream)
@@ -31,8 +77,8 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
       stream_(stream),
       whereabouts_(cluster.size),
       mailbox_(cluster, stream, whereabouts_),
-      loads_(cluster.size),
-      quiet_(cluster.size) {}
+      reminders_(cluster, whereabouts_),
+      loads_(cluster.size) {}
 
 // The group that the call is for; of a call that forms one, what it is going to be.
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
@@ -40,21 +86,18 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
   const auto wrong = [&](const std::string& what) {
     return breach("rank ", rank, " announced '", message.name, "' ", what);
   };
-  if (message.kind != Collective::kFormGroup) {
+  const auto* const forms = std::get_if<wire::FormGroup>(&message.what);
+  if (forms == nullptr) {
     auto found = groups_.find(group);
     if (!found) return wrong(concat("in group ", group, ", which it did not define"));
     if (!found->members.has(rank)) return wrong(concat("in group ", group, ", not as a member"));
     return found;
   }
-  std::vector<uint32_t> ranks;
-  for (const uint64_t one : message.splits) {
-    ranks.push_back(static_cast<uint32_t>(std::min<uint64_t>(one, cluster_.size)));
-  }
-  if (Status fits = control::Group::check(cluster_, ranks); !fits.ok()) {
+  if (Status fits = control::Group::check(cluster_, forms->ranks); !fits.ok()) {
     return wrong(concat("with an impossible group: ", fits.message()));
   }
   auto formed = std::make_shared<JobGroup>(
-      control::Group(Group::kForming, cluster_, std::move(ranks), message.name), 1);
+      control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
   if (!formed->members.has(rank)) return wrong("without being a member");
   groups_.note_gone(*formed);
   return formed;
@@ -77,7 +120,7 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
   pending.arrived = static_cast<uint32_t>(group->gone.size());
   if (message.name == wire::kJoinName || message.name == wire::kMeetingName) return calls.end() - 1;
   if (const Pending* const join = joining(*group); join != nullptr) {
-    for (const Call& call : join->calls) {
+    for (const Announcement& call : join->calls) {
       if (call.index != index) go_without(pending, call.index);
     }
   }
@@ -97,7 +140,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
                   " bytes, not ", payload_bytes(*decoded, index));
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for what it says
-  if (decoded->kind == Collective::kSend || decoded->kind == Collective::kReceive) {
+  if (wire::is_message(decoded->what)) {
     mailbox_.post(*group, rank, std::move(text), std::move(*decoded), now, out);
     return {};
   }
@@ -109,7 +152,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
   pending.here[index] = true;
   ++pending.arrived;
 
-  Call call{index, std::move(text), std::move(*decoded)};
+  Announcement call{index, std::move(text), std::move(*decoded)};
   if (pending.failure) {
     if (call.message.refusal.empty()) {
       out.push_back(error_answer(rank, call.message.id, *pending.failure));
@@ -123,7 +166,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
       loads_[rank].bytes += call.text.size();
       // Moving the text may have moved its bytes; the payload is its tail.
       const size_t payload = call.message.payload.size();
-      Call& kept = pending.calls.emplace_back(std::move(call));
+      Announcement& kept = pending.calls.emplace_back(std::move(call));
       kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - payload);
     }
     if (!objection.ok()) fail(pending, std::move(objection), out);
@@ -143,12 +186,12 @@ Coordinator::Calls::iterator Coordinator::advance(Calls& calls, Calls::iterator 
 }
 
 // The call by which ranks have joined the group, and for which they still wait; null: none has.
-const Coordinator::Pending* Coordinator::joining(const JobGroup& group) const {
+const Pending* Coordinator::joining(const JobGroup& group) const {
   const auto found = names_.find({group.members.id(), wire::kJoinName});
   if (found == names_.end()) return nullptr;
   for (const Pending& pending : found->second) {
     const bool waits = !pending.calls.empty();
-    if (waits && pending.calls.front().message.kind == Collective::kJoin) return &pending;
+    if (waits && wire::is<wire::Join>(pending.calls.front().message.what)) return &pending;
   }
   return nullptr;
 }
@@ -192,13 +235,13 @@ Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
 }
 
 // Why a call cannot complete, whatever the other ranks do.
-Status Coordinator::objection_to(const Pending& pending, const Call& call) const {
+Status Coordinator::objection_to(const Pending& pending, const Announcement& call) const {
   const JobGroup& group = *pending.group;
   const Announce& message = call.message;
   const uint32_t rank = group.members.ranks()[call.index];
   if (!message.refusal.empty()) {
     return {Code::kInvalidArgument,
-            concat(wire::name_of(message.kind), " '", message.name, "'", group.members.suffix(),
+            concat(wire::name_of(message.what), " '", message.name, "'", group.members.suffix(),
                    " was refused by ", cluster_.describe_rank(rank), ": ", message.refusal)};
   }
   if (!group.gone.empty()) return gone(group, message.name);
@@ -215,13 +258,13 @@ Status Coordinator::objection_to(const Pending& pending, const Call& call) const
 
 // Why a call cannot do without those who have joined.
 Status Coordinator::objection_to_joined(const Pending& pending, const Announce& message) const {
-  if (pending.joined.empty() || goes_without_joined(message)) return {};
+  if (pending.joined.empty() || wire::goes_without_joined(message.what)) return {};
   const control::Group& members = pending.group->members;
   std::vector<uint32_t> ranks;
   for (const uint32_t index : pending.joined) ranks.push_back(members.ranks()[index]);
   std::sort(ranks.begin(), ranks.end());
   return {Code::kMismatch,
-          concat(wire::name_of(message.kind), " '", message.name, "'", members.suffix(),
+          concat(wire::name_of(message.what), " '", message.name, "'", members.suffix(),
                  " cannot complete: ", control::list_ranks(ranks),
                  " called join(), and only all-reduces by servers go on without")};
 }
@@ -229,7 +272,7 @@ Status Coordinator::objection_to_joined(const Pending& pending, const Announce& 
 // Answers those who have made the call; the others are answered when they make it.
 void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
   const std::vector<uint32_t>& ranks = pending.group->members.ranks();
-  for (const Call& call : pending.calls) {
+  for (const Announcement& call : pending.calls) {
     out.push_back(error_answer(ranks[call.index], call.message.id, why));
   }
   answered(pending);
@@ -248,7 +291,7 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
 
 void Coordinator::answered(const Pending& pending) {
   waiting_ -= pending.calls.size();
-  for (const Call& call : pending.calls) {
+  for (const Announcement& call : pending.calls) {
     Load& load = loads_[pending.group->members.ranks()[call.index]];
     --load.calls;
     load.bytes -= call.text.size();
@@ -259,41 +302,24 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   JobGroup& group = *pending.group;
   Announces calls(group.members.size());
   bool small = true;
-  for (const Call& call : pending.calls) {
+  for (const Announcement& call : pending.calls) {
     calls[call.index] = &call.message;
     small &= call.message.inline_payload;
   }
   answered(pending);
-  const Collective kind = first_of(calls).kind;
+  const wire::Collective& what = first_of(calls).what;
   if (Status wrong = check(group.members, calls); !wrong.ok()) {
-    for (const Call& call : pending.calls) {
+    for (const Announcement& call : pending.calls) {
       out.push_back(error_answer(group.members.ranks()[call.index], call.message.id, wrong));
     }
-  } else if (kind == Collective::kFormGroup) {
+  } else if (wire::is<wire::FormGroup>(what)) {
     form(group, calls, out);
-  } else if (kind == Collective::kJoin) {
-    joined(pending, out);
+  } else if (wire::is<wire::Join>(what)) {
+    answer_joins(pending, out);
   } else if (small && largest_reply(calls) <= kLargestReply) {
-    compute(group, calls, out);
+    reply(group, calls, out);
   } else {
-    launch(group, calls, out);
-  }
-}
-
-// All have: each is told who was last. Servers hear of joins in different orders: what a rank has
-// called tells more than when it came.
-void Coordinator::joined(const Pending& pending, std::vector<Answer>& out) const {
-  const auto called = [](const Call& call) {
-    return call.message.splits.empty() ? 0 : call.message.splits.front();
-  };
-  const Call* last = &pending.calls.front();
-  for (const Call& call : pending.calls) {
-    if (called(call) >= called(*last)) last = &call;
-  }
-  const wire::FrameHeader header = header_of(wire::FrameType::kReply, *pending.group);
-  for (const Call& call : pending.calls) {
-    out.push_back({pending.group->members.ranks()[call.index], header,
-                   encode(wire::Go{call.message.id, {last->index}})});
+    launch(group, calls, stream_, out);
   }
 }
 
@@ -314,63 +340,8 @@ void Coordinator::form(const JobGroup& group, const Announces& calls, std::vecto
   }
 }
 
-void Coordinator::launch(JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
-  wire::Go go = common_head(calls);
-  wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
-  header.stream = stream_;
-  header.round = group.next_ticket++;
-  for (uint32_t index = 0; index < calls.size(); ++index) {
-    std::string text;
-    if (calls[index] != nullptr) {
-      complete_head(go, calls, index);
-      text = encode(go);
-    } else {
-      text = encode(wire::Go{}) + encode(first_of(calls));
-    }
-    out.push_back({group.members.ranks()[index], header, std::move(text)});
-  }
-}
-
-void Coordinator::compute(const JobGroup& group, const Announces& calls,
-                          std::vector<Answer>& out) const {
-  const Results results = server::compute(calls);
-  wire::Go head = common_head(calls);
-  const wire::FrameHeader header = header_of(wire::FrameType::kReply, group);
-  for (uint32_t index = 0; index < calls.size(); ++index) {
-    if (calls[index] == nullptr) continue;
-    complete_head(head, calls, index);
-    out.push_back({group.members.ranks()[index], header, encode(head) + results.of(index)});
-  }
-}
-
-// Ranks of the job.
-std::vector<uint32_t> Coordinator::missing(const Pending& pending) const {
-  std::vector<uint32_t> ranks;
-  for (uint32_t index = 0; index < pending.here.size(); ++index) {
-    if (!pending.here[index]) ranks.push_back(pending.group->members.ranks()[index]);
-  }
-  return ranks;
-}
-
-std::string Coordinator::describe(const std::vector<uint32_t>& ranks) const {
-  std::string text;
-  for (const uint32_t rank : ranks) {
-    text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-  }
-  return text;
-}
-
 void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
   whereabouts_.set(rank, std::move(text));
-}
-
-// Somebody is held up in it, and everybody who is missing is held up in another call.
-bool Coordinator::holds_each_other_up(const Pending& pending, Nanos now) const {
-  const auto waits = [this](uint32_t rank) { return whereabouts_.waits(rank); };
-  const Call& first = pending.calls.front();
-  const std::vector<uint32_t>& ranks = pending.group->members.ranks();
-  if (now < quiet_[ranks[first.index]].until || !waits(ranks[first.index])) return false;
-  return std::ranges::all_of(missing(pending), waits);
 }
 
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
@@ -379,40 +350,8 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
   for (auto& [name, calls] : names_) {
     for (Pending& pending : calls) {
       if (pending.failure) continue;
-      const Announce& first = pending.calls.front().message;
-      const control::Group& members = pending.group->members;
-      const Nanos age = now - pending.since;
-      const auto what = [&] {
-        return concat(wire::name_of(first.kind), " '", first.name, "'", members.suffix());
-      };
-      const Nanos warns = first.warn_ms * kMillisecond;
-      if (age > pending.timeout_ms * kMillisecond) {
-        const std::vector<uint32_t> ranks = missing(pending);
-        fail(pending,
-             {Code::kTimeout,
-              concat(what(), " waited ", in_seconds(age), " for ", describe(ranks),
-                     ", which did not call it", whereabouts_.describe(ranks),
-                     "; check that every rank makes the same calls, or give it more time "
-                     "(timeout=, HERRING_TIMEOUT)")},
-             out);
-        continue;
-      }
-      const bool late = !pending.warned && age > warns;
-      const bool early = !pending.warned_early && age > first_reminder(warns) &&
-                         holds_each_other_up(pending, now);
-      if (!late && !early) continue;
-      pending.warned |= late;
-      pending.warned_early |= early;
-      const uint32_t rank = members.ranks()[pending.calls.front().index];
-      const std::vector<uint32_t> ranks = missing(pending);
-      out.push_back(warning_answer(
-          rank, concat(what(), " has waited ", in_seconds(age), " for ", describe(ranks),
-                       whereabouts_.describe(ranks),
-                       early ? "; do all ranks make the same calls?" : "")));
-      if (!early) continue;
-      Quiet& quiet = quiet_[rank];
-      quiet.until = now + quiet.pause;
-      quiet.pause *= 2;
+      Status late = reminders_.timed_out(pending, now);
+      late.ok() ? reminders_.remind(pending, now, out) : fail(pending, std::move(late), out);
     }
   }
 }

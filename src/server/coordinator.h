@@ -17,17 +17,15 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/reminders.h"
 #include "control/cluster.h"
 #include "server/answer.h"
-#include "server/calls.h"
 #include "server/group_table.h"
 #include "server/mailbox.h"
+#include "server/pending.h"
 #include "server/whereabouts.h"
 
 namespace herring::server {
@@ -59,23 +57,6 @@ class Coordinator {
   bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
 
  private:
-  struct Call {
-    uint32_t index = 0;        // of the rank, in the group
-    std::string text;          // owns what `message.payload` views
-    wire::Announce message;
-  };
-  // One call of a name by all ranks of a group.
-  struct Pending {
-    std::shared_ptr<JobGroup> group;
-    Nanos since = 0;
-    uint32_t timeout_ms = ~0u;  // the shortest of those who wait
-    bool warned = false, warned_early = false;
-    std::vector<bool> here;    // by index: has made it
-    uint32_t arrived = 0;      // ranks that have made it, or never will
-    std::vector<uint32_t> joined;  // of them, by index: have joined instead
-    std::vector<Call> calls;   // that wait for an answer, in order of arrival
-    std::optional<Status> failure;
-  };
   using Calls = std::deque<Pending>;
   using Name = std::pair<uint32_t, std::string>;  // with the number of its group
 
@@ -83,17 +64,11 @@ class Coordinator {
   struct Load {
     size_t calls = 0, bytes = 0;
   };
-  // When a rank is told next that calls hold each other up: programs exist that go on from there
-  // in every step, and are not to fill a log.
-  struct Quiet {
-    Nanos until = 0, pause = kFirstReminder;
-  };
-
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
                                              uint32_t rank) const;
   Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group,
                             const wire::Announce& message, uint32_t index, Nanos now);
-  Status objection_to(const Pending& pending, const Call& call) const;
+  Status objection_to(const Pending& pending, const Announcement& call) const;
   Status objection_to_joined(const Pending& pending, const wire::Announce& message) const;
   Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
@@ -101,26 +76,20 @@ class Coordinator {
   Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
   void form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out);
-  void compute(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) const;
-  void launch(JobGroup& group, const Announces& calls, std::vector<Answer>& out);
   const Pending* joining(const JobGroup& group) const;
   static void go_without(Pending& pending, uint32_t index);
   void join(const JobGroup& group, uint32_t index, std::vector<Answer>& out);
-  void joined(const Pending& pending, std::vector<Answer>& out) const;
   template <typename Concerns>
   void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
-  std::vector<uint32_t> missing(const Pending& pending) const;
-  std::string describe(const std::vector<uint32_t>& ranks) const;
-  bool holds_each_other_up(const Pending& pending, Nanos now) const;
 
   const control::Cluster& cluster_;
   GroupTable& groups_;
   const uint32_t stream_;
   Whereabouts whereabouts_;
   Mailbox mailbox_;
+  Reminders reminders_;
   std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
-  std::vector<Quiet> quiet_;      // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // that some rank has not made yet
   uint32_t formed_ = 0;           // groups

@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kMostPosts = 1 << 16, kMostPostBytes = size_t{1} << 30;
 
 std::string name_of_array(const wire::Announce& a) {
-  return concat(a.elements(), " elements of ", name_of(a.dtype));
+  return concat(a.arrays.front().elements(), " elements of ", name_of(a.arrays.front().dtype));
 }
 
 }  // namespace
@@ -17,31 +17,36 @@ std::string name_of_array(const wire::Announce& a) {
 Mailbox::Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts)
     : cluster_(cluster), stream_(stream), whereabouts_(whereabouts), loads_(cluster.size) {}
 
+std::optional<uint32_t> Mailbox::Post::other() const {
+  const auto* send = std::get_if<wire::Send>(&message.what);
+  return send != nullptr ? send->to : std::get<wire::Receive>(message.what).from;
+}
+
+std::optional<uint64_t> Mailbox::Post::tag() const {
+  const auto* send = std::get_if<wire::Send>(&message.what);
+  return send != nullptr ? send->tag : std::get<wire::Receive>(message.what).tag;
+}
+
 // One of them sends, the other receives, in the same box.
 bool Mailbox::Post::fits(const Post& other) const {
   const Post& send = sends() ? *this : other;
   const Post& receive = sends() ? other : *this;
-  const bool source = receive.message.root == wire::kAnyRank || receive.message.root == send.index;
-  const bool tag = receive.message.splits.empty() ||
-                   receive.message.splits.front() == send.message.splits.front();
-  return source && tag;
+  return receive.other().value_or(send.index) == send.index &&
+         receive.tag().value_or(*send.tag()) == *send.tag();
 }
 
 std::string Mailbox::describe(const JobGroup& group, const Post& post) const {
-  const auto rank = [&](uint32_t index) {
-    return index == wire::kAnyRank ? std::string("any rank")
-                                   : concat("rank ", group.members.ranks()[index]);
-  };
-  const std::string tag =
-      post.message.splits.empty() ? "any tag" : concat("tag ", post.message.splits.front());
-  return concat(post.sends() ? "send to " : "receive from ", rank(post.message.root), " (", tag,
-                ")", group.members.suffix());
+  const auto other = post.other();
+  const auto tag = post.tag();
+  return concat(post.sends() ? "send to " : "receive from ",
+                other ? concat("rank ", group.members.ranks()[*other]) : "any rank", " (",
+                tag ? concat("tag ", *tag) : "any tag", ")", group.members.suffix());
 }
 
 // Where the other rank is held up, if it is one, and is.
 std::string Mailbox::where_other(const JobGroup& group, const Post& post) const {
-  if (post.message.root == wire::kAnyRank) return {};
-  return whereabouts_.describe({group.members.ranks()[post.message.root]});
+  const auto other = post.other();
+  return other ? whereabouts_.describe({group.members.ranks()[*other]}) : std::string();
 }
 
 void Mailbox::count(const JobGroup& group, const Post& post, bool waits) {
@@ -52,8 +57,9 @@ void Mailbox::count(const JobGroup& group, const Post& post, bool waits) {
 
 Status Mailbox::gone(const JobGroup& group, const Post& post) const {
   const auto is_gone = [&](uint32_t index) { return index == post.index || group.is_gone(index); };
-  uint32_t missing = post.message.root;
-  if (missing == wire::kAnyRank) {
+  const auto other = post.other();
+  uint32_t missing = other.value_or(0);
+  if (!other) {
     for (uint32_t index = 0; index < group.members.size(); ++index) {
       if (!is_gone(index)) return {};
     }
@@ -79,16 +85,15 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
   post.message = std::move(message);
   post.message.payload = std::string_view(post.text).substr(post.text.size() - payload);
   post.since = now;
-  const uint32_t peer = post.message.root;
+  const auto peer = post.other();
   const auto refuse = [&](Status why) {
     out.push_back(error_answer(rank, post.message.id, why));
   };
-  const bool any = peer == wire::kAnyRank && !post.sends();
-  if ((!any && peer >= group->members.size()) || peer == post.index ||
-      (post.sends() && post.message.splits.size() != 1) || post.message.splits.size() > 1) {
+  if (post.message.arrays.size() != 1 || post.message.listed ||
+      (peer && (*peer >= group->members.size() || *peer == post.index))) {
     return refuse({Code::kInvalidArgument,
-                   concat("rank ", rank, " cannot send to, or receive from, rank ", peer,
-                          group->members.suffix())});
+                   concat("rank ", rank, " cannot send to, or receive from, ",
+                          peer ? concat("rank ", *peer) : "any rank", group->members.suffix())});
   }
   if (Status why = gone(*group, post); !why.ok()) return refuse(why);
   const Load& load = loads_[rank];
@@ -98,7 +103,7 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
                           cluster_.describe_rank(rank), " with ", load.bytes, " bytes wait")});
   }
   const auto place =
-      boxes_.try_emplace({group->members.id(), post.sends() ? peer : post.index}).first;
+      boxes_.try_emplace({group->members.id(), post.sends() ? *peer : post.index}).first;
   Box& box = place->second;
   box.group = group;
   std::deque<Post>& others = post.sends() ? box.receives : box.sends;
@@ -121,12 +126,13 @@ void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
                    std::vector<Answer>& out) {
   const uint32_t from = group.members.ranks()[send.index];
   const uint32_t to = group.members.ranks()[receive.index];
-  if (send.message.dtype != receive.message.dtype ||
-      send.message.elements() != receive.message.elements()) {
+  const wire::Array& sent = send.message.arrays.front();
+  const wire::Array& received = receive.message.arrays.front();
+  if (sent.dtype != received.dtype || sent.elements() != received.elements()) {
     const Status why(Code::kMismatch,
                      concat("ranks disagree", group.members.suffix(), ": ",
                             cluster_.describe_rank(from), " sends ", name_of_array(send.message),
-                            " (tag ", send.message.splits.front(), "), ",
+                            " (tag ", *send.tag(), "), ",
                             cluster_.describe_rank(to), " receives ",
                             name_of_array(receive.message)));
     out.push_back(error_answer(from, send.message.id, why));
@@ -139,7 +145,7 @@ void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
   header.group = group.members.id();
   header.stream = stream_;
   if (!rode_along) header.round = group.next_ticket++;
-  const uint64_t tag = send.message.splits.front();
+  const uint64_t tag = *send.tag();
   out.push_back({from, header,
                  encode(wire::Go{send.message.id, {receive.index, tag}}) +
                      (rode_along ? std::string() : receive.message.address)});

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,7 @@ class Mailbox {
   // `stream`: in which larger payloads go. `whereabouts` must outlive it.
   Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts);
 
-  // A kSend or kReceive of `rank`, a member; `text` owns what the message's payload views.
+  // A send or receive of `rank`, a member; `text` owns what the message's payload views.
   void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
             wire::Announce message, Nanos now, std::vector<Answer>& out);
   // Warnings and errors for what waits too long.
@@ -43,7 +44,9 @@ class Mailbox {
     Nanos since = 0;
     bool warned = false;
 
-    bool sends() const { return message.kind == wire::Collective::kSend; }
+    bool sends() const { return wire::is<wire::Send>(message.what); }
+    std::optional<uint32_t> other() const;  // to whom, or from whom; none: from anybody
+    std::optional<uint64_t> tag() const;    // none: any
     bool fits(const Post& other) const;
   };
   // What waits for one receiver: sends to it, or receives that it has called; a pair never waits.

@@ -56,7 +56,7 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
     return breach("rank ", rank, " begins '", enlist->name, "' in group ", group_id,
                   ", in which it is not");
   }
-  HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, enlist->op, 1.0, 1.0));
+  HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, {enlist->op}));
   if (Status status = partial::check(
           {group->members.size(), enlist->quorum, enlist->grace, enlist->staleness});
       !status.ok()) {

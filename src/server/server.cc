@@ -55,7 +55,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
                          transport::Destinations::kMaxPieces));
   flows_ = options.flows;
   // Beside the payload: name, shape and, for alltoall and groups, a number per rank.
-  max_announce_payload_ = options.small_bytes + 16 * size_t{cluster.size} + 65536;
+  max_announce_payload_ = options.small_bytes + 8 * kNumDTypes * size_t{cluster.size} + 65536;
   recipients_.resize(cluster_.size);
   // An operation stays while anybody has segments of it on the way; every stream may have one more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;

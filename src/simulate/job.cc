@@ -179,9 +179,9 @@ void SimulatedJob::fail(const Status& status) {
   if (failure_.ok()) failure_ = status;
 }
 
-void SimulatedJob::call(Program& program, worker::Request request,
+void SimulatedJob::call(Program& program, worker::Call call,
                         void (SimulatedJob::*then)(Program&)) {
-  auto operation = program.engine->submit(std::move(request), true);
+  auto operation = program.engine->submit(std::move(call), true);
   if (!operation.ok()) return fail(operation.status());
   program.operation = *operation;
   program.operation->completion.then([this, &program, then] {
@@ -193,9 +193,7 @@ void SimulatedJob::call(Program& program, worker::Request request,
 }
 
 void SimulatedJob::enter_round(Program& program) {
-  worker::Request request;
-  request.name = "barrier";
-  call(program, std::move(request), &SimulatedJob::reduce);
+  call(program, {.name = "barrier", .what = wire::Barrier{}}, &SimulatedJob::reduce);
 }
 
 void SimulatedJob::reduce(Program& program) {
@@ -203,16 +201,12 @@ void SimulatedJob::reduce(Program& program) {
   for (size_t i = 0; i < program.array.size(); ++i) {
     program.array[i] = contribution(program.rank, i);
   }
-  worker::Request request;
-  request.kind = wire::Collective::kAllreduce;
-  request.name = "array";
-  request.dtype = DType::kFloat32;
-  request.shape = {bytes_ / sizeof(float)};
-  request.receive = options_.simulation.carries_data
-                        ? reinterpret_cast<char*>(program.array.data())
-                        : scratch_.data();
-  request.send = request.receive;
-  call(program, std::move(request), &SimulatedJob::leave_round);
+  char* const array = options_.simulation.carries_data
+                          ? reinterpret_cast<char*>(program.array.data())
+                          : scratch_.data();
+  worker::Call allreduce{.name = "array", .what = wire::AllReduce{}};
+  allreduce.buffers = {{{DType::kFloat32, {bytes_ / sizeof(float)}}, array, array}};
+  call(program, std::move(allreduce), &SimulatedJob::leave_round);
 }
 
 void SimulatedJob::leave_round(Program& program) {

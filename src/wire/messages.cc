@@ -1,6 +1,13 @@
 #include "wire/messages.h"
 
+#include <cstdio>
+#include <cstring>
+#include <tuple>
+#include <utility>
+#include <variant>
+
 #include "base/bytes.h"
+#include "base/hash.h"
 #include "wire/malformed.h"
 
 namespace herring::wire {
@@ -9,16 +16,18 @@ namespace {
 constexpr size_t kMaxDims = 64;
 constexpr size_t kMaxCounts = 1 << 20;
 
-void put_list(ByteWriter& out, const std::vector<uint64_t>& list) {
+template <typename Number>
+void put_list(ByteWriter& out, const std::vector<Number>& list) {
   out.put(static_cast<uint32_t>(list.size()));
-  out.raw(list.data(), list.size() * sizeof(uint64_t));
+  out.raw(list.data(), list.size() * sizeof(Number));
 }
 
-bool get_list(ByteReader& in, std::vector<uint64_t>& list, size_t limit) {
+template <typename Number>
+bool get_list(ByteReader& in, std::vector<Number>& list, size_t limit) {
   const auto n = in.get<uint32_t>();
-  if (!in.ok() || n > limit || n * sizeof(uint64_t) > in.remaining()) return false;
+  if (!in.ok() || n > limit || n * sizeof(Number) > in.remaining()) return false;
   list.resize(n);
-  return in.raw(list.data(), n * sizeof(uint64_t));
+  return in.raw(list.data(), n * sizeof(Number));
 }
 
 template <typename Enum>
@@ -28,27 +37,106 @@ bool get_enum(ByteReader& in, Enum& value, int count) {
   return in.ok() && raw < count;
 }
 
+// The fields of a collective, each by its type.
+void put_field(ByteWriter& out, Algorithm value) { out.put(value); }
+void put_field(ByteWriter& out, uint32_t value) { out.put(value); }
+void put_field(ByteWriter& out, uint64_t value) { out.put(value); }
+void put_field(ByteWriter& out, const Reduction& value) {
+  out.put(value.op).put(value.prescale).put(value.postscale);
+}
+template <typename Number>
+void put_field(ByteWriter& out, const std::vector<Number>& value) {
+  put_list(out, value);
+}
+template <typename Number>
+void put_field(ByteWriter& out, const std::optional<Number>& value) {
+  out.put(static_cast<uint8_t>(value.has_value())).put(value.value_or(0));
+}
+
+bool get_field(ByteReader& in, Algorithm& value) { return get_enum(in, value, kNumAlgorithms); }
+template <typename Number>
+bool get_field(ByteReader& in, Number& value) {
+  value = in.get<Number>();
+  return in.ok();
+}
+bool get_field(ByteReader& in, Reduction& value) {
+  return get_enum(in, value.op, kNumReduceOps) && get_field(in, value.prescale) &&
+         get_field(in, value.postscale);
+}
+template <typename Number>
+bool get_field(ByteReader& in, std::vector<Number>& value) {
+  return get_list(in, value, kMaxCounts);
+}
+template <typename Number>
+bool get_field(ByteReader& in, std::optional<Number>& value) {
+  const auto given = in.get<uint8_t>();
+  Number number{};
+  if (!get_field(in, number) || given > 1 || (given == 0 && number != 0)) return false;
+  if (given == 1) value = number;
+  return true;
+}
+
+void put(ByteWriter& out, const Collective& what) {
+  out.put(static_cast<uint8_t>(what.index()));
+  std::visit([&out](const auto& kind) {
+    std::apply([&out](const auto&... field) { (put_field(out, field), ...); }, kind.fields(kind));
+  }, what);
+}
+
+template <size_t... Index>
+bool get(ByteReader& in, Collective& what, std::index_sequence<Index...>) {
+  const auto index = in.get<uint8_t>();
+  if (!in.ok() || index >= sizeof...(Index)) return false;
+  ((index == Index ? static_cast<void>(what.emplace<Index>()) : void()), ...);
+  return std::visit([&in](auto& kind) {
+    return std::apply([&in](auto&... field) { return (get_field(in, field) && ...); },
+                      kind.fields(kind));
+  }, what);
+}
+
+void put(ByteWriter& out, const Array& array) {
+  out.put(array.dtype).put(static_cast<uint8_t>(array.shape.size()));
+  out.raw(array.shape.data(), array.shape.size() * sizeof(uint64_t));
+}
+
+bool get(ByteReader& in, Array& array) {
+  if (!get_enum(in, array.dtype, kNumDTypes)) return false;
+  const auto dimensions = in.get<uint8_t>();
+  if (!in.ok() || dimensions > kMaxDims) return false;
+  array.shape.resize(dimensions);
+  return in.raw(array.shape.data(), dimensions * sizeof(uint64_t));
+}
+
+// False: they have more elements than anything could have.
+bool is_possible(const std::vector<Array>& arrays) {
+  uint64_t all = 0;
+  for (const Array& array : arrays) {
+    uint64_t elements = 1;
+    for (const uint64_t d : array.shape) {
+      if (__builtin_mul_overflow(elements, d, &elements)) return false;
+    }
+    if (__builtin_add_overflow(all, elements, &all)) return false;
+  }
+  return all <= uint64_t{1} << 48;
+}
+
 }  // namespace
 
-const char* name_of(Collective kind) {
-  constexpr const char* kNames[] = {"allreduce",      "broadcast", "allgather",
-                                    "reduce_scatter", "alltoall",  "barrier",
-                                    "form_group",     "send",      "receive",
-                                    "join"};
-  return kNames[static_cast<int>(kind)];
+uint64_t Announce::bytes() const {
+  uint64_t all = 0;
+  for (const Array& array : arrays) all += array.bytes();
+  return all;
 }
 
-const char* name_of(Algorithm algorithm) {
-  constexpr const char* kNames[] = {"herring", "server", "tree", "ring", "butterfly"};
-  return kNames[static_cast<int>(algorithm)];
-}
-
-uint64_t Announce::elements() const {
-  uint64_t n = 1;
-  for (uint64_t d : shape) {
-    if (__builtin_mul_overflow(n, d, &n)) return UINT64_MAX;
-  }
-  return n;
+std::string agreement_of(std::string text) {
+  if (text.size() <= kMaxAgreement) return text;
+  char number[32];
+  std::snprintf(number, sizeof number, " ... (#%016llx)",
+                static_cast<unsigned long long>(fnv1a(text)));
+  size_t kept = kMaxAgreement - std::strlen(number);
+  while ((text[kept] & 0xc0) == 0x80) --kept;  // inside a character
+  text.resize(kept);
+  return text + number;
 }
 
 std::string encode(const Open& open) {
@@ -85,13 +173,14 @@ Result<Open> decode_open(std::string_view text) {
 
 std::string encode(const Announce& a) {
   ByteWriter out;
-  out.put(a.id).put(a.kind).put(a.dtype).put(a.op).put(a.algorithm);
-  out.put(static_cast<uint8_t>(a.inline_payload));
-  out.put(a.root).put(a.prescale).put(a.postscale).put(a.timeout_ms).put(a.warn_ms);
+  out.put(a.id);
+  put(out, a.what);
+  out.put(static_cast<uint8_t>(a.arrays.size()));
+  for (const Array& array : a.arrays) put(out, array);
+  out.put(static_cast<uint8_t>(a.listed)).put(static_cast<uint8_t>(a.inline_payload));
+  out.put(a.timeout_ms).put(a.warn_ms);
   out.text(a.name).text(std::string_view(a.refusal).substr(0, kMaxRefusal));
-  put_list(out, a.shape);
-  put_list(out, a.splits);
-  out.text(a.address);
+  out.text(a.agreement).text(a.address);
   return out.take();
 }
 
@@ -99,35 +188,33 @@ Result<Announce> decode_announce(std::string_view text) {
   ByteReader in(text);
   Announce a;
   a.id = in.get<uint64_t>();
-  uint8_t inline_payload = 0;
-  if (!get_enum(in, a.kind, kNumCollectives) || !get_enum(in, a.dtype, kNumDTypes) ||
-      !get_enum(in, a.op, kNumReduceOps) || !get_enum(in, a.algorithm, kNumAlgorithms) ||
-      !get_enum(in, inline_payload, 2)) {
+  if (!get(in, a.what, std::make_index_sequence<std::variant_size_v<Collective>>())) {
     return malformed("announce");
   }
+  const auto arrays = in.get<uint8_t>();
+  if (!in.ok() || arrays > kNumDTypes) return malformed("announce");
+  a.arrays.resize(arrays);
+  for (Array& array : a.arrays) {
+    if (!get(in, array)) return malformed("announce");
+  }
+  uint8_t listed = 0, inline_payload = 0;
+  if (!get_enum(in, listed, 2) || !get_enum(in, inline_payload, 2)) return malformed("announce");
+  a.listed = listed != 0;
   a.inline_payload = inline_payload != 0;
   // Only an all-reduce may be done without the servers, and then nothing rides along.
-  if (a.algorithm != Algorithm::kHerring &&
-      (a.kind != Collective::kAllreduce || a.inline_payload)) {
-    return malformed("announce");
-  }
-  a.root = in.get<uint32_t>();
-  a.prescale = in.get<double>();
-  a.postscale = in.get<double>();
+  const auto* allreduce = std::get_if<AllReduce>(&a.what);
+  const bool by_workers = allreduce != nullptr && allreduce->algorithm != Algorithm::kHerring;
+  if (by_workers && a.inline_payload) return malformed("announce");
   a.timeout_ms = in.get<uint32_t>();
   a.warn_ms = in.get<uint32_t>();
   a.name = in.text(kMaxName);
   a.refusal = in.text(kMaxRefusal);
-  if (!get_list(in, a.shape, kMaxDims) || !get_list(in, a.splits, kMaxCounts)) {
-    return malformed("announce");
-  }
+  a.agreement = in.text(kMaxAgreement);
   a.address = in.text(kMaxAddress);
   a.payload = in.rest();
-  const uint64_t elements = a.elements();
-  if (!in.ok() || elements > (uint64_t{1} << 48)) return malformed("announce");
+  if (!in.ok() || !is_possible(a.arrays)) return malformed("announce");
   // Whether it must have one (of a broadcast only the root has) is the coordinator's to check.
-  const bool whole = a.inline_payload && a.refusal.empty() &&
-                     a.payload.size() == elements * size_of(a.dtype);
+  const bool whole = a.inline_payload && a.refusal.empty() && a.payload.size() == a.bytes();
   if (!whole && !a.payload.empty()) return malformed("announce");
   return a;
 }
@@ -150,8 +237,8 @@ Result<Go> decode_go(std::string_view text, std::string_view* rest) {
 
 std::string encode(const GroupMessage& group) {
   ByteWriter out;
-  out.put(group.id).text(group.name).put(static_cast<uint32_t>(group.ranks.size()));
-  out.raw(group.ranks.data(), group.ranks.size() * sizeof(uint32_t));
+  out.put(group.id).text(group.name);
+  put_list(out, group.ranks);
   return out.take();
 }
 
@@ -160,12 +247,7 @@ Result<GroupMessage> decode_group(std::string_view text) {
   GroupMessage group;
   group.id = in.get<uint64_t>();
   group.name = in.text(kMaxName);
-  const auto n = in.get<uint32_t>();
-  if (!in.ok() || n > kMaxCounts || n * sizeof(uint32_t) > in.remaining()) {
-    return malformed("group");
-  }
-  group.ranks.resize(n);
-  if (!in.raw(group.ranks.data(), n * sizeof(uint32_t)) || !in.done()) return malformed("group");
+  if (!get_list(in, group.ranks, kMaxCounts) || !in.done()) return malformed("group");
   return group;
 }
 

@@ -11,6 +11,8 @@
 #include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "wire/array.h"
+#include "wire/collective.h"
 
 namespace herring::wire {
 
@@ -36,66 +38,39 @@ struct Open {
   std::string name;  // for messages
 };
 
-enum class Collective : uint8_t {
-  kAllreduce = 0,
-  kBroadcast,
-  kAllgather,
-  kReduceScatter,
-  kAlltoall,
-  kBarrier,
-  kFormGroup,  // of the ranks in `splits` and by them alone, whatever the frame's group
-  kSend,       // to rank `root`, with the tag in `splits`
-  kReceive,    // from rank `root` or kAnyRank, with the tag in `splits` or, without one, any
-  kJoin,       // all-reduces go on without this rank until every rank has joined; `splits` has
-               // the number of those that it has called since the last time
-};
-inline constexpr int kNumCollectives = 10;
-// The calls of kJoin, to every owner of names of the group, and those by which its members tell
-// each other where they listen.
+// The names of joins, which go to every owner of names of the group, and of the calls by which its
+// members tell each other where they listen.
 inline constexpr char kJoinName[] = "herring.join";
 inline constexpr char kMeetingName[] = "herring.workers' addresses";
-inline constexpr uint32_t kAnyRank = ~0u;
 // "[an IPv6 address]:port" has less.
 inline constexpr size_t kMaxAddress = 64;
 // Bytes of Announce::refusal; longer ones are cut.
 inline constexpr size_t kMaxRefusal = 4096;
+// Bytes of Announce::agreement; see agreement_of().
+inline constexpr size_t kMaxAgreement = 1024;
 // Bytes of kWhereabouts, likewise.
 inline constexpr size_t kMaxWhereabouts = 1024;
-const char* name_of(Collective kind);
-
-// How an all-reduce is done: by servers, or by messages between workers (collective/schedule.h).
-enum class Algorithm : uint8_t {
-  kHerring = 0,
-  kServer,
-  kTree,
-  kRing,
-  kButterfly,
-};
-inline constexpr int kNumAlgorithms = 5;
-const char* name_of(Algorithm algorithm);  // "herring", ...
-
 // kAnnounce: a named operation as one rank calls it.
 struct Announce {
   uint64_t id = 0;  // the sender's own, echoed in every answer
-  Collective kind = Collective::kAllreduce;
-  DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  Algorithm algorithm = Algorithm::kHerring;  // of an allreduce
+  Collective what;
+  // What moves: an array; of a list one bundle of each dtype, its arrays put together.
+  std::vector<Array> arrays;
+  bool listed = false;
   bool inline_payload = false;  // the payload rides along
-  uint32_t root = 0;             // ranks here and below are those inside the group
-  double prescale = 1.0, postscale = 1.0;
   uint32_t timeout_ms = 0, warn_ms = 0;
   std::string name;
   std::string refusal;           // why this rank cannot take part, though it was called; else empty
-  std::vector<uint64_t> shape;
-  // Rows for each rank: of alltoall, and of reduce_scatter if they are not even. Of form_group: the
-  // ranks of the job that form it.
-  std::vector<uint64_t> splits;
+  // What ranks must give alike beside that, in words; of a list what its arrays are, too.
+  std::string agreement;
   std::string address;           // send, receive of what does not ride along: where it listens
   std::string_view payload;      // into the decoded text
 
-  uint64_t elements() const;
+  uint64_t bytes() const;
 };
+
+// A text as an agreement: one that is too long is cut, and has a number that tells it from others.
+std::string agreement_of(std::string text);
 
 // kGo and the head of kReply: per-rank counts where ranks may differ (allgather: rows of each rank;
 // alltoall: elements that each rank has for the one that is told), else empty.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/continuations.h"
 #include "base/status.h"
 #include "transport/event_loop.h"
 
@@ -39,6 +40,11 @@ class Completion {
   // Calls `callback` once it is done: on the engine's thread, or at once. It must not block.
   void then(std::function<void()> callback) {
     if (!then_unless_done(callback)) callback();
+  }
+
+  // Likewise on a thread for what may wait, for another completion too.
+  void then_apart(std::function<void()> callback) {
+    then([callback = std::move(callback)] { Continuations::shared().put(callback); });
   }
 
   // Likewise, but false, and nothing is called, if it is done already.

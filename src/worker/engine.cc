@@ -30,8 +30,9 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
     : cluster_(cluster),
       options_(std::move(options)),
       me_(cluster_.workers[options_.rank]),
-      heap_(SharedHeap::kDefaultCacheBytes,
-            cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess),
+      heap_(std::make_shared<SharedHeap>(
+          SharedHeap::kDefaultCacheBytes,
+          cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess)),
       loop_(transport.make_loop(true)),
       bus_(std::move(bus)),
       membership_(*this, cluster_, options_.rank),
@@ -54,7 +55,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
   node.on_lost = [this](uint32_t local_rank, const Status& why) {
     membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
   };
-  node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, heap_, *links_, std::move(node),
+  node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, *heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
   executor_ = std::make_unique<collective::Executor>(
@@ -196,7 +197,7 @@ void Engine::end_all(bool leaves) {
   // First nothing here may touch callers' memory any more, then they are told. Neighbours may for a
   // moment: what they know as ours is not used again.
   leaves ? links_->finish() : links_->clear();
-  heap_.retire_all();
+  heap_->retire_all();
   leaves ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);

@@ -52,17 +52,17 @@ class Engine {
   // Any thread. kInvalidArgument for a name that is in flight already in that group; kPeerLost and
   // others when the job or the group has failed.
   // `waits`: the caller waits for it at once.
-  Result<std::shared_ptr<Operation>> submit(Request request, bool waits = false) {
-    return named_.submit(std::move(request), waits);
+  Result<std::shared_ptr<Operation>> submit(Call call, bool waits = false) {
+    return named_.submit(std::move(call), waits);
   }
   // This rank was called to take part and cannot, for a reason of its own: every other rank's call
   // of that number and name fails with it. Any thread. `group` null: all ranks.
-  void refuse(std::shared_ptr<Group> group, wire::Collective kind, const std::string& name,
+  void refuse(std::shared_ptr<Group> group, wire::Collective what, const std::string& name,
               const std::string& why) {
-    named_.refuse(group ? group : world(), kind, name, why);
+    named_.refuse(group ? group : world(), std::move(what), name, why);
   }
   const std::shared_ptr<Group>& world() const { return membership_.world(); }
-  // Leaves a group that was formed (Collective::kFormGroup). kInvalidArgument: something in it is
+  // Leaves a group that was formed (wire::FormGroup). kInvalidArgument: something in it is
   // in flight; it was destroyed already; it is the world. Any thread but the engine's.
   Status destroy(const std::shared_ptr<Group>& group);
 
@@ -90,7 +90,9 @@ class Engine {
 
   const control::Cluster& cluster() const { return cluster_; }
   const EngineOptions& options() const { return options_; }
-  SharedHeap& heap() { return heap_; }
+  SharedHeap& heap() { return *heap_; }
+  // Kept by whoever may use it after the engine.
+  const std::shared_ptr<SharedHeap>& shared_heap() const { return heap_; }
   uint32_t timeout_ms(double seconds) const;
   // Of an operation with this time-out (0: the setting) once all ranks have called it. What moves
   // cannot be called back from one rank alone, so that its deadline ends the job.
@@ -149,7 +151,7 @@ class Engine {
   const control::Cluster cluster_;
   const EngineOptions options_;
   const control::WorkerInfo me_;
-  SharedHeap heap_;  // for neighbours on the node to map, if there are any
+  const std::shared_ptr<SharedHeap> heap_;  // for neighbours on the node to map, if there are any
   // Of everybody who may still wait.
   const std::shared_ptr<transport::EventLoop> loop_;
   std::unique_ptr<LocalBus> bus_;

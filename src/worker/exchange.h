@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "wire/array.h"
+#include "wire/collective.h"
 #include "worker/node_stage.h"
-#include "worker/operation.h"
 
 namespace herring::worker {
 
@@ -28,13 +31,15 @@ struct Exchange {
   std::optional<Block> own;      // moves from here to here: no server sees it
 };
 
-// Whether the counts that a server sent fit the call; kProtocol.
-Status check_counts(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
-                    uint32_t size);
+// Whether the counts that a server sent fit the call of `name`; kProtocol.
+Status check_counts(const std::string& name, const wire::Collective& what,
+                    const std::vector<wire::Array>& arrays, const std::vector<uint64_t>& counts,
+                    uint32_t rank, uint32_t size);
 
-// What `rank` of `size` has to do; `counts`: see wire::Go, checked.
-Exchange plan_exchange(const Request& request, const std::vector<uint64_t>& counts, uint32_t rank,
-                       uint32_t size);
+// What `rank` of `size` has to do for an array, which is the call's only one or its bundle of that
+// number; `counts`: see wire::Go, checked.
+Exchange plan_exchange(const wire::Collective& what, const wire::Array& array, size_t bundle,
+                       const std::vector<uint64_t>& counts, uint32_t rank, uint32_t size);
 
 // In a group on one node: what a rank posts for the others, and what it takes from them. In an
 // all-to-all parts begin elsewhere in each rank's array; a table before the array says where, a
@@ -44,7 +49,7 @@ struct NodeExchange {
   std::vector<uint64_t> table;   // empty: none
   std::vector<NodePiece> pieces;
 };
-NodeExchange plan_node_exchange(const Request& request, const Exchange& exchange, uint32_t rank,
-                                uint32_t size);
+NodeExchange plan_node_exchange(const wire::Collective& what, const wire::Array& array,
+                                const Exchange& exchange, uint32_t rank, uint32_t size);
 
 }  // namespace herring::worker

@@ -3,18 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/log.h"
 #include "reduce/reduce.h"
 #include "worker/engine.h"
-#include "worker/exchange.h"
 
 namespace herring::worker {
 namespace {
-
-// Its calls are paired by ranks and tags.
-bool is_message(wire::Collective kind) {
-  return kind == wire::Collective::kSend || kind == wire::Collective::kReceive;
-}
 
 // Every rank refuses such a name for itself, so nobody waits in a call of it.
 bool is_reserved(const std::string& name) {
@@ -22,51 +15,68 @@ bool is_reserved(const std::string& name) {
 }
 
 // What the owner of the messages to a rank is chosen by.
-std::string box_of(const Group& group, const Request& request) {
-  const bool sends = request.kind == wire::Collective::kSend;
-  return concat("messages to ", sends ? request.root : group.index());
+std::string box_of(const Group& group, const wire::Collective& what) {
+  const auto* send = std::get_if<wire::Send>(&what);
+  return concat("messages to ", send != nullptr ? send->to : group.index());
 }
 
 }  // namespace
 
-NamedOperations::Name NamedOperations::name_of(const Request& request) {
-  if (request.kind != wire::Collective::kFormGroup) return {request.group->id(), request.name};
-  std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
-  return {control::Group::kForming, concat(request.name, '\n', control::list_ranks(ranks))};
+NamedOperations::Name NamedOperations::name_of(const Call& call) {
+  const auto* forms = std::get_if<wire::FormGroup>(&call.what);
+  if (forms == nullptr) return {call.group->id(), call.name};
+  return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
 }
 
-Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool waits) {
-  if (!request.group) request.group = engine_.world();
-  const Group& group = *request.group;
-  const bool forms = request.kind == wire::Collective::kFormGroup;
-  const bool message = is_message(request.kind);
+std::string NamedOperations::title(const Operation& operation) {
+  return concat("'", operation.call_.name, "'", operation.call_.group->members().suffix());
+}
+
+Status NamedOperations::no_memory(const std::string& name, size_t bytes) {
+  return {Code::kInternal,
+          concat("no memory for the result of '", name, "', which has ", bytes, " bytes")};
+}
+
+Result<std::shared_ptr<Operation>> NamedOperations::make(Call call, bool absent) {
+  auto operation = std::make_shared<Operation>(*this, std::move(call), engine_.loop(),
+                                               engine_.shared_heap());
+  operation->absent_ = absent;
+  HERRING_RETURN_IF_ERROR(operation->prepare());
+  return operation;
+}
+
+Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits) {
+  if (!call.group) call.group = engine_.world();
+  const std::shared_ptr<Group> group = call.group;
+  const bool forms = wire::is<wire::FormGroup>(call.what);
+  const bool message = wire::is_message(call.what);
   if (Status failed = engine_.failure(); !failed.ok()) return failed;
-  const Status failed = message ? group.message_failure() : group.failure();
+  const Status failed = message ? group->message_failure() : group->failure();
   if (!failed.ok() && !forms) {
-    return Status(failed.code(), concat("'", request.name, "'", group.members().suffix(),
+    return Status(failed.code(), concat("'", call.name, "'", group->members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
-  auto operation = std::make_shared<Operation>(engine_.loop());
-  operation->owner_ = this;
-  if (!message) operation->name_ = name_of(request);
-  std::unique_lock lock(mutex_);
-  if (is_reserved(request.name) && request.kind != wire::Collective::kJoin) {
+  if (is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
     return Status(Code::kInvalidArgument,
-                  concat("the name '", request.name, "' is not for operations of your own"));
+                  concat("the name '", call.name, "' is not for operations of your own"));
   }
-  if (!forms && names_.contains({group.id(), wire::kJoinName})) {
+  auto made = make(std::move(call));
+  if (!made.ok()) return made.status();
+  const std::shared_ptr<Operation> operation = *made;
+  if (!message) operation->name_ = name_of(operation->call_);
+  std::unique_lock lock(mutex_);
+  if (!forms && names_.contains({group->id(), wire::kJoinName})) {
     return Status(Code::kInvalidArgument,
-                  concat("'", request.name, "'", group.members().suffix(),
-                         " was called after join(); wait until that has returned"));
+                  concat(title(*operation), " was called after join(); wait until that has "
+                                            "returned"));
   }
   if (!message && !names_.insert(operation->name_).second) {
     return Status(Code::kInvalidArgument,
-                  concat("an operation named '", request.name, "' is in flight already",
-                         group.members().suffix(),
+                  concat("an operation named '", operation->call_.name, "' is in flight already",
+                         group->members().suffix(),
                          "; wait for it, or give this one another name"));
   }
   lock.unlock();
-  operation->request = std::move(request);
   // Until it has started, nobody but its caller knows of it.
   const auto starts = [this, operation] {
     or_tell([&](const Status& why) { operation->completion.set(why); },
@@ -80,11 +90,11 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Request request, bool
   return operation;
 }
 
-void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective kind,
+void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
                              const std::string& name, const std::string& why) {
   if (is_reserved(name)) return;
   wire::Announce announce;
-  announce.kind = kind;
+  announce.what = std::move(what);
   announce.name = name;
   announce.refusal = why.empty() ? "no reason given" : why;
   wire::FrameHeader header;
@@ -95,130 +105,124 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
     std::lock_guard lock(mutex_);
     if (names_.contains({group->id(), wire::kJoinName})) return;
   }
+  const bool counts = wire::is<wire::AllReduce>(announce.what);
   // If the engine has ended, nobody is there to be told.
   static_cast<void>(engine_.run([this, header, group, server = group->shards().owner_of(name),
-                                 payload = encode(announce), kind] {
-    if (kind == wire::Collective::kAllreduce) ++group->called;  // as the others count theirs
+                                 payload = encode(announce), counts] {
+    if (counts) ++group->called;  // as the others count theirs
     if (engine_.failure().ok()) engine_.links().send_control(server, header, payload);
   }));
 }
 
-void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
+void NamedOperations::keep(const std::shared_ptr<Operation>& operation) {
   operation->id_ = next_id_++;
   operation->started_ = engine_.loop()->now();
   operations_.emplace(operation->id_, operation);
+}
+
+void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
+  keep(operation);
   if (Status status = engine_.failure(); !status.ok()) return finish(*operation, status);
-  const Request& request = operation->request;
-  const Group& group = *request.group;
-  const bool forms = request.kind == wire::Collective::kFormGroup;
-  if (Status why = engine_.called_off(group); !why.ok() && !forms) return finish(*operation, why);
-  if (group.size() == 1 && !group.is_world() && !forms) return complete_alone(*operation);
-  operation->server_ = group.shards().owner_of(request.name);
-  if (forms) {
-    // A server that it will use: so it can be formed whatever has become of the others.
-    const std::vector<uint32_t> ranks(request.splits.begin(), request.splits.end());
-    operation->server_ =
-        control::shard_map(engine_.cluster(), control::Group(control::Group::kForming,
-                                                             engine_.cluster(), ranks, ""))
-            .owner_of(request.name);
+  const Call& call = operation->call_;
+  Group& group = *call.group;
+  const auto* forms = std::get_if<wire::FormGroup>(&call.what);
+  if (Status why = engine_.called_off(group); !why.ok() && forms == nullptr) {
+    return finish(*operation, why);
   }
-  const bool message = is_message(request.kind);
-  if (message) operation->server_ = group.shards().owner_of(box_of(group, request));
+  if (group.size() == 1 && !group.is_world() && forms == nullptr) {
+    return complete_alone(*operation);
+  }
+  if (forms != nullptr) {
+    // A server that it will use: so it can be formed whatever has become of the others.
+    const control::Group formed(control::Group::kForming, engine_.cluster(), forms->ranks, "");
+    operation->server_ = control::shard_map(engine_.cluster(), formed).owner_of(call.name);
+  } else {
+    operation->server_ = group.shards().owner_of(
+        wire::is_message(call.what) ? box_of(group, call.what) : call.name);
+  }
   if (engine_.membership().has_ended(operation->server_)) {
     return finish(*operation, {Code::kPeerLost,
                                concat(engine_.cluster().describe_server(operation->server_),
                                       " has ended")});
   }
-  if (request.kind == wire::Collective::kJoin) return start_join(*operation);
-  if (request.kind == wire::Collective::kAllreduce) ++request.group->called;
+  if (wire::is<wire::Join>(call.what)) return joins_.start(*operation);
+  if (wire::is<wire::AllReduce>(call.what)) ++group.called;
   if (Status said = announce(*operation, operation->server_); !said.ok()) finish(*operation, said);
 }
 
 Status NamedOperations::announce(const Operation& operation, uint32_t server) {
-  const Request& request = operation.request;
-  const Group& group = *request.group;
-  const bool forms = request.kind == wire::Collective::kFormGroup;
-  const size_t bytes = request.bytes();
+  const Call& call = operation.call_;
+  const Group& group = *call.group;
+  const size_t bytes = operation.bytes();
   wire::Announce announce;
   announce.id = operation.id_;
-  announce.kind = request.kind;
-  announce.dtype = request.dtype;
-  announce.op = request.op;
-  announce.algorithm = request.algorithm;
-  announce.root = request.root;
-  announce.prescale = request.prescale;
-  announce.postscale = request.postscale;
-  announce.timeout_ms = engine_.timeout_ms(request.timeout);
+  announce.what = call.what;
+  for (const Bundle& bundle : operation.bundles_) announce.arrays.push_back(bundle.array);
+  announce.listed = call.list;
+  announce.timeout_ms = engine_.timeout_ms(call.timeout);
   announce.warn_ms = engine_.warn_ms();
-  announce.name = request.name;
-  announce.shape = request.shape;
-  announce.splits = request.splits;
+  announce.name = call.name;
+  announce.agreement = wire::agreement_of(call.agreement);
   // A gathered result must fit a reply. The choice depends on nothing but the call itself: it
   // decides in which tree a sum is taken.
-  const bool gathers = request.kind == wire::Collective::kAllgather;
+  const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
   announce.inline_payload =
-      bytes <= engine_.options().small_bytes && request.algorithm == wire::Algorithm::kHerring &&
-      (!gathers || bytes * group.size() <= wire::kMaxControlPayload / 2);
-  if (is_message(request.kind) && !announce.inline_payload) {
-    auto own = own_address();
+      bytes <= engine_.options().small_bytes &&
+      (allreduce == nullptr || allreduce->algorithm == wire::Algorithm::kHerring) &&
+      (!wire::is<wire::AllGather>(call.what) ||
+       bytes * group.size() <= wire::kMaxControlPayload / 2);
+  if (wire::is_message(call.what) && !announce.inline_payload) {
+    auto own = meeting_.own_address();
     if (!own.ok()) return own.status();
     announce.address = *own;
   }
   std::string payload = encode(announce);
-  const bool has_payload = request.kind != wire::Collective::kBarrier && !forms &&
-                           request.kind != wire::Collective::kReceive &&
-                           (request.kind != wire::Collective::kBroadcast ||
-                            request.root == group.index());
-  if (announce.inline_payload && has_payload) {
-    payload.append(request.send, bytes);
+  if (announce.inline_payload && wire::gives_data(call.what, group.index())) {
+    for (const Bundle& bundle : operation.bundles_) {
+      payload.append(bundle.send, bundle.array.bytes());
+    }
   }
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
-  header.group = forms ? 0 : group.id();
+  header.group = wire::is<wire::FormGroup>(call.what) ? 0 : group.id();
   engine_.links().send_control(server, header, std::move(payload));
   return {};
 }
 
-// A group of one: nobody has to be asked.
+// A group of one: nobody has to be asked, and what each kind gives is what its arrays hold.
 void NamedOperations::complete_alone(Operation& operation) {
-  const Request& request = operation.request;
-  const size_t count = request.bytes() / size_of(request.dtype);
-  const auto reduce_to = [&](char* out) -> Status {
-    const reduce::Stage stage{request.dtype,    request.dtype, request.op,
-                              request.prescale, 1.0,           request.postscale};
-    HERRING_RETURN_IF_ERROR(reduce::check_stage(stage));
-    const void* source = request.send;
-    if (count > 0) reduce::combine(&source, 1, out, count, stage);
-    return {};
-  };
-  Status status;
-  switch (request.kind) {
-    case wire::Collective::kBarrier:
-    case wire::Collective::kFormGroup:
-    case wire::Collective::kBroadcast: break;
-    case wire::Collective::kJoin: operation.counts = {0}; break;
-    case wire::Collective::kSend:
-    case wire::Collective::kReceive:
-      status = {Code::kInvalidArgument, "nobody else is in this group"};
-      break;
-    case wire::Collective::kAllreduce: status = reduce_to(request.receive); break;
-    case wire::Collective::kAllgather:
-      operation.counts = {request.shape.empty() ? 1 : request.shape[0]};
-      [[fallthrough]];
-    case wire::Collective::kAlltoall:
-      if (request.kind == wire::Collective::kAlltoall) operation.counts = {count};
-      [[fallthrough]];
-    case wire::Collective::kReduceScatter:
-      if (char* out = operation.place_result(request.bytes()); out == nullptr) {
-        status = {Code::kInternal, concat("no memory for the result of '", request.name,
-                                          "', which has ", request.bytes(), " bytes")};
-      } else if (request.kind == wire::Collective::kReduceScatter) {
-        status = reduce_to(out);
-      } else if (count > 0) {
-        std::memcpy(out, request.send, request.bytes());
-      }
+  const Call& call = operation.call_;
+  if (wire::is_message(call.what)) {
+    return finish(operation, {Code::kInvalidArgument, "nobody else is in this group"});
   }
-  finish(operation, status);
+  if (wire::is<wire::Join>(call.what)) operation.counts = {0};
+  const bool gathers = wire::is<wire::AllGather>(call.what);
+  const bool in_place =
+      wire::is<wire::AllReduce>(call.what) || wire::is<wire::Broadcast>(call.what);
+  const bool anew = gathers || wire::is<wire::AllToAll>(call.what) ||
+                    wire::is<wire::ReduceScatter>(call.what);
+  if (anew) {
+    const wire::Array& array = operation.bundles_.front().array;
+    operation.counts = {gathers ? array.rows() : array.elements()};
+  }
+  char* out = anew ? operation.place_result(operation.bytes()) : nullptr;
+  if (anew && out == nullptr) return finish(operation, no_memory(call.name, operation.bytes()));
+  for (const Bundle& bundle : operation.bundles_) {
+    char* const to = in_place ? bundle.receive : out;
+    const size_t bytes = bundle.array.bytes();
+    if (const Reduction* reduction = wire::reduction_of(call.what)) {
+      const DType dtype = bundle.array.dtype;
+      const reduce::Stage stage{dtype,               dtype, reduction->op,
+                                reduction->prescale, 1.0,   reduction->postscale};
+      if (Status fits = reduce::check_stage(stage); !fits.ok()) return finish(operation, fits);
+      const void* source = bundle.send;
+      if (bytes > 0) reduce::combine(&source, 1, to, bundle.array.elements(), stage);
+    } else if (anew && bytes > 0) {
+      std::memcpy(to, bundle.send, bytes);
+    }
+    if (anew) out += bytes;
+  }
+  finish(operation, {});
 }
 
 std::shared_ptr<Operation> NamedOperations::find(uint64_t id) const {
@@ -239,95 +243,102 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     if (error->id == 0) return engine_.fail_now(why);
     auto operation = find(error->id);
     if (!operation) return;
-    // Other servers still take it for joined.
-    if (operation->request.kind == wire::Collective::kJoin) {
-      const std::shared_ptr<Group> group = operation->request.group;
-      if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
-      group->leave(why);  // not fail(): messages between the members that stay go on
-    }
+    if (wire::is<wire::Join>(operation->call_.what)) return joins_.on_error(*operation, why);
     // What moves cannot be called back from one rank alone.
-    return operation->launched_ ? engine_.fail_now(why) : fail(*operation, why);
+    return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);
   }
   std::string_view rest;
   auto go = wire::decode_go(payload, &rest);
   if (!go.ok()) return malformed(go.status());
   if (go->id == 0 && header.type == wire::FrameType::kGo) {
-    const Status fits = take_part(header, rest);
+    const Status fits = joins_.take_part(header, rest);
     return fits.ok() ? void() : malformed(fits);
   }
   auto operation = find(go->id);
   if (!operation) return;  // failed meanwhile
   if (operation->launched_) {
-    return malformed(breach("answered '", operation->request.name, "' twice"));
+    return malformed(breach("answered '", operation->call_.name, "' twice"));
   }
-  if (header.type == wire::FrameType::kReply) {
-    operation->request.kind == wire::Collective::kJoin
-        ? on_joined(*operation, server, std::move(go->counts))
-        : on_reply(*operation, std::move(*go), rest);
-  } else {
+  const bool arrays = !operation->bundles_.empty();
+  if (header.type != wire::FrameType::kReply) {
+    if (!arrays) return malformed(breach("has nothing to move of '", operation->call_.name, "'"));
     launch(*operation, header, std::move(*go), rest);
+  } else if (wire::is<wire::Join>(operation->call_.what)) {
+    joins_.on_reply(*operation, server, std::move(go->counts));
+  } else {
+    on_reply(*operation, std::move(*go), rest);
   }
 }
 
+void NamedOperations::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
+                             std::string_view rest) {
+  operation.launched_ = true;
+  operation.counts = std::move(go.counts);
+  const Group& group = *operation.call_.group;
+  if (Status why = engine_.called_off(group); !why.ok()) return finish(operation, why);
+  if (header.group != group.id()) {
+    return engine_.fail_now(breach(title(operation), " was answered for group ", header.group));
+  }
+  mover_.move(operation, {header.stream, header.round, 0, group.id()}, std::string(rest));
+}
+
 void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_view result) {
-  const Request& request = operation.request;
+  const Call& call = operation.call_;
   operation.counts = std::move(head.counts);
-  switch (request.kind) {
-    case wire::Collective::kBarrier:
-    case wire::Collective::kSend: break;
-    case wire::Collective::kFormGroup: {
-      // The number first, then a word of every server that it knows the group.
-      if (operation.formed) {
-        if (--operation.parts_left_ > 0) return;
-        engine_.membership().formed(operation.formed);
-        break;
-      }
-      if (operation.counts.size() != 1 || operation.counts[0] == control::Group::kWorld ||
-          operation.counts[0] >= control::Group::kForming) {
-        return engine_.fail_now(breach("a server formed group '", request.name,
-                                       "' without a number"));
-      }
-      operation.formed = engine_.membership().define(
-          static_cast<uint32_t>(operation.counts[0]), request.name,
-          {request.splits.begin(), request.splits.end()}, operation.id_);
-      operation.parts_left_ = operation.formed->servers().size();
-      for (const uint32_t one : operation.formed->servers()) {
-        if (!engine_.membership().has_ended(one)) continue;
-        return fail(operation, {Code::kPeerLost,
-                                concat("group '", request.name, "' cannot be formed: ",
-                                       engine_.cluster().describe_server(one), " has ended")});
-      }
-      return;
+  if (wire::is<wire::FormGroup>(call.what)) return on_formed(operation);
+  const bool in_place = wire::is<wire::AllReduce>(call.what) ||
+                        wire::is<wire::Broadcast>(call.what) ||
+                        wire::is<wire::Receive>(call.what);
+  if (in_place) {
+    if (result.size() != operation.bytes()) {
+      return engine_.fail_now(breach("the result of '", call.name, "' has ", result.size(),
+                                     " bytes, not ", operation.bytes()));
     }
-    case wire::Collective::kAllreduce:
-    case wire::Collective::kBroadcast:
-    case wire::Collective::kReceive:
-      if (result.size() != request.bytes()) {
-        return engine_.fail_now(breach("the result of '", request.name, "' has ", result.size(),
-                                       " bytes, not ", request.bytes()));
-      }
-      if (!result.empty()) std::memcpy(request.receive, result.data(), result.size());
-      break;
-    default: {
-      char* const out = operation.place_result(result.size());
-      if (out == nullptr) {
-        return engine_.fail_now({Code::kInternal,
-                                 concat("no memory for the result of '", request.name,
-                                        "', which has ", result.size(), " bytes")});
-      }
-      if (!result.empty()) std::memcpy(out, result.data(), result.size());
+    for (const Bundle& bundle : operation.bundles_) {
+      const size_t bytes = bundle.array.bytes();
+      if (bytes > 0) std::memcpy(bundle.receive, result.data(), bytes);
+      result.remove_prefix(bytes);
     }
+  } else if (!wire::is<wire::Barrier>(call.what) && !wire::is<wire::Send>(call.what)) {
+    char* const out = operation.place_result(result.size());
+    if (out == nullptr) return engine_.fail_now(no_memory(call.name, result.size()));
+    if (!result.empty()) std::memcpy(out, result.data(), result.size());
   }
   finish(operation, {});
 }
 
+// The number first, then a word of every server that it knows the group.
+void NamedOperations::on_formed(Operation& operation) {
+  if (operation.formed) {
+    if (--operation.parts_left_ > 0) return;
+    engine_.membership().formed(operation.formed);
+    return finish(operation, {});
+  }
+  const std::string& name = operation.call_.name;
+  const std::vector<uint64_t>& counts = operation.counts;
+  if (counts.size() != 1 || counts[0] == control::Group::kWorld ||
+      counts[0] >= control::Group::kForming) {
+    return engine_.fail_now(breach("a server formed group '", name, "' without a number"));
+  }
+  operation.formed = engine_.membership().define(
+      static_cast<uint32_t>(counts[0]), name,
+      std::get<wire::FormGroup>(operation.call_.what).ranks, operation.id_);
+  operation.parts_left_ = operation.formed->servers().size();
+  for (const uint32_t one : operation.formed->servers()) {
+    if (!engine_.membership().has_ended(one)) continue;
+    return finish(operation, {Code::kPeerLost,
+                              concat("group '", name, "' cannot be formed: ",
+                                     engine_.cluster().describe_server(one), " has ended")});
+  }
+}
+
 void NamedOperations::part_done(Operation& operation) {
   if (--operation.parts_left_ > 0) return;
-  const Status why = engine_.called_off(*operation.request.group);
+  const Status why = engine_.called_off(*operation.call_.group);
   // Who is gone is not known yet: it will be.
   if (operation.called_off_ && why.ok()) return;
-  if (const auto& copy = operation.copy_; copy.bytes > 0 && why.ok()) {
-    std::memcpy(copy.to, copy.from, copy.bytes);
+  for (const Operation::Copy& copy : operation.copies_) {
+    if (copy.bytes > 0 && why.ok()) std::memcpy(copy.to, copy.from, copy.bytes);
   }
   finish(operation, why);
 }
@@ -336,15 +347,19 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   const auto found = operations_.find(operation.id_);
   if (found == operations_.end()) return;
   const std::shared_ptr<Operation> keep = found->second;
-  if (char* const staging = std::exchange(keep->staging_, nullptr)) {
-    engine_.heap().free(staging);
+  const Call& call = keep->call_;
+  Status told = status;
+  if (keep->list_ && !keep->absent_ && status.ok()) {
+    if (told = keep->unpack(); !told.ok()) return engine_.fail_now(told);
+  }
+  if (!keep->list_ || keep->absent_ || !status.ok()) {
+    keep->drop_staging();
     engine_.node_stage().release_regions();
   }
-  Status told = status;
   // From here to where it is told, nothing needs memory.
   operations_.erase(found);
-  if (keep->absent_) return end_join(keep->request.group->id());
-  if (!is_message(keep->request.kind)) {
+  if (keep->absent_) return joins_.settle(call.group->id());
+  if (!wire::is_message(call.what)) {
     std::lock_guard lock(mutex_);
     names_.erase(keep->name_);
   }
@@ -352,29 +367,28 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.membership().forget(keep->formed);
     keep->formed.reset();
   }
-  if (keep->request.kind == wire::Collective::kJoin && status.ok()) {
-    keep->request.group->count_join();
-    keep->request.group->called = 0;
+  if (wire::is<wire::Join>(call.what) && status.ok()) {
+    call.group->count_join();
+    call.group->called = 0;
   }
   keep->completion.set(std::move(told));
   if (keep->then_) keep->then_(status);
 }
 
 void NamedOperations::fail(Operation& operation, const Status& why) {
-  if (operation.request.kind != wire::Collective::kJoin) return finish(operation, why);
-  if (operation.failed_.ok()) operation.failed_ = why;
-  end_join(operation.request.group->id());
+  wire::is<wire::Join>(operation.call_.what) ? joins_.fail(operation, why)
+                                             : finish(operation, why);
 }
 
 bool NamedOperations::moves(const Group& group) const {
   return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
-    return one.second->launched_ && one.second->request.group.get() == &group;
+    return one.second->launched_ && one.second->call_.group.get() == &group;
   });
 }
 
 bool NamedOperations::any(const Group& group) const {
   return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
-    return one.second->request.group.get() == &group;
+    return one.second->call_.group.get() == &group;
   });
 }
 
@@ -382,15 +396,15 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
   std::vector<std::shared_ptr<Operation>> unanswered;
   for (const auto& [id, operation] : operations_) {
     if (operation->launched_) continue;
-    const Request& request = operation->request;
+    const Call& call = operation->call_;
     const bool told = operation->formed && operation->formed->is_known_to(server);
-    const bool asked = request.kind == wire::Collective::kJoin &&
-                       std::ranges::count(request.group->shards().owners, server) > 0;
+    const bool asked = wire::is<wire::Join>(call.what) &&
+                       std::ranges::count(call.group->shards().owners, server) > 0;
     if (operation->server_ == server || told || asked) unanswered.push_back(operation);
   }
   for (const auto& operation : unanswered) {
-    const Group& group = operation->formed ? *operation->formed : *operation->request.group;
-    fail(*operation, {why.code(), concat("'", operation->request.name, "'",
+    const Group& group = operation->formed ? *operation->formed : *operation->call_.group;
+    fail(*operation, {why.code(), concat("'", operation->call_.name, "'",
                                          group.members().suffix(), " cannot complete: ",
                                          why.message())});
   }
@@ -399,8 +413,8 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
 void NamedOperations::call_off(const Group& group, const Status& why) {
   std::vector<std::shared_ptr<Operation>> ended;
   for (const auto& [id, operation] : operations_) {
-    const Request& request = operation->request;
-    if (request.group.get() != &group || request.kind == wire::Collective::kFormGroup) continue;
+    const Call& call = operation->call_;
+    if (call.group.get() != &group || wire::is<wire::FormGroup>(call.what)) continue;
     if (!operation->launched_ || operation->parts_left_ == 0) ended.push_back(operation);
   }
   for (const auto& operation : ended) fail(*operation, why);
@@ -414,11 +428,10 @@ std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) con
   for (const auto& [id, operation] : operations_) {
     if (operation->launched_) continue;
     const Nanos age = now - operation->started_;
-    const uint32_t timeout_ms = engine_.timeout_ms(operation->request.timeout);
+    const uint32_t timeout_ms = engine_.timeout_ms(operation->call_.timeout);
     if (age <= timeout_ms * kMillisecond + margin) continue;
     *waited = age;
-    return concat("'", operation->request.name, "'",
-                  operation->request.group->members().suffix());
+    return title(*operation);
   }
   return {};
 }
@@ -427,11 +440,15 @@ void NamedOperations::held_up(Nanos now, Nanos since, std::vector<std::string>& 
   for (const auto& [id, operation] : operations_) {
     const Nanos waits = operation->completion.waits_since(now);
     if (waits == 0 || waits >= since) continue;
-    const Request& request = operation->request;
-    const control::Group& members = request.group->members();
-    const bool other = is_message(request.kind) && request.root != wire::kAnyRank;
-    out.push_back(concat(wire::name_of(request.kind), " '", request.name, "'",
-                         other ? concat(" (rank ", members.ranks()[request.root], ")") : "",
+    const Call& call = operation->call_;
+    const auto* send = std::get_if<wire::Send>(&call.what);
+    const auto* receive = std::get_if<wire::Receive>(&call.what);
+    const auto other = send != nullptr      ? std::optional<uint32_t>(send->to)
+                       : receive != nullptr ? receive->from
+                                            : std::nullopt;
+    const control::Group& members = call.group->members();
+    out.push_back(concat(wire::name_of(call.what), " '", call.name, "'",
+                         other ? concat(" (rank ", members.ranks()[*other], ")") : "",
                          members.suffix()));
   }
 }

@@ -1,29 +1,88 @@
 #include "worker/operation.h"
 
 #include <algorithm>
-#include <functional>
 #include <new>
-#include <numeric>
 
 #include "worker/named.h"
 
 namespace herring::worker {
 
-size_t Request::bytes() const {
-  return std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<>());
+Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
+                     std::shared_ptr<SharedHeap> heap)
+    : completion(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
+
+// Copies the arrays of a list.
+Status Operation::prepare() {
+  if (call_.list) return pack();
+  if (call_.buffers.empty()) return {};
+  const Buffer& one = call_.buffers.front();
+  bundles_.push_back({one.array, one.send, one.receive});
+  return {};
+}
+
+Operation::~Operation() { drop_staging(); }
+
+void Operation::drop_staging() {
+  if (char* const staging = std::exchange(staging_, nullptr)) heap_->free(staging);
+}
+
+Status Operation::pack() {
+  std::vector<wire::Array> arrays;
+  for (const Buffer& one : call_.buffers) arrays.push_back(one.array);
+  list_.emplace(call_.what, std::move(arrays), call_.group->index(), call_.group->size());
+  if (Status fits = list_->check(); !fits.ok()) {
+    return {fits.code(), concat("'", call_.name, "', ", fits.message())};
+  }
+  if (call_.agreement.empty()) call_.agreement = list_->describe();
+  if (auto* scatter = std::get_if<wire::ReduceScatter>(&call_.what)) {
+    scatter->rows = list_->splits();
+  }
+  auto staging = heap_->allocate(list_->staging_bytes());
+  if (!staging.ok()) return staging.status();
+  staging_ = static_cast<char*>(*staging);
+  const bool gives = !absent_ && wire::gives_data(call_.what, call_.group->index());
+  if (gives) list_->pack(call_.buffers, staging_);
+  for (const List::Bundle& one : list_->bundles()) {
+    bundles_.push_back({one.array, staging_ + one.offset, staging_ + one.offset});
+  }
+  return {};
+}
+
+size_t Operation::bytes() const {
+  size_t all = 0;
+  for (const Bundle& bundle : bundles_) all += bundle.array.bytes();
+  return all;
 }
 
 void Operation::on_transfer_done(Transfer& transfer) {
   called_off_ |= transfer.called_off;
-  owner_->part_done(*this);
+  owner_.part_done(*this);
 }
 
 char* Operation::place_result(size_t bytes) {
-  placed = request.into != nullptr && request.into_bytes == bytes;
-  if (placed) return request.into;
+  if (!call_.list) {
+    const Buffer& one = call_.buffers.front();
+    placed = one.receive != nullptr && one.receive_bytes == bytes;
+    if (placed) return one.receive;
+  }
   result_bytes = bytes;
   result.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
   return result.get();
+}
+
+Status Operation::unpack() {
+  HERRING_RETURN_IF_ERROR(list_->read(result ? result.get() : staging_, result_bytes, counts));
+  if (call_.buffers.empty() || call_.buffers.front().receive == nullptr) return {};
+  std::vector<char*> to;
+  for (const Buffer& one : call_.buffers) to.push_back(one.receive);
+  take(to);
+  return {};
+}
+
+void Operation::take(const std::vector<char*>& to) {
+  list_->unpack(result ? result.get() : staging_, to);
+  result.reset();
+  drop_staging();
 }
 
 }  // namespace herring::worker

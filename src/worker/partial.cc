@@ -19,7 +19,7 @@ Partial::Partial(Engine& engine, PartialOptions options)
 
 Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions options) {
   if (!options.group) options.group = engine.world();
-  HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, options.op, 1.0, 1.0));
+  HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, {options.op}));
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     return Status(Code::kInvalidArgument,
                   concat("op '", name_of(options.op), "' of the partial all-reduce '",

@@ -117,7 +117,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
   // Also of a plan that fails here: the next one must have the same on all ranks.
   if (!options.stream) options.stream = options.group->next_stream();
   for (const plan::Gradient& gradient : gradients) {
-    HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, options.op, 1.0, 1.0));
+    HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, {options.op}));
   }
   if (options.narrow && size_of(options.wire) != 2) {
     return Status(Code::kInvalidArgument, concat("wire_dtype is ", name_of(options.wire),

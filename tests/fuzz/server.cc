@@ -91,46 +91,70 @@ class Member {
   wire::Announce announce(Input& in) const {
     wire::Announce announce;
     announce.id = in.byte();
-    announce.kind = static_cast<wire::Collective>(in.below(wire::kNumCollectives));
-    announce.dtype = static_cast<DType>(in.below(kNumDTypes));
-    announce.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+    announce.what = collective(in);
     announce.inline_payload = in.flag();
-    if (in.seldom()) announce.algorithm = wire::Algorithm::kRing;
-    announce.root = in.seldom() ? in.byte() : in.below(size_);
-    if (in.seldom()) announce.postscale = 0.25;
     announce.timeout_ms = in.seldom() ? 1 : 60'000;
     announce.warn_ms = 60'000;
     announce.name = std::string(1, static_cast<char>('a' + in.below(3)));
-    if (announce.kind == wire::Collective::kJoin && !in.seldom()) announce.name = wire::kJoinName;
-    announce.shape = {in.below(9)};
-    if (in.flag()) announce.shape.push_back(in.below(4));
-    if (in.seldom()) announce.shape.push_back(in.any());
-    if (announce.kind == wire::Collective::kFormGroup) announce.splits = ranks<uint64_t>(in);
-    if (announce.kind == wire::Collective::kSend || announce.kind == wire::Collective::kReceive) {
-      if (announce.kind == wire::Collective::kSend || in.flag()) announce.splits = {in.below(2)};
-      if (in.below(4) == 0) announce.root = wire::kAnyRank;
-      announce.address = "10.0.0.1:7";
+    const bool joins = wire::is<wire::Join>(announce.what);
+    if (joins && !in.seldom()) announce.name = wire::kJoinName;
+    if (in.seldom()) announce.agreement = std::string(1, static_cast<char>('a' + in.below(2)));
+    if (wire::is_message(announce.what)) announce.address = "10.0.0.1:7";
+    announce.listed = wire::reduction_of(announce.what) != nullptr && in.flag();
+    const bool none = joins || wire::is<wire::Barrier>(announce.what) ||
+                      wire::is<wire::FormGroup>(announce.what);
+    const uint32_t arrays = in.seldom() ? in.below(4) : announce.listed ? 1 + in.below(2) : !none;
+    for (uint32_t i = 0; i < arrays; ++i) {
+      wire::Array& array = announce.arrays.emplace_back();
+      array.dtype = static_cast<DType>(in.below(kNumDTypes));
+      array.shape = {in.below(9)};
+      if (in.flag()) array.shape.push_back(in.below(4));
+      if (in.seldom()) array.shape.push_back(in.any());
     }
-    if (announce.kind == wire::Collective::kAlltoall) {
-      uint64_t left = announce.shape[0];
+    std::vector<uint64_t>* rows = nullptr;
+    if (auto* alltoall = std::get_if<wire::AllToAll>(&announce.what)) rows = &alltoall->rows;
+    auto* scatter = std::get_if<wire::ReduceScatter>(&announce.what);
+    if (scatter != nullptr && in.flag()) rows = &scatter->rows;
+    for (const wire::Array& array : announce.arrays) {
+      if (rows == nullptr) break;
+      uint64_t left = array.rows();
       for (uint32_t rank = 0; rank < size_; ++rank) {
         const uint64_t some = rank + 1 == size_ ? left : in.byte() % (left + 1);
-        announce.splits.push_back(some);
+        rows->push_back(some);
         left -= some;
       }
-      if (in.seldom()) announce.splits[in.below(size_)] = in.any();
-      if (in.seldom()) announce.splits.pop_back();
+      if (in.seldom()) (*rows)[in.below(size_)] = in.any();
+      if (in.seldom()) rows->pop_back();
     }
     return announce;
   }
 
+  wire::Collective collective(Input& in) const {
+    Reduction reduction;
+    reduction.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+    if (in.seldom()) reduction.postscale = 0.25;
+    const uint32_t rank = in.seldom() ? in.byte() : in.below(size_);
+    switch (in.below(std::variant_size_v<wire::Collective>)) {
+      case 0: return wire::AllReduce{reduction, in.seldom() ? wire::Algorithm::kRing
+                                                            : wire::Algorithm::kHerring};
+      case 1: return wire::Broadcast{rank};
+      case 2: return wire::AllGather{};
+      case 3: return wire::ReduceScatter{reduction, {}};
+      case 4: return wire::AllToAll{};
+      case 5: return wire::Barrier{};
+      case 6: return wire::FormGroup{ranks<uint32_t>(in)};
+      case 7: return wire::Send{rank, in.below(2)};
+      case 8: return wire::Receive{in.below(4) == 0 ? std::nullopt : std::optional(rank),
+                                   in.flag() ? std::nullopt : std::optional<uint64_t>(in.below(2))};
+      default: return wire::Join{in.byte()};
+    }
+  }
+
   // As many bytes as it says, or none: whether a kind has a payload depends on who sends it.
   static std::string payload(Input& in, const wire::Announce& announce) {
-    const uint64_t elements = announce.elements();
-    if (!announce.inline_payload || elements > 4096) return {};
-    const bool none = announce.kind == wire::Collective::kBarrier ||
-                      announce.kind == wire::Collective::kJoin || in.below(8) == 0;
-    return std::string(none ? 0 : elements * size_of(announce.dtype), '2');
+    const uint64_t bytes = announce.bytes();
+    if (!announce.inline_payload || bytes > 32768) return {};
+    return std::string(in.below(8) == 0 ? 0 : bytes, '2');
   }
 
   std::vector<uint32_t> all() const {

@@ -76,10 +76,13 @@ void answer(Input& in, std::string& out) {
       header.round = in.below(8);
       wire::Announce call;
       call.name = "o0";
-      call.kind = in.seldom() ? wire::Collective::kBarrier : wire::Collective::kAllreduce;
-      call.dtype = static_cast<DType>(in.below(kNumDTypes));
-      call.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
-      call.shape = {in.seldom() ? in.any() : in.below(2048)};
+      call.what = wire::AllReduce{{static_cast<ReduceOp>(in.below(kNumReduceOps))}};
+      if (in.seldom()) call.what = wire::Barrier{};
+      call.listed = in.flag();
+      for (uint32_t i = 0; i < (call.listed ? in.below(3) : 1); ++i) {
+        call.arrays.push_back({static_cast<DType>(in.below(kNumDTypes)),
+                               {in.seldom() ? in.any() : in.below(2048)}});
+      }
       return append(out, header, encode(wire::Go{}) + encode(call));
     }
     case 5: {
@@ -117,39 +120,67 @@ void answer(Input& in, std::string& out) {
   }
 }
 
-struct Call {
+struct InFlight {
   std::vector<char> array;
   std::shared_ptr<Operation> operation;
+  std::vector<size_t> row_bytes;  // of a list whose results are taken later
 };
 
 // Every kind, riding along or not; and nothing more, if it joins.
-std::vector<Call> submit_some(Engine& engine, bool joins) {
-  std::vector<Call> calls(9);
+std::vector<InFlight> submit_some(Engine& engine, bool joins) {
+  const wire::Collective kinds[] = {
+      wire::AllReduce{},          wire::Broadcast{},      wire::AllGather{},
+      wire::ReduceScatter{},      wire::AllToAll{},       wire::Barrier{},
+      wire::FormGroup{{0, 1}},    wire::Send{1, 3},       wire::Receive{1, 3},
+      wire::AllReduce{},          wire::AllGather{},      wire::ReduceScatter{},
+  };
+  constexpr size_t kFirstList = 9;
+  std::vector<InFlight> calls(std::size(kinds));
   for (size_t i = 0; i < calls.size(); ++i) {
-    Call& call = calls[i];
-    Request request;
-    request.kind = static_cast<wire::Collective>(i % wire::kNumCollectives);
-    request.name = concat("o", i);
-    request.dtype = DType::kFloat32;
-    const uint64_t elements = i < 4 ? 768 : 16;
-    request.shape = {request.kind == wire::Collective::kBarrier ? 0 : elements};
+    InFlight& one = calls[i];
+    Call call;
+    call.what = kinds[i];
+    call.name = concat("o", i);
     if (joins && i + 1 == calls.size()) {
-      request.kind = wire::Collective::kJoin;
-      request.name = wire::kJoinName;
-      request.shape = {0};
+      call.what = wire::Join{};
+      call.name = wire::kJoinName;
     }
-    call.array.resize(elements * 4);
-    request.send = request.receive = call.array.data();
-    request.splits = {elements / 2, elements - elements / 2};
-    if (request.kind == wire::Collective::kFormGroup) request.splits = {0, 1};  // its ranks
-    if (request.kind == wire::Collective::kSend || request.kind == wire::Collective::kReceive) {
-      request.root = 1;
-      request.splits = {3};  // the tag
+    const uint64_t elements = i < 4 || i > kFirstList ? 768 : 16;
+    one.array.resize(4096);
+    call.list = i >= kFirstList && !wire::is<wire::Join>(call.what);
+    const bool none = wire::is<wire::Barrier>(call.what) || wire::is<wire::FormGroup>(call.what) ||
+                      wire::is<wire::Join>(call.what);
+    if (auto* alltoall = std::get_if<wire::AllToAll>(&call.what)) {
+      alltoall->rows = {elements / 2, elements - elements / 2};
     }
-    auto submitted = engine.submit(std::move(request));
-    if (submitted.ok()) call.operation = std::move(*submitted);
+    if (!none) {
+      call.buffers = {{{DType::kFloat32, {elements}}, one.array.data(), one.array.data()}};
+    }
+    // Results that are not in place are taken later.
+    if (call.list && !wire::is<wire::AllReduce>(call.what)) call.buffers[0].receive = nullptr;
+    if (call.list) call.buffers.push_back({{DType::kInt32, {8, 2}}, one.array.data()});
+    if (call.list && call.buffers[0].receive != nullptr) {
+      call.buffers[1].receive = one.array.data() + 256;
+    }
+    for (const Buffer& buffer : call.buffers) {
+      const bool later = call.list && call.buffers[0].receive == nullptr;
+      if (later) one.row_bytes.push_back(buffer.array.row_bytes());
+    }
+    auto submitted = engine.submit(std::move(call));
+    if (submitted.ok()) one.operation = std::move(*submitted);
   }
   return calls;
+}
+
+void take_results(const InFlight& call) {
+  if (call.row_bytes.empty() || !call.operation->completion.status().ok()) return;
+  std::vector<std::vector<char>> results;
+  std::vector<char*> places;
+  for (size_t i = 0; i < call.row_bytes.size(); ++i) {
+    results.emplace_back(call.operation->result_rows()[i] * call.row_bytes[i]);
+    places.push_back(results.back().data());
+  }
+  call.operation->take(places);
 }
 
 }  // namespace
@@ -174,7 +205,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto bus = LocalBus::listen();
   expect(bus.ok());
   expect((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
-  std::vector<Call> calls;
+  std::vector<InFlight> calls;
   std::vector<std::shared_ptr<Partial>> series;
   {
     Engine engine(some_cluster(), options, transport::tcp::transport(), std::move(*bus),
@@ -222,10 +253,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     engine.fail({Code::kPeerLost, "enough"});
     planned = Status(Code::kShutdown, "");
-    for (const Call& call : calls) {
+    for (const InFlight& call : calls) {
       if (call.operation == nullptr) continue;
       while (!call.operation->completion.wait_for(kSecond)) {
       }
+      take_results(call);
     }
     series.clear();
   }

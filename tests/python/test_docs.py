@@ -20,8 +20,13 @@ def source(name: str) -> str:
 
 
 def enumerators(text: str, name: str) -> dict[str, int]:
-    """Names (without k) and values of an enumeration whose first value may be given."""
-    body = re.search(rf"enum class {name}\b[^{{]*\{{(.*?)\}};", text, re.DOTALL)
+    """Names (without k) and values of an enumeration whose first value may be given.
+
+    Alternatives of a variant are numbered likewise.
+    """
+    body = re.search(rf"enum class {name}\b[^{{]*\{{(.*?)\}};", text, re.DOTALL) or re.search(
+        rf"using {name} = std::variant<(.*?)>;", text, re.DOTALL
+    )
     assert body is not None, f"there is no enum {name}"
     body_text = re.sub(r"//.*", "", body.group(1))
     values: dict[str, int] = {}
@@ -95,8 +100,8 @@ def test_a_quoted_output_that_is_stale_or_cannot_be_checked_is_found(tmp_path: P
         ("src/wire/frame.h", "FrameType"),
         ("src/wire/hello.h", "Verdict"),
         ("src/wire/messages.h", "Participants"),
-        ("src/wire/messages.h", "Collective"),
-        ("src/wire/messages.h", "Algorithm"),
+        ("src/wire/collective.h", "Collective"),
+        ("src/wire/collective.h", "Algorithm"),
         ("src/base/dtype.h", "DType"),
         ("src/base/dtype.h", "ReduceOp"),
         ("src/base/status.h", "Code"),

@@ -49,14 +49,17 @@ herring.grouped_allreduce(mine, "average", prescale=size, postscale=2.0)
 stacks = zip(*[on(r, few) for r in range(size)])
 same(mine, [np.asarray(2 * np.sum(those, 0)).astype(a.dtype) for those, a in zip(stacks, few)])
 
-# As the single ones do it, bit by bit.
+# Every time the same bits; as large single ones do it, whose way the dtypes of a large list take.
 loose = [np.random.default_rng([rank, i]).standard_normal(n).astype(t)
          for i, (n, t) in enumerate([(10, "f4"), (40_001, "f8"), (3, "f2"), (200_000, "f4")])]
-copies = [a.copy() for a in loose]
+copies, again = [a.copy() for a in loose], [a.copy() for a in loose]
 herring.grouped_allreduce(loose, "sum")
+herring.grouped_allreduce(again, "sum")
+same(loose, again)
 for copy in copies[1:3]:
     herring.allreduce(copy, "sum")
-same(loose[1:3], copies[1:3])
+same(loose[1:2], copies[1:2])
+assert np.allclose(loose[2], copies[2], atol=0.01)
 
 rows = [a.reshape(a.shape or (1,)) for a in everyone[rank]]
 ragged = [np.repeat(a, 1 + rank, axis=0) for a in rows]
@@ -157,7 +160,7 @@ for n, call in enumerate(calls):
         except herring.MismatchError as error:
             text = str(error)
             assert f"rank {last}" in text, (what, text)
-            assert "array" in text and "list" in text or n >= 3, text
+            assert text.count(" of ") == 2 and "array" in text, text
         else:
             raise AssertionError((n, what))
         same(arrays, before)
@@ -201,7 +204,7 @@ with_kind = herring.InvalidArgumentError if rank < size - 1 else OSError
 raises(with_kind, "out of ideas", herring.grouped_allreduce, on_last(Odd(), [good]), name="r")
 raises(herring.InvalidArgumentError, "not one array", herring.grouped_allreduce,
        on_last(good, [good]), name="r")
-raises(herring.InvalidArgumentError, "array 1 of the list: averages", herring.grouped_allreduce,
+raises(herring.InvalidArgumentError, "array 1 of the list: op 'average'", herring.grouped_allreduce,
        [good, np.ones(3, np.int32)])
 raises(herring.InvalidArgumentError, "array 0", herring.grouped_allreduce,
        [np.ones(3, np.int32)], "sum", prescale=2.0)

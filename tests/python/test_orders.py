@@ -104,7 +104,7 @@ raises(bad, "root is 99" if rank == 1 else "rank 1", herring.reduce, ok.copy(), 
 raises(herring.MismatchError, "splits [4, 0", herring.reduce, ok.copy(), "sum", int(rank == 1))
 raises(bad, "dimension" if rank == 2 else "rank 2", herring.gather, np.float32(1)
        if rank == 2 else ok)
-raises(herring.MismatchError, "root 1", herring.gather, ok, int(rank == 1))
+raises(herring.MismatchError, "gather to rank 1", herring.gather, ok, int(rank == 1))
 raises(bad, "no elements", herring.alltoall, np.ones((size, 0)))
 raises(bad, "splits is [1]" if rank == 0 else "rank 0", herring.scatter, ok, 0, [1])
 raises(bad, "dimension" if rank == 0 else "rank 0", herring.scatter, 1.5)

@@ -196,7 +196,7 @@ def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
             errors.append(error)
 
     monkeypatch.setattr(works, "call_later", call_later)
-    work = works.OperationWork(works.Owner(0), [Complete()], [torch.ones(1)], then)
+    work = works.OperationWork(works.Owner(), [Complete()], [torch.ones(1)], then)
     work._step = Handover()
     waits = threading.Thread(target=attempt, args=(work.wait,))
     waits.start()

@@ -5,19 +5,22 @@
 #include <cstring>
 #include <thread>
 
+#include "plan/split.h"
+
 namespace herring::random_test {
 namespace {
 
-wire::Collective collective_of(Kind kind) {
-  switch (kind) {
-    case Kind::kAllreduce: return wire::Collective::kAllreduce;
-    case Kind::kBroadcast: return wire::Collective::kBroadcast;
-    case Kind::kAllgather: return wire::Collective::kAllgather;
-    case Kind::kReduceScatter: return wire::Collective::kReduceScatter;
-    case Kind::kAlltoall: return wire::Collective::kAlltoall;
-    case Kind::kJoin: return wire::Collective::kJoin;
-    case Kind::kMessage: return wire::Collective::kReceive;
-    default: return wire::Collective::kBarrier;
+// A message's is said by address().
+wire::Collective collective_of(const Step& step, uint32_t place) {
+  const Reduction reduction{step.op, step.prescale, step.postscale};
+  switch (step.kind) {
+    case Kind::kAllreduce: return wire::AllReduce{reduction, step.algorithm};
+    case Kind::kBroadcast: return wire::Broadcast{step.root};
+    case Kind::kAllgather: return wire::AllGather{};
+    case Kind::kReduceScatter: return wire::ReduceScatter{reduction, {}};
+    case Kind::kAlltoall: return wire::AllToAll{step.splits[place]};
+    case Kind::kJoin: return wire::Join{};
+    default: return wire::Barrier{};
   }
 }
 
@@ -130,15 +133,14 @@ void Rank::Lane::call(const Step& step) {
   const uint64_t rows = step.rows[place] + more;
   const uint64_t elements = rows * step.row;
   Call call{&step, &program_, nullptr, nullptr, {}};
-  worker::Request request;
-  request.group = rank_.groups_[step.group];
-  request.kind = collective_of(step.kind);
-  request.name = step.name;
-  request.timeout = step.timeout;
-  if (step.kind == Kind::kBarrier || step.kind == Kind::kJoin) {
-    request.shape = {0};
-    if (step.kind == Kind::kJoin) request.name = wire::kJoinName;
-  } else {
+  worker::Call made;
+  made.group = rank_.groups_[step.group];
+  made.what = collective_of(step, place);
+  made.name = step.name;
+  made.timeout = step.timeout;
+  if (step.kind == Kind::kJoin) {
+    made.name = wire::kJoinName;
+  } else if (step.kind != Kind::kBarrier) {
     call.array = rank_.allocate(elements * size_of(step.dtype), part.shared);
     const bool silent = (step.kind == Kind::kBroadcast || step.kind == Kind::kMessage) &&
                         step.root != place;
@@ -147,19 +149,20 @@ void Rank::Lane::call(const Step& step) {
     } else {
       fill(program_.values_of(step), rank_.rank_, 0, elements, call.array.data);
     }
-    request.dtype = step.dtype;
-    request.op = step.op;
-    request.algorithm = step.algorithm;
-    request.root = step.root;
-    request.prescale = step.prescale;
-    request.postscale = step.postscale;
-    request.shape = {rows, step.row};
-    if (step.kind == Kind::kAlltoall) request.splits = step.splits[place];
-    request.send = request.receive = call.array.data;
-    if (step.kind == Kind::kMessage) address(step, request);
+    const bool in_place = step.kind == Kind::kAllreduce || step.kind == Kind::kBroadcast ||
+                          step.kind == Kind::kMessage;
+    made.list = step.listed;
+    const uint64_t parts = step.listed ? 1 + step.salt / 3 % 4 : 1;
+    char* at = call.array.data;
+    for (uint32_t i = 0; i < parts; ++i) {
+      const wire::Array array{step.dtype, {plan::even_split(rows, parts, i).count, step.row}};
+      made.buffers.push_back({array, at, in_place ? at : nullptr});
+      at += array.bytes();
+    }
+    if (step.kind == Kind::kMessage) address(step, made);
   }
   rank_.calls_.fetch_add(1);
-  auto submitted = rank_.job_->engine().submit(std::move(request), random_.chance(0.5));
+  auto submitted = rank_.job_->engine().submit(std::move(made), random_.chance(0.5));
   if (!submitted.ok()) {
     rank_.release(call.array);
     return rank_.check_outcome(program_, step, submitted.status());
@@ -175,19 +178,20 @@ void Rank::Lane::call(const Step& step) {
 }
 
 // The tag tells what is sent from what else is on its way between the two.
-void Rank::Lane::address(const Step& step, worker::Request& request) const {
+void Rank::Lane::address(const Step& step, worker::Call& call) const {
   const bool sends = step.place_of(rank_.rank_) == step.root;
   const std::vector<uint32_t>& members = program().groups[step.group].ranks;
   const uint32_t other = step.ranks[sends ? 1 - step.root : step.root];
-  request.kind = sends ? wire::Collective::kSend : wire::Collective::kReceive;
-  request.root = static_cast<uint32_t>(
+  const auto index = static_cast<uint32_t>(
       std::lower_bound(members.begin(), members.end(), other) - members.begin());
   // Whoever receives from any rank waits on although one of them has left: others might send.
-  if (!sends && step.any_source && program().ending == Ending::kNone) {
-    request.root = wire::kAnyRank;
+  const bool any = step.any_source && program().ending == Ending::kNone;
+  if (sends) {
+    call.what = wire::Send{index, step.id};
+  } else {
+    call.what = wire::Receive{any ? std::nullopt : std::optional(index), step.id};
   }
-  request.splits = {step.id};
-  request.name = concat(sends ? "send to " : "receive from ", other);
+  call.name = concat(sends ? "send to " : "receive from ", other);
 }
 
 void Rank::Lane::form(const Step& step) {

@@ -33,7 +33,7 @@ class Rank::Lane {
 
   void submit(const std::vector<uint32_t>& steps);
   void call(const Step& step);
-  void address(const Step& step, worker::Request& request) const;
+  void address(const Step& step, worker::Call& call) const;
   void form(const Step& step);
   Round begin_round(const Step& step);
   bool continue_round(const Step& step, Round& round);

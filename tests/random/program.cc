@@ -334,6 +334,9 @@ class Maker {
         kind != Kind::kAllgather && kind != Kind::kAlltoall) {
       step.parts[random_.below(size)].contradicts = true;
     }
+    const bool by_servers = step.algorithm == wire::Algorithm::kHerring;
+    const bool can = (kind == Kind::kAllreduce && by_servers) || kind == Kind::kBroadcast;
+    step.listed = has(kLists) && can && step.salt % 3 == 0;
     return step;
   }
 
@@ -513,6 +516,7 @@ std::string Step::describe() const {
   if (kind == Kind::kMessage) {
     text += concat(", sent by rank ", ranks[root], " to rank ", ranks[1 - root]);
   }
+  if (listed) text += ", as a list";
   if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
   if (timeout > 0) text += concat(", time-out ", timeout, " s");
   if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);

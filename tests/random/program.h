@@ -47,6 +47,7 @@ enum Feature : uint32_t {
   kLeaving = 1 << 17,    // ranks leave when they have done their part, others go on
   kDeaths = 1 << 18,     // a rank dies
   kMessages = 1 << 19,   // sends and receives
+  kLists = 1 << 20,      // arrays that are cut into lists
 };
 inline constexpr struct {
   const char* name;
@@ -57,7 +58,8 @@ inline constexpr struct {
                  {"closes", kCloses},         {"endings", kEndings},   {"again", kAgain},
                  {"weights", kWeights},       {"counts", kCounts},
                  {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins},
-                 {"leaving", kLeaving},       {"deaths", kDeaths},     {"messages", kMessages}};
+                 {"leaving", kLeaving},       {"deaths", kDeaths},     {"messages", kMessages},
+                 {"lists", kLists}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 
@@ -119,6 +121,7 @@ struct Step {
   uint32_t root = 0;                           // kMessage: who sends it
   bool any_source = false;                     // kMessage: it is received from anybody
   uint64_t row = 1;                            // elements
+  bool listed = false;                         // the array is given as a list of its parts
   std::vector<uint64_t> rows;                  // by rank
   std::vector<std::vector<uint64_t>> splits;   // all-to-all: rows from each rank to each
   double timeout = 0;                          // seconds; 0: the job's

@@ -244,11 +244,7 @@ void Rank::check_round(const Call& call, worker::Planned& plan) {
 Result<std::shared_ptr<worker::Operation>> Rank::submit_forming(const Program& program,
                                                                 uint32_t group, bool waits) {
   const GroupSpec& spec = program.groups[group];
-  worker::Request request;
-  request.kind = wire::Collective::kFormGroup;
-  request.name = spec.name;
-  request.splits.assign(spec.ranks.begin(), spec.ranks.end());
-  return job_->engine().submit(std::move(request), waits);
+  return job_->engine().submit({.name = spec.name, .what = wire::FormGroup{spec.ranks}}, waits);
 }
 
 void Rank::keep_formed(const Program& program, uint32_t group,
@@ -317,11 +313,8 @@ void Rank::destroy(const Program& program, uint32_t group) {
     if (!may_fail) wrong(concat("cannot be destroyed: ", status.to_string()));
     return;
   }
-  worker::Request request;
-  request.group = formed;
-  request.name = "after its end";
-  request.shape = {0};
-  if (engine.submit(std::move(request)).ok()) wrong("takes calls after it was destroyed");
+  worker::Call call{.group = formed, .name = "after its end", .what = wire::Barrier{}};
+  if (engine.submit(std::move(call)).ok()) wrong("takes calls after it was destroyed");
 }
 
 bool Rank::make_plans(RunningProgram& running) {
@@ -424,10 +417,8 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
 }
 
 void Rank::pass_barrier(const Program& program, const char* where) {
-  worker::Request request;
-  request.name = concat("p", program.index, ".", where);
-  request.shape = {0};
-  auto barrier = job_->engine().submit(std::move(request), true);
+  auto barrier = job_->engine().submit(
+      {.name = concat("p", program.index, ".", where), .what = wire::Barrier{}}, true);
   if (!barrier.ok()) fail(seed_, concat("rank ", rank_, ": ", barrier.status().to_string()));
   while (!(*barrier)->completion.wait_for(kSecond)) {
   }

@@ -186,6 +186,10 @@ def submit(
     group: Group | None = None,
     *,
     waits: bool = True,
+    agreement: str = "",
+    listed: bool = False,
+    into: Any = None,
+    check: Callable[[], dict[str, Any]] = dict,
     **options: Any,
 ) -> _core.Operation:
     """Starts a collective.
@@ -197,12 +201,17 @@ def submit(
       timeout: seconds, as of `allgather`.
       group: those who take part; None: all ranks.
       waits: the caller waits for it at once; no other thread is woken to start it.
+      agreement: what all ranks must give alike beside what the core sees, in words.
+      listed: `array` is a list, of which all arrays have their results at once, or none.
+      into: an array for the result, if it has as many bytes.
+      check: called before anything is started; returns more options.
       options: of the kind.
 
     Raises:
       InvalidArgumentError: a value is impossible; the other ranks are told.
     """
     with called(kind, name, group) as full_name:
+        options |= check()
         operation = job().submit(
             kind,
             array,
@@ -210,6 +219,9 @@ def submit(
             timeout=seconds_of(timeout),
             waits=waits,
             group=scope_of(group).handle,
+            agreement=agreement,
+            listed=listed,
+            into=into,
             **options_of(kind, options, scope_of(group).size, group),
         )
     if kind in _IN_PLACE:
@@ -221,7 +233,11 @@ _IN_PLACE = ("allreduce", "broadcast")
 
 
 def note_write(array: Any) -> None:
-    """Makes autograd complain if it still needs what a tensor held before."""
+    """Makes autograd complain if it still needs what a tensor, or one of a list, held before."""
+    if isinstance(array, list):
+        for one in array:
+            note_write(one)
+        return
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
         torch.autograd.graph.increment_version(array)
@@ -288,24 +304,21 @@ def _collect(
     timeout: float | None,
     group: Group | None,
     splits: Sequence[int] | None = None,
+    agreement: str = "",
     **options: Any,
 ) -> tuple[Any, np.ndarray]:
-    with called(kind, name, group) as full_name:
+    def splits_of_kind() -> dict[str, Any]:
         if len(shape_of(array)) == 0:
             raise InvalidArgumentError(f"{kind} needs an array with at least one dimension")
         if kind == "alltoall" and 0 in _tail(array):
             raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
         if kind == "alltoall" or splits is not None:
-            options["splits"] = checked_splits(kind, shape_of(array)[0], splits, group)
-        operation = job().submit(
-            kind,
-            array,
-            full_name,
-            timeout=seconds_of(timeout),
-            waits=True,
-            group=scope_of(group).handle,
-            **options_of(kind, options, scope_of(group).size, group),
-        )
+            return {"splits": checked_splits(kind, shape_of(array)[0], splits, group)}
+        return {}
+
+    operation = submit(
+        kind, array, name, timeout, group, agreement=agreement, check=splits_of_kind, **options
+    )
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
 
@@ -419,7 +432,7 @@ def alltoall(
       InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
       MismatchError, PeerLostError, TimeoutError: as `allreduce`.
     """
-    return exchange(array, splits, name, timeout, group)
+    return exchange(array, splits, name, timeout, group, "")
 
 
 def exchange(
@@ -428,10 +441,10 @@ def exchange(
     name: str | None,
     timeout: float | None,
     group: Group | None,
-    root: int = 0,
+    agreement: str,
 ) -> np.ndarray:
-    """`alltoall`; `root`: on which all ranks must agree."""
-    _, flat = _collect("alltoall", array, name, timeout, group, splits, root=root)
+    """`alltoall`; `agreement`: what all ranks must give alike beside that, in words."""
+    _, flat = _collect("alltoall", array, name, timeout, group, splits, agreement)
     return flat.reshape(-1, *_tail(array))
 
 

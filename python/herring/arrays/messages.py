@@ -67,7 +67,7 @@ def send_async(
     group: Group | None = None,
 ) -> Handle:
     """Starts a `send`. Leave the array alone until `Handle.wait` has returned."""
-    return Handle(_submit("send", array, to, _tag(tag), timeout, group), array)
+    return Handle(_submit("send", array, to, tag, timeout, group), array)
 
 
 def receive(
@@ -108,29 +108,26 @@ def receive_async(
     group: Group | None = None,
 ) -> Receiving:
     """Starts a `receive`. Leave the array alone until `Handle.wait` has returned."""
-    wanted = [] if tag is None else _tag(tag)
-    operation = _submit("receive", array, source, wanted, timeout, group)
+    operation = _submit("receive", array, source, tag, timeout, group)
     note_write(array)
     return Receiving(operation, array)
-
-
-def _tag(tag: int) -> list[int]:
-    return [count_of(tag, "tag", 0, _MOST_TAG)]
 
 
 def _submit(
     kind: str,
     array: Any,
     other: int | None,
-    tag: list[int],
+    tag: int | None,
     timeout: float | None,
     group: Group | None,
 ) -> Any:
     scope = scope_of(group)
     what = "to" if kind == "send" else "source"
-    peer = -1
+    peer, options = None, {}
+    if kind == "send" or tag is not None:
+        options["tag"] = count_of(tag, "tag", 0, _MOST_TAG)
     if kind == "send" or other is not None:
-        peer = rank_of(other, scope.size, kind, group, what)
+        peer = options[what] = rank_of(other, scope.size, kind, group, what)
         if peer == scope.rank:
             raise InvalidArgumentError(
                 f"{kind}: {what} is {peer}, which is this rank itself; a message goes to another "
@@ -139,10 +136,9 @@ def _submit(
     return job().submit(
         kind,
         array,
-        f"{kind} {'any' if other is None else peer}",
-        root=peer,
-        splits=tag,
+        f"{kind} {'any' if peer is None else peer}",
         timeout=seconds_of(timeout),
         waits=False,
         group=scope.handle,
+        **options,
     )

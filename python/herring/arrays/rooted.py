@@ -98,7 +98,7 @@ def gather(
     name = named(name, "gather", group)
     with called("alltoall", name, group):
         splits = _all_to(root, array, "gather", group)
-    found = exchange(array, splits, name, timeout, group, root)
+    found = exchange(array, splits, name, timeout, group, f"gather to rank {root}")
     return found if scope_of(group).rank == root else None
 
 
@@ -141,7 +141,7 @@ def scatter(
     dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout, group=group)
     if not sends:
         whole, rows = np.empty((0, *tail), dtype), [0] * scope_of(group).size
-    return exchange(whole, rows, name, timeout, group, root)
+    return exchange(whole, rows, name, timeout, group, f"scatter from rank {root}")
 
 
 def _all_to(root: int, array: Any, kind: str, group: Group | None) -> list[int]:

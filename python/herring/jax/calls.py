@@ -21,7 +21,7 @@ from herring import _core
 from herring.arrays import runtime
 from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
-from herring.jax.keys import digest_of, is_traced
+from herring.jax.keys import is_traced
 from herring.jax.order import TOKEN
 from herring.rendezvous.settings import choice
 
@@ -59,7 +59,7 @@ class Call(NamedTuple):
             "key": self.key,
             "op": self.op,
             "group": group,
-            "digest": digest_of([(str(leaf.dtype), tuple(leaf.shape)) for leaf in leaves]),
+            "agreement": ", ".join(f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves),
             "root": self.root,
             "prescale": float(self.prescale),
             "postscale": float(self.postscale),
@@ -178,7 +178,6 @@ class _Callback:
         inputs = [np.ascontiguousarray(array) for array in arrays]
         outputs = [np.empty(result.shape, result.dtype) for result in self._results]
         _core.jax.run(
-            dtype=str(inputs[0].dtype),
             inputs=[_described(array) for array in inputs],
             outputs=[_described(array) for array in outputs],
             **self._attributes,
@@ -186,9 +185,9 @@ class _Callback:
         return tuple(outputs)
 
 
-def _described(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
-    """Its bytes, those of one element, and its shape; NumPy need not export its dtype."""
-    return array.reshape(-1).view(np.uint8), array.dtype.itemsize, array.shape
+def _described(array: np.ndarray) -> tuple[np.ndarray, str, int, tuple[int, ...]]:
+    """Its bytes, dtype, those of one element, and its shape; NumPy need not export its dtype."""
+    return array.reshape(-1).view(np.uint8), str(array.dtype), array.dtype.itemsize, array.shape
 
 
 def _error_of(error: Exception) -> Exception:

@@ -23,7 +23,7 @@ import jax
 from herring.errors import InvalidArgumentError
 from herring.jax.order import programs_of, traces
 
-__all__ = ["digest_of", "key_of"]
+__all__ = ["is_traced", "key_of"]
 
 _LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # whose frames are no place of a call
 _LONGEST = 200  # characters of a name
@@ -59,7 +59,8 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
         )
     around = [trace for trace in traces() if hasattr(trace, "parent_trace")]
     # Sizes are left out: ranks that disagree about them are told so when their calls meet.
-    rough = digest_of([(str(leaf.dtype), leaf.ndim) for leaf in leaves])
+    kinds = [(str(leaf.dtype), leaf.ndim) for leaf in leaves]
+    rough = zlib.crc32(repr(kinds).encode()) or 1
     # Outside of a program calls have the order of their caller.
     where = name or (_place() if around else "eager")
     base = f"jax.{kind}.{where}.{rough:08x}"
@@ -72,11 +73,6 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
     number = counts[base]
     counts[base] += 1
     return f"{base}#{number}" if number else base
-
-
-def digest_of(what: Any) -> int:
-    """32 bits, not 0, that are equal on all ranks for equal values."""
-    return zlib.crc32(repr(what).encode()) or 1
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:

@@ -282,7 +282,7 @@ def scatter(
     dtype = getattr(torch, kind)
     if not sends:
         words, _ = _words(torch.empty((0, *tail), dtype=dtype))
-    found = exchange(words, rows, name, None, group, root)
+    found = exchange(words, rows, name, None, group, f"scatter from rank {root}")
     device = tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
     return _tensor(found, dtype, device)
 

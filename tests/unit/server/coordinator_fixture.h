@@ -28,7 +28,7 @@ inline Call small(uint64_t id, std::string payload) {
   call.message.inline_payload = true;
   call.message.timeout_ms = 1000;
   call.message.warn_ms = 500;
-  call.message.shape = {payload.size() / 4};
+  call.message.arrays = {{DType::kFloat32, {payload.size() / 4}}};
   call.payload = std::move(payload);
   return call;
 }

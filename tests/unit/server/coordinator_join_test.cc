@@ -10,10 +10,9 @@ using wire::Collective;
 Call join(uint64_t id) {
   Call call;
   call.message.id = id;
-  call.message.kind = Collective::kJoin;
+  call.message.what = wire::Join{};
   call.message.name = wire::kJoinName;
   call.message.inline_payload = true;
-  call.message.shape = {0};
   call.message.timeout_ms = 10'000;
   call.message.warn_ms = 5000;
   return call;
@@ -28,7 +27,7 @@ std::string_view result_in(const Answer& answer) {
 
 TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
   Call mean = small(1, floats({1}));
-  mean.message.op = ReduceOp::kAverage;
+  mean.message.what = wire::AllReduce{{ReduceOp::kAverage}};
   Call other = small(2, floats({8}));
   other.message.name = "y";
   // One that waits already, and one that comes later.
@@ -67,7 +66,7 @@ TEST_F(CoordinatorTest, WhoHasCalledMostWasLastWhateverTheOrderOfNews) {
     std::vector<Answer> answers;
     for (const auto& [rank, called] : ranks_and_called) {
       Call call = join(10 + rank);
-      call.message.splits = {called};
+      call.message.what = wire::Join{called};
       answers = say(rank, call);
     }
     std::string_view rest;
@@ -81,7 +80,7 @@ TEST_F(CoordinatorTest, WhoHasCalledMostWasLastWhateverTheOrderOfNews) {
 TEST_F(CoordinatorTest, WhoHasJoinedHasAPartOfLargeAllReduces) {
   Call large = small(7, {});
   large.message.inline_payload = false;
-  large.message.shape = {1 << 20};
+  large.message.arrays = {{DType::kFloat32, {1 << 20}}};
   EXPECT_TRUE(say(2, large).empty()) << "made before it joined: counts";
   EXPECT_TRUE(say(2, join(9)).empty());
   EXPECT_TRUE(say(0, large).empty());
@@ -98,16 +97,17 @@ TEST_F(CoordinatorTest, WhoHasJoinedHasAPartOfLargeAllReduces) {
   const auto announced = wire::decode_announce(rest);
   ASSERT_TRUE(announced.ok());
   EXPECT_EQ(announced->name, "x");
-  EXPECT_EQ(announced->shape, large.message.shape);
+  EXPECT_EQ(announced->arrays.at(0).shape, large.message.arrays.at(0).shape);
 }
 
 TEST_F(CoordinatorTest, WhatCannotDoWithoutAJoinedRankNamesIt) {
   Call barrier = small(1, {});
-  barrier.message.kind = Collective::kBarrier;
+  barrier.message.what = wire::Barrier{};
+  barrier.message.arrays.clear();
   Call ring = small(2, {});
   ring.message.name = "ring";
   ring.message.inline_payload = false;
-  ring.message.algorithm = wire::Algorithm::kRing;
+  ring.message.what = wire::AllReduce{{}, wire::Algorithm::kRing};
   EXPECT_TRUE(say(0, barrier).empty());
   auto answers = say(2, join(9));
   ASSERT_EQ(answers.size(), 1u);

@@ -34,7 +34,7 @@ TEST_F(CoordinatorTest, LargerOnesGetTicketsInOneOrder) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
       Call call = small(rank, "");
       call.message.inline_payload = false;
-      call.message.shape = {1 << 20};
+      call.message.arrays = {{DType::kFloat32, {1 << 20}}};
       answers = say(rank, call);
     }
     ASSERT_EQ(answers.size(), 3u);
@@ -246,7 +246,7 @@ TEST_F(CoordinatorTest, LargeGatheredResultsGoBySegments) {
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     Call call = small(rank, std::string(3 << 20, 'x'));
-    call.message.kind = Collective::kAllgather;
+    call.message.what = wire::AllGather{};
     answers = say(rank, call);
   }
   ASSERT_EQ(answers.size(), 3u);
@@ -254,8 +254,7 @@ TEST_F(CoordinatorTest, LargeGatheredResultsGoBySegments) {
   // Skewed: one rank gets everything.
   for (uint32_t rank = 0; rank < 3; ++rank) {
     Call call = small(rank, std::string(3 << 20, 'x'));
-    call.message.kind = Collective::kAlltoall;
-    call.message.splits = {call.message.shape[0], 0, 0};
+    call.message.what = wire::AllToAll{{call.message.arrays[0].rows(), 0, 0}};
     answers = say(rank, call);
   }
   ASSERT_EQ(answers.size(), 3u);
@@ -266,8 +265,8 @@ TEST_F(CoordinatorTest, SumsThatOverflowAreRefused) {
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     Call call = small(rank, floats({1, 2}));
-    call.message.kind = Collective::kAlltoall;
-    call.message.splits = {uint64_t{1} << 63, uint64_t{1} << 63, 2};  // 2, modulo 2^64
+    // 2, modulo 2^64
+    call.message.what = wire::AllToAll{{uint64_t{1} << 63, uint64_t{1} << 63, 2}};
     answers = say(rank, call);
   }
   ASSERT_EQ(answers.size(), 3u);
@@ -278,12 +277,11 @@ TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
   std::vector<Answer> out;
   EXPECT_FALSE(coordinator.announce(0, 0, "rubbish", 0, out).ok());
   Call call = small(0, floats({1, 2}));
-  call.message.shape = {3};  // the payload has two elements
+  call.message.arrays = {{DType::kFloat32, {3}}};  // the payload has two elements
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
   call.payload.clear();  // it must have one
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
-  call.message.kind = Collective::kBroadcast;
-  call.message.root = 0;
+  call.message.what = wire::Broadcast{0};
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
   EXPECT_TRUE(coordinator.announce(1, 0, call.text(), 0, out).ok())
       << "only the root has a payload";
@@ -299,10 +297,10 @@ TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     Call call = small(rank, "");
     call.message.inline_payload = false;
-    call.message.kind = Collective::kAlltoall;
-    call.message.splits.assign(kRanks, 1);
-    call.message.splits[7] = rank;
-    call.message.shape = {kRanks - 1 + rank};
+    std::vector<uint64_t> rows(kRanks, 1);
+    rows[7] = rank;
+    call.message.what = wire::AllToAll{std::move(rows)};
+    call.message.arrays = {{DType::kFloat32, {kRanks - 1 + rank}}};
     ASSERT_TRUE(coordinator.announce(rank, 0, call.text(), 0, answers).ok());
   }
   ASSERT_EQ(answers.size(), kRanks);
@@ -346,8 +344,8 @@ TEST(LargeCoordinator, SmallOperationsOfFourThousandRanks) {
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       Call call = small(rank, "");
       call.message.inline_payload = false;
-      call.message.kind = Collective::kAllgather;
-      call.message.shape = {rank, 3};
+      call.message.what = wire::AllGather{};
+      call.message.arrays = {{DType::kFloat32, {rank, 3}}};
       ASSERT_TRUE(coordinator.announce(rank, 0, call.text(), 0, answers).ok());
     }
     ASSERT_EQ(answers.size(), ranks);
@@ -365,8 +363,7 @@ TEST_F(CoordinatorTest, GivenPartsOfAReduceScatterMustAgree) {
   std::vector<Answer> answers;
   const auto call = [](uint32_t rank, std::vector<uint64_t> splits) {
     Call one = small(rank, floats({1, 2, 3}));
-    one.message.kind = Collective::kReduceScatter;
-    one.message.splits = std::move(splits);
+    one.message.what = wire::ReduceScatter{{}, std::move(splits)};
     return one;
   };
   for (uint32_t rank = 0; rank < 3; ++rank) answers = say(rank, call(rank, {0, 1, 2}));
@@ -391,12 +388,10 @@ TEST_F(CoordinatorTest, GivenPartsOfAReduceScatterMustAgree) {
 
 class CoordinatorOfGroupsTest : public CoordinatorTest {
  protected:
-  Call form(std::vector<uint64_t> ranks) {
+  Call form(std::vector<uint32_t> ranks) {
     Call call;
-    call.message.kind = Collective::kFormGroup;
+    call.message.what = wire::FormGroup{std::move(ranks)};
     call.message.name = "g";
-    call.message.shape = {0};
-    call.message.splits = std::move(ranks);
     call.message.timeout_ms = 1000;
     call.message.warn_ms = 500;
     return call;
@@ -431,7 +426,7 @@ TEST_F(CoordinatorOfGroupsTest, MembersFormAGroupAndGetANumberOfItsOwn) {
   std::vector<Answer> out;
   EXPECT_FALSE(coordinator.announce(1, 0, form({0, 2}).text(), 0, out).ok()) << "no member";
   EXPECT_FALSE(coordinator.announce(1, 0, form({1, 7}).text(), 0, out).ok()) << "no rank";
-  EXPECT_FALSE(coordinator.announce(1, 0, form({1, 1ull << 40}).text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(1, 0, form({1, ~0u}).text(), 0, out).ok());
 }
 
 TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
@@ -453,7 +448,7 @@ TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
   EXPECT_FALSE(coordinator.announce(1, 8, small(6, floats({1})).text(), 0, out).ok());
   Call large = small(7, {});
   large.message.inline_payload = false;
-  large.message.shape = {1 << 20};
+  large.message.arrays = {{DType::kFloat32, {1 << 20}}};
   for (const uint32_t group : {9u, 9u}) {
     EXPECT_TRUE(say_in(group, 0, large).empty());
     ASSERT_EQ(say_in(group, 2, large).size(), 2u);

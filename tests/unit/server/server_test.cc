@@ -152,7 +152,7 @@ class ServerTest : public testing::TestWithParam<uint32_t> {
   wire::Announce message(const std::string& name, uint64_t elements, bool inlined) {
     wire::Announce announce;
     announce.name = name;
-    announce.shape = {elements};
+    announce.arrays = {{DType::kFloat32, {elements}}};
     announce.inline_payload = inlined;
     announce.timeout_ms = announce.warn_ms = 60'000;
     return announce;

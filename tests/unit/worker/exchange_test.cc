@@ -18,26 +18,23 @@ using Ints = std::vector<int32_t>;
 class Ranks {
  public:
   // counts: of an all-gather of each rank, of an all-to-all from each rank to each.
-  Ranks(wire::Collective kind, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
-        uint64_t row = 1, const std::vector<uint64_t>& splits = {})
+  Ranks(const wire::Collective& what, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
+        uint64_t row = 1)
       : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
     for (uint32_t rank = 0; rank < size_; ++rank) {
-      Request request;
-      request.kind = kind;
-      request.dtype = DType::kInt32;
-      request.shape = {inputs_[rank].size() / row, row};
-      request.splits = splits;
+      const wire::Array array{DType::kInt32, {inputs_[rank].size() / row, row}};
+      wire::Collective call = what;
       std::vector<uint64_t> own = counts;
-      if (kind == wire::Collective::kAlltoall) {
+      if (auto* alltoall = std::get_if<wire::AllToAll>(&call)) {
         own.clear();
         for (uint32_t other = 0; other < size_; ++other) {
-          request.splits.push_back(counts[rank * size_ + other]);
+          alltoall->rows.push_back(counts[rank * size_ + other]);
           own.push_back(counts[other * size_ + rank]);
         }
       }
-      EXPECT_TRUE(check_counts(request, own, rank, size_).ok());
-      exchanges_.push_back(plan_exchange(request, own, rank, size_));
-      on_node_.push_back(plan_node_exchange(request, exchanges_.back(), rank, size_));
+      EXPECT_TRUE(check_counts("x", call, {array}, own, rank, size_).ok());
+      exchanges_.push_back(plan_exchange(call, array, 0, own, rank, size_));
+      on_node_.push_back(plan_node_exchange(call, array, exchanges_.back(), rank, size_));
     }
   }
 
@@ -142,7 +139,7 @@ TEST_P(ExchangeTest, GathersBlocksOfAnyLength) {
       counts.push_back(inputs.back().size());
       all.insert(all.end(), inputs.back().begin(), inputs.back().end());
     }
-    EXPECT_EQ(Ranks(wire::Collective::kAllgather, inputs, counts).run(),
+    EXPECT_EQ(Ranks(wire::AllGather{}, inputs, counts).run(),
               std::vector<Ints>(size, all));
   }
 }
@@ -162,7 +159,7 @@ TEST_P(ExchangeTest, ReducesForEachRankItsRows) {
       const auto first = sum.begin() + static_cast<long>(part.first) * kRow;
       expected.emplace_back(first, first + static_cast<long>(part.count) * kRow);
     }
-    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs, {}, kRow).run(), expected);
+    EXPECT_EQ(Ranks(wire::ReduceScatter{}, inputs, {}, kRow).run(), expected);
   }
 }
 
@@ -184,7 +181,7 @@ TEST_P(ExchangeTest, ReducesForEachRankTheRowsThatAreGiven) {
       expected.emplace_back(first, last);
       first = last;
     }
-    EXPECT_EQ(Ranks(wire::Collective::kReduceScatter, inputs, {}, 2, splits).run(), expected);
+    EXPECT_EQ(Ranks(wire::ReduceScatter{{}, splits}, inputs, {}, 2).run(), expected);
   }
 }
 
@@ -200,21 +197,19 @@ TEST_P(ExchangeTest, SendsEveryPairItsBlock) {
         expected[to].insert(expected[to].end(), block.begin(), block.end());
       }
     }
-    EXPECT_EQ(Ranks(wire::Collective::kAlltoall, inputs, counts).run(), expected);
+    EXPECT_EQ(Ranks(wire::AllToAll{}, inputs, counts).run(), expected);
   }
 }
 
 TEST_P(ExchangeTest, OnlyTheRootOfABroadcastContributes) {
   for (uint32_t rank = 0; rank < size; ++rank) {
-    Request request;
-    request.kind = wire::Collective::kBroadcast;
-    request.root = size - 1;
-    request.shape = {7};
-    const Exchange exchange = plan_exchange(request, {}, rank, size);
+    const uint32_t root = size - 1;
+    const Exchange exchange =
+        plan_exchange(wire::Broadcast{root}, {DType::kUInt8, {7}}, 0, {}, rank, size);
     ASSERT_EQ(exchange.blocks.size(), 1u);
     EXPECT_EQ(exchange.blocks[0].bytes, 7u);
-    EXPECT_EQ(exchange.blocks[0].send.has_value(), rank == request.root);
-    EXPECT_EQ(exchange.blocks[0].receive.has_value(), rank != request.root);
+    EXPECT_EQ(exchange.blocks[0].send.has_value(), rank == root);
+    EXPECT_EQ(exchange.blocks[0].receive.has_value(), rank != root);
     EXPECT_EQ(exchange.result_bytes, 0u) << "it receives in place";
   }
 }
@@ -223,33 +218,28 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ExchangeTest, ::testing::Values(1, 2, 3, 5, 8));
 
 }  // namespace
 TEST(Exchange, CountsThatDoNotFitAreRefused) {
-  Request request;
-  request.dtype = DType::kFloat32;
-  request.shape = {6};
-  request.kind = wire::Collective::kAllgather;
-  EXPECT_TRUE(check_counts(request, {5, 6, 7}, 1, 3).ok());
+  const auto check = [](const wire::Collective& what, const std::vector<uint64_t>& counts,
+                        uint32_t size) {
+    return check_counts("x", what, {{DType::kFloat32, {6}}}, counts, 1, size).code();
+  };
+  EXPECT_EQ(check(wire::AllGather{}, {5, 6, 7}, 3), Code::kOk);
   for (const std::vector<uint64_t>& counts : std::vector<std::vector<uint64_t>>{
            {}, {5, 6}, {5, 7, 6}, {uint64_t{1} << 49, 6, 7}}) {
-    EXPECT_EQ(check_counts(request, counts, 1, 3).code(), Code::kProtocol);
+    EXPECT_EQ(check(wire::AllGather{}, counts, 3), Code::kProtocol);
   }
-  request.kind = wire::Collective::kAlltoall;
-  request.splits = {2, 4};
-  EXPECT_TRUE(check_counts(request, {9, 4}, 1, 2).ok());
+  EXPECT_EQ(check(wire::AllToAll{{2, 4}}, {9, 4}, 2), Code::kOk);
   for (const std::vector<uint64_t>& counts :
        std::vector<std::vector<uint64_t>>{{4}, {9, 4, 0}, {9, 5}, {UINT64_MAX, 4}}) {
-    EXPECT_EQ(check_counts(request, counts, 1, 2).code(), Code::kProtocol);
+    EXPECT_EQ(check(wire::AllToAll{{2, 4}}, counts, 2), Code::kProtocol);
   }
-  for (const std::vector<uint64_t>& splits :
+  for (const std::vector<uint64_t>& rows :
        std::vector<std::vector<uint64_t>>{{}, {6}, {2, 4, 0}, {2, 5}, {UINT64_MAX, 7}}) {
-    request.splits = splits;
-    EXPECT_EQ(check_counts(request, {9, 4}, 1, 2).code(), Code::kProtocol);
+    EXPECT_EQ(check(wire::AllToAll{rows}, {9, 4}, 2), Code::kProtocol);
   }
-  request.kind = wire::Collective::kReduceScatter;  // counts nothing
-  EXPECT_EQ(check_counts(request, {}, 1, 2).code(), Code::kProtocol);
-  request.splits = {6, 0};
-  EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
-  request.splits.clear();
-  EXPECT_TRUE(check_counts(request, {}, 1, 2).ok());
+  // It counts nothing.
+  EXPECT_EQ(check(wire::ReduceScatter{{}, {UINT64_MAX, 7}}, {}, 2), Code::kProtocol);
+  EXPECT_EQ(check(wire::ReduceScatter{{}, {6, 0}}, {}, 2), Code::kOk);
+  EXPECT_EQ(check(wire::ReduceScatter{}, {}, 2), Code::kOk);
 }
 
 }  // namespace herring::worker

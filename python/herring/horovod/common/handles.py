@@ -1,7 +1,6 @@
 """Integer handles: what was started, by number, until it is synchronized.
 
-A call may be several operations of the core, all of them started at once; what it returns is put
-together when it is synchronized.
+A call is one operation of the core; what it returns is made of that when it is synchronized.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from herring import _core
 from herring.arrays.collectives import name_of_next, submit
-from herring.arrays.digests import digest, explained
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job, job
 from herring.errors import (
@@ -27,16 +26,6 @@ from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
 
 __all__ = ["Call", "poll", "synchronize"]
-
-
-class Pending(Protocol):
-    """Something under way."""
-
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-
-    def wait(self) -> Any:
-        """Waits until it is complete."""
 
 
 Number = TypeVar("Number", bound=int)
@@ -55,9 +44,13 @@ class Call:
 
     Args:
       kind: Horovod's name of the collective.
+      core_kind: the core's name of it.
       name: the caller's; None: the next of its kind.
       process_set: who takes part.
       queues: whether it waits for an earlier one of this name, instead of refusing.
+
+    Attributes:
+      finish: makes its result of the complete operation.
 
     Raises:
       InvalidArgumentError: an operation of this kind and name is in flight in the process set; the
@@ -65,18 +58,23 @@ class Call:
     """
 
     def __init__(
-        self, kind: str, name: str | None, process_set: ProcessSet, *, queues: bool = False
+        self,
+        kind: str,
+        core_kind: str,
+        name: str | None,
+        process_set: ProcessSet,
+        *,
+        queues: bool = False,
     ) -> None:
         self.group: Group | None = group_of(process_set)
         self.scope = scope_of(self.group)
         label = f"horovod.{kind}"
         self.name = name_of_next(label, self.group) if name is None else f"{label}.{name}"
         self.key: Hashable = (process_set.process_set_id, self.name)
-        self.pending: list[Pending] = []
         self.finish: Callable[[], Any] = _nothing
-        self.about: list[str] = []
-        self._names: list[tuple[str, str]] = []
-        self._started = False
+        self._kind = core_kind
+        self._operation: _core.Operation | None = None
+        self._told = False  # the others, of what this rank does
         self._noted: Callable[[], None] = _nothing
         while (other := self._register()) is not None:
             if not queues:
@@ -95,94 +93,69 @@ class Call:
             _in_flight[self.key] = self
         return None
 
-    def will_start(self, kind: str, count: int = 1) -> None:
-        """Says which operations it consists of: what the others are told of if it fails.
+    def start(self, array: Any, *, about: str = "", **options: Any) -> _core.Operation:
+        """Starts its operation.
 
         Args:
-          kind: the core's name of the collective.
-          count: of them.
-        """
-        names = [self.name, *(f"{self.name}.{i}" for i in range(1, count))]
-        self._names = [(kind, name) for name in names]
-
-    def start(self, array: Any, *, about: str = "", **options: Any) -> Any:
-        """Starts the next operation.
-
-        Args:
-          array: of this rank.
+          array: of this rank; a list of them with ``listed=True``.
           about: what ranks must have alike beside what the core sees of the operation, in words.
           options: of its kind.
         """
-        if about:
-            self.about.append(about)
-            options["list"] = digest(about)
-        kind, name = self._names.pop(0)
-        operation = submit(kind, array, name, None, self.group, waits=False, **options)
-        self.pending.append(operation)
-        return operation
-
-    def leave_to(self, pending: Callable[[], Pending]) -> Pending:
-        """Starts something that tells the others itself if it fails."""
-        self._names = []
-        self.pending.append(pending())
-        return self.pending[-1]
-
-    def in_thread(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Starts a function that waits for its operations; it tells the others if it fails.
-
-        Returns:
-          What waits for it, and returns what it has.
-        """
-        return self.leave_to(lambda: _Thread(function, self.name)).wait
+        self._told = True  # with an error too
+        self._operation = submit(
+            self._kind,
+            array,
+            self.name,
+            None,
+            self.group,
+            waits=False,
+            agreement=about,
+            **options,
+        )
+        return self._operation
 
     def __enter__(self) -> Call:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Tells the others what this rank will not start, if it has failed."""
-        self._started = True
+        """Tells the others that this rank does not start it, if it has failed."""
         if error is None:
-            self._noted = timeline.started(self.name, self.pending)
+            self._noted = timeline.started(self.name, self._operation)
             return
         with _lock:
-            if not self.pending:
+            if self._operation is None:
                 _in_flight.pop(self.key, None)
         if isinstance(error, PeerLostError):
             raise as_horovod(error) from error  # it was lost before
-        if isinstance(error, ShutdownError) or not isinstance(error, Exception):
+        if self._told or isinstance(error, ShutdownError) or not isinstance(error, Exception):
             return
         why = str(error) if isinstance(error, HerringError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(HerringError):
-            for core_kind, name in self._names:
-                job().refuse(core_kind, name, why, self.scope.handle)
+            job().refuse(self._kind, self.name, why, self.scope.handle)
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once."""
-        return self._started and all(one.done() for one in self.pending)
+        return self._operation is not None and self._operation.done()
 
     def wait(self) -> None:
-        """Returns when all of it is complete, or has failed; leaves its result alone."""
-        for one in self.pending:
+        """Returns when it is complete, or has failed; leaves its result alone."""
+        if self._operation is not None:
             with contextlib.suppress(HerringError):
-                one.wait()
+                self._operation.wait()
 
     def result(self) -> Any:
-        """Waits for all of it, and takes its result.
+        """Waits for it, and takes its result.
 
         Raises:
           HorovodInternalError: it has failed; also an error of Herring's that says why.
         """
-        first: HerringError | None = None
+        assert self._operation is not None
         with internal_errors():
-            for one in self.pending:
-                try:
-                    one.wait()
-                except HerringError as error:
-                    first = first or explained(error, self.about, job().rank)
-            self.forget()
-            self._noted()
-            if first is not None:
-                raise first
+            try:
+                self._operation.wait()
+            finally:
+                self.forget()
+                self._noted()
             return self.finish()
 
     def forget(self) -> None:
@@ -209,34 +182,6 @@ class Call:
 
 def _nothing() -> None:
     return None
-
-
-class _Thread:
-    """A function that runs in a thread of its own."""
-
-    def __init__(self, function: Callable[[], Any], name: str) -> None:
-        self._function = function
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:
-            self._error = error
-
-    def done(self) -> bool:
-        """Whether it has returned, or raised."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> Any:
-        """Waits for it; returns or raises what it has."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 _lock = threading.Lock()

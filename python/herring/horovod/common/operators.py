@@ -7,7 +7,6 @@ from typing import Any
 from herring.errors import InvalidArgumentError
 
 __all__ = [
-    "LIST_OPERATIONS",
     "OPERATORS",
     "Adasum",
     "Average",
@@ -26,7 +25,6 @@ __all__ = [
 Average, Sum, Adasum, Min, Max, Product = range(6)
 OPERATORS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 _NAMES = {**OPERATORS, Adasum: "adasum"}
-LIST_OPERATIONS = 10  # that a list may have, one per dtype
 
 
 def operator_of(op: Any, kind: str) -> str:

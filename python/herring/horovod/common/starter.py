@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import herring
+from herring import _core
 from herring.arrays.collectives import checked_splits
+from herring.arrays.grouped import results_of
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
 from herring.horovod.common.operators import (
-    LIST_OPERATIONS,
     Adasum,
     Average,
     operator_of,
@@ -75,8 +75,8 @@ class Starter:
         self.process_set = process_set
         self._queues = queues
 
-    def _call(self, kind: str) -> Call:
-        return Call(kind, self.name, self.process_set, queues=self._queues)
+    def _call(self, kind: str, core_kind: str) -> Call:
+        return Call(kind, core_kind, self.name, self.process_set, queues=self._queues)
 
     def _listed(self, tensors: Any, kind: str) -> list[Any]:
         if not isinstance(tensors, (list, tuple)):
@@ -117,15 +117,6 @@ class Starter:
             hosts.append(host if left == how.prescale else self.tensors.scaled(host, how.prescale))
         return hosts, left
 
-    def _options(self, call: Call, how: Reduction, prescale: float) -> dict[str, Any]:
-        """Those of a list that is reduced."""
-        return {
-            "name": call.name,
-            "prescale": prescale,
-            "postscale": how.postscale,
-            "group": call.group,
-        }
-
     def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
         """The tensors given, or new ones, with what host tensors hold."""
         found = [self.tensors.narrowed(host, like) for host, like in zip(hosts, kept)]
@@ -138,8 +129,7 @@ class Starter:
     def allreduce(self, tensor: Any, how: Reduction, *, in_place: bool = False) -> Call:
         """Starts an all-reduce; its result is the tensor given, or a new one."""
         kind = "allreduce"
-        with self._call(kind) as call:
-            call.will_start("allgather" if how.op == Adasum else kind)
+        with self._call(kind, "allgather" if how.op == Adasum else kind) as call:
             operation = operator_of(how.op, kind)
             dense = self.tensors.checked(tensor, kind)
             kept = self._kept([tensor], [dense], in_place=in_place)
@@ -163,9 +153,8 @@ class Starter:
     ) -> Call:
         """Starts an all-reduce of a list: all of it or none; its result is a list."""
         kind = "grouped_allreduce"
-        with self._call(kind) as call:
-            adds = how.op == Adasum
-            call.will_start(*(("allgather", 1) if adds else ("allreduce", LIST_OPERATIONS)))
+        adds = how.op == Adasum
+        with self._call(kind, "allgather" if adds else "allreduce") as call:
             operation = operator_of(how.op, kind)
             dense = self._listed(tensors, kind)
             kept = self._kept(tensors, dense, in_place=in_place)
@@ -174,10 +163,12 @@ class Starter:
                 call.finish = lambda: self._results(combined(), kept, in_place)
                 return call
             hosts, prescale = self._sent(dense, operation, how, kind, own=not in_place)
-            options = self._options(call, how, prescale)
-            call.leave_to(lambda: herring.grouped_allreduce_async(hosts, operation, **options))
+            self._start_list(call, hosts, op=operation, prescale=prescale, postscale=how.postscale)
             call.finish = lambda: self._results(hosts, kept, in_place)
         return call
+
+    def _start_list(self, call: Call, hosts: Sequence[Any], **options: Any) -> _core.Operation:
+        return call.start(list(hosts), listed=True, **options)
 
     def _start_adasum(
         self, call: Call, dense: Sequence[Any], kept: Sequence[Any], how: Reduction, kind: str
@@ -213,8 +204,7 @@ class Starter:
     def allgather(self, tensor: Any) -> Call:
         """Starts an all-gather; its result is a new tensor."""
         kind = "allgather"
-        with self._call(kind) as call:
-            call.will_start(kind)
+        with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
             rows, like = self.tensors.rows(dense, kind), self.tensors.like(tensor, dense)
             operation = call.start(self.tensors.words(rows), about=self._text_of_rows(dense))
@@ -228,24 +218,21 @@ class Starter:
     def grouped_allgather(self, tensors: Sequence[Any]) -> Call:
         """Starts an all-gather of a list: all of it or none; its result is a list."""
         kind = "grouped_allgather"
-        with self._call(kind) as call:
-            call.will_start("allgather")
+        with self._call(kind, "allgather") as call:
             dense = self._listed(tensors, kind)
             rows = [self.tensors.rows(one, kind) for one in dense]
             likes = self._kept(tensors, dense)
-            gathered = call.in_thread(
-                lambda: herring.grouped_allgather(rows, name=call.name, group=call.group)
-            )
+            operation = self._start_list(call, rows)
             call.finish = lambda: [
-                self._gathered(part, like, len(part)) for part, like in zip(gathered(), likes)
+                self._gathered(part, like, len(part))
+                for part, like in zip(results_of(operation), likes)
             ]
         return call
 
     def broadcast(self, tensor: Any, root_rank: int, *, in_place: bool = False) -> Call:
         """Starts a broadcast from a rank of the job; its result is the tensor, or a new one."""
         kind = "broadcast"
-        with self._call(kind) as call:
-            call.will_start(kind)
+        with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
             root = root_in(self.process_set, operator.index(root_rank))
             host = self.tensors.movable(dense, kind, own=not in_place)
@@ -262,28 +249,19 @@ class Starter:
     def grouped_broadcast(self, tensors: Sequence[Any], root_rank: int) -> Call:
         """Starts a broadcast of a list: all of it or none; its result is a list of new tensors."""
         kind = "grouped_broadcast"
-        with self._call(kind) as call:
-            call.will_start("allgather")
+        with self._call(kind, "broadcast") as call:
             dense = self._listed(tensors, kind)
             root = root_in(self.process_set, operator.index(root_rank))
             hosts = [self.tensors.movable(one, kind, own=True) for one in dense]
             likes = self._kept(tensors, dense)
-            done = call.in_thread(
-                lambda: herring.grouped_broadcast(hosts, root, name=call.name, group=call.group)
-            )
-
-            def finish() -> list[Any]:
-                done()
-                return self._broadcast(hosts, likes)
-
-            call.finish = finish
+            self._start_list(call, hosts, root=root)
+            call.finish = lambda: self._broadcast(hosts, likes)
         return call
 
     def alltoall(self, tensor: Any, splits: Any) -> Call:
         """Starts an all-to-all; its result is a new tensor, and rows from each rank (int32)."""
         kind = "alltoall"
-        with self._call(kind) as call:
-            call.will_start(kind)
+        with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
             rows, like = self.tensors.rows(dense, kind), self.tensors.like(tensor, dense)
             given = splits.tolist() if hasattr(splits, "tolist") else splits
@@ -311,8 +289,7 @@ class Starter:
     def reducescatter(self, tensor: Any, how: Reduction) -> Call:
         """Starts a reduce-scatter; its result is a new tensor."""
         kind = "reducescatter"
-        with self._call(kind) as call:
-            call.will_start("reduce_scatter")
+        with self._call(kind, "reduce_scatter") as call:
             by = scattering_operator(how.op, kind)
             dense = self.tensors.checked(tensor, kind)
             like = self.tensors.like(tensor, dense)
@@ -332,18 +309,18 @@ class Starter:
     def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Call:
         """Starts a reduce-scatter of a list: all of it or none; its result is a list."""
         kind = "grouped_reducescatter"
-        with self._call(kind) as call:
-            call.will_start("reduce_scatter", LIST_OPERATIONS)
+        with self._call(kind, "reduce_scatter") as call:
             by = scattering_operator(how.op, kind)
             dense = self._listed(tensors, kind)
             likes = self._kept(tensors, dense)
             hosts, prescale = self._scattered(dense, by, how, kind)
-            options = self._options(call, how, prescale)
-            scattered = call.in_thread(lambda: herring.grouped_reduce_scatter(hosts, by, **options))
+            operation = self._start_list(
+                call, hosts, op=by, prescale=prescale, postscale=how.postscale
+            )
             call.finish = lambda: self._results(
                 [
                     self.tensors.viewed(one, host, one.shape)
-                    for one, host in zip(scattered(), hosts)
+                    for one, host in zip(results_of(operation), hosts)
                 ],
                 likes,
                 in_place=False,

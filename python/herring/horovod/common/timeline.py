@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,14 @@ def ended(name: str, since: float) -> None:
         trace.add(name, since)
 
 
-def started(name: str, pending: Sequence[Any]) -> Callable[[], None]:
-    """Notes that operations start now, and has their completion noted.
+def started(name: str, operation: _core.Operation | None) -> Callable[[], None]:
+    """Notes that an operation starts now, and has its completion noted.
 
     Returns:
-      What is to be called when they are known to be complete; only the first time counts.
+      What is to be called when it is known to be complete; only the first time counts.
     """
     trace = _trace
-    if trace is None:
+    if trace is None or operation is None:
         return _nothing
     since, left = trace.now(), [True]
 
@@ -120,12 +120,8 @@ def started(name: str, pending: Sequence[Any]) -> Callable[[], None]:
             left.pop()
             trace.add(name, since)
 
-    for one in pending:
-        if isinstance(one, _core.Operation):
-            if not call_later(one, complete):
-                complete()
-        elif hasattr(one, "add_done_callback"):
-            one.add_done_callback(complete)
+    if not call_later(operation, complete):
+        complete()
     return complete
 
 

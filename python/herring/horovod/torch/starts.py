@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from herring.arrays.grouped import results_of
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import starter
 from herring.horovod.common.handles import Call
@@ -104,8 +105,7 @@ class Starter(starter.Starter):
     def sparse_allreduce(self, tensor: torch.Tensor, op: Any) -> Call:
         """Starts an all-reduce of a sparse tensor: every rank hands its entries to all."""
         kind = "sparse_allreduce"
-        with self._call(kind) as call:
-            call.will_start("allgather", 2)
+        with self._call(kind, "allgather") as call:
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo:
                 found = getattr(tensor, "layout", type(tensor).__name__)
                 raise InvalidArgumentError(f"{kind}: expected a sparse COO tensor, got {found}")
@@ -118,17 +118,13 @@ class Starter(starter.Starter):
             whole = tensor.detach().coalesce()
             indices = self.tensors.rows(whole.indices().t(), kind)
             values = self.tensors.rows(whole.values(), kind)
-            text = f"sparse {self._text(whole)}"
-            operations = [
-                call.start(self.tensors.words(part), about=f"{text} {which}")
-                for part, which in ((indices, "indices"), (values, "values"))
-            ]
+            parts = [self.tensors.words(indices), self.tensors.words(values)]
+            operation = call.start(parts, listed=True, about=f"sparse {self._text(whole)}")
 
             def finish() -> torch.Tensor:
-                count = sum(operations[0].counts)
                 places, every = (
-                    self.tensors.viewed(one.result(), like, (count, *like.shape[1:]))
-                    for one, like in zip(operations, (indices, values))
+                    self.tensors.viewed(found, like, (len(found), *like.shape[1:]))
+                    for found, like in zip(results_of(operation), (indices, values))
                 )
                 # Entries of one place are added in rank order: the same bits everywhere.
                 total = torch.sparse_coo_tensor(

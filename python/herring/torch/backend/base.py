@@ -17,7 +17,6 @@ import torch.distributed as dist
 import herring
 from herring.arrays import runtime
 from herring.arrays.collectives import called, submit
-from herring.arrays.digests import digest
 from herring.arrays.names import next_name
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.backend.face import add_face
@@ -122,7 +121,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
         # No circle: what is destroyed goes at once, not in a forked child.
-        self._owner = Owner(self._job.rank)
+        self._owner = Owner()
         self._names = {"name": "", "description": "undefined"}
         self._messages = Messages(self._owner, self._group, self._places, rank)
         add_face(self)
@@ -226,12 +225,10 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _start(
         self, kind: str, tensor: Any, name: str, options: Any, about: str = "", **more: Any
     ) -> Any:
-        """Starts an operation; `about`: what ranks must agree on beside what the core sees."""
-        if about:
-            more["list"] = digest(about)
+        """Starts an operation; `about`: what ranks must give alike beside what the core sees."""
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
-        return submit(kind, tensor, name, limit, self._group, waits=waits, **more)
+        return submit(kind, tensor, name, limit, self._group, waits=waits, agreement=about, **more)
 
     def _work(
         self,
@@ -239,10 +236,9 @@ class BaseProcessGroup(dist.ProcessGroup):
         operations: Operations,
         outputs: Any,
         then: Any = None,
-        about: str = "",
     ) -> Any:
         follow = bool(option(options, "asyncOp", True))
-        return OperationWork(self._owner, operations, outputs, then, follow=follow, about=about)
+        return OperationWork(self._owner, operations, outputs, then, follow=follow)
 
     # The end.
 

@@ -58,7 +58,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             about = f"all_gather of {tensor.dtype}"
             operation = self._start("allgather", flat, name, opts, about)
             then = self._spread(blocks)
-            works.append(self._work(opts, [operation], list(blocks), then, about))
+            works.append(self._work(opts, [operation], list(blocks), then))
         return self._joined(works)
 
     @routed
@@ -107,7 +107,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             found = typed(operations[0].result(), output.dtype)
             copy_back(output, self._blocks.sorted(found))
 
-        return self._work(opts, [operation], [output], then, about)
+        return self._work(opts, [operation], [output], then)
 
     _allgather_base = all_gather_single
 
@@ -159,7 +159,7 @@ class HerringProcessGroup(ReducingProcessGroup):
         about = f"gather of {tensor.dtype} to rank {root}"
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
         then = self._spread(blocks) if blocks else None
-        return self._work(opts, [operation], blocks, then, about)
+        return self._work(opts, [operation], blocks, then)
 
     @routed
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
@@ -187,7 +187,7 @@ class HerringProcessGroup(ReducingProcessGroup):
                 )
             copy_back(output, self._blocks.sorted(found))
 
-        return self._work(opts, [operation], [output] if self.rank() == root else [], then, about)
+        return self._work(opts, [operation], [output] if self.rank() == root else [], then)
 
     gather_into_tensor = gather_single
 
@@ -208,7 +208,7 @@ class HerringProcessGroup(ReducingProcessGroup):
         def then(operations: Operations) -> None:
             copy_back(output, _sized(typed(operations[0].result(), output.dtype), output))
 
-        return self._work(opts, [operation], [output], then, about)
+        return self._work(opts, [operation], [output], then)
 
     @routed
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -219,7 +219,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             flat, splits = self._blocks.joined([movable(as_dense(one)) for one in inputs])
         about = f"all_to_all of {inputs[0].dtype}"
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
-        return self._work(opts, [operation], list(outputs), self._spread(outputs), about)
+        return self._work(opts, [operation], list(outputs), self._spread(outputs))
 
     @routed
     def all_to_all_single(
@@ -253,7 +253,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             if target is not output:
                 copy_back(output, target)
 
-        return self._work(opts, [operation], [output], then, about)
+        return self._work(opts, [operation], [output], then)
 
     alltoall_base = all_to_all_single
 

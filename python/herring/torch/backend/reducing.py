@@ -53,10 +53,9 @@ class ReducingProcessGroup(BaseProcessGroup):
         if tensor.layout == torch.sparse_coo:
             with self._call("allgather") as name:
                 steps = SparseSum(tensor, operator_of(opts), self.size())
-            about = steps.about
-            first = self._start("allgather", steps.indices, name, opts, about)
-            second = self._start("allgather", steps.values, f"{name}.values", opts, about)
-            return self._work(opts, [first, second], outputs, steps.finish, about)
+            parts = [steps.indices, steps.values]
+            operation = self._start("allgather", parts, name, opts, steps.about, listed=True)
+            return self._work(opts, [operation], outputs, steps.finish)
         with self._call("allreduce") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
             host = as_dense(tensor)
@@ -72,12 +71,12 @@ class ReducingProcessGroup(BaseProcessGroup):
             prescale=reduction.prescale,
         )
         if host.data_ptr() == tensor.data_ptr() and reduction.divisor == 1:
-            return self._work(opts, [operation], outputs, about=reduction.about)
+            return self._work(opts, [operation], outputs)
 
         def then(_: Operations) -> None:
             copy_back(tensor, divided(host, reduction.divisor))
 
-        return self._work(opts, [operation], outputs, then, reduction.about)
+        return self._work(opts, [operation], outputs, then)
 
     def _folded(
         self,
@@ -107,26 +106,32 @@ class ReducingProcessGroup(BaseProcessGroup):
         def finish(operations: Operations) -> None:
             copy_back(tensor, typed(operations[0].result(), tensor.dtype))
 
-        return self._work(opts, [first], outputs, fold, about)
+        return self._work(opts, [first], outputs, fold)
 
     @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Reduces several tensors over all ranks, in place; small ones of a dtype travel as one."""
         works = []
         for pack in packs(list_of(tensors)):
-            if len(pack.tensors) == 1:
-                works.append(self._allreduce(pack.tensors[0], pack.tensors, opts))
+            if len(pack) == 1:
+                works.append(self._allreduce(pack[0], pack, opts))
                 continue
-            flat = pack.joined()
             with self._call("allreduce") as name:
-                reduction = reduction_of(operator_of(opts), flat.dtype, self.size())
+                reduction = reduction_of(operator_of(opts), pack[0].dtype, self.size())
+                hosts = [as_dense(tensor) for tensor in pack]
             if reduction.fold is not None or reduction.divisor != 1:
-                works += [self._allreduce(tensor, [tensor], opts) for tensor in pack.tensors]
+                works += [self._allreduce(tensor, [tensor], opts) for tensor in pack]
                 continue
-            about = f"{[one.numel() for one in pack.tensors]} elements of {flat.dtype}"
-            more = {"op": reduction.op, "prescale": reduction.prescale}
-            operation = self._start("allreduce", reduction.wire(flat), name, opts, about, **more)
-            works.append(self._work(opts, [operation], pack.tensors, pack.spread(flat), about))
+            about = f"{[list(one.shape) for one in pack]} of {pack[0].dtype}"
+            more = {"op": reduction.op, "prescale": reduction.prescale, "listed": True}
+            wires = [reduction.wire(host) for host in hosts]
+            operation = self._start("allreduce", wires, name, opts, about, **more)
+
+            def spread(_: Any, pack: Any = pack, hosts: Any = hosts) -> None:
+                for tensor, host in zip(pack, hosts):
+                    copy_back(tensor, host)
+
+            works.append(self._work(opts, [operation], pack, spread))
         return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
     @routed
@@ -178,7 +183,7 @@ class ReducingProcessGroup(BaseProcessGroup):
                 found = reduction.fold(found.view(self.size(), -1))
             copy_back(output, divided(found, reduction.divisor))
 
-        return self._work(opts, [operation], outputs, then, about)
+        return self._work(opts, [operation], outputs, then)
 
     @routed
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:

@@ -44,8 +44,9 @@ class SparseSum:
     def finish(self, operations: Sequence[Any]) -> None:
         """Sums what all have sent, in rank order, into the tensor."""
         tensor = self._tensor
-        indices = typed(operations[0].result(), torch.int64).view(-1, self._dimensions).t()
-        values = typed(operations[1].result(), tensor.dtype)
+        found, entries = (data for _, _, data in operations[0].results())
+        indices = typed(found, torch.int64).view(-1, self._dimensions).t()
+        values = typed(entries, tensor.dtype)
         values = values.view(-1, *tensor.shape[self._dimensions :])
         total = torch.sparse_coo_tensor(indices, values, tensor.shape).coalesce()
         if self._divisor > 1:

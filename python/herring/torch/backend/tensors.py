@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from herring.torch.tensors import on_host
 
 __all__ = [
     "Blocks",
-    "Pack",
     "as_dense",
     "copy_back",
     "first_tensor",
@@ -117,37 +116,16 @@ class Blocks:
         return flat.view(len(self.order), -1)[self._places].reshape(-1)
 
 
-class Pack:
-    """Tensors of one dtype that travel as one."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self.tensors = tensors
-
-    def joined(self) -> torch.Tensor:
-        """Their values, flat."""
-        return torch.cat([as_dense(tensor).reshape(-1) for tensor in self.tensors])
-
-    def spread(self, flat: torch.Tensor) -> Callable[[Any], None]:
-        """Returns what copies values to where `joined` took them."""
-
-        def then(_: Any) -> None:
-            parts = flat.split([tensor.numel() for tensor in self.tensors])
-            for tensor, part in zip(self.tensors, parts):
-                copy_back(tensor, part)
-
-        return then
-
-
-def packs(tensors: Sequence[torch.Tensor]) -> list[Pack]:
+def packs(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Large tensors alone, small dense ones with those of the same dtype."""
-    found: list[Pack] = []
-    small: dict[torch.dtype, Pack] = {}
+    found: list[list[torch.Tensor]] = []
+    small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > _SMALL:
-            found.append(Pack([tensor]))
+            found.append([tensor])
         elif tensor.dtype in small:
-            small[tensor.dtype].tensors.append(tensor)
+            small[tensor.dtype].append(tensor)
         else:
-            small[tensor.dtype] = Pack([tensor])
+            small[tensor.dtype] = [tensor]
             found.append(small[tensor.dtype])
     return found

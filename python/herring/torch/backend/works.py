@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from herring import _core
-from herring.arrays.digests import explained
 from herring.arrays.handles import call_later
 from herring.errors import HerringError, ShutdownError, TimeoutError
 from herring.torch.backend.outside import outside_graphs
@@ -31,16 +30,12 @@ Then = Callable[[Operations], Optional[tuple[Operations, Any]]]
 class Owner:
     """What works know about their process group.
 
-    Args:
-      rank: of this process in the job.
-
     Attributes:
       aborted: why it was aborted on this rank; empty: it was not.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self) -> None:
         self.aborted = ""
-        self.rank = rank
         self._lock = threading.Lock()
         self._promised: weakref.WeakSet[_Work] = weakref.WeakSet()
 
@@ -165,7 +160,6 @@ class OperationWork(_Work):
       then: called once, by whoever finds the operations complete: copies results to where they
         belong, or starts a next step.
       follow: `then` is to be called although nobody waits.
-      about: what ranks must agree on beside what the core sees; empty: nothing.
     """
 
     def __init__(
@@ -176,10 +170,8 @@ class OperationWork(_Work):
         then: Then | None = None,
         *,
         follow: bool = False,
-        about: str = "",
     ) -> None:
         super().__init__(owner, outputs)
-        self._about = (about,) if about else ()
         self._operations = operations
         self._then = then
         self._step = threading.Lock()
@@ -243,7 +235,7 @@ class OperationWork(_Work):
             try:
                 failure = _failure_of(operations)
                 if failure is not None:
-                    raise _of_torch(explained(failure, self._about, self._owner.rank))
+                    raise _of_torch(failure)
                 for operation in operations:
                     operation.wait()
                 if len(operations) == 1:

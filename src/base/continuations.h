@@ -7,12 +7,15 @@
 #include <functional>
 #include <mutex>
 
-namespace herring::bindings {
+namespace herring {
 
 // Runs tasks that may wait for each other's: a thread is added whenever none is free. Not the
 // engine's, since what follows a result may be anything, waiting for another result too.
 class Continuations {
  public:
+  // The process's; never destroyed.
+  static Continuations& shared();
+
   void put(std::function<void()> task);
 
  private:
@@ -24,4 +27,4 @@ class Continuations {
   size_t idle_ = 0;                          // threads; guarded by mutex_
 };
 
-}  // namespace herring::bindings
+}  // namespace herring

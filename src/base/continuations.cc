@@ -1,16 +1,21 @@
-#include "continuations.h"
+#include "base/continuations.h"
 
 #include <chrono>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-namespace herring::bindings {
+namespace herring {
 namespace {
 
 constexpr auto kIdle = std::chrono::seconds(5);  // then a thread ends
 
 }  // namespace
+
+Continuations& Continuations::shared() {
+  static auto* const threads = new Continuations;
+  return *threads;
+}
 
 void Continuations::put(std::function<void()> task) {
   bool grows = false;
@@ -49,4 +54,4 @@ void Continuations::serve() {
   }
 }
 
-}  // namespace herring::bindings
+}  // namespace herring

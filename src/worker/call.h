@@ -1,0 +1,39 @@
+// A named operation as its caller gives it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "wire/array.h"
+#include "wire/collective.h"
+#include "worker/group.h"
+
+namespace herring::worker {
+
+// One array of a call, in this process' memory.
+struct Buffer {
+  wire::Array array;
+  const char* send = nullptr;
+  // Where the result goes. Of a list: null, it is taken later. Else all-reduce, broadcast and
+  // receive write to the array itself, and others apart from it, if the result has
+  // `receive_bytes` bytes.
+  char* receive = nullptr;
+  size_t receive_bytes = 0;
+};
+
+struct Call {
+  std::shared_ptr<Group> group;  // null: all ranks. Ranks in `what` are those inside it.
+  std::string name;
+  wire::Collective what;
+  std::vector<Buffer> buffers;   // one, or none; of a list any number
+  // Its arrays are copied when it is submitted, move together, and have their results all at once
+  // or not at all. Of AllReduce, Broadcast, AllGather, and ReduceScatter with even rows.
+  bool list = false;
+  // What ranks must give alike beside what their arrays show, in words. Of a list it takes the
+  // place of its arrays' description, unless it is empty.
+  std::string agreement;
+  double timeout = 0;            // seconds; 0: the setting
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,91 @@
+#include "worker/joins.h"
+
+#include "worker/engine.h"
+
+namespace herring::worker {
+
+// Every server that answers for names must know it.
+void Joins::start(Operation& join) {
+  const Group& group = *join.call_.group;
+  std::get<wire::Join>(join.call_.what).called = group.called;
+  const std::vector<uint32_t>& owners = group.shards().owners;
+  join.parts_left_ = owners.size();
+  for (const uint32_t server : owners) {
+    if (engine_.membership().has_ended(server)) {
+      return named_.finish(join, {Code::kPeerLost,
+                                  concat(engine_.cluster().describe_server(server), " has ended")});
+    }
+  }
+  for (const uint32_t server : owners) static_cast<void>(named_.announce(join, server));
+}
+
+// One of the servers says who was last.
+void Joins::on_reply(Operation& join, uint32_t server, std::vector<uint64_t> counts) {
+  const Group& group = *join.call_.group;
+  if (join.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
+    return engine_.fail_now(breach(engine_.cluster().describe_server(server), " answered join()",
+                                   group.members().suffix(), " with nonsense"));
+  }
+  if (server == join.server_) join.counts = std::move(counts);
+  --join.parts_left_;
+  settle(group.id());
+}
+
+// Other servers still take this rank for joined.
+void Joins::on_error(Operation& join, const Status& why) {
+  const std::shared_ptr<Group> group = join.call_.group;
+  if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
+  group->leave(why);  // not fail(): messages between the members that stay go on
+  fail(join, why);
+}
+
+void Joins::fail(Operation& join, const Status& why) {
+  if (join.failed_.ok()) join.failed_ = why;
+  settle(join.call_.group->id());
+}
+
+// Not before all-reduces of others are over that go through this rank: afterwards nothing of the
+// group is in flight.
+void Joins::settle(uint32_t group) {
+  std::shared_ptr<Operation> join;
+  for (const auto& [id, operation] : named_.operations()) {
+    if (operation->call_.group->id() != group) continue;
+    if (operation->absent_) return;
+    if (wire::is<wire::Join>(operation->call_.what)) join = operation;
+  }
+  if (join && (join->parts_left_ == 0 || !join->failed_.ok())) named_.finish(*join, join->failed_);
+}
+
+Status Joins::take_part(const wire::FrameHeader& header, std::string_view announced) {
+  auto theirs = wire::decode_announce(announced);
+  if (!theirs.ok()) return theirs.status();
+  const std::shared_ptr<Group> group = engine_.membership().find(header.group);
+  if (!group) return {};  // destroyed meanwhile
+  const auto* allreduce = std::get_if<wire::AllReduce>(&theirs->what);
+  bool fits = wire::goes_without_joined(theirs->what) && theirs->payload.empty() &&
+              theirs->bytes() > 0 && (theirs->listed || theirs->arrays.size() == 1);
+  for (const wire::Array& array : theirs->arrays) {
+    fits = fits && check_reducible(array.dtype, allreduce->reduction).ok();
+  }
+  if (!fits) {
+    return breach("this rank cannot do without calling ", wire::name_of(theirs->what), " '",
+                  theirs->name, "'");
+  }
+  Call call;
+  call.group = group;
+  call.what = theirs->what;
+  call.name = theirs->name;
+  call.timeout = theirs->timeout_ms / 1000.0;
+  call.list = true;  // of places for what passes through
+  for (wire::Array& array : theirs->arrays) call.buffers.push_back({std::move(array)});
+  auto operation = named_.make(std::move(call), true);
+  if (!operation.ok()) {
+    engine_.fail_now(operation.status());
+    return {};
+  }
+  named_.keep(*operation);
+  named_.launch(**operation, header, {}, {});
+  return {};
+}
+
+}  // namespace herring::worker

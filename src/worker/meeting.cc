@@ -1,0 +1,88 @@
+#include "worker/meeting.h"
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "base/log.h"
+#include "worker/engine.h"
+
+namespace herring::worker {
+
+using wire::kMaxAddress;
+
+Result<std::string> Meeting::own_address() {
+  if (own_address_.empty()) {
+    auto own = engine_.executor().listen();
+    if (!own.ok()) return own.status();
+    if (own->size() > kMaxAddress) return defect("the address '", *own, "' is too long");
+    own_address_ = *own;
+  }
+  return own_address_;
+}
+
+void Meeting::when_met(Operation& operation, Key key) {
+  const std::shared_ptr<Group>& group = operation.call_.group;
+  if (!std::exchange(group->meets, true)) begin(group);
+  if (group->met) return named_.mover().start_schedule(operation, key);
+  waiting_.emplace(group->id(), std::pair(operation.id_, key));
+}
+
+// Schedules wait for their group to meet, also where others have told the addresses: no call of
+// the group's own is in flight when what needed it is over.
+void Meeting::met(const std::shared_ptr<Group>& group) {
+  group->met = true;
+  std::vector<std::pair<uint64_t, Key>> waiting;
+  const auto [from, to] = waiting_.equal_range(group->id());
+  for (auto one = from; one != to; ++one) waiting.push_back(one->second);
+  waiting_.erase(from, to);
+  for (const auto& [id, key] : waiting) {
+    if (const auto operation = named_.find(id)) named_.mover().start_schedule(*operation, key);
+  }
+}
+
+// A rank that cannot listen says nothing.
+void Meeting::begin(const std::shared_ptr<Group>& group) {
+  if (auto own = own_address(); !own.ok()) {
+    log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
+  }
+  auto place = std::make_shared<std::array<char, kMaxAddress>>();
+  std::copy(own_address_.begin(), own_address_.end(), place->begin());
+  Call call;
+  call.group = group;
+  call.what = wire::AllGather{};
+  call.name = wire::kMeetingName;
+  call.buffers = {{{DType::kUInt8, {kMaxAddress}}, place->data()}};
+  auto operation = named_.make(std::move(call));
+  if (!operation.ok()) return engine_.fail_now(operation.status());
+  (*operation)->then_ = [this, place, group, gathered = operation->get()](const Status& status) {
+    if (status.ok()) return on_addresses(group, *gathered);
+    // A group that is called off fails its own operations.
+    if (!engine_.failure().ok()) return;
+    if (engine_.called_off(*group).ok()) engine_.membership().call_off(group, status);
+    met(group);
+  };
+  named_.start(*operation);
+}
+
+void Meeting::on_addresses(const std::shared_ptr<Group>& group, const Operation& gathered) {
+  if (gathered.result_bytes != group->size() * kMaxAddress) {
+    return engine_.fail_now(breach("the workers' addresses have ", gathered.result_bytes,
+                                   " bytes"));
+  }
+  std::vector<std::string> addresses;
+  for (uint32_t index = 0; index < group->size(); ++index) {
+    const char* text = gathered.result.get() + index * kMaxAddress;
+    addresses.emplace_back(text, strnlen(text, kMaxAddress));
+    if (addresses.back().empty()) {
+      return engine_.fail_now({Code::kConfiguration,
+                               concat(engine_.cluster().describe_rank(group->rank(index)),
+                                      " cannot listen for other workers; its log says why")});
+    }
+  }
+  const Status could = engine_.executor().meet(group->members().ranks(), addresses);
+  if (!could.ok()) return engine_.fail_now(could);
+  met(group);
+}
+
+}  // namespace herring::worker

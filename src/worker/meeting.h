@@ -1,0 +1,37 @@
+// Where the workers of a group listen for each other: each tells all others, once, before their
+// first schedule. Engine thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "worker/operation.h"
+
+namespace herring::worker {
+
+class Engine;
+
+class Meeting {
+ public:
+  Meeting(Engine& engine, NamedOperations& named) : engine_(engine), named_(named) {}
+
+  // Where other workers reach this one, from now on.
+  Result<std::string> own_address();
+  // Starts the schedule of an operation when its group has met.
+  void when_met(Operation& operation, Key key);
+
+ private:
+  void begin(const std::shared_ptr<Group>& group);
+  void met(const std::shared_ptr<Group>& group);
+  void on_addresses(const std::shared_ptr<Group>& group, const Operation& gathered);
+
+  Engine& engine_;
+  NamedOperations& named_;
+  std::string own_address_;
+  std::multimap<uint32_t, std::pair<uint64_t, Key>> waiting_;  // schedules, by group
+};
+
+}  // namespace herring::worker

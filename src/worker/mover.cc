@@ -1,0 +1,315 @@
+#include "worker/mover.h"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "reduce/reduce.h"
+#include "worker/engine.h"
+#include "worker/meeting.h"
+
+namespace herring::worker {
+
+void Mover::move(Operation& operation, Key key, const std::string& address) {
+  const wire::Collective& what = operation.call_.what;
+  if (wire::is_message(what)) return message(operation, key, address);
+  const auto* allreduce = std::get_if<wire::AllReduce>(&what);
+  if (allreduce == nullptr) return exchange(operation, key);
+  if (allreduce->algorithm == wire::Algorithm::kHerring) return reduce(operation, key);
+  const Bundle& bundle = operation.bundles_.front();
+  const auto [op, prescale, postscale] = allreduce->reduction;
+  const Status possible = reduce::check_stage(
+      {bundle.array.dtype, bundle.array.dtype, op, prescale, 1.0, postscale});
+  if (!possible.ok()) return named_.finish(operation, possible);
+  operation.parts_left_ = 1;
+  meeting_.when_met(operation, key);
+}
+
+// What is pushed is counted before, and one more until all of it is: nothing ends meanwhile.
+void Mover::reduce(Operation& operation, Key key) {
+  const Group& group = *operation.call_.group;
+  operation.parts_left_ = 1;
+  for (size_t b = 0; b < operation.bundles_.size(); ++b) {
+    const Bundle& bundle = operation.bundles_[b];
+    const size_t bytes = bundle.array.bytes();
+    if (bytes == 0) continue;
+    if (!group.uses_node_stage()) {
+      Transfer& transfer = add_transfer(operation, key, b, bytes);
+      ++key.buffer;
+      transfer.receive = bundle.receive;
+      transfer.send = operation.absent_ ? nullptr : bundle.receive;
+      if (operation.absent_) transfer.open.workers = 0;
+      continue;
+    }
+    char* data = bundle.receive;
+    if (group.local_size() > 1 && !engine_.heap().locate(data, bytes)) {
+      data = stage(operation, bytes);
+      if (data == nullptr) return;
+      std::memcpy(data, bundle.send, bytes);
+      operation.copies_.push_back({bundle.receive, data, bytes});
+    }
+    by_node_stage(operation, key, b, data, !operation.absent_);
+    if (!engine_.failure().ok()) return;
+  }
+  if (push(operation)) named_.part_done(operation);
+}
+
+// Straight to the servers and back, without the node stage.
+Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes) {
+  const Call& call = operation.call_;
+  Transfer& transfer = operation.transfers_.emplace_back();
+  transfer.key = key;
+  transfer.open.workers = 1;
+  transfer.open.deadline = engine_.deadline(call.timeout);
+  transfer.open.name = call.name;
+  transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
+  if (const Reduction* reduction = wire::reduction_of(call.what)) {
+    transfer.open.dtype = operation.bundles_[bundle].array.dtype;
+    transfer.open.op = reduction->op;
+    transfer.open.prescale = reduction->prescale;
+    transfer.open.postscale = reduction->postscale;
+  }
+  transfer.shards = plan::shard_layout(bytes, call.group->shards().weights);
+  transfer.runs = plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
+  transfer.owner = &operation;
+  return transfer;
+}
+
+bool Mover::push(Operation& operation) {
+  operation.parts_left_ += operation.transfers_.size();
+  for (Transfer& transfer : operation.transfers_) {
+    const Status pushed = engine_.links().push(transfer, operation.shared_from_this());
+    if (pushed.ok()) continue;
+    engine_.fail_now(pushed);
+    return false;
+  }
+  return true;
+}
+
+// Memory that neighbours see, for an array that they do not.
+char* Mover::stage(Operation& operation, size_t bytes) {
+  auto staging = engine_.heap().allocate(bytes);
+  if (!staging.ok()) engine_.fail_now(staging.status());
+  if (!staging.ok()) return nullptr;
+  return operation.staging_ = static_cast<char*>(*staging);
+}
+
+NodeTask Mover::task_of(Operation& operation, Key key, size_t bundle) {
+  const Call& call = operation.call_;
+  NodeTask task;
+  task.group = call.group;
+  task.key = key;
+  task.name = call.name;
+  task.dtype = task.wire = DType::kUInt8;
+  if (const Reduction* reduction = wire::reduction_of(call.what)) {
+    task.dtype = task.wire = operation.bundles_[bundle].array.dtype;
+    task.op = reduction->op;
+    task.prescale = reduction->prescale;
+    task.postscale = reduction->postscale;
+  }
+  task.deadline = engine_.deadline(call.timeout);
+  task.on_done = [this, &operation](uint32_t) { named_.part_done(operation); };
+  task.keeps = operation.shared_from_this();
+  return task;
+}
+
+// Over all ranks' `data`, in place; `active`: this rank has something to add. Counts key.buffer on.
+void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* data, bool active) {
+  const Group& group = *operation.call_.group;
+  const size_t bytes = operation.bundles_[bundle].array.bytes();
+  // Several buffers, so that one is pushed while the next is still being reduced in the node.
+  const uint32_t nodes = group.members().nodes();
+  const auto servers = static_cast<uint32_t>(group.shards().owners.size());
+  const size_t buffer_bytes =
+      nodes == 1 ? bytes
+                 : plan::choose_buffer_bytes(bytes, nodes, servers,
+                                             engine_.options().links.segment_bytes);
+  operation.parts_left_ += (bytes + buffer_bytes - 1) / buffer_bytes;
+  for (size_t at = 0; at < bytes; at += buffer_bytes, ++key.buffer) {
+    NodeTask task = task_of(operation, key, bundle);
+    task.active = active;
+    task.data = data + at;
+    task.bytes = std::min(buffer_bytes, bytes - at);
+    task.shards = nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
+                             : plan::shard_layout(task.bytes, group.shards().weights);
+    engine_.node_stage().post(std::move(task));
+    if (!engine_.failure().ok()) return;
+  }
+}
+
+// Everything but all-reduce.
+void Mover::exchange(Operation& operation, Key key) {
+  const Call& call = operation.call_;
+  const control::Group& members = call.group->members();
+  const uint32_t index = call.group->index(), size = call.group->size();
+  std::vector<wire::Array> arrays;
+  for (const Bundle& bundle : operation.bundles_) arrays.push_back(bundle.array);
+  const Status fits = check_counts(call.name, call.what, arrays, operation.counts, index, size);
+  if (!fits.ok()) return engine_.fail_now(fits);
+  std::vector<Exchange> exchanges;
+  size_t result_bytes = 0;
+  for (size_t b = 0; b < arrays.size(); ++b) {
+    exchanges.push_back(plan_exchange(call.what, arrays[b], b, operation.counts, index, size));
+    result_bytes += exchanges.back().result_bytes;
+  }
+  const bool in_place = wire::is<wire::Broadcast>(call.what);
+  char* out = in_place ? operation.bundles_.front().receive : operation.place_result(result_bytes);
+  if (out == nullptr) return engine_.fail_now(NamedOperations::no_memory(call.name, result_bytes));
+  const bool in_nodes = (in_place || wire::is<wire::ReduceScatter>(call.what)) &&
+                        members.nodes() > 1 && members.most_on_a_node() > 1;
+  // In a stream of its own: all-reduces of the same owner go through the node stage first, and the
+  // order of a stream must be the same on every worker.
+  if (!in_nodes) key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
+  operation.parts_left_ = 1;  // until everything is pushed
+  for (size_t b = 0; b < exchanges.size() && engine_.failure().ok(); ++b) {
+    const Exchange& exchange = exchanges[b];
+    if (exchange.own) {
+      std::memcpy(out + *exchange.own->receive,
+                  operation.bundles_[b].send + *exchange.own->send, exchange.own->bytes);
+    }
+    if (in_nodes) {
+      through_nodes(operation, key, b, exchange, out);
+    } else if (members.nodes() == 1) {
+      on_node(operation, key, b, exchange, out);
+      ++key.buffer;
+    } else {
+      by_servers(operation, key, b, exchange, out);
+    }
+    out += exchange.result_bytes;
+  }
+  if (engine_.failure().ok() && push(operation)) named_.part_done(operation);
+}
+
+// Where nodes have several ranks: as an all-reduce, so that every byte crosses to a node once and
+// not once for each of its ranks. A broadcast is the sum of what one rank has.
+void Mover::through_nodes(Operation& operation, Key& key, size_t b, const Exchange& exchange,
+                          char* out) {
+  const Bundle& bundle = operation.bundles_[b];
+  const size_t bytes = bundle.array.bytes();
+  const auto* broadcast = std::get_if<wire::Broadcast>(&operation.call_.what);
+  const bool active = wire::gives_data(operation.call_.what, operation.call_.group->index());
+  if (bytes == 0) return;
+  // What a list has copied is there for nothing else.
+  if (operation.list_ || (broadcast != nullptr && engine_.heap().locate(out, bytes))) {
+    if (broadcast == nullptr) copy_own(operation, exchange, bundle.receive, out);
+    return by_node_stage(operation, key, b, bundle.receive, active);
+  }
+  char* const data = stage(operation, bytes);
+  if (data == nullptr) return;
+  if (active) std::memcpy(data, bundle.send, bytes);
+  copy_own(operation, exchange, data, out);
+  by_node_stage(operation, key, b, data, active);
+}
+
+// What this rank wants of the reduced `data` is copied when all parts are done.
+void Mover::copy_own(Operation& operation, const Exchange& exchange, const char* data, char* out) {
+  const bool broadcast = wire::is<wire::Broadcast>(operation.call_.what);
+  for (const Block& block : exchange.blocks) {
+    if (!block.receive) continue;
+    operation.copies_.push_back(
+        {out + *block.receive, data + (broadcast ? 0 : *block.send), block.bytes});
+  }
+}
+
+// On one node every rank takes from its neighbours' memory what it gets.
+void Mover::on_node(Operation& operation, Key key, size_t b, const Exchange& exchange, char* out) {
+  const Group& group = *operation.call_.group;
+  const Bundle& bundle = operation.bundles_[b];
+  NodeExchange node = plan_node_exchange(operation.call_.what, bundle.array, exchange,
+                                         group.index(), group.size());
+  NodeTask task = task_of(operation, key, b);
+  task.exchanges = true;
+  task.pieces = std::move(node.pieces);
+  task.out = out;
+  const size_t table = node.table.size() * sizeof(uint64_t);
+  const size_t bytes = node.posts ? bundle.array.bytes() : 0;
+  if (bytes > 0) {
+    task.bytes = table + bytes;
+    task.data = const_cast<char*>(bundle.send);
+    const bool seen = table == 0 && engine_.heap().locate(bundle.send, bytes);
+    if (group.size() > 1 && !seen) {
+      task.data = stage(operation, task.bytes);
+      if (task.data == nullptr) return;
+      if (table > 0) std::memcpy(task.data, node.table.data(), table);
+      std::memcpy(task.data + table, bundle.send, bytes);
+    }
+  }
+  ++operation.parts_left_;
+  engine_.node_stage().post(std::move(task));
+}
+
+void Mover::by_servers(Operation& operation, Key key, size_t b, const Exchange& exchange,
+                       char* out) {
+  for (const Block& block : exchange.blocks) {
+    key.buffer = block.buffer;
+    Transfer& transfer = add_transfer(operation, key, b, block.bytes);
+    transfer.open.participants = wire::Participants::kRanks;
+    if (block.pair) {
+      transfer.open.participants = wire::Participants::kPair;
+      std::tie(transfer.open.pair_a, transfer.open.pair_b) = *block.pair;
+    }
+    if (block.send) transfer.send = operation.bundles_[b].send + *block.send;
+    if (block.receive) transfer.receive = out + *block.receive;
+  }
+}
+
+void Mover::start_schedule(Operation& operation, Key key) {
+  const auto& what = std::get<wire::AllReduce>(operation.call_.what);
+  collective::Task task;
+  task.group = key.group;
+  task.stream = key.stream;
+  task.ticket = key.round;
+  task.ranks = operation.call_.group->members().ranks();
+  task.algorithm = what.algorithm;
+  task.data = operation.bundles_.front().receive;
+  task.op = what.reduction.op;
+  task.prescale = what.reduction.prescale;
+  task.postscale = what.reduction.postscale;
+  start(operation, std::move(task));
+}
+
+void Mover::start(Operation& operation, collective::Task task) {
+  const wire::Array& array = operation.bundles_.front().array;
+  task.name = operation.call_.name;
+  task.count = array.elements();
+  task.dtype = array.dtype;
+  engine_.executor().start(std::move(task), engine_.deadline(operation.call_.timeout),
+                           [this, &operation](const Status& why) {
+                             why.ok() ? named_.part_done(operation)
+                                      : named_.finish(operation, why);
+                           });
+}
+
+// From worker to worker, as a schedule of one step.
+void Mover::message(Operation& operation, Key key, const std::string& address) {
+  const Group& group = *operation.call_.group;
+  const auto nonsense = [&](const std::string& what) {
+    engine_.fail_now(breach("a server answered '", operation.call_.name, "'",
+                            group.members().suffix(), " with ", what));
+  };
+  const std::vector<uint64_t>& counts = operation.counts;
+  if (counts.size() != 2 || counts[0] >= group.size() || counts[0] == group.index()) {
+    return nonsense("a rank that does not exist");
+  }
+  const uint32_t peer = group.rank(static_cast<uint32_t>(counts[0]));
+  if (Status met = engine_.executor().meet({peer}, {address}); !met.ok()) {
+    return nonsense(met.message());
+  }
+  const bool sends = wire::is<wire::Send>(operation.call_.what);
+  const uint32_t own = group.rank(group.index());
+  const Bundle& bundle = operation.bundles_.front();
+  collective::Task task;
+  task.group = key.group;
+  task.stream = key.stream;
+  task.ticket = key.round;
+  task.ranks = sends ? std::vector<uint32_t>{own, peer} : std::vector<uint32_t>{peer, own};
+  task.data = sends ? const_cast<char*>(bundle.send) : bundle.receive;
+  collective::Step step;
+  (sends ? step.to : step.from) = sends ? 1 : 0;
+  (sends ? step.send : step.receive) = {0, bundle.array.bytes()};
+  task.steps = {step};
+  operation.parts_left_ = 1;
+  start(operation, std::move(task));
+}
+
+}  // namespace herring::worker

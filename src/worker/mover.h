@@ -1,0 +1,49 @@
+// How the bytes of a named operation move once all ranks have announced it: one function for each
+// way. Engine thread.
+#pragma once
+
+#include <string>
+
+#include "collective/executor.h"
+#include "worker/exchange.h"
+#include "worker/operation.h"
+
+namespace herring::worker {
+
+class Engine;
+class Meeting;
+
+class Mover {
+ public:
+  Mover(Engine& engine, NamedOperations& named, Meeting& meeting)
+      : engine_(engine), named_(named), meeting_(meeting) {}
+
+  // `address`: of a message, where the other rank listens.
+  void move(Operation& operation, Key key, const std::string& address);
+  // An all-reduce by messages between workers, who know each other.
+  void start_schedule(Operation& operation, Key key);
+
+ private:
+  void reduce(Operation& operation, Key key);
+  void exchange(Operation& operation, Key key);
+  void by_node_stage(Operation& operation, Key& key, size_t bundle, char* data, bool active);
+  void through_nodes(Operation& operation, Key& key, size_t bundle, const Exchange& exchange,
+                     char* out);
+  void on_node(Operation& operation, Key key, size_t bundle, const Exchange& exchange, char* out);
+  void by_servers(Operation& operation, Key key, size_t bundle, const Exchange& exchange,
+                  char* out);
+  void message(Operation& operation, Key key, const std::string& address);
+  void start(Operation& operation, collective::Task task);
+
+  static void copy_own(Operation& operation, const Exchange& exchange, const char* data, char* out);
+  Transfer& add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes);
+  bool push(Operation& operation);                // false: the job has failed
+  NodeTask task_of(Operation& operation, Key key, size_t bundle);
+  char* stage(Operation& operation, size_t bytes);  // null: the job has failed
+
+  Engine& engine_;
+  NamedOperations& named_;
+  Meeting& meeting_;
+};
+
+}  // namespace herring::worker
