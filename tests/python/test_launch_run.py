@@ -432,12 +432,13 @@ def test_a_server_killed_by_a_signal_ends_the_job() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["-n", "0", "--", "true"], 2, ["-n 0", "1 to 1024"]),
+        (["-n", "0", "--", "true"], 2, ["-n '0'", "1 to 1048576"]),
         (["-n", "99999", "--", "true"], 2, ["-n 99999", "1 to 1024"]),
+        (["--servers", "1025", "--", "true"], 2, ["--servers 1025", "0 to 1024"]),
         (["-n", "two", "--", "true"], 2, ["'two'", "integer"]),
         (["-n", "2", "--nodes", "3", "--", "true"], 2, ["--nodes 3", "1 to 2"]),
         (["-n", "2", "--nodes", "0", "--", "true"], 2, ["--nodes 0"]),
-        (["--servers", "-1", "--", "true"], 2, ["--servers -1"]),
+        (["--servers", "-1", "--", "true"], 2, ["--servers '-1'", "0 to 65535"]),
         (["--timeout", "soon", "--", "true"], 2, ["'soon'", "seconds"]),
         (["--grace", "nan", "--", "true"], 2, ["'nan'", "seconds"]),
         (["-n", "2"], 2, ["no command", "--"]),
