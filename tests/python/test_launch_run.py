@@ -323,6 +323,17 @@ def test_what_a_worker_leaves_in_its_group_ends_with_the_job(job: type[Job]) -> 
     assert gone(pids)
 
 
+def test_servers_go_with_the_workers_that_a_signal_ends() -> None:
+    # The grace is for processes that do not end: here it is longer than the test may take.
+    options = ("--servers", "1", "--grace", "600", "--")
+    each = Job(*options, "sh", "-c", "echo pid=$$; exec sleep 1000")
+    pids = pids_of(each.lines(1))
+    each.process.send_signal(signal.SIGTERM)
+    status, output = each.end()
+    assert status == 128 + signal.SIGTERM, output
+    assert gone(pids)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_reach_every_worker(job: type[Job], number: signal.Signals) -> None:
     name = number.name[3:]
