@@ -15,27 +15,52 @@
 namespace herring::bindings {
 namespace {
 
-nb::list settings() {
-  const Settings current = take(Settings::load());
+// The table, whatever this environment sets.
+nb::list setting_rows() {
   nb::list rows;
   for (const SettingSpec& spec : setting_specs()) {
     nb::dict row;
-    const std::string name(spec.name);
-    row["name"] = name;
+    row["name"] = std::string(spec.name);
     row["env"] = environment_name(spec.name);
     row["type"] = name_of(spec.type);
     row["scope"] = name_of(spec.scope);
-    row["minimum"] = spec.minimum;
-    row["maximum"] = spec.maximum;
-    row["choices"] = nb::cast(std::vector<std::string>(spec.choices.begin(), spec.choices.end()));
+    row["minimum"] = spec.limits.minimum;
+    row["maximum"] = spec.limits.maximum;
+    row["choices"] = std::vector<std::string>(spec.limits.choices.begin(),
+                                              spec.limits.choices.end());
     row["default"] = std::string(spec.default_text);
-    row["value"] = current.text(name);
-    row["origin"] = current.origin(name);
+    row["flags"] = std::string(spec.flags);
     row["help"] = std::string(spec.help);
     row["allowed"] = allowed_values(spec);
     rows.append(row);
   }
   return rows;
+}
+
+// With the value that each setting has here, and where it comes from.
+nb::list settings() {
+  const Settings current = take(Settings::load());
+  nb::list rows = setting_rows();
+  for (nb::handle row : rows) {
+    const auto name = nb::cast<std::string>(row["name"]);
+    row["value"] = current.text(name);
+    row["origin"] = current.origin(name);
+  }
+  return rows;
+}
+
+// True, 4, 0.5 or a text, by the row of a setting. Texts are bytes, for an environment is.
+nb::object parse(const std::string& name, nb::bytes text, const std::string& shown) {
+  const SettingSpec* spec = find_setting(name);
+  if (spec == nullptr) throw nb::key_error(name.c_str());
+  const SettingValue value = take(parse_setting(*spec, {text.c_str(), text.size()}, shown));
+  switch (spec->type) {
+    case SettingType::kBool: return nb::cast(value.integer != 0);
+    case SettingType::kInt:
+    case SettingType::kBytes: return nb::cast(value.integer);
+    case SettingType::kSeconds: return nb::cast(value.real);
+    default: return nb::bytes(value.text.data(), value.text.size());
+  }
 }
 
 nb::list setting_warnings() {
@@ -90,11 +115,10 @@ void run_server(nb::dict options) {
 
 void register_tools(nb::module_& module) {
   using namespace nb::literals;
+  module.def("setting_rows", &setting_rows);
   module.def("settings", &settings);
+  module.def("parse_setting", &parse, "name"_a, "text"_a, "shown"_a);
   module.def("setting_warnings", &setting_warnings);
-  module.def("check_setting", [](const std::string& name, const std::string& text) {
-    check(Settings::check(name, text));
-  }, "name"_a, "text"_a);
   module.def("start_up_times", &start_up_times, "overrides"_a);
   module.def("server_proxies", &server_proxies, "address"_a);
   module.def("run_server", &run_server, "options"_a);

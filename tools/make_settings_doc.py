@@ -1,61 +1,40 @@
-"""Writes docs/settings.md, and what the launcher checks, from the table of settings in the core.
+"""Writes docs/settings.md from the table of settings in the core.
 
 Usage: python tools/make_settings_doc.py [--check] (with the package built and importable). With
---check nothing is written; the status is 1 if a file is not current.
+--check nothing is written; the status is 1 if the page is not current.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
-TABLE = ROOT / "python" / "herring" / "rendezvous" / "settings.json"  # see settings.py beside it
 COMMAND = "python tools/make_settings_doc.py"
-COLUMNS = ("name", "env", "type", "scope", "minimum", "maximum", "choices", "allowed")
 
-# Heading, what stands below it, names. Every setting is in exactly one section.
-SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
+# Heading, what stands below it, and which settings it has; the first that takes one has it.
+SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     (
         "Who and where",
         "A launcher sets these for its processes; on separate hosts they are set by hand. They\n"
-        "are read from the environment, because they are needed before the core runs:\n"
+        "are read from the environment, because they are needed before the job starts:\n"
         "`herring.init()` refuses them as options. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE`\n"
         "come together or not at all. Without either, the workers of one host are numbered by\n"
-        "rank. Other launchers' variables count only where `HERRING_RANK` is not set.",
-        (
-            "rendezvous",
-            "rendezvous_fd",
-            "rank",
-            "size",
-            "local_rank",
-            "local_size",
-            "servers",
-            "secret_file",
-            "secret",
-            "job",
-            "host_id",
-            "ports",
-        ),
+        "rank. Other launchers' variables count only where `HERRING_RANK` is not set.\n"
+        "`HERRING_SSH` and `HERRING_AS_HOROVOD` are of `herring run`. It sets the others for what\n"
+        "it starts, whatever they are where it is called.",
+        lambda row: row["scope"] == "launcher",
     ),
     (
-        "How things are started and called",
-        "The environment alone sets these, too. `HERRING_SSH` and `HERRING_AS_HOROVOD` are of\n"
-        "`herring run`; the others choose between ways that give the same results\n"
-        "([JAX](jax.md), [TensorFlow](tensorflow.md)).",
-        ("ssh", "as_horovod", "jax_impl", "tensorflow_impl"),
-    ),
-    (
-        "The job on this host",
-        "Set these in the environment of every process of the job, servers included. For\n"
-        "`HERRING_INTERFACE` and `HERRING_PORTS` see [network and security](network.md).",
-        ("interface", "log_level", "simd", "shm"),
+        "How a process is reached and calls",
+        "The environment alone sets these, too. For `HERRING_PORTS` see\n"
+        "[network and security](network.md). The last two choose between ways that give the same\n"
+        "results ([JAX](jax.md), [TensorFlow](tensorflow.md)).",
+        lambda row: row["scope"] == "environment",
     ),
     (
         "Time",
@@ -65,7 +44,13 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
         "and again after pauses of 10, 20, 40 s ...; likewise ranks that have waited 5 s for one\n"
         "another in different calls are told who waits where. `HERRING_WARN_AFTER` makes the 5 s\n"
         "shorter, never longer.",
-        ("timeout", "warn_after", "connect_timeout", "heartbeat_interval", "heartbeat_timeout"),
+        lambda row: row["type"] == "seconds",
+    ),
+    (
+        "The job on this host",
+        "Set these in the environment of every process of the job, servers included. For\n"
+        "`HERRING_INTERFACE` see [network and security](network.md).",
+        lambda row: row["scope"] == "process",
     ),
     (
         "The data plane",
@@ -74,18 +59,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
         "`HERRING_SMALL_BYTES` is summed over ranks in one stage, a larger one in two (node, then\n"
         "server), and so may be rounded differently. A fixed credit that is too large for the\n"
         "buffers of a switch costs retransmissions; see [the protocol](protocol.md#credit).",
-        (
-            "buffer_bytes",
-            "segment_bytes",
-            "frame_max",
-            "small_bytes",
-            "flows",
-            "proxies",
-            "server_weights",
-            "credit",
-            "credit_max",
-            "server_memory",
-        ),
+        lambda row: row["scope"] == "job",
     ),
 )
 
@@ -101,6 +75,8 @@ differently. `herring config` prints each with its value and where the value com
 - **Origin.** An option of `herring.init()` (`herring.init(timeout=600)`) wins over the environment
   (`HERRING_TIMEOUT=600`), which wins over the default. A variable that is set but empty counts as
   not set. An unknown `HERRING_...` gives a warning that names the nearest known one.
+- **Options.** `init()` takes the settings that have a name in the second column; the options there
+  are of `herring`'s commands (`herring run --help`).
 - **Bytes** are written `8192`, `64K`, `4MB` (K, M, G, T are powers of 1000) or `4MiB` (KiB, MiB ...
   are powers of 1024). **Seconds** are written `0.5`, `200ms`, `30s`, `5m`, `1h`. Where 0 is
   allowed beside a range, it means automatic.
@@ -117,7 +93,7 @@ def settings_read() -> set[str]:
     """Names that the core looks up somewhere outside the table itself."""
     found: set[str] = set()
     for folder in ("src", "bindings"):
-        for source in (ROOT / folder).rglob("*.cc"):
+        for source in (ROOT / folder).rglob("*.[ch]*"):
             if source.name != "settings.cc":
                 text = source.read_text(encoding="utf-8")
                 found |= set(re.findall(r'(?:get_\w+|find)\("(\w+)"\)', text))
@@ -128,63 +104,43 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     """The page for these settings.
 
     Args:
-      rows: name, env, type, default, help and allowed per setting, as ``herring config --json``.
-
-    Raises:
-      ValueError: a setting is in no section, or a section names one that does not exist.
+      rows: of the table, as ``_core.setting_rows()`` has them.
     """
-    by_name = {row["name"]: row for row in rows}
-    placed = [name for _, _, names in SECTIONS for name in names]
-    if sorted(placed) != sorted(by_name):
-        odd = sorted(set(placed) ^ set(by_name)) or "one that is there twice"
-        raise ValueError(f"SECTIONS of tools/make_settings_doc.py and the core differ in {odd}")
     read = settings_read()
     parts = [HEAD]
-    for heading, text, names in SECTIONS:
+    left = list(rows)
+    for heading, text, takes in SECTIONS:
         parts.append(f"\n## {heading}\n\n{text}\n\n")
         parts.append("| variable | option | default | allowed | meaning |\n|---|---|---|---|---|\n")
-        for name in names:
-            row = by_name[name]
-            option = "" if row["scope"] == "environment" else f"`{name}`"
+        for row in filter(takes, left):
+            of_init = row["scope"] in ("process", "job")
+            options = [row["name"]] if of_init else []
+            options += [each for each in row["flags"].split() if each.startswith("-")]
             default = f"`{row['default']}`" if row["default"] else "empty"
             meaning = row["help"] + (" (*shared*)" if row["scope"] == "job" else "")
-            if row["scope"] != "environment" and name not in read:
+            if of_init and row["name"] not in read:
                 meaning += " (**not in effect yet**: nothing reads it)"
-            cells = [f"`{row['env']}`", option, default, row["allowed"], meaning]
+            names = ", ".join(f"`{each}`" for each in options)
+            cells = [f"`{row['env']}`", names, default, row["allowed"], meaning]
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+        left = [row for row in left if not takes(row)]
     return "".join(parts)
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """What the launcher reads: of each setting what it accepts, and who reads it."""
-    kept = [{column: row[column] for column in COLUMNS} for row in rows]
-    return json.dumps(kept, indent=1) + "\n"
-
-
-def current_files() -> dict[Path, str]:
-    """What the files say by the core that can be imported here, whatever this environment sets."""
-    for name in list(os.environ):
-        if name.startswith("HERRING_"):
-            del os.environ[name]
-    from herring import _core
-
-    rows = [dict(row) for row in _core.settings()]
-    return {PAGE: page(rows), TABLE: table(rows)}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the files."""
+    """Writes or checks the page."""
     parser = argparse.ArgumentParser(description="Writes docs/settings.md from the core's table.")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    status = 0
-    for path, text in current_files().items():
-        if not options.check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{path.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
-            status = 1
-    return status
+    from herring import _core
+
+    text = page(_core.setting_rows())
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -164,72 +164,107 @@ Status bad(std::string message) { return {Code::kConfiguration, std::move(messag
   std::abort();
 }
 
+// Of `value` the text is given. Whether it is allowed; the rest is set then.
+bool read_value(const SettingSpec& spec, SettingValue& value) {
+  const std::string& text = value.text;
+  const SettingLimits& limits = spec.limits;
+  const auto in_range = [&](double number) {
+    return (limits.or_zero && number == 0) ||
+           (number >= limits.minimum && number <= limits.maximum);
+  };
+  switch (spec.type) {
+    case kBool: {
+      const std::string word = lower(text);
+      value.integer = word == "true" || word == "1" || word == "yes" || word == "on" ? 1 : 0;
+      return value.integer == 1 || word == "false" || word == "0" || word == "no" || word == "off";
+    }
+    case kInt:
+    case kBytes: {
+      std::optional<int64_t> number;
+      if (spec.type == kInt) {
+        number = parse_number<int64_t>(text);
+      } else if (const Result<int64_t> bytes = parse_bytes(text); bytes.ok()) {
+        number = *bytes;
+      }
+      value.integer = number.value_or(0);
+      return number && in_range(static_cast<double>(*number)) && *number % limits.multiple_of == 0;
+    }
+    case kSeconds: {
+      const Result<double> seconds = parse_seconds(text);
+      if (seconds.ok()) value.real = *seconds;
+      return seconds.ok() && in_range(value.real);
+    }
+    case kEnum:
+      value.text = lower(text);
+      return std::ranges::find(limits.choices, value.text) != limits.choices.end();
+    default: break;
+  }
+  if (text.empty() && spec.default_text.empty()) return true;
+  if (!in_range(static_cast<double>(text.size()))) return false;
+  switch (spec.type) {
+    case kName: return consists_of(text, "._-");
+    case kSecret: return is_hex(text);
+    case kAddress: return is_address(text);
+    case kPorts: return parse_ports(text).ok();
+    case kWeights: return parse_weights(text).ok();
+    default: return true;
+  }
+}
+
 }  // namespace
 
 const char* name_of(SettingType type) {
-  switch (type) {
-    case kBool: return "bool";
-    case kInt: return "int";
-    case kBytes: return "bytes";
-    case kSeconds: return "seconds";
-    case kString: return "string";
-    case kEnum: return "enum";
-    case kName: return "name";
-    case kHex: return "hex";
-    case kAddress: return "address";
-    case kPorts: return "ports";
-    case kWeights: return "weights";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"bool", "int",    "bytes",   "seconds", "string", "enum",
+                                    "name", "secret", "address", "ports",   "weights"};
+  return kNames[static_cast<size_t>(type)];
 }
 
 const char* name_of(SettingScope scope) {
-  switch (scope) {
-    case kEnvironment: return "environment";
-    case kProcess: return "process";
-    case kJob: return "job";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"launcher", "environment", "process", "job"};
+  return kNames[static_cast<size_t>(scope)];
 }
 
 std::span<const SettingSpec> setting_specs() { return kSpecs; }
+
+const SettingSpec* find_setting(std::string_view name) {
+  const std::optional<size_t> row = index_of(name);
+  return row ? &kSpecs[*row] : nullptr;
+}
 
 std::string environment_name(std::string_view setting) {
   return std::string(kPrefix) + upper(setting);
 }
 
 std::string allowed_values(const SettingSpec& spec) {
+  const SettingLimits& limits = spec.limits;
+  const std::string least = bound(spec.type, limits.minimum);
+  const std::string most = bound(spec.type, limits.maximum);
+  const char* number = "an integer";
   switch (spec.type) {
     case kBool: return "true or false (also 1 or 0, yes or no, on or off)";
     case kEnum: {
       std::string all = "one of ";
-      for (size_t i = 0; i < spec.choices.size(); ++i) {
-        all += (i == 0 ? "" : ", ") + std::string(spec.choices[i]);
+      for (const std::string_view choice : limits.choices) {
+        all += concat(choice == limits.choices.front() ? "" : ", ", choice);
       }
       return all;
     }
     case kString:
-      return concat(spec.minimum > 0 ? "a text of 1 to " : "a text of at most ",
-                    static_cast<int64_t>(spec.maximum), " bytes");
+      return concat("a text of ", limits.minimum > 0 ? "1 to " : "at most ", most, " bytes");
     case kName:
-      return concat(static_cast<int64_t>(spec.minimum), " to ", static_cast<int64_t>(spec.maximum),
-                    " letters, digits, dots, underscores or hyphens");
-    case kHex:
-      return concat("an even number of hexadecimal digits, ", static_cast<int64_t>(spec.minimum),
-                    " to ", static_cast<int64_t>(spec.maximum));
+      return concat(least, " to ", most, " letters, digits, dots, underscores or hyphens");
+    case kSecret: return concat("an even number of hexadecimal digits, ", least, " to ", most);
     case kAddress: return "HOST:PORT with a port from 1 to 65535, or [IPV6]:PORT";
     case kPorts: return "a port or a range of ports from 1 to 65535, such as 30000-30100";
     case kWeights:
       return concat("numbers with commas between them, such as 2, 1, 1, none negative and not all "
-                    "0, of at most ", static_cast<int64_t>(spec.maximum), " bytes together");
-    default: break;
+                    "0, of at most ", most, " bytes together");
+    case kInt: break;
+    case kBytes: number = "bytes (such as 8192, 64K or 4MiB)"; break;
+    case kSeconds: number = "seconds (such as 0.5, 30s or 5m)"; break;
   }
-  const char* what = spec.type == kInt     ? "an integer"
-                     : spec.type == kBytes ? "bytes (such as 8192, 64K or 4MiB)"
-                                           : "seconds (such as 0.5, 30s or 5m)";
-  std::string all = concat(what, spec.or_zero ? ", 0 or" : "", " from ",
-                           bound(spec.type, spec.minimum), " to ", bound(spec.type, spec.maximum));
-  if (spec.multiple_of > 1) all += concat(", a multiple of ", spec.multiple_of);
+  std::string all = concat(number, limits.or_zero ? ", 0 or" : "", " from ", least, " to ", most);
+  if (limits.multiple_of > 1) all += concat(", a multiple of ", limits.multiple_of);
   return all;
 }
 
@@ -309,84 +344,29 @@ Result<PortRange> parse_ports(std::string_view text) {
   return PortRange{*first, *last};
 }
 
-Status Settings::check(std::string_view name, std::string_view text) {
-  const std::optional<size_t> i = index_of(name);
-  if (!i) return bad(concat("there is no setting '", name, "'"));
-  Value value;
-  return parse(kSpecs[*i], text, value);
-}
-
-Status Settings::parse(const SettingSpec& spec, std::string_view text, Value& value) {
-  text = trim(text);
-  value.text = std::string(text);
-  const Status refused = bad("expected " + allowed_values(spec));
-  const auto in_range = [&](double number) {
-    if (spec.or_zero && number == 0) return true;
-    return number >= spec.minimum && number <= spec.maximum;
-  };
-  switch (spec.type) {
-    case kBool: {
-      const std::string word = lower(text);
-      const bool yes = word == "true" || word == "1" || word == "yes" || word == "on";
-      const bool no = word == "false" || word == "0" || word == "no" || word == "off";
-      value.integer = yes ? 1 : 0;
-      return yes || no ? Status() : refused;
-    }
-    case kInt:
-    case kBytes: {
-      std::optional<int64_t> number;
-      if (spec.type == kInt) {
-        number = parse_number<int64_t>(text);
-      } else if (const Result<int64_t> bytes = parse_bytes(text); bytes.ok()) {
-        number = *bytes;
-      }
-      if (!number || !in_range(static_cast<double>(*number)) || *number % spec.multiple_of != 0) {
-        return refused;
-      }
-      value.integer = *number;
-      return {};
-    }
-    case kSeconds: {
-      const Result<double> seconds = parse_seconds(text);
-      if (!seconds.ok() || !in_range(*seconds)) return refused;
-      value.real = *seconds;
-      return {};
-    }
-    case kString:
-    case kName:
-    case kHex:
-    case kAddress:
-    case kPorts:
-    case kWeights: {
-      if (text.empty() && spec.default_text.empty()) return {};
-      if (!in_range(static_cast<double>(text.size()))) return refused;
-      if (spec.type == kWeights) {
-        const Result<std::vector<double>> weights = parse_weights(text);
-        return weights.ok() ? Status()
-                            : bad(concat(weights.status().message(), "; expected ",
-                                         allowed_values(spec)));
-      }
-      const bool fine = spec.type == kName      ? consists_of(text, "._-")
-                        : spec.type == kHex     ? is_hex(text)
-                        : spec.type == kAddress ? is_address(text)
-                        : spec.type == kPorts   ? parse_ports(text).ok()
-                                                : true;
-      return fine ? Status() : refused;
-    }
-    case kEnum:
-      value.text = lower(text);
-      return std::find(spec.choices.begin(), spec.choices.end(), value.text) != spec.choices.end()
-                 ? Status()
-                 : refused;
+Result<SettingValue> parse_setting(const SettingSpec& spec, std::string_view text,
+                                   std::string_view shown) {
+  SettingValue value{std::string(trim(text))};
+  if (read_value(spec, value)) return value;
+  std::string why;
+  if (spec.type == kWeights) {
+    if (const auto weights = parse_weights(text); !weights.ok()) why = weights.status().message();
   }
-  return refused;
+  return bad(concat(shown, " is not valid: ", why, why.empty() ? "" : "; ", "allowed is ",
+                    allowed_values(spec)));
 }
 
-Settings::Settings() : values_(std::size(kSpecs)) {
-  for (size_t i = 0; i < values_.size(); ++i) {
-    if (!parse(kSpecs[i], kSpecs[i].default_text, values_[i]).ok()) {
-      bug("default out of range of", kSpecs[i].name);
-    }
+SettingValue default_of(std::string_view name) {
+  const SettingSpec* spec = find_setting(name);
+  if (spec == nullptr) bug("no", name);
+  auto value = parse_setting(*spec, spec->default_text, "");
+  if (!value.ok()) bug("default out of range of", name);
+  return std::move(*value);
+}
+
+Settings::Settings() {
+  for (const SettingSpec& spec : kSpecs) {
+    values_.push_back({Origin::kDefault, default_of(spec.name)});
   }
 }
 
@@ -403,21 +383,18 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
   }
   for (size_t i = 0; i < std::size(kSpecs); ++i) {
     const SettingSpec& spec = kSpecs[i];
-    Value& value = settings.values_[i];
-    std::string text;
+    Value& read = settings.values_[i];
     if (const auto option = overrides.find(std::string(spec.name)); option != overrides.end()) {
-      value.origin = Origin::kOption;
-      text = option->second;
+      read = {Origin::kOption, {option->second}};
     } else if (const char* variable = lookup(environment_name(spec.name).c_str());
                variable != nullptr && !trim(variable).empty()) {
-      value.origin = Origin::kEnvironment;
-      text = variable;
+      read = {Origin::kEnvironment, {variable}};
     } else {
       continue;
     }
-    if (const Status status = parse(spec, text, value); !status.ok()) {
-      return bad(settings.assignment(spec.name) + ": " + status.message());
-    }
+    auto value = parse_setting(spec, read.value.text, settings.assignment(i));
+    if (!value.ok()) return value.status();
+    read.value = std::move(*value);
   }
   HERRING_RETURN_IF_ERROR(settings.check_together());
 
@@ -448,9 +425,12 @@ Status Settings::check_together() const {
   const auto together = [&](bool fine, std::string_view a, const char* relation,
                             std::string_view b) {
     return fine ? Status()
-                : bad(concat(assignment(a), " must be ", relation, " ", assignment(b)));
+                : bad(concat(assignment(*index_of(a)), " must be ", relation, " ",
+                             assignment(*index_of(b))));
   };
-  const auto integer = [&](std::string_view name) { return values_[*index_of(name)].integer; };
+  const auto integer = [&](std::string_view name) {
+    return values_[*index_of(name)].value.integer;
+  };
   HERRING_RETURN_IF_ERROR(
       together(integer("rank") < integer("size"), "rank", "less than", "size"));
   HERRING_RETURN_IF_ERROR(together(integer("local_rank") < integer("local_size"), "local_rank",
@@ -464,27 +444,30 @@ Status Settings::check_together() const {
   for (const char* name : {"buffer_bytes", "credit", "credit_max", "frame_max"}) {
     const int64_t bytes = get_bytes(name);
     HERRING_RETURN_IF_ERROR(
-        together(bytes >= segment || (bytes == 0 && kSpecs[*index_of(name)].or_zero), name,
+        together(bytes >= segment || (bytes == 0 && find_setting(name)->limits.or_zero), name,
                  "at least", "segment_bytes"));
   }
   return {};
 }
 
-std::string Settings::assignment(std::string_view name) const {
-  const size_t i = *index_of(name);
-  const bool option = values_[i].origin == Origin::kOption;
-  return concat(option ? concat("option ", name) : environment_name(name), " = '",
-                kSpecs[i].hidden ? "(hidden)" : values_[i].text, "'",
-                values_[i].origin == Origin::kDefault ? " (default)" : "");
+std::string Settings::assignment(size_t row) const {
+  const auto& [origin, value] = values_[row];
+  const std::string_view name = kSpecs[row].name;
+  return concat(origin == Origin::kOption ? concat("option ", name) : environment_name(name), "=",
+                kSpecs[row].type == kSecret
+                    ? concat("(hidden, ", value.text.size(), " characters)")
+                : value.text.empty() ? "''"
+                                     : value.text,
+                origin == Origin::kDefault ? " (default)" : "");
 }
 
-const Settings::Value& Settings::value_of(std::string_view name, SettingType type) const {
+const SettingValue& Settings::value_of(std::string_view name, SettingType type) const {
   const std::optional<size_t> i = index_of(name);
   if (!i) bug("no", name);
   const SettingType is = kSpecs[*i].type;
   const bool number = is == kBool || is == kInt || is == kBytes || is == kSeconds;
   if ((number ? is : kString) != type) bug(concat("wrong type (", name_of(type), ") of"), name);
-  return values_[*i];
+  return values_[*i].value;
 }
 
 bool Settings::get_bool(std::string_view name) const {
@@ -502,18 +485,15 @@ const std::string& Settings::get_string(std::string_view name) const {
 const char* Settings::origin(std::string_view name) const {
   const std::optional<size_t> i = index_of(name);
   if (!i) bug("no", name);
-  switch (values_[*i].origin) {
-    case Origin::kDefault: return "default";
-    case Origin::kEnvironment: return "environment";
-    case Origin::kOption: return "option";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"default", "environment", "option"};
+  return kNames[static_cast<size_t>(values_[*i].origin)];
 }
 
 std::string Settings::text(std::string_view name) const {
   const std::optional<size_t> i = index_of(name);
   if (!i) bug("no", name);
-  return kSpecs[*i].hidden && !values_[*i].text.empty() ? "(hidden)" : values_[*i].text;
+  const std::string& text = values_[*i].value.text;
+  return kSpecs[*i].type == kSecret && !text.empty() ? "(hidden)" : text;
 }
 
 }  // namespace herring

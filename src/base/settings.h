@@ -1,5 +1,5 @@
 // Settings: one typed table that yields the environment variables HERRING_*, the Python options,
-// `herring config` and the docs page.
+// the command's options, `herring config` and the docs page.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,11 @@
 
 namespace herring {
 
+// Limits that settings and the protocol share.
+inline constexpr uint32_t kMaxRanks = 1 << 20;
+inline constexpr uint32_t kMaxServers = (1 << 16) - 1;
+inline constexpr size_t kMaxSettingBytes = 4096;  // of a name, and of a value that travels
+
 enum class SettingType {
   kBool,
   kInt,
@@ -22,7 +27,7 @@ enum class SettingType {
   kString,   // any text
   kEnum,
   kName,     // letters, digits, dots, underscores, hyphens
-  kHex,      // bytes in hexadecimal
+  kSecret,   // bytes in hexadecimal, which appear in no message and no listing
   kAddress,  // "host:29500", "[fe80::1]:29500"
   kPorts,    // "30000-30100", "30000"
   kWeights,  // "2, 1, 1"
@@ -31,33 +36,58 @@ const char* name_of(SettingType type);  // "bool", "int", ...
 
 // Who reads a setting, and so where it can be set.
 enum class SettingScope {
-  kEnvironment,  // what finds the job or starts it, before there is a core: the environment alone
+  kLauncher,     // says which job this is, or how one starts: a launcher's; the environment alone
+  kEnvironment,  // each process its own; the environment alone
   kProcess,      // each process its own; an option of init() too
   kJob,          // likewise, but every process takes over what rank 0 has
 };
-const char* name_of(SettingScope scope);  // "environment", "process", "job"
+const char* name_of(SettingScope scope);  // "launcher", "environment", "process", "job"
 
-struct SettingSpec {
-  std::string_view name;           // as a Python option: "segment_bytes"
-  SettingType type;
-  SettingScope scope;
-  std::string_view default_text;   // parses like any other value; of a text, empty is not set
-  std::string_view help;           // one line
-  double minimum = 0;              // of int, bytes and seconds, inclusive; of a string's length
+struct SettingLimits {
+  double minimum = 0;  // of int, bytes and seconds, inclusive; of a text's length
   double maximum = 0;
-  bool or_zero = false;            // 0 is allowed beside [minimum, maximum] and means automatic
+  bool or_zero = false;     // 0 is allowed beside [minimum, maximum] and means automatic
   int64_t multiple_of = 1;
   std::span<const std::string_view> choices = {};  // of kEnum
-  bool hidden = false;             // a secret: its value appears in no message and no listing
+};
+
+struct SettingSpec {
+  std::string_view name;  // as a Python option: "segment_bytes"
+  SettingType type;
+  SettingScope scope;
+  std::string_view default_text;  // parses like any other value; of a text, empty is not set
+  std::string_view help;          // one line
+  SettingLimits limits = {};
+  // The options of `herring` that set it, and what stands for the value: "--servers S". Each
+  // command picks those it has.
+  std::string_view flags = {};
 };
 
 std::span<const SettingSpec> setting_specs();
+
+// The row of a setting; null when there is none.
+const SettingSpec* find_setting(std::string_view name);
 
 // "segment_bytes" -> "HERRING_SEGMENT_BYTES".
 std::string environment_name(std::string_view setting);
 
 // What a setting accepts, in words: "an integer from 1 to 64", "one of auto, baseline, ...".
 std::string allowed_values(const SettingSpec& spec);
+
+// A value that was read by its row.
+struct SettingValue {
+  std::string text;     // as given, without surrounding blanks; enums in lower case
+  int64_t integer = 0;  // of bool, int and bytes
+  double real = 0;      // of seconds
+};
+
+// Reads a value of a setting, whatever the others are.
+// Errors: kConfiguration, "SHOWN is not valid: allowed is ..."; `shown`: "HERRING_FLOWS=99".
+Result<SettingValue> parse_setting(const SettingSpec& spec, std::string_view text,
+                                   std::string_view shown);
+
+// What a setting is unless somebody sets it. A name that is not in the table is a bug: aborts.
+SettingValue default_of(std::string_view name);
 
 // Bytes: "8192", "64K", "1.5MB" (K, M, G, T are powers of 1000), "4MiB" (KiB ... are powers of
 // 1024); a whole number of them. Seconds: "0.5", "50us", "200ms", "30s", "5m", "1h". Letters of
@@ -95,8 +125,6 @@ class Settings {
                                const std::vector<std::string>& environment_names = {});
   // From this process's environment.
   static Result<Settings> load(const std::map<std::string, std::string>& overrides = {});
-  // Whether the setting takes this text, whatever the others are.
-  static Status check(std::string_view name, std::string_view text);
 
   // Asking for a setting that is not in the table, or has another type, is a bug: aborts.
   bool get_bool(std::string_view name) const;
@@ -116,16 +144,13 @@ class Settings {
   enum class Origin : uint8_t { kDefault, kEnvironment, kOption };
   struct Value {
     Origin origin = Origin::kDefault;
-    std::string text;    // as given, without surrounding blanks; enums in lower case
-    int64_t integer = 0;  // kBool, kInt, kBytes
-    double real = 0;      // kSeconds
+    SettingValue value;
   };
 
-  static Status parse(const SettingSpec& spec, std::string_view text, Value& value);
   Status check_together() const;
-  // "HERRING_FLOWS = '99'" or "option flows = '99'".
-  std::string assignment(std::string_view name) const;
-  const Value& value_of(std::string_view name, SettingType type) const;
+  // "HERRING_FLOWS=99" or "option flows=99".
+  std::string assignment(size_t row) const;
+  const SettingValue& value_of(std::string_view name, SettingType type) const;
 
   std::vector<Value> values_;  // in the order of the table
   std::vector<std::string> warnings_;

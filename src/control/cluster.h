@@ -6,11 +6,26 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/settings.h"
 #include "base/status.h"
 
 namespace herring::control {
 
 using Settings = std::map<std::string, std::string>;
+
+// How long a process waits for the others, as its settings say.
+struct Timings {
+  explicit Timings(const herring::Settings& settings = {})
+      : connect_timeout(from_seconds(settings.get_seconds("connect_timeout"))),
+        heartbeat_interval(from_seconds(settings.get_seconds("heartbeat_interval"))),
+        heartbeat_timeout(from_seconds(settings.get_seconds("heartbeat_timeout"))),
+        warn_after(from_seconds(settings.get_seconds("warn_after"))) {}
+
+  Nanos connect_timeout, heartbeat_interval, heartbeat_timeout;
+  // The log says whom the process waits for then, or after kFirstReminder, and again.
+  Nanos warn_after;
+};
 
 struct WorkerInfo {
   uint32_t rank = 0, node = 0, local_rank = 0;

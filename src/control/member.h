@@ -31,17 +31,13 @@ struct ServerRegistration {
 
 class Member {
  public:
-  struct Options {
+  struct Options : Timings {
+    using Timings::Timings;
+
     transport::Address rendezvous;
     std::string source;  // local address to connect from, or empty
     transport::Credentials credentials;
-    Nanos connect_timeout = 60 * kSecond;
-    // Of a rendezvous that does not answer, the log says so then, or after kFirstReminder, and
-    // again.
-    Nanos warn_after = 60 * kSecond;
     Nanos waits_since = 0;  // where the wait began before this; 0: it has not
-    Nanos heartbeat_interval = 250 * kMillisecond;
-    Nanos heartbeat_timeout = 1500 * kMillisecond;
   };
   // Told the cluster so far (workers and settings; no servers yet) and the node.
   using StartServer = std::function<Status(const Cluster&, uint32_t node)>;

@@ -182,7 +182,7 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
   }
   cluster.size = in.get<uint32_t>();
   // Nothing is reserved for which no bytes are there: a worker takes 20.
-  if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxWorkers, in.remaining() / 20) ||
+  if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxRanks, in.remaining() / 20) ||
       cluster.nodes > cluster.size) {
     sound = false;
   }
@@ -223,7 +223,7 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
     if (sound) node[worker.local_rank] = true;
   }
   const auto servers = in.get<uint32_t>();
-  if (servers > kMaxWorkers) sound = false;
+  if (servers > kMaxRanks) sound = false;
   for (uint32_t index = 0; sound && in.ok() && index < servers; ++index) {
     ServerInfo server;
     server.index = index;

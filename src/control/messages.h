@@ -7,16 +7,15 @@
 #include <string_view>
 #include <variant>
 
+#include "base/settings.h"
 #include "control/cluster.h"
 #include "control/member.h"
 
 namespace herring::control {
 
 inline constexpr size_t kMaxSettings = 64;
-inline constexpr size_t kMaxSettingBytes = 4096;  // of a name, and of a value
 inline constexpr size_t kMaxIdentityBytes = 1024;  // host id, bus address, host name
 inline constexpr size_t kMaxTextBytes = 16384;     // of a message for people
-inline constexpr uint32_t kMaxWorkers = 1 << 20;
 
 // kRegister, member -> rendezvous.
 struct Registration {

@@ -8,6 +8,7 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "control/channel.h"
 #include "control/gathering.h"
 #include "control/messages.h"
@@ -287,13 +288,11 @@ Rendezvous::~Rendezvous() {
 Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
                                                       RendezvousOptions options) {
   if (!listener.valid()) return defect("the rendezvous has no listening socket");
-  if (options.size == 0 || options.size > kMaxWorkers) {
-    return Status(Code::kConfiguration,
-                  concat("HERRING_SIZE is ", options.size, "; it must be from 1 to ", kMaxWorkers));
-  }
-  if (options.dedicated_servers > kMaxWorkers) {
-    return Status(Code::kConfiguration, concat("HERRING_SERVERS is ", options.dedicated_servers,
-                                               "; it must be from 0 to ", kMaxWorkers));
+  for (const auto& [name, value] :
+       {std::pair{"size", options.size}, {"servers", options.dedicated_servers}}) {
+    auto read = parse_setting(*find_setting(name), std::to_string(value),
+                              concat(environment_name(name), "=", value));
+    if (!read.ok()) return read.status();
   }
   if (options.credentials.secret.empty()) {
     return Status(Code::kConfiguration,

@@ -12,15 +12,12 @@
 
 namespace herring::control {
 
-struct RendezvousOptions {
+struct RendezvousOptions : Timings {
+  using Timings::Timings;
+
   transport::Credentials credentials;
   uint32_t size = 1;
   uint32_t dedicated_servers = 0;
-  Nanos connect_timeout = 60 * kSecond;
-  Nanos heartbeat_interval = 250 * kMillisecond;
-  Nanos heartbeat_timeout = 1500 * kMillisecond;
-  // Those who wait are told whom they wait for: then, or after kFirstReminder, and again.
-  Nanos warn_after = 60 * kSecond;
 };
 
 class Rendezvous {

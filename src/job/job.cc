@@ -86,14 +86,10 @@ Status Job::host_rendezvous() {
     return transport::tcp::listen_on(*address, 1024);
   }();
   if (!listener.ok()) return listener.status();
-  control::RendezvousOptions hosting;
+  control::RendezvousOptions hosting(settings);
   hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
   hosting.size = options_.size;
   hosting.dedicated_servers = options_.dedicated_servers;
-  hosting.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
-  hosting.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
-  hosting.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
-  hosting.warn_after = from_seconds(settings.get_seconds("warn_after"));
   auto started = control::Rendezvous::start(std::move(*listener), hosting);
   if (!started.ok()) return started.status();
   rendezvous_ = std::move(*started);

@@ -19,7 +19,7 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
                                                 const Settings& settings) {
   auto address = transport::parse_address(rendezvous, "HERRING_RENDEZVOUS");
   if (!address.ok()) return address.status();
-  control::Member::Options options;
+  control::Member::Options options(settings);
   if (const std::string& name = settings.get_string("interface"); !name.empty()) {
     auto source = transport::tcp::interface_address(name);
     if (!source.ok()) return source.status();
@@ -27,10 +27,6 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
   }
   options.rendezvous = *address;
   options.credentials = {secret, wire::job_id(settings.get_string("job"))};
-  options.connect_timeout = from_seconds(settings.get_seconds("connect_timeout"));
-  options.warn_after = from_seconds(settings.get_seconds("warn_after"));
-  options.heartbeat_interval = from_seconds(settings.get_seconds("heartbeat_interval"));
-  options.heartbeat_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
   return options;
 }
 

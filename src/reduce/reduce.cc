@@ -1,5 +1,6 @@
 #include "reduce/reduce.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "base/settings.h"
 #include "reduce/kernels.h"
 
 namespace herring::reduce {
@@ -85,10 +87,10 @@ Levels supported_levels() {
 const KernelTable* pick_level() {
   const Levels levels = supported_levels();
   size_t last = levels.count - 1;
-  if (const char* cap = std::getenv("HERRING_SIMD"); cap != nullptr) {
-    if (std::strcmp(cap, "baseline") == 0) last = 0;
-    if (std::strcmp(cap, "avx2") == 0 && last > 1) last = 1;
-  }
+  const char* given = std::getenv("HERRING_SIMD");
+  const auto cap = parse_setting(*find_setting("simd"), given == nullptr ? "" : given, "");
+  if (cap.ok() && cap->text == "baseline") last = 0;
+  if (cap.ok() && cap->text == "avx2") last = std::min<size_t>(last, 1);
   return levels.table[last];
 }
 

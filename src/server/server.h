@@ -28,12 +28,12 @@ struct ServerOptions {
 // Shared by the whole job; from the cluster's settings.
 struct DataPlaneOptions {
   uint32_t proxies = 1;
-  size_t segment_bytes = 8192;
-  size_t frame_max = 256 << 10;
+  size_t segment_bytes = default_of("segment_bytes").integer;
+  size_t frame_max = default_of("frame_max").integer;
   size_t credit = 0;  // bytes per flow; 0: self-controlled
   size_t credit_max = 1 << 20;
   size_t credit_ladder = 0;  // where credit begins to be bounded by memory alone; 0: credit_max
-  size_t small_bytes = 65536;
+  size_t small_bytes = default_of("small_bytes").integer;
   uint32_t flows = 1;  // of a worker to a server
 
   uint16_t credit_segments(size_t bytes) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/settings.h"
 #include "base/status.h"
 
 namespace herring::simulate {
@@ -49,7 +50,8 @@ struct Scenario {
   double pause = 0;                  // seconds between rounds
   double noise = 0.01;               // of the pace, in each stretch of time
   double shared_cores = 0;           // that all hosts run on together; 0: each has its own
-  uint64_t segment_bytes = 8192, frame_max = 256 << 10, credit_max = 1 << 20;
+  uint64_t segment_bytes = default_of("segment_bytes").integer;
+  uint64_t frame_max = default_of("frame_max").integer, credit_max = 1 << 20;
   uint64_t buffer_bytes = 0;         // 0: as the plan chooses
   uint64_t credit = 0;               // bytes, fixed; 0: self-controlled
 

@@ -31,9 +31,9 @@ struct EngineOptions {
   uint32_t rank = 0;
   LinksOptions links;
   collective::MeshOptions mesh;            // between workers
-  size_t small_bytes = 65536;
+  size_t small_bytes = default_of("small_bytes").integer;
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
-  double timeout = 1800, warn_after = 60;  // seconds
+  double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
   // Makes the whole job give up; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/settings.h"
+
 namespace herring::worker {
 
 struct LinksOptions {
-  size_t segment_bytes = 8192;
-  size_t frame_max = 256 << 10;
+  size_t segment_bytes = default_of("segment_bytes").integer;
+  size_t frame_max = default_of("frame_max").integer;
   uint16_t credit_initial = 1, credit_max = 128;  // segments
   uint16_t credit_ladder = UINT16_MAX;            // see CreditController
   bool credit_fixed = false;

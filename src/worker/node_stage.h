@@ -68,7 +68,7 @@ class NodeStage : private TransferOwner {
 
   struct Options {
     uint32_t local_rank = 0;
-    size_t segment_bytes = 8192;
+    size_t segment_bytes = default_of("segment_bytes").integer;
     std::vector<std::string> names;  // of the local ranks, for messages
     // The connection to a local rank has ended without a goodbye.
     std::function<void(uint32_t local_rank, const Status& why)> on_lost;

@@ -31,8 +31,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("run -n two -- true", "herring run: -n 'two' is not an integer"),
-        ("run --workers two -- true", "herring run: --workers 'two' is not an integer"),
+        ("run -n two -- true", "herring run: -n 'two' is not valid: allowed is an integer"),
+        ("run --workers two -- true", "herring run: --workers 'two' is not valid: allowed is"),
         ("run -n", "herring run: -n needs a value"),
         ("config --json=3", "herring config: --json takes no value, and was given '3'"),
         ("check foo", "herring check: 'foo' is one argument too many"),

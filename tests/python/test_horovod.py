@@ -125,7 +125,7 @@ def test_as_a_module_alone(tmp_path: Path) -> None:
         (["-H", "localhost:none"], ["'none' slots", "1 or more"]),
         (["--hostfile", "/nowhere"], ["--hostfile /nowhere"]),
         (["-np", "2", "--min-np", "1"], ["--min-np", "checkpoints"]),
-        (["--start-timeout", "0"], ["--start-timeout '0'", "above 0"]),
+        (["--start-timeout", "0"], ["--start-timeout '0'", "0.01 s"]),
     ],
 )
 def test_refused_options(options: list[str], words: list[str]) -> None:

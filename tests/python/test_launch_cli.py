@@ -13,6 +13,7 @@ from importlib.metadata import version
 import pytest
 
 import herring
+from herring import _core
 from herring.errors import ConfigurationError
 from herring.launch import check, cli, config
 
@@ -51,6 +52,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.served = []
     module.run_server = module.served.append
     module.start_up_times = lambda _: (60.0, 5.0, True)
+    module.setting_rows, module.parse_setting = _core.setting_rows, _core.parse_setting
     monkeypatch.setitem(sys.modules, "herring._core", module)
     monkeypatch.setattr(herring, "_core", module, raising=False)
     return module
@@ -159,7 +161,7 @@ def test_settings_of_the_core() -> None:
     rows = {row["env"]: row for row in config.settings_rows()}
     assert rows["HERRING_FLOWS"]["type"] == "int"
     for row in rows.values():
-        assert set(row) == {*ROWS[0], "scope", "minimum", "maximum", "choices"}
+        assert set(row) == {*ROWS[0], "scope", "minimum", "maximum", "choices", "flags"}
         assert row["help"]
 
 

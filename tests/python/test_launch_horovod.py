@@ -35,7 +35,7 @@ def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -
         "HERRING_CONNECT_TIMEOUT=20",
         "HOROVOD_TIMELINE=t.json",
     ]
-    assert parsed("--no-stall-check") == ["HERRING_WARN_AFTER=168h"]
+    assert parsed("--no-stall-check") == ["HERRING_WARN_AFTER=604800"]
     # 0 is what Herring does by itself; nothing is left from one command line to the next.
     assert parsed("--fusion-threshold-mb", "0", "--stall-check-shutdown-time-seconds", "0") == []
     assert capsys.readouterr().err == ""

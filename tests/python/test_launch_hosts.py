@@ -127,7 +127,7 @@ def test_ranks_fill_hosts_in_order_and_servers_take_what_is_left() -> None:
         (0, 0, "-n 0 is not valid"),
         (-1, 0, "-n -1"),
         (2, -1, "--servers -1"),
-        (2, 2000, "--servers 2000 .* 0 to 1024"),
+        (2, 70000, "--servers 70000 .* 0 to 65535"),
     ],
 )
 def test_numbers_out_of_range(workers: int, servers: int, word: str) -> None:

@@ -323,6 +323,17 @@ def test_what_a_worker_leaves_in_its_group_ends_with_the_job(job: type[Job]) -> 
     assert gone(pids)
 
 
+def test_servers_go_with_the_workers_that_a_signal_ends() -> None:
+    # The grace is for processes that do not end: here it is longer than the test may take.
+    options = ("--servers", "1", "--grace", "600", "--")
+    each = Job(*options, "sh", "-c", "echo pid=$$; exec sleep 1000")
+    pids = pids_of(each.lines(1))
+    each.process.send_signal(signal.SIGTERM)
+    status, output = each.end()
+    assert status == 128 + signal.SIGTERM, output
+    assert gone(pids)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_reach_every_worker(job: type[Job], number: signal.Signals) -> None:
     name = number.name[3:]
@@ -432,12 +443,13 @@ def test_a_server_killed_by_a_signal_ends_the_job() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["-n", "0", "--", "true"], 2, ["-n 0", "1 to 1024"]),
+        (["-n", "0", "--", "true"], 2, ["-n '0'", "1 to 1048576"]),
         (["-n", "99999", "--", "true"], 2, ["-n 99999", "1 to 1024"]),
+        (["--servers", "1025", "--", "true"], 2, ["--servers 1025", "0 to 1024"]),
         (["-n", "two", "--", "true"], 2, ["'two'", "integer"]),
         (["-n", "2", "--nodes", "3", "--", "true"], 2, ["--nodes 3", "1 to 2"]),
         (["-n", "2", "--nodes", "0", "--", "true"], 2, ["--nodes 0"]),
-        (["--servers", "-1", "--", "true"], 2, ["--servers -1"]),
+        (["--servers", "-1", "--", "true"], 2, ["--servers '-1'", "0 to 65535"]),
         (["--timeout", "soon", "--", "true"], 2, ["'soon'", "seconds"]),
         (["--grace", "nan", "--", "true"], 2, ["'nan'", "seconds"]),
         (["-n", "2"], 2, ["no command", "--"]),

@@ -290,6 +290,18 @@ def test_a_host_that_cannot_be_reached(ssh: Path, host: str, words: list[str]) -
     assert gone([int(pid) for pid in re.findall(r"pid=(\d+)", ssh.read_text())])
 
 
+def test_the_setting_bounds_the_start_where_no_option_does(ssh: Path) -> None:
+    env = {**os.environ, "HERRING_CONNECT_TIMEOUT": "1.5"}
+    done = run("-H", "localhost:1,silent:1", "--", "true", env=env)
+    assert done.returncode == 255
+    assert "silent has not answered in 1.5 s" in done.stderr
+    done = run(
+        "-H", "localhost:1,silent:1", "--", "true", env={**env, "HERRING_CONNECT_TIMEOUT": "x"}
+    )
+    assert done.returncode == 2
+    assert "HERRING_CONNECT_TIMEOUT=x is not valid: allowed is seconds" in done.stderr
+
+
 def test_a_host_without_herring(ssh: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(BARE)

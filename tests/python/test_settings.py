@@ -1,26 +1,25 @@
-"""Every setting: docs, `herring config`, the launcher's side and init() accept the same values."""
+"""Docs, `herring config`, the command's options and init() accept the same values of settings."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given
-from hypothesis import settings as limits
-from hypothesis import strategies as st
 
 from herring import _core
 from herring.errors import ConfigurationError
-from herring.launch import config
+from herring.launch import cli, config, job
 from herring.rendezvous import settings
 from herring.rendezvous.detect import detect, detect_server
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = {row["env"]: row for row in map(dict, _core.settings())}
+ROWS = {row["env"]: row for row in map(dict, _core.setting_rows())}
+OUTSIDE = ("launcher", "environment")  # scopes of what init() does not take
 SECRET = "ab" * 32
 # What a value needs beside it in order to be possible at all.
 COMPANIONS = {
@@ -51,7 +50,7 @@ COMPANIONS = {
 FORMS = {
     "bool": (["true", "0", "On"], ["2", "maybe"]),
     "name": (["a", "run-1.b_C"], ["my job", "a/b", "ä"]),
-    "hex": ([SECRET, SECRET.upper()], ["g" * 32, "a" * 33]),
+    "secret": ([SECRET, SECRET.upper()], ["g" * 32, "a" * 33]),
     "address": (["h:1", "[::1]:65535"], ["h", "h:0", "h:65536", "a b:1", "::1:5"]),
     "ports": (["1-65535", "30000", "7-7"], ["0", "0-5", "5-4", "65536", "1-65536", "x"]),
     "weights": (["1", "2, 1,0.5", "0,1"], [",", "1,x", "0,0", "-1"]),
@@ -74,7 +73,7 @@ def edges(row: dict) -> tuple[list[str], list[str]]:
         return [*row["choices"], row["choices"][0].upper()], ["nonsense"]
     good, bad = FORMS.get(kind, (["x"], []))
     filler = "1" if kind != "weights" else "1,"
-    if kind in ("name", "hex", "string"):
+    if kind in ("name", "secret", "string"):
         good = [*good, filler * int(most)]
         bad = [*bad, filler * (int(most) + 2)]
     return good, bad
@@ -101,9 +100,9 @@ def test_edges_are_the_same_for_all(variable: str, monkeypatch: pytest.MonkeyPat
                 context.setenv(name, value)
             shown = refuses(config.settings_rows)
         assert (shown == "") == allowed, (text[:50], shown)
-        if row["scope"] != "environment":
+        assert (refuses(settings.setting(variable).parse, text) == "") == allowed, text[:50]
+        if row["scope"] not in OUTSIDE:
             continue
-        assert settings.setting(variable).accepts(text) == allowed, text[:50]
         if variable not in ("HERRING_SECRET", "HERRING_SECRET_FILE"):
             environment = {**environment, "HERRING_SECRET": SECRET}
         if variable in ("HERRING_SSH", "HERRING_AS_HOROVOD") or variable.endswith("_IMPL"):
@@ -125,30 +124,91 @@ def test_a_server_reads_them_alike() -> None:
             assert variable in refuses(detect_server, {**base, variable: text}), text[:50]
 
 
-TEXTS = st.one_of(
-    st.text("0123456789-+:.[]% aeFx,/_\t", max_size=12),
-    st.text(max_size=6),
-    st.from_regex(r"\A(h|\[::1\]):\d{1,6}\Z"),
-    st.from_regex(r"\A\d{1,6}\s?-\s?\d{1,6}\Z"),
-    st.from_regex(r"\A[+-]?\d{1,25}\Z"),
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("HERRING_SHM", "Off", False),
+        ("HERRING_FLOWS", "+3", 3),
+        ("HERRING_BUFFER_BYTES", "4MiB", 4 << 20),
+        ("HERRING_TIMEOUT", "5m", 300.0),
+        ("HERRING_SIMD", "AVX2", "avx2"),
+        ("HERRING_JOB", " a ", "a"),
+        ("HERRING_HOST_ID", "\udcff", "\udcff"),  # a byte that is no UTF-8
+    ],
 )
+def test_a_value_has_the_type_of_its_row(variable: str, text: str, value: object) -> None:
+    found = settings.value_of({variable: text}, variable)
+    assert (type(found), found) == (type(value), value)
+    assert settings.given({variable: " "}, variable) is None
+    default = settings.value_of({}, variable)
+    assert default == settings.setting(variable).parse(ROWS[variable]["default"])
 
 
-@limits(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(sorted(n for n in ROWS if ROWS[n]["scope"] == "environment")), TEXTS)
-@example("HERRING_SERVERS", "70000")
-@example("HERRING_RENDEZVOUS", "\u0663:1")
-@example("HERRING_JOB", "\u0663")
-@example("HERRING_RANK", "\u0663")
-def test_the_launcher_reads_any_text_as_the_core(variable: str, text: str) -> None:
-    if not text.strip(" \t\n\r") or "\0" in text:
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return
-    refused = refuses(_core.check_setting, ROWS[variable]["name"], text)
-    assert settings.setting(variable).accepts(text) == (refused == ""), refused
+def test_an_error_names_origin_value_and_limits_but_no_secret() -> None:
+    row = settings.setting("HERRING_FLOWS")
+    limits = "is not valid: allowed is an integer from 1 to 64"
+    assert refuses(row.parse, "99") == f"HERRING_FLOWS=99 {limits}"
+    assert refuses(row.parse, "99", "--flows") == f"--flows 99 {limits}"
+    assert refuses(row.parse, "99", "") == f"'99' {limits}"
+    hidden = refuses(settings.setting("HERRING_SECRET").parse, "7" * 31)
+    assert "HERRING_SECRET=(hidden, 31 characters)" in hidden and "77" not in hidden
+
+
+@pytest.mark.parametrize("text", ["BASELINE", " baseline "])
+def test_the_kernels_read_their_setting_as_everybody(text: str) -> None:
+    program = "from herring import _core; print(_core.simd_level())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HERRING_SIMD": text},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "baseline\n"
+
+
+COMMANDS = {
+    "run": ["size", "servers", "ssh", "interface", "connect_timeout", "as_horovod"],
+    "server": ["rendezvous", "interface"],
+    "kubernetes": ["servers", "ports"],
+}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_options_of_the_command_are_the_tables(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--name", "a", "--image", "b"] if command == "kubernetes" else []
+    rest = [] if command == "server" else ["--", "true"]
+    parse = cli._parser().parse_args
+    for name in COMMANDS[command]:
+        row = ROWS[f"HERRING_{name.upper()}"]
+        good, bad = edges(row)
+        flags = [word for word in row["flags"].split() if word.startswith("-")]
+        if row["type"] == "bool":
+            assert getattr(parse([command, *needed, *flags, *rest]), name) is True
+            continue
+        for flag in flags:
+            for text in good:
+                given = parse([command, *needed, f"{flag}={text}", *rest])
+                assert getattr(given, name) == settings.named(name).parse(text)
+            for text in bad:
+                with pytest.raises(SystemExit):
+                    parse([command, *needed, f"{flag}={text}", *rest])
+                said = capsys.readouterr().err
+                assert f"{flag} {text!r} is not valid" in said and row["allowed"] in said
+        given = getattr(parse([command, *needed, *rest]), name)
+        assert given == (0 if name == "servers" else None)
+
+
+def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
+    variables = dict.fromkeys(ROWS, "1")
+    kept = job.own_environment(variables, several=True)
+    assert kept == {v: "1" for v in ROWS if ROWS[v]["scope"] != "launcher"}
+    for variable in settings.variables_of("launcher"):
+        with pytest.raises(ConfigurationError, match="herring run sets it itself"):
+            job.passed_environment({}, [f"{variable}=1"])
 
 
 INIT = """
@@ -191,10 +251,10 @@ def test_init_accepts_what_config_does() -> None:
             companions = COMPANIONS.get(variable, {})
             cases.append((variable, "", companions, text))
             wanted.append((variable, text, allowed))
-            if row["scope"] != "environment" and not companions:
+            if row["scope"] not in OUTSIDE and not companions:
                 cases.append((variable, row["name"], {}, text))
                 wanted.append((variable, text, allowed))
-            elif row["scope"] == "environment":
+            elif row["scope"] in OUTSIDE:
                 cases.append((variable, row["name"], {}, text))
                 wanted.append((variable, text, False))
     done = subprocess.run(
@@ -237,5 +297,6 @@ def test_the_page_names_every_setting_and_what_it_accepts() -> None:
     for variable, row in ROWS.items():
         (line,) = re.findall(rf"^\| `{variable}` \|.*$", page, re.MULTILINE)
         assert row["allowed"] in line
-        option = line.split("|")[2].strip()
-        assert option == ("" if row["scope"] == "environment" else f"`{row['name']}`")
+        options = [] if row["scope"] in OUTSIDE else [row["name"]]
+        options += [word for word in row["flags"].split() if word.startswith("-")]
+        assert line.split("|")[2].strip() == ", ".join(f"`{each}`" for each in options)

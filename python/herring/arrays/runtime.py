@@ -25,7 +25,7 @@ from herring.errors import ConfigurationError, ShutdownError
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect
 from herring.rendezvous.meet import Meeting, meet
-from herring.rendezvous.settings import environment_only
+from herring.rendezvous.settings import named, value_of, variables_of
 
 __all__ = [
     "abort",
@@ -58,9 +58,8 @@ def host_identity() -> str:
 
     ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
     """
-    given = os.environ.get("HERRING_HOST_ID", "").strip()
-    if given:
-        return given
+    if given := value_of(os.environ, "HERRING_HOST_ID"):
+        return str(given)
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -120,16 +119,17 @@ def start(
     """
     global _job, _settings
     with _lock:
-        if _job is not None:
-            _require_same(settings)
-            return False
         # Who a worker is comes from its launcher, so that one script runs under all of them.
-        misplaced = sorted(environment_only().intersection(settings))
+        outside = variables_of("launcher", "environment")
+        misplaced = sorted(name for name in settings if f"HERRING_{name.upper()}" in outside)
         if misplaced:
             raise ConfigurationError(
                 f"init() does not take {', '.join(misplaced)}: set the environment variable "
                 f"HERRING_{misplaced[0].upper()}, or start with 'herring run', torchrun or mpirun"
             )
+        if _job is not None:
+            _require_same(settings)
+            return False
         overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
         given = dict(overrides)
         worker = who()
@@ -194,26 +194,17 @@ def _require_same(settings: dict[str, Any]) -> None:
         if name not in rows:
             raise ConfigurationError(f"there is no option {name!r}; 'herring config' lists all")
         before = _settings.get(name, rows[name]["value"])
-        read = _READERS.get(rows[name]["type"], str)
         text = _text_of_setting(name, value)
-        if read(text) != read(str(before)):
-            different.append((f"{name}={text}", f"{name}={before!s}"))
+        # By value: 300 and 5m are the same, and True and on.
+        asked, there = (named(name).parse(each, f"option {name}") for each in (text, before))
+        if asked != there:
+            different.append((f"{name}={text}", f"{name}={before}"))
     if different:
         asked, there = (", ".join(texts) for texts in zip(*different))
         raise ConfigurationError(
             f"init({asked}): this process is in a job already, with {there}; give settings with "
             "the first init(), or call shutdown() before"
         )
-
-
-# So that 300 and 5m, or True and on, are the same.
-_READERS: dict[str, Callable[[str], Any]] = {
-    "seconds": _core.parse_seconds,
-    "bytes": _core.parse_bytes,
-    "bool": lambda text: text.strip().lower() in ("true", "1", "yes", "on"),
-    "int": lambda text: text.strip().lstrip("+"),
-    "enum": lambda text: text.strip().lower(),
-}
 
 
 def _say_alone() -> None:

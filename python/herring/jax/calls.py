@@ -23,7 +23,7 @@ from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.jax.keys import is_traced
 from herring.jax.order import TOKEN
-from herring.rendezvous.settings import choice
+from herring.rendezvous.settings import value_of
 
 __all__ = ["Call", "execute", "implementation"]
 
@@ -74,7 +74,7 @@ def implementation() -> str:
     Raises:
       ConfigurationError: ``HERRING_JAX_IMPL`` is neither, nor "auto".
     """
-    chosen = choice(os.environ, "HERRING_JAX_IMPL")
+    chosen: str = value_of(os.environ, "HERRING_JAX_IMPL")
     if chosen != "auto":
         return chosen
     return "ffi" if jax.default_backend() == "cpu" else "callback"

@@ -19,7 +19,7 @@ from herring.lab.runner import Plan, run
 from herring.launch.job import resolve_command
 from herring.units import argument, parse_seconds, show_rate
 
-__all__ = ["add_commands", "handle"]
+__all__ = ["add_options", "handle"]
 
 HELP = """\
 examples:
@@ -59,8 +59,9 @@ _EXIT_LINKS = 3
 _ATTEMPTS = 3  # something else may have had the processors
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the commands and options of ``herring lab`` to its parser."""
+    parser.usage = "herring lab COMMAND [options]"
     commands = parser.add_subparsers(
         prog="herring lab", dest="lab_command", metavar="COMMAND", required=True
     )

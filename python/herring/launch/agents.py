@@ -15,10 +15,10 @@ from herring.launch.job import RunOptions
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes
 from herring.launch.ssh import Connection
 from herring.rendezvous.network import is_reachable_address, loopback_address, own_address
+from herring.rendezvous.settings import value_of
 
 __all__ = ["Agents", "workers_on"]
 
-_REACH_SECONDS = 60.0  # what hosts get to answer, without --start-timeout
 _FAR_SECONDS = 5.0  # what they get besides, to end what they run
 
 
@@ -57,7 +57,8 @@ class Agents:
             host, options.ssh, seconds, processes, selector, on_frame, on_text
         )
         self._all: list[Connection] = []
-        self._seconds = _REACH_SECONDS if options.start_timeout is None else options.start_timeout
+        setting: float = value_of(os.environ, "HERRING_CONNECT_TIMEOUT")
+        self._seconds = setting if options.start_timeout is None else options.start_timeout
 
     def reach(self, passed: dict[str, str], horovod: bool, turn: Callable[[float], bool]) -> bool:
         """Starts them, all at once, and waits until all are ready.
@@ -105,7 +106,7 @@ class Agents:
             HostError: That host is lost.
         """
         first = self.to(self._options.layout.workers[0][0])
-        interface = self._options.interface or os.environ.get("HERRING_INTERFACE", "")
+        interface = self._options.interface or value_of(os.environ, "HERRING_INTERFACE")
         first.out.send(kind.LISTEN, 0, {"interface": interface})
         self._wait_for(lambda each: bool(each.address), [first], turn)
         return first.address, first.store_port
@@ -114,7 +115,7 @@ class Agents:
         """Where other hosts reach this machine; loopback if there are none."""
         if not self._all:
             return loopback_address()
-        interface = self._options.interface or os.environ.get("HERRING_INTERFACE", "")
+        interface = self._options.interface or value_of(os.environ, "HERRING_INTERFACE")
         if interface:
             return own_address(interface=interface)
         for connection in self._all:

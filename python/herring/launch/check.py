@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import json
@@ -22,9 +23,10 @@ from herring.launch.commands import module_command
 from herring.parts import install_command
 from herring.provenance import provenance
 from herring.rendezvous.network import interfaces, own_address
+from herring.rendezvous.settings import value_of
 from herring.version import version
 
-__all__ = ["Finding", "check", "findings", "trials"]
+__all__ = ["Finding", "add_options", "findings", "handle", "trials"]
 
 # A server keeps a descriptor per node and flow, a worker one per server; this leaves room.
 _ENOUGH_DESCRIPTORS = 1024
@@ -49,29 +51,31 @@ class Finding:
     advice: str = ""
 
 
-def check(as_json: bool = False, try_run: bool = True) -> int:
-    """Prints the report.
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring check`."""
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
 
-    Args:
-        as_json: Print findings and their provenance as JSON.
-        try_run: Also run two small jobs.
+
+def handle(options: argparse.Namespace) -> int:
+    """Prints the report, as a table or as JSON with its provenance.
 
     Returns:
         0, or 1 if something failed.
     """
     found = findings()
-    if as_json:
-        if try_run:
+    if options.json:
+        if not options.no_run:
             found += trials()
         document = {
             "findings": [dataclasses.asdict(finding) for finding in found],
-            "provenance": provenance({"run": try_run}),
+            "provenance": provenance({"run": not options.no_run}),
         }
         json.dump(document, sys.stdout, indent=2)
         print()
     else:
         _print(found)
-        if try_run:
+        if not options.no_run:
             ran = trials()
             _print(ran)
             found += ran
@@ -213,7 +217,7 @@ def _proxies() -> Finding:
     try:
         from herring import _core
 
-        address = own_address(interface=os.environ.get("HERRING_INTERFACE", ""))
+        address = own_address(interface=value_of(os.environ, "HERRING_INTERFACE"))
         cores, rate, proxies = _core.server_proxies(address)
     except (ImportError, ConfigurationError) as error:
         return Finding(name, str(error), "note", "without them no job runs here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,14 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 
-__all__ = ["settings_rows", "show"]
+__all__ = ["add_options", "handle", "settings_rows"]
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring config`."""
+    command.usage = "herring config [--json] [NAME ...]"
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_argument("name", nargs="*", help="only settings whose name contains this")
 
 
 def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -38,20 +46,14 @@ def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     return rows
 
 
-def _warnings() -> list[str]:
-    """Variables that look like settings and are none."""
+def handle(options: argparse.Namespace) -> int:
+    """Prints the settings as a table, or as JSON."""
+    rows = settings_rows(options.name)
     from herring import _core
 
-    find = getattr(_core, "setting_warnings", None)
-    return list(find()) if find else []
-
-
-def show(names: Sequence[str] = (), as_json: bool = False) -> int:
-    """Prints the settings as a table, or as JSON."""
-    rows = settings_rows(names)
-    for warning in _warnings():
+    for warning in _core.setting_warnings():
         print(f"warning: {warning}", file=sys.stderr)
-    if as_json:
+    if options.json:
         json.dump(rows, sys.stdout, indent=2, default=str)
         print()
         return 0

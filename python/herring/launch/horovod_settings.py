@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from herring.errors import ConfigurationError
+from herring.rendezvous.settings import named
 
 __all__ = ["TIMELINE", "TRAVELLING", "WITHOUT", "read_variables", "setting_of"]
 
 TIMELINE = "HOROVOD_TIMELINE"
-_NEVER = "168h"  # the most that the setting takes
 _LEVELS = {
     "trace": "debug",
     "debug": "debug",
@@ -55,7 +55,7 @@ _TAKEN: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
     "HOROVOD_STALL_CHECK_DISABLE": (
         "warn_after",
-        lambda text: _NEVER if _is_on(text) else "",
+        lambda text: f"{named('warn_after').maximum:g}" if _is_on(text) else "",
         "0 or 1",
     ),
 }

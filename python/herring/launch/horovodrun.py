@@ -10,7 +10,7 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
-from herring.units import argument, parse_seconds
+from herring.launch.options import add_settings
 
 __all__ = ["add_options", "assignments"]
 
@@ -30,18 +30,16 @@ _IGNORED = {
         **dict.fromkeys(("--gloo", "--mpi", "--tcp"), _OWN),
         "--verbose": "HERRING_LOG_LEVEL says what is logged",
         "--disable-cache": WITHOUT["HOROVOD_CACHE_CAPACITY"],
-        "--hierarchical-allreduce": WITHOUT["HOROVOD_HIERARCHICAL_ALLREDUCE"],
-        "--no-hierarchical-allreduce": WITHOUT["HOROVOD_HIERARCHICAL_ALLREDUCE"],
-        "--hierarchical-allgather": WITHOUT["HOROVOD_HIERARCHICAL_ALLGATHER"],
-        "--no-hierarchical-allgather": WITHOUT["HOROVOD_HIERARCHICAL_ALLGATHER"],
-        "--torus-allreduce": WITHOUT["HOROVOD_TORUS_ALLREDUCE"],
-        "--no-torus-allreduce": WITHOUT["HOROVOD_TORUS_ALLREDUCE"],
-        "--timeline-mark-cycles": WITHOUT["HOROVOD_TIMELINE_MARK_CYCLES"],
-        "--no-timeline-mark-cycles": WITHOUT["HOROVOD_TIMELINE_MARK_CYCLES"],
         "--log-with-timestamp": WITHOUT["HOROVOD_LOG_TIMESTAMP"],
         "--log-without-timestamp": WITHOUT["HOROVOD_LOG_TIMESTAMP"],
-        "--autotune": WITHOUT["HOROVOD_AUTOTUNE"],
-        "--no-autotune": WITHOUT["HOROVOD_AUTOTUNE"],
+        **{
+            f"--{no}{name}": WITHOUT[f"HOROVOD_{name.upper().replace('-', '_')}"]
+            for name in (
+                *("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"),
+                *("timeline-mark-cycles", "autotune"),
+            )
+            for no in ("", "no-")
+        },
     },
     1: {
         "--cycle-time-ms": WITHOUT["HOROVOD_CYCLE_TIME"],
@@ -112,22 +110,12 @@ class _Take(argparse.Action):
 def add_options(run: argparse.ArgumentParser) -> None:
     """Adds them to the parser of `herring run`."""
     options = run.add_argument_group("as horovodrun has them")
-    options.add_argument(
-        "--start-timeout",
-        type=argument(parse_seconds),
-        metavar="TIME",
-        help="time for all workers to meet (HERRING_CONNECT_TIMEOUT)",
-    )
+    add_settings(options, "connect_timeout", "as_horovod")
     options.add_argument(
         "--output-filename",
         metavar="FOLDER",
         type=Path,
         help="keep what each rank prints in FOLDER/rank.N/stdout and stderr as well",
-    )
-    options.add_argument(
-        "--horovod",
-        action="store_true",
-        help="let 'import horovod' find herring.horovod; also with HERRING_AS_HOROVOD=1",
     )
     options.add_argument(
         "--timeline-filename",

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
+from herring.launch.options import add_settings
 from herring.rendezvous.network import is_local_address
+from herring.rendezvous.settings import named
 
 __all__ = [
     "THIS_MACHINE",
@@ -23,7 +25,7 @@ __all__ = [
     "require_range",
 ]
 
-MAXIMUM_WORKERS = 1024
+_MOST_ON_ONE_MACHINE = 1024  # more processes are a slip, and would stop the machine
 # What ssh takes; nothing that it could take for an option.
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?"
@@ -103,23 +105,13 @@ def add_options(run: argparse.ArgumentParser) -> None:
     options.add_argument(
         "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the private key for ssh"
     )
-    options.add_argument(
-        "--ssh-command",
-        metavar="COMMAND",
-        help="ssh with other options, such as 'ssh -F file' (default: HERRING_SSH, else ssh)",
-    )
+    add_settings(options, "ssh")
     options.add_argument(
         "--remote-python",
         metavar="FILE",
         help="the Python that has Herring on the other hosts (default: the path of this one)",
     )
-    options.add_argument(
-        "--network-interface",
-        "--network-interfaces",
-        dest="network_interface",
-        metavar="NAME",
-        help="interface or address that all processes use on their hosts (HERRING_INTERFACE)",
-    )
+    add_settings(options, "interface")
 
 
 def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
@@ -164,8 +156,12 @@ def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layou
     slots = sum(host.slots for host in hosts)
     if workers is None:
         workers = slots if hosts else 1
-    require_range("-n", workers, 1, MAXIMUM_WORKERS)
-    require_range("--servers", servers, 0, MAXIMUM_WORKERS)
+    for option, value, row in (
+        ("-n", workers, named("size")),
+        ("--servers", servers, named("servers")),
+    ):
+        most = row.maximum if hosts else _MOST_ON_ONE_MACHINE
+        require_range(option, value, int(row.minimum), int(most))
     if not hosts:
         return Layout(((THIS_MACHINE, workers),), (THIS_MACHINE,) * servers)
     if workers > slots:

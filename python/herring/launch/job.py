@@ -17,7 +17,7 @@ from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.rendezvous.joined import JOB_PREFIX
-from herring.rendezvous.settings import is_on
+from herring.rendezvous.settings import value_of, variables_of
 from herring.split import even_parts
 
 __all__ = [
@@ -39,20 +39,6 @@ __all__ = [
 EXIT_NOT_EXECUTABLE = 126  # as the shell
 EXIT_NOT_FOUND = 127
 EXIT_NO_HOST = 255  # as ssh
-_OF_A_JOB = {
-    "HERRING_RANK",
-    "HERRING_SIZE",
-    "HERRING_LOCAL_RANK",
-    "HERRING_LOCAL_SIZE",
-    "HERRING_RENDEZVOUS",
-    "HERRING_RENDEZVOUS_FD",
-    "HERRING_SERVERS",
-    "HERRING_SECRET",
-    "HERRING_SECRET_FILE",
-    "HERRING_JOB",
-    "HERRING_AS_HOROVOD",
-    "HERRING_SSH",
-}
 _OF_A_HOST = {"HERRING_HOST_ID", "HERRING_INTERFACE"}
 # As torchrun has them, for scripts that were written for it.
 _PLACE_FOR_TORCH = {
@@ -188,11 +174,6 @@ class RunOptions:
             require_range("-p", self.ssh.port, 1, 65535)
         if self.layout.remote:
             self._check_ssh()
-        if self.start_timeout is not None and not 1 <= self.start_timeout <= 604800:
-            raise ConfigurationError(
-                f"--start-timeout {self.start_timeout:g} is not valid: allowed are 1 to 604800 "
-                "seconds"
-            )
         for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigurationError(
@@ -251,7 +232,7 @@ def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[s
         environ: Usually ``os.environ``.
         several: Whether the job has several hosts: what names this one, and its interface, stays.
     """
-    dropped = _OF_A_JOB | _PLACE_FOR_TORCH | _STORE_OF_TORCH
+    dropped = variables_of("launcher") | _PLACE_FOR_TORCH | _STORE_OF_TORCH
     if not several:
         dropped |= _OF_A_HOST
     return {
@@ -313,17 +294,18 @@ def passed_environment(
     Raises:
         ConfigurationError: -x names no variable, one that is not set, or one of the job's own.
     """
+    of_the_job = variables_of("launcher")
     chosen = {}
     for text in assignments:
         name, given, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigurationError(f"-x {text}: allowed is NAME or NAME=VALUE")
-        if name in _OF_A_JOB | _PLACE_FOR_TORCH:
+        if name in of_the_job | _PLACE_FOR_TORCH:
             raise ConfigurationError(f"-x {name}: herring run sets it itself; leave it out")
         if not given and name not in environ:
             raise ConfigurationError(f"-x {name}: it is not set here; give -x {name}=VALUE")
         chosen[name] = value if given else environ[name]
-    never = _OF_A_JOB | {"HERRING_HOST_ID"}
+    never = of_the_job | {"HERRING_HOST_ID"}
     passed = {
         name: value
         for name, value in environ.items()
@@ -334,7 +316,7 @@ def passed_environment(
 
 def as_horovod(options: RunOptions) -> bool:
     """Whether ``import horovod`` is to find `herring.horovod`."""
-    return options.horovod or is_on(os.environ, "HERRING_AS_HOROVOD")
+    return options.horovod or value_of(os.environ, "HERRING_AS_HOROVOD")
 
 
 def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,9 @@ from typing import Any
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
-from herring.rendezvous.settings import setting
+from herring.launch.hosts import require_range
+from herring.launch.options import add_settings
+from herring.rendezvous.settings import given, named
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 
@@ -44,7 +46,14 @@ The manifest holds the job's secret: keep the file to yourself (-o makes it with
 digits). JobSet must be 0.8 or newer, Kubeflow Trainer 2.0 or newer.
 """
 
-_MOST = 4096
+# Option, what stands for its value, least, most, and what it means.
+_NUMBERS = (
+    ("--workers", "N", 1, 4096, "pods with workers"),
+    ("--per-pod", "M", 1, 64, "workers in each of them; more than one need torchrun"),
+    ("--gpus", "G", 0, 64, "GPUs of each worker pod"),
+    ("--port", "PORT", 1024, 65535, "where rank 0 listens"),
+    ("--restarts", "R", 0, 1000, "starts of the whole job after a failure"),
+)
 _READY_FILE = "/tmp/herring-ready"
 _STORE_PORT = 29500  # of torchrun
 _CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and its image
@@ -105,21 +114,11 @@ class JobOptions:
             raise ConfigurationError(
                 "no command to run: put it behind '--', as in '-- python train.py'"
             )
-        for option, number, least, most in (
-            ("--workers", self.workers, 1, _MOST),
-            ("--per-pod", self.per_pod, 1, 64),
-            ("--servers", self.servers, 0, _MOST),
-            ("--gpus", self.gpus, 0, 64),
-            ("--port", self.port, 1024, 65535),
-            ("--restarts", self.restarts, 0, 1000),
-        ):
-            if not least <= number <= most:
-                raise ConfigurationError(
-                    f"{option} {number} is not valid: allowed is an integer from {least} to {most}"
-                )
-        row = setting("HERRING_PORTS")
-        if self.ports is not None and not row.accepts(self.ports):
-            raise ConfigurationError(f"--ports {self.ports} is not valid: allowed is {row.allowed}")
+        for option, _, least, most, _ in _NUMBERS:
+            require_range(option, getattr(self, _field_of(option)), least, most)
+        named("servers").parse(str(self.servers), "--servers")
+        if self.ports is not None:
+            named("ports").parse(self.ports, "--ports")
         if self.port == _STORE_PORT and (self.per_pod > 1 or self.kind == "runtime"):
             raise ConfigurationError(
                 f"--port {self.port} is not valid: torchrun listens there; allowed is another one"
@@ -193,21 +192,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         default="jobset",
         help="a JobSet (default), or a TrainingRuntime of Kubeflow Trainer",
     )
-    for option, letter, default, text in (
-        ("--workers", "N", 1, "pods with workers (default 1)"),
-        ("--per-pod", "M", 1, "workers in each of them (default 1; more need torchrun)"),
-        ("--servers", "S", 0, "pods with a dedicated server each (default 0)"),
-        ("--gpus", "G", 0, "GPUs of each worker pod (default 0)"),
-        ("--port", "PORT", 29600, "where rank 0 listens (default 29600)"),
-        ("--restarts", "R", 0, "starts of the whole job after a failure (default 0)"),
-    ):
+    for option, letter, _, _, text in _NUMBERS:
+        default = getattr(JobOptions, _field_of(option))
+        text = f"{text} (default: {default})"
         command.add_argument(option, type=integer, metavar=letter, default=default, help=text)
-    command.add_argument(
-        "--ports",
-        metavar="FIRST-LAST",
-        default=os.environ.get("HERRING_PORTS", "").strip() or None,
-        help="where everything else listens (default: HERRING_PORTS here, else anywhere)",
-    )
+    add_settings(command, "servers", "ports")
     command.add_argument("--namespace", help="where the job goes")
     command.add_argument("--secret", metavar="NAME", help="a Secret that is there already")
     command.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
@@ -224,6 +213,7 @@ def handle(options: argparse.Namespace) -> int:
         for name in JobOptions.__dataclass_fields__
         if name != "command"
     }
+    asked["ports"] = options.ports or given(os.environ, "HERRING_PORTS")
     text = to_yaml(manifests(JobOptions(command=command, **asked)))
     if options.output is None:
         sys.stdout.write(text)
@@ -381,6 +371,10 @@ def _metadata(options: JobOptions, name: str) -> dict[str, Any]:
     if options.namespace is None:
         return {"name": name}
     return {"name": name, "namespace": options.namespace}
+
+
+def _field_of(option: str) -> str:
+    return option[2:].replace("-", "_")
 
 
 def _check_name(option: str, value: str, most: int) -> None:

@@ -29,7 +29,8 @@ from herring.launch.job import (
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.joined import Joined
-from herring.rendezvous.network import is_reachable_address, own_address
+from herring.rendezvous.network import is_reachable_address, own_address, with_port
+from herring.rendezvous.settings import value_of
 
 __all__ = ["Agent", "main"]
 
@@ -220,19 +221,18 @@ class Agent:
         # Where the launcher reaches this host, others do, unless the two are one machine.
         _, address = _ends()
         if interface or not is_reachable_address(address):
-            address = own_address(interface=interface or os.environ.get("HERRING_INTERFACE", ""))
+            address = own_address(interface=interface or value_of(os.environ, "HERRING_INTERFACE"))
         try:
             self._listener = bind_any(address, self._environment)
         except OSError as error:
             raise ConfigurationError(
                 f"rank 0 cannot listen on {address} ({error.strerror}): name another interface or "
-                "address (--network-interface)"
+                "address (--interface)"
             ) from None
-        port = self._listener.getsockname()[1]
-        literal = f"[{address}]" if ":" in address else address
+        rendezvous = with_port(address, self._listener.getsockname()[1])
         self._store = reserve(self._environment)
         store_port = self._store.getsockname()[1]
-        place = {"rendezvous": f"{literal}:{port}", "store_port": store_port}
+        place = {"rendezvous": rendezvous, "store_port": store_port}
         self._outbox.send(kind.LISTENING, 0, place)
 
     def _start(self, frame: Frame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -12,10 +13,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.launch.options import add_settings
 from herring.rendezvous.detect import ServerEnvironment, detect_server
 from herring.rendezvous.meet import meet_as_server
 
-__all__ = ["run_server"]
+__all__ = ["add_options", "handle", "run_server"]
+
+HELP = """\
+example, two hosts with a worker each and a third with the server:
+  openssl rand -hex 32 > secret            # once; copy it to every host, mode 0600
+  export HERRING_RENDEZVOUS=host1:29600 HERRING_SECRET_FILE=secret HERRING_SERVERS=1
+  host1$ HERRING_RANK=0 HERRING_SIZE=2 python train.py
+  host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
+  host3$ herring server
+
+Beside the workers under Slurm, or in their line of mpirun on one host, the server finds the job
+without these variables (docs/launching.md).
+
+The server ends with the job; with --stay it waits for the next one at the same rendezvous (a
+notebook, or a script that calls init and shutdown more than once). With more servers, start one on
+each further host.
+"""
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring server`."""
+    add_settings(command, "rendezvous", "interface")
+    command.add_argument(
+        "--stay",
+        action="store_true",
+        help="serve job after job at this rendezvous, until SIGTERM or Ctrl-C",
+    )
+    command.add_argument(
+        "--ready-file",
+        metavar="FILE",
+        help="make FILE once the server waits for its job, and remove it at the end",
+    )
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Serves; returns the exit status."""
+    return run_server(options.rendezvous, options.interface, options.stay, options.ready_file)
 
 
 def run_server(

@@ -18,11 +18,12 @@ import re
 import warnings
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from herring.errors import ConfigurationError
 from herring.rendezvous import settings, slurm
-from herring.rendezvous.variables import MAXIMUM_SIZE, bad, first, integer
+from herring.rendezvous.network import with_port
+from herring.rendezvous.variables import first, integer
 
 __all__ = [
     "Rendezvous",
@@ -35,7 +36,6 @@ __all__ = [
     "warn_of_weak_secret",
 ]
 
-MINIMUM_SECRET_BYTES = settings.range_of("HERRING_SECRET")[0] // 2
 _STRONG_SECRET_BYTES = 32
 _OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
 # Ranks of launchers in whose line servers may stand beside workers.
@@ -71,9 +71,7 @@ class Rendezvous:
     @property
     def address(self) -> str:
         """``HOST:PORT``, or an empty string where there is no address yet."""
-        if not self.port:
-            return ""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port) if self.port else ""
 
 
 @dataclass(frozen=True)
@@ -110,16 +108,10 @@ class WorkerEnvironment:
     job: str = "herring"
     servers: int = 0
     secret_file: str | None = None
-    secret: bytes | None = None
+    secret: bytes | None = field(default=None, repr=False)  # a log or a traceback may show the rest
     single_host: bool = True
     restart: int = 0
     store_is_served: bool = False
-
-    def __repr__(self) -> str:
-        # The secret must not end up in a log or a traceback.
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        shown["secret"] = None if self.secret is None else "<hidden>"
-        return f"WorkerEnvironment({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
 
 @dataclass(frozen=True)
@@ -142,10 +134,7 @@ class ServerEnvironment:
     source: str = "single"
     job: str = "herring"
     secret_file: str | None = None
-    secret: bytes | None = None
-
-    def __repr__(self) -> str:
-        return f"ServerEnvironment({self.rendezvous!r}, rank={self.rank}, secret=<hidden>)"
+    secret: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -180,7 +169,7 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
     env = _stripped(environ)
     job = _job_name(env)
     place = _without_servers(env, _find_place(env))
-    servers = integer(env, "HERRING_SERVERS", *settings.range_of("HERRING_SERVERS"))
+    servers = integer(env, "HERRING_SERVERS")
     in_line = place.launched - place.size
     if in_line and servers not in (None, in_line):
         raise ConfigurationError(
@@ -214,7 +203,7 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
         secret_file=secret_file,
         secret=secret,
         single_host=single_host,
-        restart=integer(env, "TORCHELASTIC_RESTART_COUNT", 0, MAXIMUM_SIZE) or 0
+        restart=integer(env, "TORCHELASTIC_RESTART_COUNT") or 0
         if place.source == "torchrun"
         else 0,
         store_is_served=env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"),
@@ -238,12 +227,9 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
     job = _job_name(env)
     secret_file, secret = _find_secret(env)
     secretless = secret_file is None and secret is None
-    variable = "HERRING_RENDEZVOUS"
-    if address is None:
-        address = env.get(variable)
-    else:
-        variable = "--rendezvous"
-    if address is not None:
+    variable = "--rendezvous" if address else "HERRING_RENDEZVOUS"
+    address = address or env.get(variable)
+    if address:
         host, port = parse_address(address, variable)
         place = Rendezvous("address", host, port, None, "", variable)
         if secretless and slurm.in_job(env) and not _LOOPBACK.fullmatch(host):
@@ -282,9 +268,7 @@ def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str,
     Raises:
         ConfigurationError: `text` is no such address.
     """
-    row = settings.setting("HERRING_RENDEZVOUS")
-    if not row.accepts(text):
-        raise bad(variable, text, row.allowed)
+    text = settings.setting("HERRING_RENDEZVOUS").parse(text, variable)
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -296,12 +280,7 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
         ConfigurationError: Not hexadecimal, too short or too long. The message does not repeat the
             value.
     """
-    row = settings.setting("HERRING_SECRET")
-    if not row.accepts(text):
-        raise ConfigurationError(
-            f"{variable} (value not shown, {len(text)} characters) is no secret: allowed is "
-            f"{row.allowed}"
-        )
+    text = settings.setting("HERRING_SECRET").parse(text, variable)
     secret = bytes.fromhex(text)
     warn_of_weak_secret(secret, f"{variable} is")
     return secret
@@ -329,8 +308,8 @@ def _stripped(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _job_name(env: Mapping[str, str]) -> str:
     for variable in ("HERRING_SECRET_FILE", "HERRING_HOST_ID", "HERRING_PORTS"):
-        settings.value_of(env, variable)  # they are for later; an error comes before anything opens
-    return settings.value_of(env, "HERRING_JOB") or "herring"
+        settings.given(env, variable)  # they are for later; an error comes before anything opens
+    return settings.value_of(env, "HERRING_JOB")
 
 
 def _find_secret(env: Mapping[str, str]) -> tuple[str | None, bytes | None]:
@@ -351,10 +330,7 @@ def _find_place(env: Mapping[str, str]) -> _Place:
                     "HERRING_SIZE together, or neither"
                 )
     else:
-        return _place(
-            env, "herring", "HERRING_RANK", "HERRING_SIZE", "HERRING_LOCAL_RANK",
-            "HERRING_LOCAL_SIZE",
-        )  # fmt: skip
+        return _place(env, "herring", *_after("HERRING_"))
     if "RANK" in env:
         return _place(env, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     line = _find_line(env)
@@ -376,11 +352,7 @@ def _find_place(env: Mapping[str, str]) -> _Place:
 def _find_line(env: Mapping[str, str]) -> _Place | None:
     """The place in the line of a launcher that starts any programs, workers or servers."""
     if "OMPI_COMM_WORLD_RANK" in env:
-        prefix = "OMPI_COMM_WORLD_"
-        return _place(
-            env, "openmpi", prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK",
-            prefix + "LOCAL_SIZE",
-        )  # fmt: skip
+        return _place(env, "openmpi", *_after("OMPI_COMM_WORLD_"))
     if "PMIX_RANK" in env or "PMI_RANK" in env:
         source = "pmix" if "PMIX_RANK" in env else "pmi"
         # PMIx servers publish the size only through their library; Slurm knows it as well.
@@ -395,6 +367,10 @@ def _find_line(env: Mapping[str, str]) -> _Place | None:
     return None
 
 
+def _after(prefix: str) -> tuple[str, str, str, str]:
+    return f"{prefix}RANK", f"{prefix}SIZE", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE"
+
+
 def _place(
     env: Mapping[str, str],
     source: str,
@@ -403,21 +379,21 @@ def _place(
     local_rank_variable: str,
     local_size_variable: str,
 ) -> _Place:
-    size = integer(env, size_variable, 1, MAXIMUM_SIZE)
+    size = integer(env, size_variable, 1)
     if size is None:
         raise ConfigurationError(
             f"{rank_variable}={env[rank_variable]} is set, but {size_variable} is not: set "
             f"{size_variable} to the number of workers (at least {rank_variable} + 1)"
         )
-    rank = integer(env, rank_variable, 0, MAXIMUM_SIZE)
+    rank = integer(env, rank_variable)
     assert rank is not None  # the caller looked
     if rank >= size:
         raise ConfigurationError(
             f"{rank_variable}={rank} contradicts {size_variable}={size}: allowed are ranks from 0 "
             f"to {size - 1}"
         )
-    local_rank = integer(env, local_rank_variable, 0, MAXIMUM_SIZE)
-    local_size = integer(env, local_size_variable, 1, MAXIMUM_SIZE)
+    local_rank = integer(env, local_rank_variable)
+    local_size = integer(env, local_size_variable, 1)
     if local_size is None and slurm.in_step(env):
         local_size = slurm.local_size(env, size)
         local_size_variable = "SLURM_NTASKS_PER_NODE"
@@ -455,7 +431,7 @@ def _without_servers(env: Mapping[str, str], place: _Place) -> _Place:
     """`place`, less the servers that stand in the same line behind the workers."""
     if place.source in ("herring", "torchrun", "single") or "HERRING_SIZE" not in env:
         return place
-    size = integer(env, "HERRING_SIZE", 1, MAXIMUM_SIZE)
+    size = integer(env, "HERRING_SIZE")
     assert size is not None
     if size > place.launched:
         raise ConfigurationError(
@@ -482,8 +458,7 @@ def _find_rendezvous(
     in_line = place.launched > place.size
     if "HERRING_RENDEZVOUS" in env:
         host, port = parse_address(env["HERRING_RENDEZVOUS"])
-        limits = settings.range_of("HERRING_RENDEZVOUS_FD")
-        descriptor = integer(env, "HERRING_RENDEZVOUS_FD", *limits)
+        descriptor = integer(env, "HERRING_RENDEZVOUS_FD")
         if descriptor is not None and descriptor >= 0 and place.rank == 0:
             return Rendezvous("descriptor", host, port, descriptor, key)
         elsewhere = servers or not place.single_host

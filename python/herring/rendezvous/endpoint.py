@@ -13,7 +13,7 @@ from herring.errors import ConfigurationError
 from herring.rendezvous import slurm
 from herring.rendezvous.network import is_local_address, own_address
 from herring.rendezvous.publication import Wait, in_seconds
-from herring.rendezvous.settings import port_range
+from herring.rendezvous.settings import port_range, value_of
 
 __all__ = ["bind", "bind_any", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
 
@@ -69,7 +69,7 @@ def within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
     """
     if is_loopback_name(host) or not ipaddress.ip_address(resolved.partition("%")[0]).is_loopback:
         return resolved
-    return own_address(interface=environ.get("HERRING_INTERFACE", ""))
+    return own_address(interface=value_of(environ, "HERRING_INTERFACE"))
 
 
 def is_loopback_name(host: str) -> bool:

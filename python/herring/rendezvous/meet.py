@@ -26,7 +26,6 @@ from typing import Any
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import munge, publication, slurm
 from herring.rendezvous.detect import (
-    MINIMUM_SECRET_BYTES,
     Rendezvous,
     ServerEnvironment,
     WorkerEnvironment,
@@ -34,7 +33,13 @@ from herring.rendezvous.detect import (
 )
 from herring.rendezvous.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
 from herring.rendezvous.gate import Gate, ask
-from herring.rendezvous.network import is_local_address, loopback_address, own_address
+from herring.rendezvous.network import (
+    is_local_address,
+    loopback_address,
+    own_address,
+    with_port,
+)
+from herring.rendezvous.settings import setting, value_of
 
 __all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
 
@@ -213,7 +218,7 @@ def meet_as_server(
         note = _note_of_address(place, environ, wait)
         secret = bytes.fromhex(note["secret"])
     host = within_reach(place.host, resolved, environ)
-    return Meeting(Rendezvous("address", host, place.port).address, secret)
+    return Meeting(with_port(host, place.port), secret)
 
 
 def read_secret_file(path: str) -> bytes:
@@ -236,10 +241,11 @@ def read_secret_file(path: str) -> bytes:
             RuntimeWarning,
             stacklevel=2,
         )
-    if len(secret) < MINIMUM_SECRET_BYTES:
+    least = int(setting("HERRING_SECRET").minimum) // 2
+    if len(secret) < least:
         raise ConfigurationError(
             f"HERRING_SECRET_FILE={path} holds {len(secret)} bytes: allowed are at least "
-            f"{MINIMUM_SECRET_BYTES} (for example from 'openssl rand -hex 32')"
+            f"{least} (for example from 'openssl rand -hex 32')"
         )
     warn_of_weak_secret(secret, f"HERRING_SECRET_FILE={path} holds")
     return secret
@@ -272,7 +278,7 @@ def _meet_at_address(
             note = _note_of_address(place, environ, wait)
             secret = bytes.fromhex(note["secret"])
         host = within_reach(place.host, resolved, environ)
-        return Meeting(Rendezvous("address", host, place.port).address, secret)
+        return Meeting(with_port(host, place.port), secret)
     host = within_reach(place.host, resolved, environ)
     if place.descriptor is not None:
         listener = _inherited_listener(place.descriptor, place)
@@ -280,13 +286,13 @@ def _meet_at_address(
         listener = listen(place.host, resolved, host, place.port, place.variable)
     if not is_loopback_name(place.host) and not is_local_address(resolved):
         _require_first_node(place, environ)
-        host = own_address(interface=environ.get("HERRING_INTERFACE", ""))  # what others see
+        host = own_address(interface=value_of(environ, "HERRING_INTERFACE"))  # what others see
         _warn_of_foreign_address(place, resolved, environ)
     note = None
     if secret is None:
         secret = _made_up.setdefault(key, secrets.token_bytes(SECRET_BYTES))
         note = _publish(listener, environ, key, {"secret": secret.hex()})
-    address = Rendezvous("address", host, place.port).address
+    address = with_port(host, place.port)
     return Meeting(address, secret, listener, note.withdraw if note else None)
 
 
@@ -329,7 +335,7 @@ def _meet_by_munge(
     try:
         if not is_local_address(host):
             _require_first_node(place, environ)
-            host = own_address(interface=environ.get("HERRING_INTERFACE", ""))
+            host = own_address(interface=value_of(environ, "HERRING_INTERFACE"))
         listener = bind_any(host, environ)
     except BaseException:
         gate_listener.close()
@@ -428,7 +434,7 @@ def _meet_by_torch(
         return Meeting(content["address"], secret or _shared_secret(content))
     store = _torch_store(worker, wait.timeout)
     host = loopback_address() if worker.single_host else ""
-    host = host or own_address(place.host, environ.get("HERRING_INTERFACE", ""))
+    host = host or own_address(place.host, value_of(environ, "HERRING_INTERFACE"))
     listener = bind_any(host, environ)
     address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
@@ -529,8 +535,7 @@ def _publish(
 
 
 def _address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return Rendezvous("address", host, port).address
+    return with_port(*listener.getsockname()[:2])
 
 
 def _address_key(port: int) -> str:

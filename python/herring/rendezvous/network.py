@@ -18,6 +18,7 @@ __all__ = [
     "is_reachable_address",
     "loopback_address",
     "own_address",
+    "with_port",
 ]
 
 _SIOCGIFADDR = 0x8915
@@ -110,6 +111,11 @@ def own_address(towards: str = "", interface: str = "") -> str:
             if each.up and not ipaddress.ip_address(address).is_loopback:
                 return address
     return loopback_address()
+
+
+def with_port(host: str, port: int) -> str:
+    """``HOST:PORT``, or ``[HOST]:PORT`` for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loopback_address() -> str:

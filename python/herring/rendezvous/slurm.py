@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from herring.errors import ConfigurationError
 from herring.rendezvous.nodelist import first_host, tasks_on_node
-from herring.rendezvous.settings import port_range
-from herring.rendezvous.variables import MAXIMUM_SIZE, first, integer
+from herring.rendezvous.settings import port_range, setting
+from herring.rendezvous.variables import first, integer
 
 __all__ = [
     "in_job",
@@ -64,11 +64,11 @@ def local_size(env: Mapping[str, str], size: int) -> int | None:
         return size
     if "SLURM_HET_SIZE" in env:
         return None  # a step over several groups lists its nodes in another order than it counts
-    node = integer(env, "SLURM_NODEID", 0, MAXIMUM_SIZE)
+    node = integer(env, "SLURM_NODEID")
     for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if node is not None and variable in env:
             return tasks_on_node(env[variable], node, variable)
-    per_node = integer(env, "SLURM_NTASKS_PER_NODE", 1, MAXIMUM_SIZE)
+    per_node = integer(env, "SLURM_NTASKS_PER_NODE", 1)
     # It is an upper bound when the job asked for fewer tasks altogether.
     return None if per_node is None else min(per_node, size)
 
@@ -128,7 +128,7 @@ def rendezvous(env: Mapping[str, str], job: str, servers: bool) -> tuple[str, in
     number = job_id(env) * 31
     if not servers:
         number += int(re.sub(r"\D", "", env.get("SLURM_STEP_ID", "")) or "0")
-    if job != "herring":
+    if job != setting("HERRING_JOB").default:
         number += zlib.crc32(job.encode())
     ports = port_range(env)
     if ports is None:

@@ -1,30 +1,40 @@
-"""Reads environment variables; errors name the variable, its value and what is allowed."""
+"""Reads what launchers set; errors name the variable, its value and what is allowed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from herring.rendezvous import settings
-from herring.rendezvous.settings import MAXIMUM_SIZE, bad
+from herring.errors import ConfigurationError
+from herring.rendezvous.settings import given, setting
 
-__all__ = ["MAXIMUM_SIZE", "bad", "first", "integer"]
+__all__ = ["first", "integer"]
 
 
-def integer(env: Mapping[str, str], variable: str, least: int, most: int) -> int | None:
+def integer(
+    env: Mapping[str, str], variable: str, least: int = 0, most: int | None = None
+) -> int | None:
     """The variable as an integer, or None if it is not set.
 
+    Args:
+        env: The environment.
+        variable: One of Herring's, which has limits of its own, or another launcher's.
+        least: Of another launcher's.
+        most: Likewise; None: as many as a job may have workers.
+
     Raises:
-        ConfigurationError: It is no integer from `least` to `most`.
+        ConfigurationError: It is not an integer that is allowed.
     """
+    if variable.startswith("HERRING_"):
+        return given(env, variable)
     text = env.get(variable)
     if text is None:
         return None
-    number = settings.integer(text)
-    if number is None or not least <= number <= most:
-        limit = f"an integer from {least} to {most}"
-        if most == MAXIMUM_SIZE:
-            limit = f"an integer of at least {least}"
-        raise bad(variable, text, limit)
+    limit = int(setting("HERRING_SIZE").maximum) if most is None else most
+    number = int(text) if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) else least - 1
+    if not least <= number <= limit:
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigurationError(f"{variable}={text} is not valid: allowed is an integer {allowed}")
     return number
 
 

@@ -18,12 +18,12 @@ from herring.simulate import catalogue
 from herring.simulate.answer import Job, Prices, best_servers
 from herring.simulate.bert import FORWARD_PART
 from herring.simulate.network import Network, load_costs
-from herring.simulate.options import DTYPES, SWEEPS
+from herring.simulate.options import DTYPES, HELP, SWEEPS, add_options
 from herring.simulate.show import answer_text, assumptions, document, servers_table
 from herring.simulate.sweep import parse_sweep, table
 from herring.units import parse_rate, parse_seconds, parse_share, parse_size
 
-__all__ = ["handle", "job_of", "network_of", "prices_of"]
+__all__ = ["HELP", "add_options", "handle", "job_of", "network_of", "prices_of"]
 
 _Value = TypeVar("_Value")
 

@@ -91,6 +91,7 @@ Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need t
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring study`` to its parser."""
+    parser.usage = "herring study [EXPERIMENT ...] [options]"
     parser.add_argument(
         "experiments",
         nargs="*",

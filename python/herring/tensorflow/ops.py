@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from herring.arrays.gradients import fresh
-from herring.rendezvous.settings import choice
+from herring.rendezvous.settings import value_of
 
 __all__ = ["read", "update"]
 
@@ -76,7 +76,7 @@ def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
 @functools.cache
 def _operations() -> Any:
     """The module with both operations, or None."""
-    chosen = choice(os.environ, "HERRING_TENSORFLOW_IMPL")
+    chosen = value_of(os.environ, "HERRING_TENSORFLOW_IMPL")
     library = importlib.util.find_spec("herring.tensorflow._ops")
     if chosen == "function" or library is None or library.origin is None:
         return None

@@ -55,9 +55,12 @@ class Job {
     options_.connect_timeout = connect_timeout;
     options_.heartbeat_interval = heartbeat_interval;
     options_.heartbeat_timeout = heartbeat_timeout;
-    auto started = Rendezvous::start(std::move(*listener),
-                                     {credentials(), size, dedicated, connect_timeout,
-                                      heartbeat_interval, heartbeat_timeout});
+    RendezvousOptions hosting;
+    static_cast<Timings&>(hosting) = options_;
+    hosting.credentials = credentials();
+    hosting.size = size;
+    hosting.dedicated_servers = dedicated;
+    auto started = Rendezvous::start(std::move(*listener), hosting);
     EXPECT_TRUE(started.ok()) << started.status().to_string();
     rendezvous_ = std::move(*started);
   }

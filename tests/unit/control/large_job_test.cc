@@ -30,7 +30,11 @@ transport::Credentials credentials() { return {"a test's secret", wire::job_id("
   auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
   if (!listener.ok()) _exit(1);
   const uint16_t port = transport::tcp::local_address(listener->get())->port;
-  auto started = Rendezvous::start(std::move(*listener), {credentials(), kRanks, kServers});
+  RendezvousOptions hosting;
+  hosting.credentials = credentials();
+  hosting.size = kRanks;
+  hosting.dedicated_servers = kServers;
+  auto started = Rendezvous::start(std::move(*listener), hosting);
   if (!started.ok()) _exit(2);
   if (write(say, &port, sizeof(port)) != sizeof(port)) _exit(3);
   char nothing;

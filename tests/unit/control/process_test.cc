@@ -116,7 +116,12 @@ struct Life {
     return options;
   }
   RendezvousOptions hosting() const {
-    return {testing::credentials(), size, 1, testing::kPatience, interval, timeout};
+    RendezvousOptions hosting;
+    static_cast<Timings&>(hosting) = options();
+    hosting.credentials = testing::credentials();
+    hosting.size = size;
+    hosting.dedicated_servers = 1;
+    return hosting;
   }
   Result<std::unique_ptr<Member>> join() const {
     WorkerRegistration registration;

@@ -26,6 +26,24 @@ TEST(Proxies, AreNoMoreThanNodesOrHalfOfTheCores) {
   EXPECT_EQ(proxies_for({1, 0}, 0), 1u);
 }
 
+TEST(Defaults, AreThoseOfTheTable) {
+  control::Cluster cluster;
+  cluster.size = cluster.nodes = 1;
+  cluster.workers.resize(1);
+  const Settings settings;
+  const server::DataPlaneOptions given, made = data_plane(settings, cluster, {});
+  EXPECT_EQ(given.segment_bytes, made.segment_bytes);
+  EXPECT_EQ(given.frame_max, made.frame_max);
+  EXPECT_EQ(given.small_bytes, made.small_bytes);
+  EXPECT_EQ(given.flows, made.flows);
+  EXPECT_EQ(plan::kDefaultSegmentBytes, made.segment_bytes);
+  EXPECT_EQ(plan::kAlignment, find_setting("segment_bytes")->limits.multiple_of);
+  const worker::EngineOptions engine;
+  EXPECT_EQ(engine.timeout, settings.get_seconds("timeout"));
+  EXPECT_EQ(engine.warn_after, settings.get_seconds("warn_after"));
+  EXPECT_EQ(control::Timings().connect_timeout, 60 * kSecond);
+}
+
 TEST(Doors, AreOneForEachFlowToEachServer) {
   control::Cluster cluster;
   cluster.size = 3;
