@@ -100,13 +100,13 @@ class Executor::Active : public Run::Wire {
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
                    const control::Cluster& cluster, MeshOptions options, OnFailure on_failure,
-                   OnLost on_lost, Knows knows, HasLeft has_left)
+                   OnLost on_lost, GoesOn goes_on, HasLeft has_left)
     : loop_(loop),
       cluster_(cluster),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
       on_lost_(std::move(on_lost)),
-      knows_(std::move(knows)),
+      goes_on_(std::move(goes_on)),
       has_left_(std::move(has_left)),
       mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
@@ -116,7 +116,7 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
               for (const Key& key : keys) {
                 const auto found = active_.find(key);
                 if (found == active_.end() || !found->second->begun ||
-                    called_off_.contains(std::get<0>(key))) {
+                    !goes_on_(std::get<0>(key))) {
                   continue;
                 }
                 found->second->run.advance();
@@ -151,7 +151,7 @@ bool Executor::can_begin(const Task& task) const {
 
 void Executor::start(Task task, Deadline deadline, OnDone on_done) {
   const Key key{task.group, task.stream, task.ticket};
-  if (called_off_.contains(task.group)) return on_done({});
+  if (!goes_on_(task.group)) return on_done({});
   const auto [place, fresh] = active_.emplace(
       key, std::make_unique<Active>(*this, std::move(task), deadline, std::move(on_done)));
   if (!fresh) return on_failure_(breach("a ticket was given twice"));
@@ -179,7 +179,7 @@ void Executor::begin(Active& active) {
 void Executor::settle(Key key) {
   const auto found = active_.find(key);
   if (found == active_.end()) return;
-  const bool given_up = called_off_.contains(std::get<0>(key)) || !found->second->lost.ok();
+  const bool given_up = !goes_on_(std::get<0>(key)) || !found->second->lost.ok();
   if (given_up ? !found->second->untouched() : !found->second->run.done()) return;
   const auto active = std::move(found->second);
   active_.erase(found);
@@ -187,7 +187,6 @@ void Executor::settle(Key key) {
 }
 
 void Executor::call_off(uint32_t group) {
-  if (!called_off_.insert(group).second) return;
   std::erase_if(early_, [&](const auto& one) {
     const bool ends = std::get<0>(one.first) == group;
     if (ends) early_count_ -= one.second.size();
@@ -196,13 +195,10 @@ void Executor::call_off(uint32_t group) {
   settle_called_off();
 }
 
-// What others sent of a group before they knew that this worker, or a member, has given it up.
-bool Executor::drops(uint32_t group) const { return called_off_.contains(group) || !knows_(group); }
-
 void Executor::settle_called_off() {
   std::vector<Key> keys;
   for (const auto& [key, active] : active_) {
-    if (called_off_.contains(std::get<0>(key))) keys.push_back(key);
+    if (!goes_on_(std::get<0>(key))) keys.push_back(key);
   }
   for (const Key& key : keys) settle(key);
 }
@@ -228,7 +224,7 @@ void Executor::forget_all() {
 
 void Executor::check_deadlines(Nanos now) {
   for (const auto& [key, active] : active_) {
-    if (called_off_.contains(std::get<0>(key))) continue;
+    if (!goes_on_(std::get<0>(key))) continue;
     const Nanos age = now - active->since;
     const bool overdue = active->deadline.passed(now, active->since, moved_);
     if (!overdue && (active->warned || !active->deadline.warns(now, active->since))) continue;
@@ -258,7 +254,8 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
   }
   Peer& peer = peers_[from];
   if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
-  if (drops(header.group)) {
+  // What others sent of a group before they knew that this worker, or a member, has called it off.
+  if (!goes_on_(header.group)) {
     if (header.payload > kFrameBytes) {
       return breach("rank ", from, " sent a block of ", header.payload, " bytes");
     }
@@ -288,7 +285,7 @@ void Executor::on_payload(transport::Flow& flow, const wire::FrameHeader& header
   if (received == header.payload) return;  // on_frame() follows
   const auto from = static_cast<uint32_t>(flow.user_index);
   Peer& peer = peers_[from];
-  if (peer.arriving == nullptr || called_off_.contains(header.group)) return;
+  if (peer.arriving == nullptr || !goes_on_(header.group)) return;
   peer.arriving->run.on_bytes(peer.arriving->index_of(from), peer.scratch.get(), received);
 }
 
@@ -298,7 +295,7 @@ Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header
   Peer& peer = peers_[from];
   if (Active* const active = std::exchange(peer.arriving, nullptr)) {
     --active->arriving;
-    if (!called_off_.contains(header.group)) {
+    if (goes_on_(header.group)) {
       active->run.on_bytes(active->index_of(from), peer.scratch.get(), header.payload);
     }
   }
@@ -308,7 +305,7 @@ Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header
 
 Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
   const Key key{header.group, header.stream, header.round};
-  if (drops(header.group)) return {};
+  if (!goes_on_(header.group)) return {};
   const auto found = active_.find(key);
   if (found == active_.end() || !found->second->begun) {
     uint32_t& frames = early_[key][{from, header.buffer}];
@@ -337,12 +334,12 @@ void Executor::on_sent(transport::Flow& flow, uint64_t) {
   peer.on_the_way.pop_front();
   Active& active = *active_.at(sent.key);
   --active.on_the_way;
-  if (!called_off_.contains(std::get<0>(sent.key))) active.run.sent(sent.step, sent.bytes);
+  if (goes_on_(std::get<0>(sent.key))) active.run.sent(sent.step, sent.bytes);
   settle(sent.key);
   if (flow.closed() || flow.backlog() >= kBacklog) return;
   // There is room again, perhaps for another run than this one.
   for (const auto& [key, active] : active_) {
-    const bool goes_on = active->begun && !called_off_.contains(std::get<0>(key));
+    const bool goes_on = active->begun && goes_on_(std::get<0>(key));
     if (goes_on && key != sent.key) active->run.advance();
   }
 }
@@ -384,7 +381,7 @@ void Executor::lost(uint32_t rank, const Status& why) {
     std::set<uint32_t> groups;
     std::vector<Key> messages;
     for (const auto& [key, active] : active_) {
-      if (!active->begun || called_off_.contains(std::get<0>(key))) continue;
+      if (!active->begun || !goes_on_(std::get<0>(key))) continue;
       const uint32_t index = active->index_of(rank);
       if (index == active->run.task().ranks.size() || !active->run.needs(index)) continue;
       // Between two ranks that live the other one may not know, and would wait.

@@ -25,8 +25,8 @@ class Executor : private transport::FlowHandler {
   using OnFailure = std::function<void(const Status&)>;
   // The connection to a rank has ended that a schedule of this group still needs.
   using OnLost = std::function<void(uint32_t group, const Status&)>;
-  // This worker is in a group of that number.
-  using Knows = std::function<bool(uint32_t group)>;
+  // This worker is in a group of that number, and it is not called off.
+  using GoesOn = std::function<bool(uint32_t group)>;
   // The rank has left the job, and all know it.
   using HasLeft = std::function<bool(uint32_t rank)>;
   // Nothing touches the task's array any more; not ok: why it could not be completed. The job, or
@@ -35,7 +35,7 @@ class Executor : private transport::FlowHandler {
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
            const control::Cluster& cluster, MeshOptions options,
-           OnFailure on_failure, OnLost on_lost, Knows knows, HasLeft has_left);
+           OnFailure on_failure, OnLost on_lost, GoesOn goes_on, HasLeft has_left);
   ~Executor() override;
 
   // Where the others reach this worker.
@@ -45,11 +45,9 @@ class Executor : private transport::FlowHandler {
 
   // Reduces in place. `on_done` is called once, unless the job fails before.
   void start(Task task, Deadline deadline, OnDone on_done);
-  // Ends all tasks of a group, now and later: `on_done` of each is called when nothing touches its
-  // array any more.
+  // Ends all tasks of a group that is called off: `on_done` of each is called when nothing touches
+  // its array any more.
   void call_off(uint32_t group);
-  // This worker is in the group no more, and has no task of it.
-  void forget(uint32_t group) { called_off_.erase(group); }
   // The rank is dead; the groups that it is in are called off.
   void rank_lost(uint32_t rank);
   // The rank has left. What it owes may be on its way over a connection, whose end tells; without
@@ -61,8 +59,8 @@ class Executor : private transport::FlowHandler {
   void finish();
   // What has not reached the other workers yet; see transport::undelivered().
   size_t undelivered() const { return mesh_.undelivered(); }
-  // Groups that were called off, and grants that wait for their task.
-  size_t kept() const { return called_off_.size() + early_.size(); }
+  // Grants that wait for their task.
+  size_t kept() const { return early_.size(); }
   // Call it now and then.
   void check_deadlines(Nanos now);
 
@@ -88,7 +86,6 @@ class Executor : private transport::FlowHandler {
   void settle(Key key);
   void settle_called_off();
   void forget_all();
-  bool drops(uint32_t group) const;
   void let_go(uint32_t rank);
   Status on_grant(uint32_t from, const wire::FrameHeader& header);
   void lost(uint32_t rank, const Status& why);
@@ -104,7 +101,7 @@ class Executor : private transport::FlowHandler {
   const uint32_t rank_;
   const OnFailure on_failure_;
   const OnLost on_lost_;
-  const Knows knows_;
+  const GoesOn goes_on_;
   const HasLeft has_left_;
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
@@ -112,7 +109,6 @@ class Executor : private transport::FlowHandler {
   // Grants that came before the task they are for: by task, sender and message, frames.
   std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
   size_t early_count_ = 0;
-  std::set<uint32_t> called_off_;  // groups
   Nanos moved_ = 0;  // when bytes last went or came
 };
 

@@ -54,11 +54,11 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
 
 void Run::start() {
   const bool alone = size_ == 1;
-  if (task_.count > 0 && (alone || task_.prescale != 1.0)) {
+  if (task_.count > 0 && (alone || task_.reduction.prescale != 1.0)) {
     const void* const source = task_.data;
     reduce::combine(&source, 1, task_.data, task_.count,
-                    {task_.dtype, task_.dtype, task_.op, task_.prescale, 1.0,
-                     alone ? task_.postscale : 1.0});
+                    {task_.dtype, task_.dtype, task_.reduction.op, task_.reduction.prescale, 1.0,
+                     alone ? task_.reduction.postscale : 1.0});
   }
   advance();
 }
@@ -208,9 +208,10 @@ void Run::reduce_piece(const Step& step, size_t offset, const char* from, size_t
   char* const to = task_.data + step.receive.offset + offset;
   const void* const sources[] = {to, from};
   const bool last = step.combine == Combine::kFinish;
-  const double divisor = last && task_.op == ReduceOp::kAverage ? size_ : 1.0;
+  const double divisor = last && task_.reduction.op == ReduceOp::kAverage ? size_ : 1.0;
   reduce::combine(sources, 2, to, bytes / size_of(task_.dtype),
-                  {task_.dtype, task_.dtype, task_.op, 1.0, divisor, last ? task_.postscale : 1.0});
+                  {task_.dtype, task_.dtype, task_.reduction.op, 1.0, divisor,
+                   last ? task_.reduction.postscale : 1.0});
 }
 
 void Run::sent(uint32_t step, size_t bytes) {

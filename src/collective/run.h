@@ -38,8 +38,7 @@ struct Task {
   char* data = nullptr;             // in place
   uint64_t count = 0;
   DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0, postscale = 1.0;
+  Reduction reduction;
   Schedule steps;                   // of this rank; none: the algorithm's
 };
 

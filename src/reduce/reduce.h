@@ -24,6 +24,11 @@ struct Stage {
   double postscale = 1.0;  // multiplies after the division
 };
 
+// From sources to results in one step, all in one dtype.
+inline Stage whole(DType dtype, const Reduction& reduction, double divisor = 1.0) {
+  return {dtype, dtype, reduction.op, reduction.prescale, divisor, reduction.postscale};
+}
+
 // out[i] = round(combine(sources[0][i], ...) / divisor * postscale), computed in
 // accumulator_of(in) (float64 stays float64). NaN results carry one canonical bit pattern; NaN
 // propagates through min and max, which order -0 below +0. Integers wrap; bool (any byte but 0 is

@@ -57,8 +57,7 @@ uint32_t Aggregator::contributor_of(const control::Group& group, const wire::Ope
 // What is wrong with it, whatever others say.
 Status Aggregator::check(const control::Group& group, const wire::Open& open,
                          uint32_t rank) const {
-  HERRING_RETURN_IF_ERROR(reduce::check_stage(
-      {open.dtype, open.dtype, open.op, open.prescale, 1.0, open.postscale}));
+  HERRING_RETURN_IF_ERROR(reduce::check_stage(reduce::whole(open.dtype, open.reduction)));
   const auto wrong = [&](const auto&... what) {
     return breach("rank ", rank, " opens '", open.name, "'", group.suffix(), " ", what...);
   };
@@ -99,9 +98,8 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
 
 Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   const auto differs = [](const wire::Open& a, const wire::Open& b) {
-    return a.dtype != b.dtype || a.op != b.op || a.participants != b.participants ||
-           a.shard_bytes != b.shard_bytes || a.prescale != b.prescale ||
-           a.postscale != b.postscale || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
+    return a.dtype != b.dtype || a.reduction != b.reduction || a.participants != b.participants ||
+           a.shard_bytes != b.shard_bytes || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
   };
   const std::shared_ptr<JobGroup> group = groups_.find(key.group);
   if (!group) {
@@ -110,7 +108,7 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   }
   HERRING_RETURN_IF_ERROR(check(group->members, open, rank));
   std::lock_guard lock(mutex_);
-  if (group->broken && key.stream < wire::kPartialStreams) return {};
+  if (group->called_off && !key.outlives_members()) return {};
   const auto found = operations_.find(key);
   Operation* op = found != operations_.end() ? found->second.get() : nullptr;
   if (op == nullptr) {
@@ -123,8 +121,9 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
             concat("ranks disagree about '", first.name, "'", group->members.suffix(), ": ",
                    cluster_.describe_rank(rank),
                    " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
-                   herring::name_of(open.op), "), others ", first.shard_bytes, " bytes of ",
-                   herring::name_of(first.dtype), " (", herring::name_of(first.op), ")")};
+                   herring::name_of(open.reduction.op), "), others ", first.shard_bytes,
+                   " bytes of ", herring::name_of(first.dtype), " (",
+                   herring::name_of(first.reduction.op), ")")};
   }
   // The local ranks of a node, and the flows of a rank, each open it once.
   const uint32_t contributor = contributor_of(group->members, open, rank);
@@ -168,12 +167,12 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   const auto found = operations_.find(key);
   if (found == operations_.end()) {
     const std::shared_ptr<JobGroup> group = groups_.find(header.group);
-    if (group && group->broken && group->members.has(rank)) return false;
+    if (group && group->called_off && group->members.has(rank)) return false;
     return breach("rank ", rank, " sent data of an operation it did not open");
   }
   Operation& op = *found->second;
   // Whether or not it was opened before the group broke.
-  if (op.group->broken && !goes_on_without(op) && op.group->members.has(rank)) return false;
+  if (op.group->called_off && !goes_on_without(op) && op.group->members.has(rank)) return false;
   const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.contributors[contributor].opened ||
@@ -262,7 +261,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
 // Only a round of a partial all-reduce: what else needs the dead fails at the workers, and must not
 // be completed before they know.
 bool Aggregator::goes_on_without(const Operation& op) {
-  return op.key.stream >= wire::kPartialStreams &&
+  return op.key.outlives_members() &&
          op.open.participants == wire::Participants::kRanks;
 }
 
@@ -310,7 +309,7 @@ void Aggregator::break_group(JobGroup& group) {
 // Contributions that have not begun never will; those that have are read to their end, and answered
 // when the slot is complete.
 void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
-  if (group.broken.exchange(true)) return;
+  if (group.called_off.exchange(true)) return;
   std::vector<Operation*> idle;
   for (auto& [key, op] : operations_) {
     if (op->group.get() != &group || goes_on_without(*op)) continue;
@@ -380,7 +379,7 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   } else {
     group.partial = lanes[0];
   }
-  const reduce::Stage stage{open.dtype, accumulator, open.op, open.prescale, 1.0, 1.0};
+  const reduce::Stage stage{open.dtype, accumulator, open.reduction.op, open.reduction.prescale};
   reduce::combine(sources, n, group.partial, slot.bytes / size_of(open.dtype), stage);
   std::lock_guard lock(mutex_);
   for (size_t i = group.wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
@@ -422,9 +421,12 @@ void Aggregator::finish(Slot& slot) {
     return;
   }
   const double divisor =
-      open.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
-  const reduce::Stage stage{single ? open.dtype : accumulator_of(open.dtype), open.dtype, open.op,
-                            single ? open.prescale : 1.0, divisor, open.postscale};
+      open.reduction.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
+  reduce::Stage stage = reduce::whole(open.dtype, open.reduction, divisor);
+  if (!single) {
+    stage.in = accumulator_of(open.dtype);
+    stage.prescale = 1.0;
+  }
   reduce::combine(sources, n, slot.result, count, stage);
   std::lock_guard lock(mutex_);
   for (Contribution& contribution : slot.contributions) {
@@ -457,7 +459,7 @@ void Aggregator::result_sent(Slot& slot) {
     free_blocks_.push_back(block);
     block = kAllReleased;
   }
-  const bool called_off = op.group->broken && !goes_on_without(op);
+  const bool called_off = op.group->called_off && !goes_on_without(op);
   if (op.released == op.segments || (called_off && op.slots == 0)) erase(op);
 }
 
@@ -500,7 +502,7 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
   for (auto& [key, op] : operations_) {
     const Nanos age = now - op->since;
     const Deadline& deadline = op->open.deadline;
-    if (op->group->broken && !goes_on_without(*op)) continue;  // its members know
+    if (op->group->called_off && !goes_on_without(*op)) continue;  // its members know
     const bool fatal = deadline.passed(now, op->since, moved_);
     if (!fatal && (op->warned || !deadline.warns(now, op->since))) continue;
     op->warned = true;

@@ -109,7 +109,7 @@ class Aggregator {
   Status open(const Key& key, wire::Open open, uint32_t rank);
   // Reserves lanes for the segments of a kData header from `rank`; fills `out` for its payload and
   // `slots` (header.segments of them). Everything is checked before anything is changed. False: the
-  // group is broken, and nobody waits for these segments.
+  // group is called off, and nobody waits for these segments.
   Result<bool> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                      transport::Destinations& out, Slot** slots);
   // The rank is dead and its flows are closed: rounds of partial all-reduces go on without it, now

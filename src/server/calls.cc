@@ -222,8 +222,7 @@ std::string reduced(const Announces& calls, const Reduction& reduction) {
   std::string result(first_of(calls).payload.size(), '\0');
   size_t at = 0;
   for (const wire::Array& array : first_of(calls).arrays) {
-    const reduce::Stage stage{array.dtype,        array.dtype, reduction.op,
-                              reduction.prescale, divisor,     reduction.postscale};
+    const reduce::Stage stage = reduce::whole(array.dtype, reduction, divisor);
     if (array.bytes() == 0) continue;
     reduce::combine(sources.data(), sources.size(), result.data() + at, array.elements(), stage);
     for (const void*& source : sources) source = static_cast<const char*>(source) + array.bytes();

@@ -46,7 +46,7 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
     entry.group = std::make_shared<JobGroup>(
         control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
     for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
-    entry.group->broken = !entry.group->gone.empty();
+    entry.group->called_off = !entry.group->gone.empty();
   } else if (entry.group->members.ranks() != ranks) {
     return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
                                     control::list_ranks(ranks), "; others say ",
@@ -138,7 +138,7 @@ std::vector<std::shared_ptr<JobGroup>> GroupTable::of_rank(uint32_t rank) const 
 bool GroupTable::any_without(uint32_t rank) const {
   std::lock_guard lock(mutex_);
   return std::any_of(groups_.begin(), groups_.end(), [rank](const auto& one) {
-    return !one.second.group->members.has(rank) && !one.second.group->broken;
+    return !one.second.group->members.has(rank) && !one.second.group->called_off;
   });
 }
 

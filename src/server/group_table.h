@@ -26,7 +26,7 @@ struct JobGroup {
   const control::Group members;
   std::atomic<uint16_t> credit;     // segments; as its first rank steers it
   // A member is dead or has given up: what moves bytes in it is called off.
-  std::atomic<bool> broken{false};
+  std::atomic<bool> called_off{false};
 
   // The coordinator's.
   struct Gone {
@@ -35,7 +35,7 @@ struct JobGroup {
   };
   std::vector<Gone> gone;  // who calls nothing in it any more, in that order
   uint32_t next_ticket = 0;
-  bool told = false;       // its members, that one of them has given it up
+  bool told = false;       // its members, that one of them has called it off
 
   bool is_gone(uint32_t index) const;
   // Unless it is no member, or known to be gone.

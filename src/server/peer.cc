@@ -144,7 +144,7 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
 void Peer::answer_called_off(const wire::FrameHeader& data) {
   wire::FrameHeader header = data;
   header.type = wire::FrameType::kResult;
-  header.flags = wire::kFlagEmpty | wire::kFlagBroken;
+  header.flags = wire::kFlagEmpty | wire::kFlagCalledOff;
   header.payload = 0;
   header.signals = server_.signals();
   header.workers = 0;
@@ -177,7 +177,7 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
 // died may be in some of its segments: its workers must know which round is whole.
 uint32_t Peer::workers_in(const Slot& slot) {
   const Operation& op = *slot.op;
-  return static_cast<uint32_t>(op.key.stream < wire::kPartialStreams ? op.workers : slot.given);
+  return static_cast<uint32_t>(op.key.outlives_members() ? slot.given : op.workers);
 }
 
 // Adjacent segments of one operation leave as one frame.
@@ -188,7 +188,7 @@ void Peer::flush_results() {
     wire::FrameHeader header;
     header.type = wire::FrameType::kResult;
     header.flags = first.with_payload ? 0 : wire::kFlagEmpty;
-    if (first.slot->called_off) header.flags |= wire::kFlagBroken;
+    if (first.slot->called_off) header.flags |= wire::kFlagCalledOff;
     header.group = op.key.group;
     header.stream = op.key.stream;
     header.round = op.key.round;

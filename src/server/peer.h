@@ -83,7 +83,7 @@ class Peer : public transport::FlowHandler {
   // The data frame being received.
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
-  bool called_off_ = false;  // of a group that is broken: it is read and answered, no more
+  bool called_off_ = false;  // of a group that is called off: it is read and answered, no more
   std::string control_;  // payload of any other frame, or of one that is called off
   bool expelled_ = false;  // it broke the protocol: what it still sends is read and dropped
   std::optional<Key> opened_;  // described by the last frame; the next must bring data of it

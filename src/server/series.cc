@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "reduce/reduce.h"
+#include "wire/key.h"
 
 namespace herring::server {
 namespace {

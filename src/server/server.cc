@@ -220,12 +220,12 @@ void Server::answer_defined(std::vector<Answer>& out) {
 Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                            std::vector<Answer>& out) {
   const std::shared_ptr<JobGroup> group = groups_->find(header.group);
-  const bool broken = header.flags & wire::kFlagBroken;
+  const bool called_off = header.flags & wire::kFlagCalledOff;
   if (!group) return {};  // it could not be formed, or its members are gone
-  if (!group->members.has(rank) || (group->members.is_world() && !broken)) {
+  if (!group->members.has(rank) || (group->members.is_world() && !called_off)) {
     return breach("rank ", rank, " leaves group ", header.group, ", in which it is not");
   }
-  if (broken && !std::exchange(group->told, true)) {
+  if (called_off && !std::exchange(group->told, true)) {
     // Who waits for others, not for a server, would not hear of it.
     for (const uint32_t one : group->members.ranks()) {
       if (one != rank) out.push_back({one, header, why.substr(0, wire::kMaxRefusal)});
@@ -233,11 +233,12 @@ Status Server::leave_group(const wire::FrameHeader& header, uint32_t rank, const
     aggregator_->break_group(*group);
   }
   coordinator_->rank_gone(*group, rank,
-                          broken ? concat("has given it up: ", why.substr(0, wire::kMaxRefusal))
-                                 : std::string("has destroyed the group"),
+                          called_off
+                              ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
+                              : std::string("has destroyed the group"),
                           out);
   // Who gives up what needs all members goes on with partial all-reduces of the group.
-  if (!broken) groups_->leave(header.group, rank);
+  if (!called_off) groups_->leave(header.group, rank);
   answer_defined(out);
   return {};
 }

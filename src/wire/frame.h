@@ -76,11 +76,9 @@ inline constexpr uint8_t kFlagWant = 2;
 inline constexpr uint8_t kFlagSteers = 4;
 // kResult: the payload is lent; the server keeps it until the worker has taken it.
 inline constexpr uint8_t kFlagLent = 8;
-// kResult: a member of the group is gone. Its credit comes back, the operation has failed.
-inline constexpr uint8_t kFlagBroken = 16;
-
-// Streams from here on are those of partial all-reduces, numbered by their owners.
-inline constexpr uint32_t kPartialStreams = 1u << 31;
+// kResult, kLeaveGroup: the group is called off. Of a result the credit comes back, the operation
+// has failed.
+inline constexpr uint8_t kFlagCalledOff = 16;
 
 // No frame has more; who receives one expects far less in most cases, and says so before memory is
 // touched. Room for the largest `frame_max` and `small_bytes`, with what stands before a payload.

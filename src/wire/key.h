@@ -7,9 +7,17 @@
 
 namespace herring::wire {
 
+// Streams from here on are those of partial all-reduces, numbered by their owners.
+inline constexpr uint32_t kPartialStreams = 1u << 31;
+
+// Partial all-reduces go on when members of their group are gone: whoever contributes to a round is
+// known when it begins.
+inline bool outlives_members(uint32_t stream) { return stream >= kPartialStreams; }
+
 struct Key {
   uint32_t stream = 0, round = 0, buffer = 0;
   uint32_t group = 0;  // whose streams these are; 0: all ranks
+  bool outlives_members() const { return wire::outlives_members(stream); }
   auto operator<=>(const Key&) const = default;
 };
 

@@ -141,8 +141,9 @@ std::string agreement_of(std::string text) {
 
 std::string encode(const Open& open) {
   ByteWriter out;
-  out.put(open.dtype).put(open.op).put(open.participants).put(open.workers).put(open.shard_bytes);
-  out.put(open.prescale).put(open.postscale);
+  out.put(open.dtype);
+  put_field(out, open.reduction);
+  out.put(open.participants).put(open.workers).put(open.shard_bytes);
   out.put(open.deadline.timeout_ms).put(open.deadline.stall_ms).put(open.deadline.warn_ms);
   out.put(open.pair_a).put(open.pair_b).text(open.name);
   return out.take();
@@ -151,14 +152,12 @@ std::string encode(const Open& open) {
 Result<Open> decode_open(std::string_view text) {
   ByteReader in(text);
   Open open;
-  if (!get_enum(in, open.dtype, kNumDTypes) || !get_enum(in, open.op, kNumReduceOps) ||
+  if (!get_enum(in, open.dtype, kNumDTypes) || !get_field(in, open.reduction) ||
       !get_enum(in, open.participants, 3)) {
     return malformed("open");
   }
   open.workers = in.get<uint32_t>();
   open.shard_bytes = in.get<uint64_t>();
-  open.prescale = in.get<double>();
-  open.postscale = in.get<double>();
   open.deadline.timeout_ms = in.get<uint32_t>();
   open.deadline.stall_ms = in.get<uint32_t>();
   open.deadline.warn_ms = in.get<uint32_t>();

@@ -27,12 +27,10 @@ enum class Participants : uint8_t {
 // `workers`.
 struct Open {
   DType dtype = DType::kFloat32;  // on the wire
-  ReduceOp op = ReduceOp::kSum;
+  Reduction reduction;
   Participants participants = Participants::kNodes;
   uint32_t workers = 0;  // workers whose gradients are in this contribution
   uint64_t shard_bytes = 0;
-  double prescale = 1.0;
-  double postscale = 1.0;
   Deadline deadline;
   uint32_t pair_a = 0, pair_b = 0;
   std::string name;  // for messages

@@ -43,7 +43,7 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
         on_control(server, header, payload);
       },
       [this](uint32_t server, const Status& why) { membership_.link_closed(server, why); },
-      [this](uint32_t group) { membership_.broken(group); });
+      [this](uint32_t group) { membership_.called_off_by_server(group); });
   for (ServerFlow& flow : flows) links_->add_flow(flow.server, *flow.connection);
 
   NodeStage::Options node;
@@ -62,7 +62,10 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
       transport, *loop_, cluster_, options_.mesh,
       [this](const Status& status) { fail_now(status); },
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
-      [this](uint32_t group) { return membership_.find(group) != nullptr; },
+      [this](uint32_t number) {
+        const auto group = membership_.find(number);
+        return group && group->called_off().ok();
+      },
       [this](uint32_t rank) { return membership_.has_left(rank); });
   loop_->on_exhausted([this](const Status& why) { failing_ ? end_all() : fail_now(why); });
   loop_->call_after(kTick, [this] { tick(); });
@@ -149,7 +152,7 @@ void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
     }
     return;
   }
-  if (header.type == wire::FrameType::kOpError && header.stream >= wire::kPartialStreams) {
+  if (header.type == wire::FrameType::kOpError && wire::outlives_members(header.stream)) {
     if (Status status = on_series_error(payload); !status.ok()) {
       fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
     }

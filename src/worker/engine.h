@@ -114,7 +114,6 @@ class Engine {
   collective::Executor& executor() { return *executor_; }
   NamedOperations& named() { return named_; }
   Membership& membership() { return membership_; }
-  Status called_off(const Group& group) const { return membership_.called_off(group); }
   // A round of a planned operation: `waiting` fails when the job does, or what moves in its group.
   // `what`: for messages.
   void track(const std::shared_ptr<Completion>& waiting, const Group& group, std::string what) {

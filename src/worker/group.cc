@@ -20,23 +20,23 @@ Group::Group(const control::Cluster& cluster, control::Group members, uint32_t r
 
 Status Group::failure() const {
   std::lock_guard lock(mutex_);
-  return left_.ok() ? failure_ : left_;
+  return left_.ok() ? called_off_ : left_;
 }
 
-Status Group::message_failure() const {
+Status Group::called_off() const {
   std::lock_guard lock(mutex_);
-  return failure_;
+  return called_off_;
 }
 
-void Group::leave(const Status& status) {
+void Group::leave(const Status& why) {
   std::lock_guard lock(mutex_);
-  if (failure_.ok() && left_.ok()) left_ = status;
+  if (called_off_.ok() && left_.ok()) left_ = why;
 }
 
-bool Group::fail(const Status& status) {
+bool Group::call_off(const Status& why) {
   std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return false;
-  failure_ = status;
+  if (!called_off_.ok()) return false;
+  called_off_ = why;
   return true;
 }
 

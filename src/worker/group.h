@@ -49,15 +49,16 @@ class Group {
   uint32_t joins() const { return joins_.load(std::memory_order_relaxed); }
   void count_join() { joins_.fetch_add(1, std::memory_order_relaxed); }
 
+  // Its state, which all who hold it share: open, left by a member, or called off. Any thread.
   // Why nothing can complete in it any more but partial all-reduces, and messages if a member has
-  // only left; ok: it can. Any thread.
+  // only left; ok: it can.
   Status failure() const;
-  // Why no message can be sent or received in it any more.
-  Status message_failure() const;
-  // The first one stays. False: there was one already.
-  bool fail(const Status& status);
-  // A member has left: what all its members do fails with `status`, now and later.
-  void leave(const Status& status);
+  // Why nothing moves in it any more, here or elsewhere; ok: it is not called off.
+  Status called_off() const;
+  // The first reason stays. False: there was one already.
+  bool call_off(const Status& why);
+  // A member has left: what all its members do fails with `why`, now and later.
+  void leave(const Status& why);
 
   // Engine thread: all-reduces that this rank has called since all have joined.
   uint64_t called = 0;
@@ -75,7 +76,7 @@ class Group {
   std::atomic<uint32_t> joins_{0};
 
   mutable std::mutex mutex_;
-  Status failure_, left_;  // guarded by mutex_; one of them, whichever came first, is failure()
+  Status left_, called_off_;  // guarded by mutex_; whichever came first is failure()
 };
 
 }  // namespace herring::worker

@@ -35,7 +35,7 @@ void Joins::on_reply(Operation& join, uint32_t server, std::vector<uint64_t> cou
 void Joins::on_error(Operation& join, const Status& why) {
   const std::shared_ptr<Group> group = join.call_.group;
   if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
-  group->leave(why);  // not fail(): messages between the members that stay go on
+  group->leave(why);  // not call_off(): messages between the members that stay go on
   fail(join, why);
 }
 

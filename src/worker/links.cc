@@ -16,12 +16,12 @@ constexpr double kFramesAhead = 2;
 }  // namespace
 
 Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control,
-             OnClosed on_closed, OnBroken on_broken)
+             OnClosed on_closed, OnCalledOff on_called_off)
     : loop_(loop),
       options_(options),
       on_control_(std::move(on_control)),
       on_closed_(std::move(on_closed)),
-      on_broken_(std::move(on_broken)),
+      on_called_off_(std::move(on_called_off)),
       world_(options_, options_.credit_initial, options_.steers) {}
 
 Links::~Links() = default;
@@ -70,13 +70,13 @@ Pace& Links::pace_of(uint32_t group) {
 
 bool Links::busy(uint32_t group) const {
   return std::any_of(transfers_.begin(), transfers_.end(), [group](const auto& one) {
-    return one.first.group == group && !goes_on(one.first.stream);
+    return one.first.group == group && !wire::outlives_members(one.first.stream);
   });
 }
 
 bool Links::needs(uint32_t group, uint32_t server) const {
   return std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
-    if (one.first.group != group || goes_on(one.first.stream)) return false;
+    if (one.first.group != group || wire::outlives_members(one.first.stream)) return false;
     const Transfer& transfer = *one.second.transfer;
     for (size_t r = 0; r < transfer.runs.size(); ++r) {
       if (transfer.shards[transfer.runs[r].shard].server != server) continue;
@@ -149,7 +149,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.answered[r].assign(run.count, false);
   }
   Pace& pace = pace_of(key.group);
-  transfer.called_off = pace.called_off && !goes_on(key.stream);
+  transfer.called_off = pace.called_off && !wire::outlives_members(key.stream);
   if (transfer.segments_left == 0 || transfer.called_off) {
     transfer.owner->on_transfer_done(transfer);
     return {};

@@ -30,10 +30,10 @@ class Links : private transport::FlowHandler {
                                        std::string_view payload)>;
   using OnClosed = std::function<void(uint32_t server, const Status&)>;
   // A server says that operations of the group are called off. Once per group.
-  using OnBroken = std::function<void(uint32_t group)>;
+  using OnCalledOff = std::function<void(uint32_t group)>;
 
   Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed,
-        OnBroken on_broken = [](uint32_t) {});
+        OnCalledOff on_called_off = [](uint32_t) {});
   ~Links() override;
 
   void add_flow(uint32_t server, transport::Connection& connection);
@@ -143,8 +143,6 @@ class Links : private transport::FlowHandler {
     Balance balance;
   };
 
-  // Rounds of partial all-reduces go on without those who are gone.
-  static bool goes_on(uint32_t stream) { return stream >= wire::kPartialStreams; }
   Pace& pace_of(uint32_t group);
   void fit(Pace& pace) const;
   Stream& stream_of(Link& link, const StreamId& id, Pace& pace);
@@ -175,7 +173,7 @@ class Links : private transport::FlowHandler {
   const LinksOptions options_;
   const OnControl on_control_;
   const OnClosed on_closed_;
-  const OnBroken on_broken_;
+  const OnCalledOff on_called_off_;
   std::vector<Link> links_;  // by server
   Transfers transfers_;
   Pace world_;

@@ -59,7 +59,7 @@ void Meeting::begin(const std::shared_ptr<Group>& group) {
     if (status.ok()) return on_addresses(group, *gathered);
     // A group that is called off fails its own operations.
     if (!engine_.failure().ok()) return;
-    if (engine_.called_off(*group).ok()) engine_.membership().call_off(group, status);
+    if (group->called_off().ok()) engine_.membership().call_off(group, status);
     met(group);
   };
   named_.start(*operation);

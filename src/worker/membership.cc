@@ -85,11 +85,9 @@ Status Membership::destroy(const std::shared_ptr<Group>& group) {
 void Membership::forget(const std::shared_ptr<Group>& group) {
   if (groups_.erase(group->id()) == 0) return;
   tell_servers(*group, 0, {});
-  group->fail({Code::kShutdown, "the group was destroyed"});
+  group->call_off({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);
-  engine_.executor().forget(group->id());
   engine_.links().remove_group(group->id());
-  called_off_.erase(group->id());
 }
 
 void Membership::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
@@ -102,15 +100,9 @@ void Membership::tell_servers(const Group& group, uint8_t flags, const std::stri
   }
 }
 
-Status Membership::called_off(const Group& group) const {
-  const auto found = called_off_.find(group.id());
-  return found == called_off_.end() ? Status() : found->second;
-}
-
 void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
-  if (!called_off_.try_emplace(group->id(), why).second) return;
-  group->fail(why);
-  tell_servers(*group, wire::kFlagBroken, why.message());
+  if (!group->call_off(why)) return;
+  tell_servers(*group, wire::kFlagCalledOff, why.message());
   engine_.named().call_off(*group, why);
   engine_.fail_waiting(*group, why);
   engine_.links().call_off(group->id());
@@ -127,7 +119,7 @@ bool Membership::affects(const control::Loss& loss, const Group& group) const {
 bool Membership::survives(const control::Loss& loss) const {
   if (loss.is_server ? cluster_.servers[loss.index].dedicated : loss.index == 0) return false;
   for (const auto& [number, group] : groups_) {
-    if (!affects(loss, *group) && called_off(*group).ok()) return true;
+    if (!affects(loss, *group) && group->called_off().ok()) return true;
   }
   return !loss.is_server && engine_.any_partial();
 }
@@ -151,22 +143,22 @@ void Membership::peer_lost(const control::Loss& loss) {
   }
 }
 
-void Membership::broken(uint32_t number) {
+void Membership::called_off_by_server(uint32_t number) {
   engine_.loop()->call_after(kNews, [this, number] {
     fail_group(number, {Code::kPeerLost,
-                        "a server has called off what moved: a member is gone, or gave up"});
+                        "a server has called off what moved: a member is gone, or has said so"});
   });
 }
 
 void Membership::fail_group(uint32_t number, const Status& why) {
   const std::shared_ptr<Group> group = find(number);
-  if (!group || !called_off(*group).ok() || !engine_.failure().ok()) return;
+  if (!group || !group->called_off().ok() || !engine_.failure().ok()) return;
   const std::string left = departed(*group);
-  give_up(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
+  end_or_call_off(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
 }
 
 // With the world alone nothing else could go on.
-void Membership::give_up(const std::shared_ptr<Group>& group, const Status& why) {
+void Membership::end_or_call_off(const std::shared_ptr<Group>& group, const Status& why) {
   groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
 }
 
@@ -238,7 +230,7 @@ void Membership::fail_what_needs(uint32_t server) {
     if (!group->shards().uses(server)) continue;
     // What its members do together and a member that left has completed has come from the server.
     const bool needs = departed(*group).empty() || engine_.needs(*group, server);
-    needs ? give_up(group, gone) : group->leave(gone);
+    needs ? end_or_call_off(group, gone) : group->leave(gone);
     if (!engine_.failure().ok()) return;
     engine_.fail_partial(*group, gone);
   }
@@ -252,15 +244,16 @@ void Membership::check_departures(Nanos now) {
   if (left_.empty()) return;
   for (const auto& group : groups()) {
     const std::string left = departed(*group);
-    if (left.empty() || !called_off(*group).ok()) continue;
+    if (left.empty() || !group->called_off().ok()) continue;
     const bool waits = engine_.links().busy(group->id()) ||
                        (group->members().nodes() > 1 && engine_.node_stage().busy(group->id()));
     const Nanos moved = std::max({left_since_, engine_.links().answered_at(group->id()),
                                   engine_.node_stage().moved_at(group->id())});
     const bool rests = now - moved > kLeftGrace;
     if (!(waits && rests) && !engine_.node_stage().waits_for_gone(group->id())) continue;
-    give_up(group, {Code::kPeerLost, concat(left, " while others still wait for it; use join() if "
-                                                  "ranks have different amounts of data")});
+    end_or_call_off(group, {Code::kPeerLost,
+                            concat(left, " while others still wait for it; use join() if ranks "
+                                         "have different amounts of data")});
     if (!engine_.failure().ok()) return;
   }
 }

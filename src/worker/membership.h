@@ -46,14 +46,12 @@ class Membership {
   void link_closed(uint32_t server, const Status& why);
   void neighbour_closed(uint32_t rank, const Status& why);
   // A server has called off what moves in the group.
-  void broken(uint32_t group);
+  void called_off_by_server(uint32_t group);
   // What moves in the group cannot go on.
   void fail_group(uint32_t group, const Status& why);
   // Call it now and then.
   void check_departures(Nanos now);
 
-  // Why a group's operations were called off; ok: they were not.
-  Status called_off(const Group& group) const;
   // Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
@@ -63,7 +61,7 @@ class Membership {
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
-  void give_up(const std::shared_ptr<Group>& group, const Status& why);
+  void end_or_call_off(const std::shared_ptr<Group>& group, const Status& why);
   void check_link(uint32_t server, const std::string& how, uint64_t received);
   void fail_what_needs(uint32_t server);
   void tell_servers(const Group& group, uint8_t flags, const std::string& why);
@@ -74,7 +72,6 @@ class Membership {
   const uint32_t rank_;
   const std::shared_ptr<Group> world_;
   std::map<uint32_t, std::shared_ptr<Group>> groups_;  // the others, by number
-  std::map<uint32_t, Status> called_off_;              // by number
   std::vector<control::Loss> lost_;
   std::set<uint32_t> ended_servers_;
   std::vector<uint32_t> left_;                         // ranks, in that order

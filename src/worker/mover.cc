@@ -17,9 +17,8 @@ void Mover::move(Operation& operation, Key key, const std::string& address) {
   if (allreduce == nullptr) return exchange(operation, key);
   if (allreduce->algorithm == wire::Algorithm::kHerring) return reduce(operation, key);
   const Bundle& bundle = operation.bundles_.front();
-  const auto [op, prescale, postscale] = allreduce->reduction;
-  const Status possible = reduce::check_stage(
-      {bundle.array.dtype, bundle.array.dtype, op, prescale, 1.0, postscale});
+  const Status possible =
+      reduce::check_stage(reduce::whole(bundle.array.dtype, allreduce->reduction));
   if (!possible.ok()) return named_.finish(operation, possible);
   operation.parts_left_ = 1;
   meeting_.when_met(operation, key);
@@ -65,9 +64,7 @@ Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size
   transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
   if (const Reduction* reduction = wire::reduction_of(call.what)) {
     transfer.open.dtype = operation.bundles_[bundle].array.dtype;
-    transfer.open.op = reduction->op;
-    transfer.open.prescale = reduction->prescale;
-    transfer.open.postscale = reduction->postscale;
+    transfer.open.reduction = *reduction;
   }
   transfer.shards = plan::shard_layout(bytes, call.group->shards().weights);
   transfer.runs = plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
@@ -103,9 +100,7 @@ NodeTask Mover::task_of(Operation& operation, Key key, size_t bundle) {
   task.dtype = task.wire = DType::kUInt8;
   if (const Reduction* reduction = wire::reduction_of(call.what)) {
     task.dtype = task.wire = operation.bundles_[bundle].array.dtype;
-    task.op = reduction->op;
-    task.prescale = reduction->prescale;
-    task.postscale = reduction->postscale;
+    task.reduction = *reduction;
   }
   task.deadline = engine_.deadline(call.timeout);
   task.on_done = [this, &operation](uint32_t) { named_.part_done(operation); };
@@ -262,9 +257,7 @@ void Mover::start_schedule(Operation& operation, Key key) {
   task.ranks = operation.call_.group->members().ranks();
   task.algorithm = what.algorithm;
   task.data = operation.bundles_.front().receive;
-  task.op = what.reduction.op;
-  task.prescale = what.reduction.prescale;
-  task.postscale = what.reduction.postscale;
+  task.reduction = what.reduction;
   start(operation, std::move(task));
 }
 

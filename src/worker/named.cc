@@ -51,7 +51,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   const bool forms = wire::is<wire::FormGroup>(call.what);
   const bool message = wire::is_message(call.what);
   if (Status failed = engine_.failure(); !failed.ok()) return failed;
-  const Status failed = message ? group->message_failure() : group->failure();
+  const Status failed = message ? group->called_off() : group->failure();
   if (!failed.ok() && !forms) {
     return Status(failed.code(), concat("'", call.name, "'", group->members().suffix(),
                                         " cannot complete: ", failed.message()));
@@ -126,7 +126,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   const Call& call = operation->call_;
   Group& group = *call.group;
   const auto* forms = std::get_if<wire::FormGroup>(&call.what);
-  if (Status why = engine_.called_off(group); !why.ok() && forms == nullptr) {
+  if (Status why = group.called_off(); !why.ok() && forms == nullptr) {
     return finish(*operation, why);
   }
   if (group.size() == 1 && !group.is_world() && forms == nullptr) {
@@ -211,9 +211,7 @@ void NamedOperations::complete_alone(Operation& operation) {
     char* const to = in_place ? bundle.receive : out;
     const size_t bytes = bundle.array.bytes();
     if (const Reduction* reduction = wire::reduction_of(call.what)) {
-      const DType dtype = bundle.array.dtype;
-      const reduce::Stage stage{dtype,               dtype, reduction->op,
-                                reduction->prescale, 1.0,   reduction->postscale};
+      const reduce::Stage stage = reduce::whole(bundle.array.dtype, *reduction);
       if (Status fits = reduce::check_stage(stage); !fits.ok()) return finish(operation, fits);
       const void* source = bundle.send;
       if (bytes > 0) reduce::combine(&source, 1, to, bundle.array.elements(), stage);
@@ -275,7 +273,7 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
   operation.launched_ = true;
   operation.counts = std::move(go.counts);
   const Group& group = *operation.call_.group;
-  if (Status why = engine_.called_off(group); !why.ok()) return finish(operation, why);
+  if (Status why = group.called_off(); !why.ok()) return finish(operation, why);
   if (header.group != group.id()) {
     return engine_.fail_now(breach(title(operation), " was answered for group ", header.group));
   }
@@ -334,7 +332,7 @@ void NamedOperations::on_formed(Operation& operation) {
 
 void NamedOperations::part_done(Operation& operation) {
   if (--operation.parts_left_ > 0) return;
-  const Status why = engine_.called_off(*operation.call_.group);
+  const Status why = operation.call_.group->called_off();
   // Who is gone is not known yet: it will be.
   if (operation.called_off_ && why.ok()) return;
   for (const Operation::Copy& copy : operation.copies_) {

@@ -290,7 +290,7 @@ void NodeStage::work() {
 double NodeStage::wire_scale(const NodeTask& task) const {
   const control::Group& members = task.group->members();
   if (members.nodes() == 1 || task.wire != DType::kFloat16 ||
-      (task.op != ReduceOp::kSum && task.op != ReduceOp::kAverage)) {
+      (task.reduction.op != ReduceOp::kSum && task.reduction.op != ReduceOp::kAverage)) {
     return 1.0;
   }
   return 1.0 / static_cast<double>(std::bit_ceil(members.most_on_a_node()));
@@ -301,13 +301,13 @@ void NodeStage::reduce(Entry& e, size_t begin, size_t bytes) {
   const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
   const bool last_stage = e.last_stage();
   const DType out_type = last_stage ? task.dtype : task.wire;
-  const double divisor = task.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
+  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
   const reduce::Stage stage{task.dtype,
                             out_type,
-                            task.op,
-                            task.prescale,
+                            task.reduction.op,
+                            task.reduction.prescale,
                             last_stage ? divisor : 1.0,
-                            last_stage ? task.postscale : wire_scale(task)};
+                            last_stage ? task.reduction.postscale : wire_scale(task)};
   size_t element = begin / wire_item;
   const size_t end = element + bytes / wire_item;
   std::vector<const void*> sources;
@@ -347,9 +347,8 @@ void NodeStage::share(Entry& e, size_t element, size_t elements) {
 
 void NodeStage::take(Entry& e, size_t begin, size_t bytes) {
   const NodeTask& task = e.task;
-  const double divisor = task.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
-  const reduce::Stage stage{task.dtype,    task.dtype, task.op,
-                            task.prescale, divisor,    task.postscale};
+  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, e.workers) : 1.0;
+  const reduce::Stage stage = reduce::whole(task.dtype, task.reduction, divisor);
   const size_t item = size_of(task.dtype), end = begin + bytes;
   size_t first = 0;  // of the piece
   for (const NodePiece& piece : task.pieces) {
@@ -377,10 +376,10 @@ void NodeStage::take(Entry& e, size_t begin, size_t bytes) {
 wire::Open NodeStage::open_of(const Entry& e) const {
   wire::Open open;
   open.dtype = e.task.wire;
-  open.op = e.task.op;
+  open.reduction.op = e.task.reduction.op;
   open.participants = wire::Participants::kNodes;
   open.workers = e.workers;
-  open.postscale = e.task.postscale / wire_scale(e.task);
+  open.reduction.postscale = e.task.reduction.postscale / wire_scale(e.task);
   open.deadline = e.task.deadline;
   open.name = e.task.name;
   return open;

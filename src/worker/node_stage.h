@@ -47,8 +47,7 @@ struct NodeTask {
   DType dtype = DType::kFloat32;       // of the buffer
   DType wire = DType::kFloat32;        // between nodes
   char* staging = nullptr;             // for the wire dtype's bytes, when it differs
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0, postscale = 1.0;
+  Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1

@@ -33,7 +33,7 @@ struct Pace {
   size_t outstanding = 0;              // segments, on all links
   Nanos busy_since = 0;
   Nanos whole_answered_at = 0;         // the latest result of what needs all members
-  bool called_off = false, broken = false;
+  bool called_off = false, called_off_there = false;  // here; as a server says
   struct OnLink {
     size_t returned = 0;               // segments answered since the group was idle
     std::vector<size_t> outstanding;   // segments, by flow

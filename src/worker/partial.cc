@@ -162,7 +162,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
   const auto contributors = static_cast<uint32_t>(info_.contributors.size());
   transferring_ = true;
   transfer_.open.dtype = options_.dtype;
-  transfer_.open.op = options_.op;
+  transfer_.open.reduction.op = options_.op;
   transfer_.open.participants = wire::Participants::kRanks;
   // Servers divide by the sum of these; the first contributor stands for those that are missing
   // in it.

@@ -244,7 +244,7 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
   const auto tracks = [this, round] {
     if (Status status = engine.failure(); !status.ok()) {
       round->completion->set(status);
-    } else if (Status off = engine.called_off(*options.group); !off.ok()) {
+    } else if (Status off = options.group->called_off(); !off.ok()) {
       round->completion->set(off);
     } else {
       engine.track(round->completion, *options.group,
@@ -278,12 +278,12 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
     task.dtype = dtype;
     task.wire = wire_of(buffer.arena);
     task.staging = staging == nullptr ? nullptr : staging + buffer.range.offset / 2;
-    task.op = options.op;
+    task.reduction.op = options.op;
     task.active = round->active;
     task.deadline = engine.deadline(0);
     task.shards = wire_shards_[index];
     task.on_done = [this, round](uint32_t workers) {
-      if (engine.called_off(*options.group).ok()) buffer_done(round, workers);
+      if (options.group->called_off().ok()) buffer_done(round, workers);
     };
     task.keeps = shared_from_this();
     engine.node_stage().post(std::move(task));
@@ -294,7 +294,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   Transfer& transfer = direct.transfer;
   transfer.key = {stream, round->number, index, members().id()};
   transfer.open.dtype = dtype;
-  transfer.open.op = options.op;
+  transfer.open.reduction.op = options.op;
   transfer.open.workers = round->active ? 1 : 0;
   transfer.open.deadline = engine.deadline(0);
   transfer.open.name = options.name;

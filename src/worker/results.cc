@@ -92,8 +92,8 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   const size_t begin = first * options_.segment_bytes;
   const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
   const bool empty = header.flags & wire::kFlagEmpty;
-  const bool broken = header.flags & wire::kFlagBroken;
-  if ((empty != (transfer.receive == nullptr) && !(empty && broken)) ||
+  const bool called_off = header.flags & wire::kFlagCalledOff;
+  if ((empty != (transfer.receive == nullptr) && !(empty && called_off)) ||
       header.payload != (empty ? 0 : bytes)) {
     return nonsense("of the wrong length");
   }
@@ -140,16 +140,16 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
   transfer.workers = header.workers;
   transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   const Nanos now = answered_at_ = loop_.now();
-  if (!goes_on(header.stream)) pace.whole_answered_at = now;
+  if (!wire::outlives_members(header.stream)) pace.whole_answered_at = now;
   link.count(now);
   link.outstanding -= header.segments;
   link.answered += header.segments;
   pace.answered(header, server, flow.index, now);
   transfer.segments_left -= header.segments;
-  if ((header.flags & wire::kFlagBroken) && !std::exchange(pace.broken, true)) {
-    on_broken_(transfer.key.group);
+  if ((header.flags & wire::kFlagCalledOff) && !std::exchange(pace.called_off_there, true)) {
+    on_called_off_(transfer.key.group);
   }
-  transfer.called_off |= (header.flags & wire::kFlagBroken) != 0;
+  transfer.called_off |= (header.flags & wire::kFlagCalledOff) != 0;
   const bool done = transfer.segments_left == 0;
   const auto let_go = done ? take(transfer) : Transfers::node_type();
   if (transfer.receive != nullptr && !transfer.called_off) {
@@ -178,7 +178,8 @@ void Links::call_off(uint32_t group) {
   for (uint32_t server = 0; server < links_.size(); ++server) {
     Streams& streams = links_[server].streams;
     for (auto one = streams.lower_bound({group, 0});
-         one != streams.end() && one->first.first == group && !goes_on(one->first.second);) {
+         one != streams.end() && one->first.first == group &&
+         !wire::outlives_members(one->first.second);) {
       const bool had_more = !one->second.queue.empty();
       while (!one->second.queue.empty()) one->second.queue.pop();
       if (balances_ && had_more) note_position(server, one->first, one->second);
@@ -187,7 +188,7 @@ void Links::call_off(uint32_t group) {
   }
   std::vector<Transfer*> ended;
   for (auto& [key, pushed] : transfers_) {
-    if (key.group != group || goes_on(key.stream)) continue;
+    if (key.group != group || wire::outlives_members(key.stream)) continue;
     Transfer& transfer = *pushed.transfer;
     transfer.called_off = true;
     transfer.segments_left =

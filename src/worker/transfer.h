@@ -28,7 +28,7 @@ struct Transfer {
   // Progress, kept by Links.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
-  bool called_off = false;               // its group is broken: what it holds is no result
+  bool called_off = false;               // its group is called off: what it holds is no result
   uint32_t workers = 0;                  // contributing workers, as the results say
   uint32_t fewest_workers = 0;           // in any of its results; 0: one is lost
   std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)

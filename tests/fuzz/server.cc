@@ -47,12 +47,12 @@ class Member {
   wire::Open open(Input& in) const {
     wire::Open open;
     open.dtype = static_cast<DType>(in.below(kNumDTypes));
-    open.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
+    open.reduction.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
     open.participants = static_cast<wire::Participants>(in.below(3));
     open.workers = in.seldom() ? static_cast<uint32_t>(in.any()) : in.below(4);
     open.shard_bytes = bytes(in) / 8 * 8 + 8;
     if (in.seldom()) open.shard_bytes = in.any() / 8 * 8;
-    if (in.seldom()) open.prescale = 0.5;
+    if (in.seldom()) open.reduction.prescale = 0.5;
     const uint32_t patience = in.seldom() ? 1 : 60'000;
     open.deadline = {patience, patience, 60'000};
     open.pair_a = in.below(size_);
@@ -296,7 +296,7 @@ class Script {
         header.type = wire::FrameType::kLeaveGroup;
         header.group = 1 + in_.below(4);
         // Seldom, or nothing would go on in it.
-        if (in_.seldom()) header.flags = wire::kFlagBroken;
+        if (in_.seldom()) header.flags = wire::kFlagCalledOff;
         if (header.group == kAll && !in_.seldom()) return;
         return one.flow->deliver(header, "why", cut);
       }

@@ -58,7 +58,7 @@ void answer(Input& in, std::string& out) {
       header.workers = in.below(3);
       header.signals = in.byte();
       header.flags = in.byte() & (wire::kFlagEmpty | wire::kFlagLent);
-      if (in.seldom()) header.flags |= wire::kFlagBroken;
+      if (in.seldom()) header.flags |= wire::kFlagCalledOff;
       if (in.seldom()) header.group = in.below(3);
       const size_t bytes = in.pick<size_t>({kSegment, 2 * kSegment, 512, 0});
       return append(out, header, std::string(header.flags & wire::kFlagEmpty ? 0 : bytes, 'r'));

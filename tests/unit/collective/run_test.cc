@@ -185,7 +185,7 @@ TEST(Run, FloatSumsHaveTheSameBitsWhateverArrivesFirst) {
         Task task;
         task.algorithm = algorithm;
         task.count = kCount;
-        task.op = ReduceOp::kAverage;
+        task.reduction.op = ReduceOp::kAverage;
         Cluster cluster(task, places, seed);
         ASSERT_TRUE(cluster.play());
         if (seed == 0) first = arrays[0];
@@ -207,9 +207,9 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
       Task task;
       task.algorithm = algorithm;
       task.count = 11;
-      task.op = ReduceOp::kAverage;
-      task.prescale = 0.5;
-      task.postscale = 8.0;
+      task.reduction.op = ReduceOp::kAverage;
+      task.reduction.prescale = 0.5;
+      task.reduction.postscale = 8.0;
       Cluster cluster(task, places, 1);
       ASSERT_TRUE(cluster.play());
       for (const auto& array : arrays) EXPECT_EQ(array, std::vector<float>(11, 8.0f));

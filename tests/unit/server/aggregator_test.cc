@@ -32,7 +32,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
 
   wire::Open open_message(size_t bytes) {
     wire::Open open;
-    open.op = ReduceOp::kAverage;
+    open.reduction.op = ReduceOp::kAverage;
     open.workers = 1;
     open.shard_bytes = bytes;
     open.deadline = {1000, 1000, 500};
@@ -241,8 +241,8 @@ TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &living));
   // The dead was sending: its lane comes back.
   aggregator.rank_lost(1);
-  EXPECT_TRUE(groups.find(4)->broken);
-  EXPECT_FALSE(groups.find(5)->broken);
+  EXPECT_TRUE(groups.find(4)->called_off);
+  EXPECT_FALSE(groups.find(5)->called_off);
   aggregator.arrived(*living, 0);
   EXPECT_EQ(living->contributions[1].state, Contribution::kNone);
 }

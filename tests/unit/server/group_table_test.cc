@@ -20,7 +20,7 @@ TEST_F(GroupTableTest, AMemberDefinesAGroupAndAllHaveToLeaveIt) {
   const auto group = table.find(3);
   ASSERT_NE(group, nullptr);
   EXPECT_EQ(group->credit, 5);
-  EXPECT_FALSE(group->broken);
+  EXPECT_FALSE(group->called_off);
   // It leaves before the other has come.
   table.leave(3, 1);
   ASSERT_TRUE(table.define(3, "g", {1, 2}, 2).ok());
@@ -50,7 +50,7 @@ TEST_F(GroupTableTest, TheGoneAreMissedInGroupsOfBeforeAndAfter) {
   table.rank_gone(2, "is gone");
   EXPECT_EQ(table.find(3), nullptr);
   ASSERT_TRUE(table.define(4, "h", {0, 2}, 0).ok());
-  EXPECT_TRUE(table.find(4)->broken);
+  EXPECT_TRUE(table.find(4)->called_off);
   EXPECT_TRUE(table.find(4)->is_gone(1));
   EXPECT_EQ(table.of_rank(2).size(), 2u);
   EXPECT_EQ(table.of_rank(1).size(), 1u);

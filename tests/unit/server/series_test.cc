@@ -7,6 +7,7 @@
 
 #include "fixture.h"
 #include "reduce/reduce.h"
+#include "wire/key.h"
 
 namespace herring::server {
 namespace {

@@ -262,7 +262,7 @@ TEST_P(ServerTest, AGroupGivenUpGoesOnWithPartialRoundsAndWhoIsGoneEndsNothing) 
   still_a_member(0);  // and the server knows who has left
   still_a_member(1);
   header.type = wire::FrameType::kLeaveGroup;
-  header.flags = wire::kFlagBroken;
+  header.flags = wire::kFlagCalledOff;
   clients[0]->send(header, "a member is gone");
   ASSERT_EQ(clients[1]->receive().header.type, wire::FrameType::kLeaveGroup);
   clients[1]->send(header, "a member is gone");

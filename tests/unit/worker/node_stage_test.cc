@@ -120,7 +120,7 @@ class NodeStageTest : public ::testing::Test {
     task.name = "test";
     task.data = data;
     task.bytes = bytes;
-    task.op = ReduceOp::kSum;
+    task.reduction.op = ReduceOp::kSum;
     task.active = active;
     task.deadline = {60'000, 60'000, 60'000};
     task.shards = {{0, 0, bytes}};
@@ -137,7 +137,7 @@ class NodeStageTest : public ::testing::Test {
     task.name = "exchange";
     task.data = data;
     task.bytes = bytes;
-    task.op = ReduceOp::kSum;
+    task.reduction.op = ReduceOp::kSum;
     task.deadline = {60'000, 60'000, 60'000};
     task.exchanges = true;
     task.pieces = std::move(pieces);
