@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "gil.h"
 #include "wire/array.h"
-#include "worker/completion.h"
+#include "worker/future.h"
 #include "worker/group.h"
 
 namespace herring::bindings {
@@ -62,7 +62,7 @@ class ArrayView {
 
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` are for the error of a deadline
 // (0: wait for ever).
-void wait(worker::Completion& completion, double seconds, const std::string& what);
+void wait(worker::Future& future, double seconds, const std::string& what);
 
 // The interpreter ends, and waits for what daemon threads have begun: they begin nothing more.
 inline std::atomic<bool> process_ends{false};

@@ -45,7 +45,7 @@ std::vector<InFlight>& abandoned() {
 void release_abandoned() {
   auto& list = abandoned();
   const auto complete = std::partition(list.begin(), list.end(), [](const InFlight& one) {
-    return !one.operation->completion.done();
+    return !one.operation->done();
   });
   // Releasing an array may run anything, this too.
   std::vector<InFlight> released(std::make_move_iterator(complete),
@@ -57,7 +57,7 @@ struct Handle : InFlight {
   std::string what;
 
   ~Handle() {
-    if (operation && !operation->completion.done()) {
+    if (operation && !operation->done()) {
       abandoned().push_back({std::move(operation), std::move(views)});
     }
     release_abandoned();
@@ -120,22 +120,22 @@ std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>& all_callbacks
 }
 
 std::shared_ptr<Callbacks> callbacks_of(const Handle& handle) {
-  auto& callbacks = all_callbacks()[&handle.operation->completion.loop()];
+  auto& callbacks = all_callbacks()[&handle.operation->loop()];
   if (!callbacks) callbacks = std::make_shared<Callbacks>();
   return callbacks;
 }
 
 // False: it is complete already, and nothing will be called.
 bool call_when_done(const Handle& handle, nb::object callback) {
-  worker::Completion& completion = handle.operation->completion;
-  if (completion.done()) return false;
-  if (!completion.loop().here()) {
+  worker::Future& future = *handle.operation;
+  if (future.done()) return false;
+  if (!future.loop().here()) {
     raise({Code::kShutdown, concat(handle.what, " was started before this process was forked, and "
                                    "will be complete in the parent only")});
   }
   PyObject* const held = callback.inc_ref().ptr();
   const bool waits =
-      completion.then_unless_done([to = callbacks_of(handle), held] { to->put(held); });
+      future.then_unless_done([to = callbacks_of(handle), held] { to->put(held); });
   if (!waits) callback.dec_ref();
   return waits;
 }
@@ -386,7 +386,7 @@ nb::object as_bytes(std::unique_ptr<char[]> data, size_t bytes) {
 
 // The result of allgather, reduce_scatter and alltoall.
 nb::object result_of(Handle& handle) {
-  check(handle.operation->completion.status());
+  check(handle.operation->status());
   const size_t bytes = handle.operation->result_bytes;
   if (bytes > 0 && handle.operation->result == nullptr) {
     raise({Code::kInvalidArgument, concat("the result of ", handle.what, " was taken already")});
@@ -397,7 +397,7 @@ nb::object result_of(Handle& handle) {
 // Likewise of a list: for each array its dtype, its shape and its bytes.
 nb::list results_of(Handle& handle) {
   Operation& operation = *handle.operation;
-  check(operation.completion.status());
+  check(operation.status());
   std::vector<std::unique_ptr<char[]>> results;
   std::vector<char*> places;
   for (size_t i = 0; i < handle.views.size(); ++i) {
@@ -494,19 +494,19 @@ void register_job(nb::module_& module) {
   module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); });
   nb::class_<Handle>(module, "Operation")
       .def("wait",
-           [](Handle& h, double seconds) { wait(h.operation->completion, seconds, h.what); },
+           [](Handle& h, double seconds) { wait(*h.operation, seconds, h.what); },
            nb::arg("seconds") = 0.0)
-      .def("done", [](const Handle& h) { return h.operation->completion.done(); })
+      .def("done", [](const Handle& h) { return h.operation->done(); })
       .def("callbacks", &callbacks_of)
       .def("call_when_done", &call_when_done, nb::arg("callback"))
       .def("result", &result_of)
       .def("results", &results_of)
       .def_prop_ro("placed", [](const Handle& h) {
-        check(h.operation->completion.status());
+        check(h.operation->status());
         return h.operation->placed;
       })
       .def("formed", [](Handle& h) {
-        check(h.operation->completion.status());
+        check(h.operation->status());
         return h.operation->formed;
       })
       .def_prop_ro("counts", [](const Handle& h) { return h.operation->counts; });

@@ -142,10 +142,10 @@ void KeyedCalls::finish(const Key& key, std::vector<char*> places, Done done) {
       done({Code::kShutdown, concat("the job in which '", key, "' was started has ended")});
     });
   }
-  worker::Completion& completion = operation->completion;
-  completion.then_apart([this, key, operation = std::move(operation), places = std::move(places),
-                         done = std::move(done)] {
-    const Status status = operation->completion.status();
+  worker::Future& future = *operation;
+  future.then(worker::Where::kThread, [this, key, operation = std::move(operation),
+                                       places = std::move(places), done = std::move(done)] {
+    const Status status = operation->status();
     status.ok() ? operation->take(places) : operation->drop_staging();
     {
       std::lock_guard lock(mutex_);

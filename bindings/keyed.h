@@ -64,7 +64,7 @@ class KeyedCalls {
   struct Running {
     std::shared_ptr<worker::Operation> operation;  // null: is being started
     bool claimed = false;
-    bool is_left_behind() const { return operation && operation->completion.done() && !claimed; }
+    bool is_left_behind() const { return operation && operation->done() && !claimed; }
   };
 
   // Of this execution: how many came before it is counted.

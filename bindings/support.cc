@@ -178,8 +178,8 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
   owner_ = nb::cast(array, nb::rv_policy::reference);
 }
 
-void wait(worker::Completion& completion, double seconds, const std::string& what) {
-  if (!completion.done() && !completion.loop().here()) {
+void wait(worker::Future& future, double seconds, const std::string& what) {
+  if (!future.done() && !future.loop().here()) {
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
                                    "complete in the parent only")});
   }
@@ -191,9 +191,9 @@ void wait(worker::Completion& completion, double seconds, const std::string& wha
       GilReleased release;
       Nanos slice = 100 * kMillisecond;
       if (deadline != 0) slice = std::min(slice, std::max<Nanos>(deadline - monotonic_now(), 0));
-      done = completion.wait_for(slice);
+      done = future.wait_for(slice);
     }
-    if (done) return check(completion.status());
+    if (done) return check(future.status());
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (deadline != 0 && monotonic_now() >= deadline) {
       raise({Code::kTimeout, concat(what, " is not complete after ", seconds,

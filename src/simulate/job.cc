@@ -184,9 +184,9 @@ void SimulatedJob::call(Program& program, worker::Call call,
   auto operation = program.engine->submit(std::move(call), true);
   if (!operation.ok()) return fail(operation.status());
   program.operation = *operation;
-  program.operation->completion.then([this, &program, then] {
+  program.operation->then(worker::Where::kEngine, [this, &program, then] {
     simulation_.call_at(program.engine->loop()->now() + options_.pause, [this, &program, then] {
-      const Status& status = program.operation->completion.status();
+      const Status& status = program.operation->status();
       status.ok() ? (this->*then)(program) : fail(status);
     });
   });

@@ -218,7 +218,7 @@ void Engine::end_all(bool leaves) {
 }
 
 void Engine::fail_waiting(const Group& group, const Status& status) {
-  std::vector<std::shared_ptr<Completion>> ended;
+  std::vector<std::shared_ptr<Future>> ended;
   for (const auto& [waiting, tracked] : waiting_) {
     if (tracked.group == group.id()) ended.push_back(waiting);
   }

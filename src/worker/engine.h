@@ -116,10 +116,10 @@ class Engine {
   Membership& membership() { return membership_; }
   // A round of a planned operation: `waiting` fails when the job does, or what moves in its group.
   // `what`: for messages.
-  void track(const std::shared_ptr<Completion>& waiting, const Group& group, std::string what) {
+  void track(const std::shared_ptr<Future>& waiting, const Group& group, std::string what) {
     waiting_.emplace(waiting, Tracked{group.id(), std::move(what)});
   }
-  void untrack(const std::shared_ptr<Completion>& waiting) { waiting_.erase(waiting); }
+  void untrack(const std::shared_ptr<Future>& waiting) { waiting_.erase(waiting); }
   void fail_waiting(const Group& group, const Status& status);
   void fail_partial(const Group& group, const Status& status);
   bool any_partial() const { return !partials_.empty(); }
@@ -160,7 +160,7 @@ class Engine {
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
 
-  std::map<std::shared_ptr<Completion>, Tracked> waiting_;   // engine thread
+  std::map<std::shared_ptr<Future>, Tracked> waiting_;   // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
 
   std::string whereabouts_;      // as the servers know them

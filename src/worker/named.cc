@@ -79,7 +79,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   lock.unlock();
   // Until it has started, nobody but its caller knows of it.
   const auto starts = [this, operation] {
-    or_tell([&](const Status& why) { operation->completion.set(why); },
+    or_tell([&](const Status& why) { operation->set(why); },
             [&] { start(operation); });
   };
   const auto forget = [&](const Status&) {
@@ -369,7 +369,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     call.group->count_join();
     call.group->called = 0;
   }
-  keep->completion.set(std::move(told));
+  keep->set(std::move(told));
   if (keep->then_) keep->then_(status);
 }
 
@@ -436,7 +436,7 @@ std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) con
 
 void NamedOperations::held_up(Nanos now, Nanos since, std::vector<std::string>& out) const {
   for (const auto& [id, operation] : operations_) {
-    const Nanos waits = operation->completion.waits_since(now);
+    const Nanos waits = operation->waits_since(now);
     if (waits == 0 || waits >= since) continue;
     const Call& call = operation->call_;
     const auto* send = std::get_if<wire::Send>(&call.what);

@@ -9,7 +9,7 @@ namespace herring::worker {
 
 Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
                      std::shared_ptr<SharedHeap> heap)
-    : completion(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
+    : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
 
 // Copies the arrays of a list.
 Status Operation::prepare() {

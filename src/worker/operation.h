@@ -11,7 +11,7 @@
 
 #include "node/shared_memory.h"
 #include "worker/call.h"
-#include "worker/completion.h"
+#include "worker/future.h"
 #include "worker/list.h"
 #include "worker/transfer.h"
 
@@ -26,13 +26,13 @@ struct Bundle {
   char* receive = nullptr;  // in place
 };
 
-class Operation : public TransferOwner, public std::enable_shared_from_this<Operation> {
+class Operation : public Future,
+                  private TransferOwner,
+                  public std::enable_shared_from_this<Operation> {
  public:
   Operation(NamedOperations& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
             std::shared_ptr<SharedHeap> heap);
   ~Operation() override;
-
-  Completion completion;
 
   // What allgather, reduce_scatter and alltoall return; valid once complete. `placed`: it is where
   // the call wants it.

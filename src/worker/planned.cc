@@ -139,7 +139,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
 Planned::~Planned() {
   if (work_->generation != fork_generation()) return;  // a child is no member of the job
   std::lock_guard lock(mutex_);
-  if (round_ == nullptr || round_->completion->done() || next_buffer_ == plan().buffers.size()) {
+  if (round_ == nullptr || round_->future->done() || next_buffer_ == plan().buffers.size()) {
     return;
   }
   // Without the memory to say so, the others wait until their time-out.
@@ -167,13 +167,13 @@ uint64_t Planned::signature() const {
 Status Planned::begin(bool active) {
   HERRING_RETURN_IF_ERROR(work_->engine.incomplete(*work_->options.group));
   std::unique_lock lock(mutex_);
-  if (round_ != nullptr && !round_->completion->done()) {
+  if (round_ != nullptr && !round_->future->done()) {
     return {Code::kInvalidArgument,
             concat("'", work_->options.name, "': begin() inside a round; wait() for it first")};
   }
   // Before anything changes: there may be no memory for it.
   auto round = std::make_shared<Round>();
-  round->completion = std::make_shared<Completion>(work_->engine.loop());
+  round->future = std::make_shared<Future>(work_->engine.loop());
   round->number = next_round_++;
   round->active = active;
   round->buffers_left = static_cast<uint32_t>(plan().buffers.size());
@@ -187,7 +187,7 @@ Status Planned::begin(bool active) {
   }
   next_buffer_ = 0;
   if (plan().buffers.empty()) {
-    round_->completion->set({});
+    round_->future->set({});
     return {};
   }
   work_->begin(round_);
@@ -223,43 +223,43 @@ std::string Planned::missing() const {
   return count > 10 ? concat(missing, " and ", count - 10, " more") : missing;
 }
 
-Result<std::shared_ptr<Completion>> Planned::waiting() {
+Result<std::shared_ptr<Future>> Planned::waiting() {
   std::lock_guard lock(mutex_);
   const std::string& name = work_->options.name;
   if (round_ == nullptr) {
     return Status(Code::kInvalidArgument, concat("'", name, "': wait() before begin()"));
   }
-  if (!round_->completion->done() && next_buffer_ < plan().buffers.size()) {
+  if (!round_->future->done() && next_buffer_ < plan().buffers.size()) {
     return Status(Code::kInvalidArgument, concat("'", name, "': wait() before gradients ",
                                                  missing(), " were ready; call ready() for each"));
   }
-  return round_->completion;
+  return round_->future;
 }
 
 void Planned::Work::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
-  if (Status status = engine.run(std::move(task)); !status.ok()) round->completion->set(status);
+  if (Status status = engine.run(std::move(task)); !status.ok()) round->future->set(status);
 }
 
 void Planned::Work::begin(const std::shared_ptr<Round>& round) {
   const auto tracks = [this, round] {
     if (Status status = engine.failure(); !status.ok()) {
-      round->completion->set(status);
+      round->future->set(status);
     } else if (Status off = options.group->called_off(); !off.ok()) {
-      round->completion->set(off);
+      round->future->set(off);
     } else {
-      engine.track(round->completion, *options.group,
+      engine.track(round->future, *options.group,
                    concat("'", options.name, "'", members().suffix(), " (round ",
                           round->number, ")"));
     }
   };
   run(round, [self = shared_from_this(), round, tracks] {
-    or_tell([&](const Status& why) { round->completion->set(why); }, tracks);
+    or_tell([&](const Status& why) { round->future->set(why); }, tracks);
   });
 }
 
 void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
   run(round, [self = shared_from_this(), from, to, round] {
-    for (uint32_t b = from; b < to && !round->completion->done(); ++b) self->launch_one(b, round);
+    for (uint32_t b = from; b < to && !round->future->done(); ++b) self->launch_one(b, round);
   });
 }
 
@@ -310,8 +310,8 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
 void Planned::Work::buffer_done(const std::shared_ptr<Round>& round, uint32_t workers) {
   contributors.store(workers);
   if (--round->buffers_left > 0) return;
-  engine.untrack(round->completion);
-  round->completion->set({});
+  engine.untrack(round->future);
+  round->future->set({});
 }
 
 }  // namespace herring::worker

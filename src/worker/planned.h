@@ -46,15 +46,15 @@ class Planned {
   Status begin(bool active);
   // Gradient `index` is in its place in the arena. Any thread.
   Status ready(size_t index);
-  // The running round's completion; kInvalidArgument names gradients that are not ready.
-  Result<std::shared_ptr<Completion>> waiting();
+  // The running round's future; kInvalidArgument names gradients that are not ready.
+  Result<std::shared_ptr<Future>> waiting();
   // Workers that contributed to the last finished round.
   uint32_t contributors() const;
 
  private:
   class Work;  // the plan and its memory; what the engine has of a round owns a share of it
   struct Round {
-    std::shared_ptr<Completion> completion;
+    std::shared_ptr<Future> future;
     uint32_t number = 0;
     bool active = true;
     uint32_t buffers_left = 0;  // engine thread

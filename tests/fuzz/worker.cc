@@ -173,7 +173,7 @@ std::vector<InFlight> submit_some(Engine& engine, bool joins) {
 }
 
 void take_results(const InFlight& call) {
-  if (call.row_bytes.empty() || !call.operation->completion.status().ok()) return;
+  if (call.row_bytes.empty() || !call.operation->status().ok()) return;
   std::vector<std::vector<char>> results;
   std::vector<char*> places;
   for (size_t i = 0; i < call.row_bytes.size(); ++i) {
@@ -255,7 +255,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     planned = Status(Code::kShutdown, "");
     for (const InFlight& call : calls) {
       if (call.operation == nullptr) continue;
-      while (!call.operation->completion.wait_for(kSecond)) {
+      while (!call.operation->wait_for(kSecond)) {
       }
       take_results(call);
     }

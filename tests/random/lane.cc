@@ -320,12 +320,12 @@ void Rank::Lane::finish(Call& call) {
   now("waits for", step);
   const bool planned = step.kind == Kind::kPlanned;
   // A plan that was closed has taken its round with it.
-  worker::Completion& completion = planned ? *call.round : call.operation->completion;
-  while (!completion.wait_for(kSecond)) {
+  worker::Future& future = planned ? *call.round : *call.operation;
+  while (!future.wait_for(kSecond)) {
   }
   now("looks at", step);
-  rank_.check_outcome(program_, step, completion.status());
-  if (completion.status().ok()) {
+  rank_.check_outcome(program_, step, future.status());
+  if (future.status().ok()) {
     if (step.kind == Kind::kFormGroup) {
       rank_.keep_formed(program(), step.group, *call.operation);
       formed_.push_back(step.group);

@@ -283,10 +283,10 @@ bool Rank::form_groups(RunningProgram& running, Doing& doing) {
   random.shuffle(forming);
   for (const auto& [step, operation] : forming) {
     doing.now("forms a group", static_cast<int>(program.index), -1, step.name);
-    while (!operation->completion.wait_for(kSecond)) {
+    while (!operation->wait_for(kSecond)) {
     }
-    check_outcome(running, step, operation->completion.status());
-    if (operation->completion.status().ok()) keep_formed(program, step.group, *operation);
+    check_outcome(running, step, operation->status());
+    if (operation->status().ok()) keep_formed(program, step.group, *operation);
   }
   return !over_;
 }
@@ -420,9 +420,9 @@ void Rank::pass_barrier(const Program& program, const char* where) {
   auto barrier = job_->engine().submit(
       {.name = concat("p", program.index, ".", where), .what = wire::Barrier{}}, true);
   if (!barrier.ok()) fail(seed_, concat("rank ", rank_, ": ", barrier.status().to_string()));
-  while (!(*barrier)->completion.wait_for(kSecond)) {
+  while (!(*barrier)->wait_for(kSecond)) {
   }
-  const Status& status = (*barrier)->completion.status();
+  const Status& status = (*barrier)->status();
   // Who has passed it may have begun the next program, and have aborted the job in it, or closed
   // a plan inside a round.
   const bool aborted = status.message().find("the job was aborted") != std::string::npos;
@@ -438,10 +438,10 @@ void Rank::leave(Doing& doing) {
   doing.now("looks at what it dropped");
   for (Call& call : dropped_) {
     if (call.operation != nullptr) {
-      if (!call.operation->completion.done()) {
+      if (!call.operation->done()) {
         wrong(**call.program, *call.step, "it never completed, not even by shutdown()");
       }
-      if (call.operation->completion.status().ok()) check(call);
+      if (call.operation->status().ok()) check(call);
     }
     release(call.array);
   }

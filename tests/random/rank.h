@@ -47,7 +47,7 @@ class Rank {
     const Step* step = nullptr;
     RunningProgram* program = nullptr;
     std::shared_ptr<worker::Operation> operation;
-    std::shared_ptr<worker::Completion> round;  // kPlanned
+    std::shared_ptr<worker::Future> round;  // kPlanned
     Array array;
   };
 

@@ -18,9 +18,13 @@
 
 namespace herring::worker {
 
-class Completion {
+// Where what follows a result runs: on the thread of the engine, or on one of its own, which may
+// wait for other results too.
+enum class Where { kEngine, kThread };
+
+class Future {
  public:
-  explicit Completion(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
+  explicit Future(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
 
@@ -37,17 +41,15 @@ class Completion {
     for (const auto& callback : then) callback();
   }
 
-  // Calls `callback` once it is done: on the engine's thread, or at once. It must not block.
-  void then(std::function<void()> callback) {
+  // Calls `callback` once it is done. With kEngine it may be called at once, and must not block.
+  void then(Where where, std::function<void()> callback) {
+    if (where == Where::kThread) {
+      callback = [callback = std::move(callback)] { Continuations::shared().put(callback); };
+    }
     if (!then_unless_done(callback)) callback();
   }
 
-  // Likewise on a thread for what may wait, for another completion too.
-  void then_apart(std::function<void()> callback) {
-    then([callback = std::move(callback)] { Continuations::shared().put(callback); });
-  }
-
-  // Likewise, but false, and nothing is called, if it is done already.
+  // Likewise on the engine's thread; false, and nothing is called, if it is done already.
   bool then_unless_done(std::function<void()> callback) {
     std::lock_guard lock(mutex_);
     if (done()) return false;
