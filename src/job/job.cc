@@ -181,7 +181,7 @@ Status Job::connect_neighbours(Nanos deadline) {
   return bus_->connect(me.local_rank, neighbours, deadline, [this] { return cannot_connect(); });
 }
 
-Result<std::vector<worker::Engine::ServerFlow>> Job::connect_servers(
+Result<std::vector<worker::ServerFlow>> Job::connect_servers(
     const control::Member::Options& member, uint32_t flows, Nanos deadline,
     std::string& own_host) {
   const control::Cluster& cluster = member_->cluster();
@@ -198,7 +198,7 @@ Result<std::vector<worker::Engine::ServerFlow>> Job::connect_servers(
     if (!local.ok()) return local.status();
     own_host = local->host;
   }
-  std::vector<worker::Engine::ServerFlow> made;
+  std::vector<worker::ServerFlow> made;
   for (size_t i = 0; i < connected->size(); ++i) {
     const control::ServerInfo& server = cluster.servers[(*doors)[i].server];
     made.push_back({server.index, transport::tcp::make_connection(std::move((*connected)[i]),

@@ -51,7 +51,7 @@ class Job {
   Status join();
   Status connect();
   Status connect_neighbours(Nanos deadline);
-  Result<std::vector<worker::Engine::ServerFlow>> connect_servers(
+  Result<std::vector<worker::ServerFlow>> connect_servers(
       const control::Member::Options& member, uint32_t flows, Nanos deadline,
       std::string& own_host);
   void tell_others(const Status& why);

@@ -1,7 +1,7 @@
-// In which call each rank is held up, as it says itself (Engine::tell_whereabouts): for those who
-// wait for a rank that waits for somebody else. It is no proof that the rank will not come: another
-// of its threads may call what is missing, and waits can be given up. So it is said, and nothing
-// fails because of it before its time-out.
+// In which call each rank is held up, as it says itself (EngineCore::tell_whereabouts): for those
+// who wait for a rank that waits for somebody else. It is no proof that the rank will not come:
+// another of its threads may call what is missing, and waits can be given up. So it is said, and
+// nothing fails because of it before its time-out.
 #pragma once
 
 #include <cstdint>

@@ -111,7 +111,7 @@ Status SimulatedJob::set_up() {
   for (uint32_t rank = 0; rank < options_.nodes; ++rank) {
     auto doors = job::doors_of(cluster_, rank, plane.flows);
     if (!doors.ok()) return doors.status();
-    std::vector<worker::Engine::ServerFlow> flows;
+    std::vector<worker::ServerFlow> flows;
     for (const job::Door& door : *doors) {
       auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
       if (!connection.ok()) return connection.status();
@@ -215,7 +215,7 @@ void SimulatedJob::leave_round(Program& program) {
   const Nanos took = simulation_.now() - options_.pause - program.began;
   round.seconds = std::max(round.seconds, to_seconds(took));
   if (program.rank == 0) {
-    round.credit_bytes = program.engine->links().credit_bytes();
+    round.credit_bytes = program.engine->credit_bytes();
     round.began = to_seconds(program.began);
   }
   if (++program.round == rounds_.size()) {

@@ -1,377 +1,102 @@
 #include "worker/engine.h"
 
-#include <algorithm>
-#include <cstring>
-
-#include "base/log.h"
-#include "base/reminders.h"
 #include "transport/delivery.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 namespace {
 
-constexpr Nanos kTick = 50 * kMillisecond;
-// Servers keep deadlines; after so long this process does without them.
-constexpr Nanos kDeadlineMargin = 2 * kSecond;
-// A time-out of milliseconds is meant for ranks that do not call: bytes may rest longer.
-constexpr uint32_t kLeastStallMs = 2000;
 // A worker that leaves waits for the others to receive what it has sent: as long as they do, and
 // while nobody does.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = kSecond;
-constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
-// Of the calls in which threads of this rank wait, so many are named.
-constexpr size_t kMostPlaces = 3;
 
 }  // namespace
 
 Engine::Engine(const control::Cluster& cluster, EngineOptions options,
                transport::Transport& transport, std::unique_ptr<LocalBus> bus,
                std::vector<ServerFlow> flows)
-    : cluster_(cluster),
-      options_(std::move(options)),
-      me_(cluster_.workers[options_.rank]),
-      heap_(std::make_shared<SharedHeap>(
-          SharedHeap::kDefaultCacheBytes,
-          cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess)),
-      loop_(transport.make_loop(true)),
-      bus_(std::move(bus)),
-      membership_(*this, cluster_, options_.rank),
-      named_(*this) {
-  links_ = std::make_unique<Links>(
-      *loop_, options_.links,
-      [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
-        on_control(server, header, payload);
-      },
-      [this](uint32_t server, const Status& why) { membership_.link_closed(server, why); },
-      [this](uint32_t group) { membership_.called_off_by_server(group); });
-  for (ServerFlow& flow : flows) links_->add_flow(flow.server, *flow.connection);
-
-  NodeStage::Options node;
-  node.local_rank = me_.local_rank;
-  node.segment_bytes = options_.links.segment_bytes;
-  for (uint32_t rank : cluster_.ranks_of(me_.node)) {
-    node.names.push_back(cluster_.describe_rank(rank));
-  }
-  node.on_lost = [this](uint32_t local_rank, const Status& why) {
-    membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
-  };
-  node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, *heap_, *links_, std::move(node),
-                                            [this](const Status& status) { fail_now(status); });
-  node_stage_->attach();
-  executor_ = std::make_unique<collective::Executor>(
-      transport, *loop_, cluster_, options_.mesh,
-      [this](const Status& status) { fail_now(status); },
-      [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
-      [this](uint32_t number) {
-        const auto group = membership_.find(number);
-        return group && group->called_off().ok();
-      },
-      [this](uint32_t rank) { return membership_.has_left(rank); });
-  loop_->on_exhausted([this](const Status& why) { failing_ ? end_all() : fail_now(why); });
-  loop_->call_after(kTick, [this] { tick(); });
-  loop_->start("herring-engine");
-}
+    : core_(std::make_unique<EngineCore>(cluster, std::move(options), transport, std::move(bus),
+                                         std::move(flows))) {}
 
 Engine::~Engine() { stop(); }
 
+Result<std::shared_ptr<Operation>> Engine::submit(Call call, bool waits) {
+  return core_->named_.submit(std::move(call), waits);
+}
+
+void Engine::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
+                    const std::string& name, const std::string& why) {
+  core_->named_.refuse(group ? group : world(), std::move(what), name, why);
+}
+
+const std::shared_ptr<Group>& Engine::world() const { return core_->world(); }
+
+Status Engine::destroy(const std::shared_ptr<Group>& group) {
+  return core_->loop_->ask([&] { return core_->membership_.destroy(group); })
+      .value_or(Status(Code::kShutdown, "herring was shut down"));
+}
+
+void Engine::fail(const Status& status) { core_->fail(status); }
+
+void Engine::peer_lost(const control::Loss& loss) {
+  core_->loop_->post([core = core_.get(), loss] {
+    if (core->failure().ok()) core->membership_.peer_lost(loss);
+  });
+}
+
+void Engine::rank_left(uint32_t rank) {
+  core_->loop_->post([core = core_.get(), rank] { core->membership_.rank_left(rank); });
+}
+
+Status Engine::failure() const { return core_->failure(); }
+
 void Engine::stop() {
+  EngineCore& core = *core_;
   {
-    std::lock_guard lock(mutex_);
-    if (std::exchange(stopped_, true)) return;
+    std::lock_guard lock(core.mutex_);
+    if (std::exchange(core.stopped_, true)) return;
   }
-  const auto end = [this] {
-    fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"}, true);
+  const auto end = [&core] {
+    core.fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"},
+                  true);
     return Status();
   };
   const Status told = without_exceptions([&] {
-    loop_->post(end);
+    core.loop_->post(end);
     return Status();
   });
   // What others need of this worker is on its way to them; a connection that was closed with unread
   // input, or that gets more, would take it along.
   if (told.ok()) {
-    static_cast<void>(without_exceptions([this] {
+    static_cast<void>(without_exceptions([&core] {
       transport::await_delivery(
-          *loop_, [this] { return links_->undelivered() + executor_->undelivered(); }, kStandstill,
-          kLongestFarewell);
+          *core.loop_,
+          [&core] { return core.links_->undelivered() + core.executor_->undelivered(); },
+          kStandstill, kLongestFarewell);
       return Status();
     }));
   }
-  loop_->join();
+  core.loop_->join();
   if (!told.ok()) static_cast<void>(without_exceptions(end));  // no other thread is in it any more
-  bus_->close();
+  core.bus_->close();
 }
 
-Status Engine::failure() const {
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
+const std::shared_ptr<transport::EventLoop>& Engine::loop() const { return core_->loop(); }
 
-uint32_t Engine::timeout_ms(double seconds) const {
-  // At most 46 days, as it travels; at least 1: 0 would have passed before anybody can answer.
-  return static_cast<uint32_t>(
-      std::clamp((seconds > 0 ? seconds : options_.timeout) * 1000, 1.0, 4e9));
-}
-
-Deadline Engine::deadline(double seconds) const {
-  const uint32_t own = timeout_ms(seconds), setting = timeout_ms(0);
-  return {std::max(own, setting), std::max(own, std::min(setting, kLeastStallMs)), warn_ms()};
-}
-
-Status Engine::incomplete(const Group& group) const {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopped_) {
-      return {Code::kShutdown, "herring.shutdown() has ended the job that this belongs to; after "
-                               "another herring.init() make it anew (wrap the model again)"};
-    }
-    if (!failure_.ok()) return failure_;
-  }
-  return group.failure();
-}
-
-Status Engine::run(std::function<void()> task, bool caller_waits) {
-  const bool runs = caller_waits ? loop_->post_before_drive(std::move(task))
-                                 : loop_->post(std::move(task));
-  return runs ? Status() : Status(Code::kShutdown, "herring was shut down");
-}
-
-Status Engine::destroy(const std::shared_ptr<Group>& group) {
-  return loop_->ask([&] { return membership_.destroy(group); })
-      .value_or(Status(Code::kShutdown, "herring was shut down"));
-}
-
-void Engine::on_control(uint32_t server, const wire::FrameHeader& header,
-                        std::string_view payload) {
-  if (header.type == wire::FrameType::kWarning) {
-    return log(LogLevel::kWarning, payload);
-  }
-  if (header.type == wire::FrameType::kRound || header.type == wire::FrameType::kCommit) {
-    if (Status status = on_series(header, payload); !status.ok()) {
-      fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
-    }
-    return;
-  }
-  if (header.type == wire::FrameType::kOpError && wire::outlives_members(header.stream)) {
-    if (Status status = on_series_error(payload); !status.ok()) {
-      fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
-    }
-    return;
-  }
-  if (header.type == wire::FrameType::kLeaveGroup) {
-    membership_.fail_group(header.group, {Code::kPeerLost, std::string(payload)});
-    return;
-  }
-  named_.on_control(server, header, payload);
-}
-
-// A series that cannot begin fails alone.
-Status Engine::on_series_error(std::string_view payload) {
-  auto error = wire::decode_op_error(payload);
-  if (!error.ok()) return error.status();
-  if (const auto found = partials_.extract(error->id); !found.empty()) {
-    found.mapped()->fail({error->code, error->text});
-  }
-  return {};
-}
-
-void Engine::fail(const Status& status) {
-  loop_->post([this, status] { fail_now(status); });
-}
-
-void Engine::abort(const Status& status) {
-  fail(status);
-  options_.abort(status.message());
-}
-
-void Engine::fail_now(const Status& status, bool leaves) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return;
-    failure_ = status;
-  }
-  failing_ = true;
-  end_all(leaves);
-}
-
-// Once more where it was left, if there was no memory for a step.
-void Engine::end_all(bool leaves) {
-  const Status status = failure();
-  // First nothing here may touch callers' memory any more, then they are told. Neighbours may for a
-  // moment: what they know as ours is not used again.
-  leaves ? links_->finish() : links_->clear();
-  heap_->retire_all();
-  leaves ? executor_->finish() : executor_->clear();
-  node_stage_->clear();
-  named_.fail_all(status);
-  while (!waiting_.empty()) {
-    Status told = status;
-    waiting_.extract(waiting_.begin()).key()->set(std::move(told));
-  }
-  while (!partials_.empty()) {
-    partials_.begin()->second->fail(status);
-    partials_.erase(partials_.begin());
-  }
-  // Only this process knows, and the others would wait for it.
-  if (status.is_fault()) options_.abort(status.message());
-  failing_ = false;
-}
-
-void Engine::fail_waiting(const Group& group, const Status& status) {
-  std::vector<std::shared_ptr<Future>> ended;
-  for (const auto& [waiting, tracked] : waiting_) {
-    if (tracked.group == group.id()) ended.push_back(waiting);
-  }
-  for (const auto& waiting : ended) {
-    waiting_.erase(waiting);
-    waiting->set(status);
-  }
-}
-
-void Engine::fail_partial(const Group& group, const Status& status) {
-  std::vector<std::shared_ptr<Partial>> ended;
-  for (const auto& [id, partial] : partials_) {
-    if (partial->group().id() == group.id()) ended.push_back(partial);
-  }
-  for (const auto& partial : ended) {
-    partials_.erase(partial->id());
-    partial->fail(status);
-  }
-}
-
-bool Engine::moves(const Group& group) const {
-  const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
-  const auto partial = [&group](const auto& one) {
-    return one.second->group().id() == group.id();
-  };
-  // Within a node a round that a rank has left needs no server.
-  return links_->busy(group.id()) || named_.moves(group) ||
-         std::any_of(partials_.begin(), partials_.end(), partial) ||
-         (group.members().nodes() > 1 && std::any_of(waiting_.begin(), waiting_.end(), here));
-}
-
-// Buffers that wait for neighbours' parts here, or for this rank's, have not been pushed; those of
-// other ranks on this node have their own connections.
-bool Engine::needs(const Group& group, uint32_t server) const {
-  return links_->needs(group.id(), server) ||
-         (group.members().nodes() > 1 && node_stage_->has_unpushed(group.id()));
-}
-
-Status Engine::enlist(const std::shared_ptr<Partial>& partial) {
-  HERRING_RETURN_IF_ERROR(incomplete(partial->group()));
-  return run([this, partial] {
-    if (Status status = failure(); !status.ok()) return partial->fail(status);
-    const auto fail = [&partial](const Status& why) { partial->fail(why); };
-    const bool added = or_tell(fail, [&] {
-      return partials_.emplace(partial->id(), partial).second;
-    });
-    if (!added) {
-      return partial->fail({Code::kInvalidArgument,
-                            concat("a partial all-reduce named '", partial->options().name,
-                                   "' is in progress already; give this one another name")});
-    }
-    partial->announce_to_servers();
-  });
-}
-
-void Engine::delist(uint64_t id) {
-  loop_->post([this, id] { partials_.erase(id); });
-}
-
-Status Engine::on_series(const wire::FrameHeader& header, std::string_view payload) {
-  const auto of = [this](uint64_t id) {
-    const auto found = partials_.find(id);
-    return found == partials_.end() ? nullptr : found->second;  // it has ended here
-  };
-  std::shared_ptr<Partial> partial;
-  if (header.type == wire::FrameType::kRound) {
-    auto round = wire::decode_round(payload);
-    if (!round.ok()) return round.status();
-    if (!(partial = of(round->id))) return {};
-    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(*round)));
-  } else {
-    auto mark = wire::decode_mark(payload);
-    if (!mark.ok()) return mark.status();
-    if (!(partial = of(mark->id))) return {};
-    HERRING_RETURN_IF_ERROR(partial->on_commit(*mark));
-  }
-  return {};
-}
-
-void Engine::peer_lost(const control::Loss& loss) {
-  loop_->post([this, loss] {
-    if (failure().ok()) membership_.peer_lost(loss);
-  });
-}
-
-void Engine::rank_left(uint32_t rank) {
-  loop_->post([this, rank] { membership_.rank_left(rank); });
-}
-
-// The deadline dies with its keeper, so who waits keeps it too.
-void Engine::check_deadlines(Nanos now) {
-  node_stage_->check_deadlines(now, kDeadlineMargin);
-  executor_->check_deadlines(now);
-  Nanos waited = 0;
-  std::string name = named_.overdue(now, kDeadlineMargin, &waited);
-  if (const Transfer* late = links_->overdue(now, kDeadlineMargin)) {
-    name = concat("'", late->open.name, "'");
-    waited = now - late->pushed_at;
-  }
-  if (name.empty()) return;
-  fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited),
-                                   ", and no server has answered or kept its deadline; look at "
-                                   "the output of the other ranks and servers")});
-}
-
-// Tells the servers in which calls threads of this rank have been held up for a while; they tell
-// those who wait for it (server/whereabouts.h).
-void Engine::tell_whereabouts(Nanos now) {
-  if (now < whereabouts_due_ || !failure().ok()) return;
-  whereabouts_due_ = now + kWhereaboutsInterval;
-  std::vector<std::string> all;
-  const Nanos since = now - first_reminder(from_seconds(options_.warn_after));
-  named_.held_up(now, since, all);
-  for (const auto& [waiting, tracked] : waiting_) {
-    const Nanos waits = waiting->waits_since(now);
-    if (waits != 0 && waits < since) all.push_back(tracked.what);
-  }
-  std::string text;
-  for (size_t i = 0; i < std::min(all.size(), kMostPlaces); ++i) {
-    text += concat(i == 0 ? "" : " and in ", all[i]);
-  }
-  text.resize(std::min(text.size(), wire::kMaxWhereabouts));
-  if (text == whereabouts_) return;
-  whereabouts_ = text;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kWhereabouts;
-  for (uint32_t server = 0; server < cluster_.servers.size(); ++server) {
-    if (!membership_.has_ended(server)) links_->send_control(server, header, text);
-  }
-}
-
-void Engine::tick() {
-  const Nanos now = loop_->now();
-  links_->poll_paths();
-  node_stage_->release_regions();
-  check_deadlines(now);
-  membership_.check_departures(now);
-  tell_whereabouts(now);
-  loop_->call_after(kTick, [this] { tick(); });
-}
+SharedHeap& Engine::heap() { return core_->heap(); }
 
 Engine::Counters Engine::counters() {
+  EngineCore& core = *core_;
   {
-    std::lock_guard lock(mutex_);
-    if (stopped_) return {};
+    std::lock_guard lock(core.mutex_);
+    if (core.stopped_) return {};
   }
-  return loop_->ask([&] {
-    const transport::FlowCounters workers = executor_->counters();
-    return Counters{links_->counters(),
-                    {workers.bytes_sent, workers.bytes_received},
-                    links_->credit_bytes(),
-                    loop_->wakeups()};
+  return core.loop_->ask([&core] {
+    return Counters{core.links_->counters(), core.executor_->counters(),
+                    core.links_->credit_bytes(), core.loop_->wakeups()};
   }).value_or(Counters{});
 }
+
+size_t Engine::credit_bytes() const { return core_->links_->credit_bytes(); }
 
 }  // namespace herring::worker

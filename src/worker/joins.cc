@@ -1,6 +1,6 @@
 #include "worker/joins.h"
 
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 

@@ -12,11 +12,11 @@
 
 namespace herring::worker {
 
-class Engine;
+class EngineCore;
 
 class Joins {
  public:
-  Joins(Engine& engine, NamedOperations& named) : engine_(engine), named_(named) {}
+  Joins(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
   void start(Operation& join);
   // This server says that all have joined.
@@ -31,7 +31,7 @@ class Joins {
   void settle(uint32_t group);
 
  private:
-  Engine& engine_;
+  EngineCore& engine_;
   NamedOperations& named_;
 };
 

@@ -306,10 +306,10 @@ void Links::send_control(uint32_t server, const wire::FrameHeader& header, std::
   links_[server].flows.front()->flow->send_owned(header, std::move(payload));
 }
 
-std::vector<Links::ServerCounters> Links::counters() const {
-  std::vector<ServerCounters> all;
+std::vector<transport::FlowCounters> Links::counters() const {
+  std::vector<transport::FlowCounters> all;
   for (const Link& link : links_) {
-    ServerCounters sum;
+    transport::FlowCounters sum;
     for (const auto& flow : link.flows) {
       sum.bytes_sent += flow->flow->counters().bytes_sent;
       sum.bytes_received += flow->flow->counters().bytes_received;

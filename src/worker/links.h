@@ -82,10 +82,7 @@ class Links : private transport::FlowHandler {
   const Transfer* overdue(Nanos now, Nanos margin) const;
   // Of a flow, in the world.
   size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
-  struct ServerCounters {
-    uint64_t bytes_sent = 0, bytes_received = 0;
-  };
-  std::vector<ServerCounters> counters() const;
+  std::vector<transport::FlowCounters> counters() const;
 
  private:
   struct LinkFlow {

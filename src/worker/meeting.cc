@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 

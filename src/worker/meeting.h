@@ -12,11 +12,11 @@
 
 namespace herring::worker {
 
-class Engine;
+class EngineCore;
 
 class Meeting {
  public:
-  Meeting(Engine& engine, NamedOperations& named) : engine_(engine), named_(named) {}
+  Meeting(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
   // Where other workers reach this one, from now on.
   Result<std::string> own_address();
@@ -28,7 +28,7 @@ class Meeting {
   void met(const std::shared_ptr<Group>& group);
   void on_addresses(const std::shared_ptr<Group>& group, const Operation& gathered);
 
-  Engine& engine_;
+  EngineCore& engine_;
   NamedOperations& named_;
   std::string own_address_;
   std::multimap<uint32_t, std::pair<uint64_t, Key>> waiting_;  // schedules, by group

@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "wire/messages.h"
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 namespace {
@@ -20,7 +20,7 @@ constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 
 }  // namespace
 
-Membership::Membership(Engine& engine, const control::Cluster& cluster, uint32_t rank)
+Membership::Membership(EngineCore& engine, const control::Cluster& cluster, uint32_t rank)
     : engine_(engine),
       cluster_(cluster),
       rank_(rank),

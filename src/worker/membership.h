@@ -17,11 +17,11 @@
 
 namespace herring::worker {
 
-class Engine;
+class EngineCore;
 
 class Membership {
  public:
-  Membership(Engine& engine, const control::Cluster& cluster, uint32_t rank);
+  Membership(EngineCore& engine, const control::Cluster& cluster, uint32_t rank);
 
   // All ranks. Any thread.
   const std::shared_ptr<Group>& world() const { return world_; }
@@ -67,7 +67,7 @@ class Membership {
   void tell_servers(const Group& group, uint8_t flags, const std::string& why);
   std::string departed(const Group& group) const;
 
-  Engine& engine_;
+  EngineCore& engine_;
   const control::Cluster& cluster_;
   const uint32_t rank_;
   const std::shared_ptr<Group> world_;

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "reduce/reduce.h"
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 #include "worker/meeting.h"
 
 namespace herring::worker {

@@ -10,12 +10,12 @@
 
 namespace herring::worker {
 
-class Engine;
+class EngineCore;
 class Meeting;
 
 class Mover {
  public:
-  Mover(Engine& engine, NamedOperations& named, Meeting& meeting)
+  Mover(EngineCore& engine, NamedOperations& named, Meeting& meeting)
       : engine_(engine), named_(named), meeting_(meeting) {}
 
   // `address`: of a message, where the other rank listens.
@@ -41,7 +41,7 @@ class Mover {
   NodeTask task_of(Operation& operation, Key key, size_t bundle);
   char* stage(Operation& operation, size_t bytes);  // null: the job has failed
 
-  Engine& engine_;
+  EngineCore& engine_;
   NamedOperations& named_;
   Meeting& meeting_;
 };

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 namespace {

@@ -21,11 +21,11 @@
 
 namespace herring::worker {
 
-class Engine;
+class EngineCore;
 
 class NamedOperations {
  public:
-  explicit NamedOperations(Engine& engine)
+  explicit NamedOperations(EngineCore& engine)
       : engine_(engine), meeting_(engine, *this), mover_(engine, *this, meeting_),
         joins_(engine, *this) {}
 
@@ -81,7 +81,7 @@ class NamedOperations {
   // What an operation is called in messages.
   static std::string title(const Operation& operation);
 
-  Engine& engine_;
+  EngineCore& engine_;
   Meeting meeting_;
   Mover mover_;
   Joins joins_;

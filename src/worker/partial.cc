@@ -4,11 +4,11 @@
 #include <chrono>
 #include <cstring>
 
-#include "worker/engine.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 
-Partial::Partial(Engine& engine, PartialOptions options)
+Partial::Partial(EngineCore& engine, PartialOptions options)
     : engine_(engine),
       options_(std::move(options)),
       bytes_(options_.elements * size_of(options_.dtype)),
@@ -17,7 +17,8 @@ Partial::Partial(Engine& engine, PartialOptions options)
       server_(options_.group->shards().owner_of(options_.name)),
       ledger_(options_.group->index(), options_.dtype, options_.elements, pushes_) {}
 
-Result<std::shared_ptr<Partial>> Partial::create(Engine& engine, PartialOptions options) {
+Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions options) {
+  EngineCore& engine = *face.core_;
   if (!options.group) options.group = engine.world();
   HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, {options.op}));
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {

@@ -19,6 +19,7 @@
 namespace herring::worker {
 
 class Engine;
+class EngineCore;
 
 struct PartialOptions {
   std::string name;
@@ -78,12 +79,12 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   void on_transfer_done(Transfer&) override;
 
  private:
-  Partial(Engine& engine, PartialOptions options);
+  Partial(EngineCore& engine, PartialOptions options);
   Status launch(uint64_t upto, const char* send);
   void complete();
   void announce(const partial::Join& join, std::string payload);
 
-  Engine& engine_;
+  EngineCore& engine_;
   const PartialOptions options_;
   const size_t bytes_;
   const bool pushes_;

@@ -5,12 +5,13 @@
 
 #include "base/fork_guard.h"
 #include "base/hash.h"
+#include "worker/engine_core.h"
 
 namespace herring::worker {
 
 class Planned::Work : public std::enable_shared_from_this<Work> {
  public:
-  Work(Engine& engine, PlannedOptions options, plan::Plan plan)
+  Work(EngineCore& engine, PlannedOptions options, plan::Plan plan)
       : engine(engine), options(std::move(options)), plan(std::move(plan)),
         stream(*this->options.stream) {}
   ~Work();
@@ -23,7 +24,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
   const control::Group& members() const { return options.group->members(); }
 
-  Engine& engine;
+  EngineCore& engine;
   const PlannedOptions options;
   const plan::Plan plan;
   const uint32_t stream;
@@ -110,9 +111,10 @@ Planned::Work::~Work() {
   }
 }
 
-Result<std::unique_ptr<Planned>> Planned::create(Engine& engine,
+Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options) {
+  EngineCore& engine = *face.core_;
   if (!options.group) options.group = engine.world();
   // Also of a plan that fails here: the next one must have the same on all ranks.
   if (!options.stream) options.stream = options.group->next_stream();
@@ -304,7 +306,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   transfer.runs = plan::local_slice(transfer.shards, engine.options().links.segment_bytes, 0, 1);
   transfer.owner = &direct;
   const Status pushed = engine.links().push(transfer, shared_from_this());
-  if (!pushed.ok()) engine.fail(pushed);
+  if (!pushed.ok()) engine.fail_now(pushed);
 }
 
 void Planned::Work::buffer_done(const std::shared_ptr<Round>& round, uint32_t workers) {

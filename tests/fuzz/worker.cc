@@ -11,6 +11,7 @@
 #include "tests/fuzz/input.h"
 #include "wire/partial.h"
 #include "worker/engine.h"
+#include "worker/partial.h"
 #include "worker/planned.h"
 #include "transport/tcp/transport.h"
 
@@ -194,7 +195,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.links.steers = true;
   options.mesh.size = 2;
   options.small_bytes = 64;
-  std::vector<Engine::ServerFlow> flows;
+  std::vector<ServerFlow> flows;
   std::vector<UniqueFd> servers;
   for (uint32_t s = 0; s < kServers; ++s) {
     int ends[2];

@@ -11,6 +11,7 @@
 #include "job/job.h"
 #include "tests/random/running.h"
 #include "tests/random/watchdog.h"
+#include "worker/partial.h"
 #include "worker/planned.h"
 
 namespace herring::random_test {
