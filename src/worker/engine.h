@@ -1,5 +1,5 @@
-// The engine: what any thread may ask of the thread of a worker that moves bytes. What works there is
-// in EngineCore.
+// The engine: what any thread may ask of the thread of a worker that moves bytes. What works there
+// is in EngineCore.
 #pragma once
 
 #include <cstdint>

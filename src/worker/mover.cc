@@ -9,6 +9,72 @@
 #include "worker/meeting.h"
 
 namespace herring::worker {
+namespace {
+
+Status no_memory(const std::string& name, size_t bytes) {
+  return {Code::kInternal,
+          concat("no memory for the result of '", name, "', which has ", bytes, " bytes")};
+}
+
+// Whether the result takes the place of the array.
+bool is_in_place(const wire::Collective& what) {
+  return wire::is<wire::AllReduce>(what) || wire::is<wire::Broadcast>(what) ||
+         wire::is<wire::Receive>(what);
+}
+
+}  // namespace
+
+// What each kind gives is what its arrays hold.
+void Mover::alone(Operation& operation) {
+  const Call& call = operation.call_;
+  if (wire::is_message(call.what)) {
+    return named_.finish(operation, {Code::kInvalidArgument, "nobody else is in this group"});
+  }
+  if (wire::is<wire::Join>(call.what)) operation.counts = {0};
+  char* out = nullptr;
+  if (!is_in_place(call.what) && !operation.bundles_.empty()) {
+    const wire::Array& array = operation.bundles_.front().array;
+    operation.counts = {wire::is<wire::AllGather>(call.what) ? array.rows() : array.elements()};
+    out = operation.place_result(operation.bytes());
+    if (out == nullptr) return named_.finish(operation, no_memory(call.name, operation.bytes()));
+  }
+  for (const Bundle& bundle : operation.bundles_) {
+    char* const to = out == nullptr ? bundle.receive : out;
+    const size_t bytes = bundle.array.bytes();
+    if (const Reduction* reduction = wire::reduction_of(call.what)) {
+      const reduce::Stage stage = reduce::whole(bundle.array.dtype, *reduction);
+      if (Status fits = reduce::check_stage(stage); !fits.ok()) {
+        return named_.finish(operation, fits);
+      }
+      const void* source = bundle.send;
+      if (bytes > 0) reduce::combine(&source, 1, to, bundle.array.elements(), stage);
+    } else if (out != nullptr && bytes > 0) {
+      std::memcpy(to, bundle.send, bytes);
+    }
+    if (out != nullptr) out += bytes;
+  }
+  named_.finish(operation, {});
+}
+
+void Mover::take(Operation& operation, std::string_view result) {
+  const Call& call = operation.call_;
+  if (is_in_place(call.what)) {
+    if (result.size() != operation.bytes()) {
+      return engine_.fail_now(breach("the result of '", call.name, "' has ", result.size(),
+                                     " bytes, not ", operation.bytes()));
+    }
+    for (const Bundle& bundle : operation.bundles_) {
+      const size_t bytes = bundle.array.bytes();
+      if (bytes > 0) std::memcpy(bundle.receive, result.data(), bytes);
+      result.remove_prefix(bytes);
+    }
+  } else if (!operation.bundles_.empty() && !wire::is<wire::Send>(call.what)) {
+    char* const out = operation.place_result(result.size());
+    if (out == nullptr) return engine_.fail_now(no_memory(call.name, result.size()));
+    if (!result.empty()) std::memcpy(out, result.data(), result.size());
+  }
+  named_.finish(operation, {});
+}
 
 void Mover::move(Operation& operation, Key key, const std::string& address) {
   const wire::Collective& what = operation.call_.what;
@@ -149,7 +215,7 @@ void Mover::exchange(Operation& operation, Key key) {
   }
   const bool in_place = wire::is<wire::Broadcast>(call.what);
   char* out = in_place ? operation.bundles_.front().receive : operation.place_result(result_bytes);
-  if (out == nullptr) return engine_.fail_now(NamedOperations::no_memory(call.name, result_bytes));
+  if (out == nullptr) return engine_.fail_now(no_memory(call.name, result_bytes));
   const bool in_nodes = (in_place || wire::is<wire::ReduceScatter>(call.what)) &&
                         members.nodes() > 1 && members.most_on_a_node() > 1;
   // In a stream of its own: all-reduces of the same owner go through the node stage first, and the

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "collective/executor.h"
 #include "worker/exchange.h"
@@ -20,6 +21,10 @@ class Mover {
 
   // `address`: of a message, where the other rank listens.
   void move(Operation& operation, Key key, const std::string& address);
+  // In a group of one nobody has to be asked.
+  void alone(Operation& operation);
+  // What a server has computed, or handed on.
+  void take(Operation& operation, std::string_view result);
   // An all-reduce by messages between workers, who know each other.
   void start_schedule(Operation& operation, Key key);
 

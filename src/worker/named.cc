@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "reduce/reduce.h"
 #include "worker/engine_core.h"
 
 namespace herring::worker {
 namespace {
-
-// Every rank refuses such a name for itself, so nobody waits in a call of it.
-bool is_reserved(const std::string& name) {
-  return name == wire::kMeetingName || name == wire::kJoinName;
-}
 
 // What the owner of the messages to a rank is chosen by.
 std::string box_of(const Group& group, const wire::Collective& what) {
@@ -22,19 +16,8 @@ std::string box_of(const Group& group, const wire::Collective& what) {
 
 }  // namespace
 
-NamedOperations::Name NamedOperations::name_of(const Call& call) {
-  const auto* forms = std::get_if<wire::FormGroup>(&call.what);
-  if (forms == nullptr) return {call.group->id(), call.name};
-  return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
-}
-
 std::string NamedOperations::title(const Operation& operation) {
   return concat("'", operation.call_.name, "'", operation.call_.group->members().suffix());
-}
-
-Status NamedOperations::no_memory(const std::string& name, size_t bytes) {
-  return {Code::kInternal,
-          concat("no memory for the result of '", name, "', which has ", bytes, " bytes")};
 }
 
 Result<std::shared_ptr<Operation>> NamedOperations::make(Call call, bool absent) {
@@ -56,43 +39,27 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
     return Status(failed.code(), concat("'", call.name, "'", group->members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
-  if (is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
+  if (Names::is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
     return Status(Code::kInvalidArgument,
                   concat("the name '", call.name, "' is not for operations of your own"));
   }
   auto made = make(std::move(call));
   if (!made.ok()) return made.status();
   const std::shared_ptr<Operation> operation = *made;
-  if (!message) operation->name_ = name_of(operation->call_);
-  std::unique_lock lock(mutex_);
-  if (!forms && names_.contains({group->id(), wire::kJoinName})) {
-    return Status(Code::kInvalidArgument,
-                  concat(title(*operation), " was called after join(); wait until that has "
-                                            "returned"));
-  }
-  if (!message && !names_.insert(operation->name_).second) {
-    return Status(Code::kInvalidArgument,
-                  concat("an operation named '", operation->call_.name, "' is in flight already",
-                         group->members().suffix(),
-                         "; wait for it, or give this one another name"));
-  }
-  lock.unlock();
+  HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
   // Until it has started, nobody but its caller knows of it.
   const auto starts = [this, operation] {
     or_tell([&](const Status& why) { operation->set(why); },
             [&] { start(operation); });
   };
-  const auto forget = [&](const Status&) {
-    std::lock_guard again(mutex_);
-    names_.erase(operation->name_);
-  };
+  const auto forget = [&](const Status&) { names_.give_back(operation->name_); };
   HERRING_RETURN_IF_ERROR(or_tell(forget, [&] { return engine_.run(starts, waits); }));
   return operation;
 }
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
                              const std::string& name, const std::string& why) {
-  if (is_reserved(name)) return;
+  if (Names::is_reserved(name)) return;
   wire::Announce announce;
   announce.what = std::move(what);
   announce.name = name;
@@ -100,11 +67,8 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
   header.group = group->id();
-  {
-    // The others' calls go on without this rank, so it may not meet the one after.
-    std::lock_guard lock(mutex_);
-    if (names_.contains({group->id(), wire::kJoinName})) return;
-  }
+  // The others' calls go on without this rank, so it may not meet the one after.
+  if (names_.has_joined(*group)) return;
   const bool counts = wire::is<wire::AllReduce>(announce.what);
   // If the engine has ended, nobody is there to be told.
   static_cast<void>(engine_.run([this, header, group, server = group->shards().owner_of(name),
@@ -130,7 +94,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     return finish(*operation, why);
   }
   if (group.size() == 1 && !group.is_world() && forms == nullptr) {
-    return complete_alone(*operation);
+    return mover_.alone(*operation);
   }
   if (forms != nullptr) {
     // A server that it will use: so it can be formed whatever has become of the others.
@@ -189,40 +153,6 @@ Status NamedOperations::announce(const Operation& operation, uint32_t server) {
   return {};
 }
 
-// A group of one: nobody has to be asked, and what each kind gives is what its arrays hold.
-void NamedOperations::complete_alone(Operation& operation) {
-  const Call& call = operation.call_;
-  if (wire::is_message(call.what)) {
-    return finish(operation, {Code::kInvalidArgument, "nobody else is in this group"});
-  }
-  if (wire::is<wire::Join>(call.what)) operation.counts = {0};
-  const bool gathers = wire::is<wire::AllGather>(call.what);
-  const bool in_place =
-      wire::is<wire::AllReduce>(call.what) || wire::is<wire::Broadcast>(call.what);
-  const bool anew = gathers || wire::is<wire::AllToAll>(call.what) ||
-                    wire::is<wire::ReduceScatter>(call.what);
-  if (anew) {
-    const wire::Array& array = operation.bundles_.front().array;
-    operation.counts = {gathers ? array.rows() : array.elements()};
-  }
-  char* out = anew ? operation.place_result(operation.bytes()) : nullptr;
-  if (anew && out == nullptr) return finish(operation, no_memory(call.name, operation.bytes()));
-  for (const Bundle& bundle : operation.bundles_) {
-    char* const to = in_place ? bundle.receive : out;
-    const size_t bytes = bundle.array.bytes();
-    if (const Reduction* reduction = wire::reduction_of(call.what)) {
-      const reduce::Stage stage = reduce::whole(bundle.array.dtype, *reduction);
-      if (Status fits = reduce::check_stage(stage); !fits.ok()) return finish(operation, fits);
-      const void* source = bundle.send;
-      if (bytes > 0) reduce::combine(&source, 1, to, bundle.array.elements(), stage);
-    } else if (anew && bytes > 0) {
-      std::memcpy(to, bundle.send, bytes);
-    }
-    if (anew) out += bytes;
-  }
-  finish(operation, {});
-}
-
 std::shared_ptr<Operation> NamedOperations::find(uint64_t id) const {
   const auto found = operations_.find(id);
   return found == operations_.end() ? nullptr : found->second;
@@ -264,7 +194,9 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
   } else if (wire::is<wire::Join>(operation->call_.what)) {
     joins_.on_reply(*operation, server, std::move(go->counts));
   } else {
-    on_reply(*operation, std::move(*go), rest);
+    operation->counts = std::move(go->counts);
+    wire::is<wire::FormGroup>(operation->call_.what) ? on_formed(*operation)
+                                                     : mover_.take(*operation, rest);
   }
 }
 
@@ -278,31 +210,6 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
     return engine_.fail_now(breach(title(operation), " was answered for group ", header.group));
   }
   mover_.move(operation, {header.stream, header.round, 0, group.id()}, std::string(rest));
-}
-
-void NamedOperations::on_reply(Operation& operation, wire::Go head, std::string_view result) {
-  const Call& call = operation.call_;
-  operation.counts = std::move(head.counts);
-  if (wire::is<wire::FormGroup>(call.what)) return on_formed(operation);
-  const bool in_place = wire::is<wire::AllReduce>(call.what) ||
-                        wire::is<wire::Broadcast>(call.what) ||
-                        wire::is<wire::Receive>(call.what);
-  if (in_place) {
-    if (result.size() != operation.bytes()) {
-      return engine_.fail_now(breach("the result of '", call.name, "' has ", result.size(),
-                                     " bytes, not ", operation.bytes()));
-    }
-    for (const Bundle& bundle : operation.bundles_) {
-      const size_t bytes = bundle.array.bytes();
-      if (bytes > 0) std::memcpy(bundle.receive, result.data(), bytes);
-      result.remove_prefix(bytes);
-    }
-  } else if (!wire::is<wire::Barrier>(call.what) && !wire::is<wire::Send>(call.what)) {
-    char* const out = operation.place_result(result.size());
-    if (out == nullptr) return engine_.fail_now(no_memory(call.name, result.size()));
-    if (!result.empty()) std::memcpy(out, result.data(), result.size());
-  }
-  finish(operation, {});
 }
 
 // The number first, then a word of every server that it knows the group.
@@ -357,10 +264,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   // From here to where it is told, nothing needs memory.
   operations_.erase(found);
   if (keep->absent_) return joins_.settle(call.group->id());
-  if (!wire::is_message(call.what)) {
-    std::lock_guard lock(mutex_);
-    names_.erase(keep->name_);
-  }
+  names_.give_back(keep->name_);
   if (keep->formed && !status.ok()) {
     engine_.membership().forget(keep->formed);
     keep->formed.reset();

@@ -5,11 +5,8 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "wire/frame.h"
@@ -17,6 +14,7 @@
 #include "worker/links.h"
 #include "worker/meeting.h"
 #include "worker/mover.h"
+#include "worker/names.h"
 #include "worker/operation.h"
 
 namespace herring::worker {
@@ -70,11 +68,8 @@ class NamedOperations {
               std::string_view rest);
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
-  static Status no_memory(const std::string& name, size_t bytes);
 
  private:
-  void complete_alone(Operation& operation);
-  void on_reply(Operation& operation, wire::Go head, std::string_view result);
   void on_formed(Operation& operation);
   // As finish(); of a join when nothing of others is left.
   void fail(Operation& operation, const Status& why);
@@ -88,10 +83,7 @@ class NamedOperations {
   Operations operations_;
   uint64_t next_id_ = 1;
 
-  using Name = std::pair<uint32_t, std::string>;  // with the number of its group
-  static Name name_of(const Call& call);
-  std::mutex mutex_;
-  std::set<Name> names_;     // in flight; guarded by mutex_
+  Names names_;
 };
 
 }  // namespace herring::worker

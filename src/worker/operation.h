@@ -68,7 +68,7 @@ class Operation : public Future,
   std::vector<Bundle> bundles_;
   std::optional<List> list_;
   const std::shared_ptr<SharedHeap> heap_;
-  std::pair<uint32_t, std::string> name_;  // as NamedOperations keeps it; of a message none
+  std::pair<uint32_t, std::string> name_;  // as Names knows it
   uint64_t id_ = 0;
   uint32_t server_ = 0;
   bool launched_ = false;              // bytes of it may be moving

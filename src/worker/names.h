@@ -1,0 +1,65 @@
+// The names of operations that are in flight. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "worker/call.h"
+#include "wire/messages.h"
+
+namespace herring::worker {
+
+class Names {
+ public:
+  using Name = std::pair<uint32_t, std::string>;  // with the number of its group
+
+  static Name of(const Call& call) {
+    const auto* forms = std::get_if<wire::FormGroup>(&call.what);
+    if (forms == nullptr) return {call.group->id(), call.name};
+    return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
+  }
+
+  // Every rank refuses such a name for itself, so nobody waits in a call of it.
+  static bool is_reserved(const std::string& name) {
+    return name == wire::kMeetingName || name == wire::kJoinName;
+  }
+
+  // kInvalidArgument: this call may not be made now. Messages are paired by ranks and tags: any
+  // number of them may have one name, and `name` stays empty.
+  Status take(const Call& call, Name& name) {
+    const std::string suffix = call.group->members().suffix();
+    std::lock_guard lock(mutex_);
+    if (!wire::is<wire::FormGroup>(call.what) && has_joined_locked(*call.group)) {
+      return {Code::kInvalidArgument, concat("'", call.name, "'", suffix, " was called after "
+                                             "join(); wait until that has returned")};
+    }
+    if (wire::is_message(call.what)) return {};
+    name = of(call);
+    if (taken_.insert(name).second) return {};
+    return {Code::kInvalidArgument,
+            concat("an operation named '", call.name, "' is in flight already", suffix,
+                   "; wait for it, or give this one another name")};
+  }
+  // Needs no memory.
+  void give_back(const Name& name) {
+    std::lock_guard lock(mutex_);
+    taken_.erase(name);
+  }
+  bool has_joined(const Group& group) {
+    std::lock_guard lock(mutex_);
+    return has_joined_locked(group);
+  }
+
+ private:
+  bool has_joined_locked(const Group& group) const {
+    return taken_.contains({group.id(), wire::kJoinName});
+  }
+
+  std::mutex mutex_;
+  std::set<Name> taken_;  // guarded by mutex_
+};
+
+}  // namespace herring::worker
