@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -15,19 +16,12 @@ from herring.arrays.arguments import shown
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.agreement import describe, job_ranks, ranks_text, require_agreement
-from herring.torch.ownership import Pausable, claim, collect, release, runs_last
+from herring.torch.layout import Layout, Round
+from herring.torch.ownership import Pausable, claim, collect
 from herring.torch.passes import EndsWithPass
 from herring.torch.slots import GradientSlots
 from herring.torch.sparse import average_sparse
-from herring.torch.tensors import dtype_name, warn_once, wire_dtype_name
-
-# What has become of a parameter's gradient in this round.
-_MISSING, _PRODUCED, _SENT, _SENT_ZEROS = range(4)
-_USED = bytes(state == _SENT for state in range(256))  # a table for bytes.translate
-
-# Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer):
-# one call for many small ones, while each is still in the processor's cache.
-_BATCH_BYTES = 256 << 10
+from herring.torch.tensors import wire_dtype_name
 
 
 def in_backward() -> bool:
@@ -67,11 +61,6 @@ def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
         return any(map(torch._C._will_engine_execute_node, leaves))
     except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
         return False
-
-
-def _plain(gradient: torch.Tensor | None) -> bool:
-    """Whether an average may be written into this gradient's own memory."""
-    return gradient is not None and gradient.layout == torch.strided and not gradient.requires_grad
 
 
 class GradientReducer(Pausable, EndsWithPass):
@@ -153,35 +142,35 @@ class GradientReducer(Pausable, EndsWithPass):
         self._sparse = sparse
         self._views = views
         wire_dtype = wire_dtype_name(wire_dtype)
-        self._wire_dtype = None if wire_dtype == "float32" else wire_dtype  # as they are
-        self._buffer_bytes = buffer_bytes
+        wire_dtype = None if wire_dtype == "float32" else wire_dtype  # as they are
+        self._options = (
+            f"sync='full' wire_dtype={wire_dtype} buffer_bytes={buffer_bytes} "
+            f"views={views} sparse={sparse!r}"
+        )
         self._relist = relist
         if planned is None:
             from herring.arrays.planned import PlannedReduction as planned  # noqa: N813
-        self._planned = planned
+        self._plan = functools.partial(
+            GradientSlots, planned, wire_dtype=wire_dtype, buffer_bytes=buffer_bytes, group=group
+        )
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
-        self._open = False
-        self._active = True
-        self._failing = False
-        self._parameters: list[torch.nn.Parameter] = []
-        self._removals: list[Any] = []
-        self._slots: GradientSlots | None = None
+        self._round: Round | None = None  # the one that is open
+        self._layout = Layout(name, [], [], [], set(), mode=sparse, views=views)
         self._sparse_ids = {id(parameter) for parameter in sparse_parameters}
-        self._listed = list(named_parameters)
-        self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
-        self._set_up(name)
+        listed = list(named_parameters)
+        self._known = weakref.WeakValueDictionary({id(p): p for _, p in listed})
+        self._set_up(name, listed)
 
-    def _set_up(self, name: str) -> None:
+    def _set_up(self, name: str, listed: list[tuple[str, torch.nn.Parameter]]) -> None:
         """Plans for the parameters now listed; the plan before goes (collective)."""
-        names, parameters = collect(self._listed, self)
+        names, parameters = collect(listed, self)
         strange = [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
         keep = self._sparse == "keep"
         sparse = {i for i, p in enumerate(parameters) if keep and id(p) in self._sparse_ids}
         require_agreement(
             [
-                f"sync='full' wire_dtype={self._wire_dtype} buffer_bytes={self._buffer_bytes} "
-                f"views={self._views} sparse={self._sparse!r}",
+                self._options,
                 *(
                     describe(n, p) + (" with sparse gradients" if i in sparse else "")
                     for i, (n, p) in enumerate(zip(names, parameters))
@@ -199,38 +188,15 @@ class GradientReducer(Pausable, EndsWithPass):
                 + " put in after it was made, so the ranks may hold different values; after "
                 "replacing parts of a model close() the wrapper and make a new one"
             )
-        self._let_go()
+        self._layout.end(self)
         claim(parameters, self)
-        self._names, self._parameters = names, parameters
-        self._mine = {id(p) for p in parameters}
-        self._frozen = [p for _, p in self._listed if not p.requires_grad]
-        self._dtypes = [p.dtype for p in parameters]
-        self._nbytes = [p.numel() * p.element_size() for p in parameters]
-        self._sparse_set = sparse  # parameters whose gradients are exchanged by rows
-        self._state = bytearray(len(parameters))
-        self._waiting: list[int] = []  # produced, and not yet sent
-        self._waiting_bytes = 0
-        self._batch_bytes = _BATCH_BYTES
-        self._repeated: list[int] = []  # first round: accumulated once more
-        self._again: set[int] = set()  # accumulated once more after they were sent
-        self._deferred: set[int] = set()  # known to accumulate more than once
-        self._seen_sparse: set[int] = set()
-        self._final = False
+        self._layout = layout = Layout(
+            self.name, listed, names, parameters, sparse, mode=self._sparse, views=self._views
+        )
         if parameters:
             order = [i for i in range(len(parameters) - 1, -1, -1) if i not in sparse]
-            self._slots = self._plan(order, f"{name}.first")
-        self._removals = self._register_hooks()
-
-    def _plan(self, order: Sequence[int], name: str) -> GradientSlots:
-        return GradientSlots(
-            self._planned,
-            self._parameters,
-            order,
-            name=name,
-            wire_dtype=self._wire_dtype,
-            buffer_bytes=self._buffer_bytes,
-            group=self._group,
-        )
+            layout.slots = self._plan(parameters, order, name=f"{name}.first")
+        layout.removals = self._register_hooks()
 
     def _register_hooks(self) -> list[Any]:
         # Weak, because the engine's hooks are out of the garbage collector's sight.
@@ -245,7 +211,7 @@ class GradientReducer(Pausable, EndsWithPass):
 
         return [
             parameter.register_post_accumulate_grad_hook(make(index))
-            for index, parameter in enumerate(self._parameters)
+            for index, parameter in enumerate(self._layout.parameters)
         ]
 
     # -- during the backward pass ---------------------------------------------------------------
@@ -253,10 +219,10 @@ class GradientReducer(Pausable, EndsWithPass):
     def arm(self) -> None:
         """Starts a round that ends with the backward pass now running, if none is open yet."""
         with self._lock:
-            if self._open or not self.enabled or not self._has_plan():
+            if self._round is not None or not self.enabled or not self._has_plan():
                 return
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-            self._begin(active=True)
+            self._begin()
             self._enter_pass()
 
     def arm_from_output(self) -> None:
@@ -264,120 +230,33 @@ class GradientReducer(Pausable, EndsWithPass):
 
         `torch.autograd.grad` also passes through outputs but accumulates nothing.
         """
-        if not self._open and self.enabled and accumulates(self._parameters):
+        if self._round is None and self.enabled and accumulates(self._layout.parameters):
             self.arm()
 
     def _has_plan(self) -> bool:
-        if self._slots is None and self._has_changed():
+        if self._layout.slots is None and self._has_changed():
             raise InvalidArgumentError(
                 f"all parameters were frozen when {self.name!r} was made, and some are not now; "
                 "close() it and make a new one"
             )
-        return self._slots is not None
+        return self._layout.slots is not None
 
-    def _begin(self, *, active: bool) -> None:
-        if active:
-            self._check_dtypes()
-            if self._views and self._final:
-                self._leave_arena()
-        state = bytearray(len(self._parameters))
-        for index in self._deferred | self._sparse_set:
-            state[index] = _PRODUCED  # sent at the end, whenever they are produced
-        self._state = state
-        self._waiting = []
-        self._waiting_bytes = 0
-        self._repeated = []
-        self._again = set()
-        self._active = active
-        self._slots.plan.begin(active=active)
-        self._open = True
-
-    def _check_dtypes(self) -> None:
-        if [parameter.dtype for parameter in self._parameters] == self._dtypes:
-            return
-        for index, parameter in enumerate(self._parameters):
-            if parameter.dtype != self._dtypes[index]:
-                raise InvalidArgumentError(
-                    f"parameter {self._names[index]!r} was {dtype_name(self._dtypes[index])} when "
-                    f"{self.name!r} was made and is {dtype_name(parameter.dtype)} now; convert the "
-                    "model first"
-                )
-
-    def _leave_arena(self) -> None:
-        for index in self._slots.order:
-            gradient = self._parameters[index].grad
-            if gradient is not None and self._slots.holds(index, gradient):
-                self._parameters[index].grad = gradient.clone()
+    def _begin(self) -> None:
+        self._layout.prepare()
+        self._round = Round(self._layout, self._lock, active=True)
 
     def _produced(self, index: int) -> None:
-        if not self._open:
+        if self._round is None:
             self.arm()
-        state = self._state
-        if state[index] == _MISSING:
-            state[index] = _PRODUCED
-            self._waiting.append(index)
-            self._waiting_bytes += self._nbytes[index]
-            # A user's hook that comes after ours may still change or replace the gradient, which is
-            # then taken at the end of the pass; from the next pass on ours comes after it.
-            if (
-                self._waiting_bytes >= self._batch_bytes
-                and self._final
-                and runs_last(self._parameters[index], self._removals[index])
-            ):
-                self._send_batch()
-        elif state[index] == _SENT:
-            self._again.add(index)
-        elif not self._final:
-            self._repeated.append(index)
-
-    def _send_batch(self) -> None:
-        with self._lock:
-            batch, self._waiting = self._waiting, []
-            self._waiting_bytes = 0
-            self._send(batch)
-
-    def _send(self, indices: Sequence[int], *, last: bool = False) -> None:
-        """Puts gradients in their places and reports them; one that is None only at the `last`."""
-        chosen: list[int] = []
-        gradients: list[torch.Tensor | None] = []
-        for index in indices:
-            gradient = self._parameters[index].grad
-            if gradient is None:
-                if not last:
-                    continue  # a hook of the user's has taken it away
-            elif gradient.layout != torch.strided:
-                gradient = self._dense(index, gradient)
-            chosen.append(index)
-            gradients.append(gradient)
-        self._slots.fill(chosen, gradients)
-        self._slots.ready(chosen)
-        state = self._state
-        for index, gradient in zip(chosen, gradients):
-            state[index] = _SENT_ZEROS if gradient is None else _SENT
-
-    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        if self._sparse == "error":
-            raise InvalidArgumentError(
-                f"parameter {self._names[index]!r} has a sparse gradient, and sparse='error' was "
-                "asked for; build its module with sparse=False, or pass sparse='keep' or 'densify'"
-            )
-        if self._sparse == "densify":
-            warn_once(
-                "sparse",
-                "herring.torch: sparse gradients are made dense before they are averaged, as "
-                f"sparse='densify' asks for (first seen in {self._names[index]!r})",
-            )
-        self._seen_sparse.add(index)
-        return gradient.to_dense()
+        if (step := self._round) is not None:  # there is a plan
+            step.produced(index)
 
     # -- at its end -----------------------------------------------------------------------------
 
     def _after_backward(self) -> None:
-        if not self._open:
-            return
-        for reducer in self._together():
+        for reducer in self._together() if self._round is not None else ():
             with reducer._lock:
-                if reducer._open:
+                if reducer._round is not None:
                     reducer._finish()
 
     def finish_step(self) -> None:
@@ -385,14 +264,14 @@ class GradientReducer(Pausable, EndsWithPass):
 
         The other ranks wait for it at the end of their backward pass.
         """
-        if not self._open and self._has_plan():
-            self._begin(active=True)
+        if self._round is None and self._has_plan():
+            self._begin()
             self._finish()
 
     @property
     def round_open(self) -> bool:
         """Whether a backward pass has begun a round and not ended it."""
-        return self._open
+        return self._round is not None
 
     def abandon(self) -> None:
         """Ends a round whose backward pass raised, so that the ranks stay in step (collective).
@@ -401,145 +280,75 @@ class GradientReducer(Pausable, EndsWithPass):
         there. Gradients are cleared on all ranks. So it is with the rounds of other reducers that
         the same pass has begun.
         """
-        if not self._open:
+        if self._round is None:
             return
         for reducer in self._together():
             reducer._give_up()
 
     def _give_up(self) -> None:
-        if not self._open:
-            return
-        self._failing = True
-        try:
+        if self._round is not None:
+            self._round.failing = True
             self._finish()
-        finally:
-            self._failing = False
 
     def shadow(self) -> None:
         """Takes part in a round without contributing, for a rank that has run out of data."""
-        if self._slots is not None:
-            self._begin(active=False)
+        if self._layout.slots is not None:
+            self._round = Round(self._layout, self._lock, active=False)
             self._finish()
 
     def _finish(self) -> None:
+        step, layout = self._round, self._layout
         try:
-            if self._active:
-                if self._failing:
-                    self._slots.ready([i for i in self._slots.order if self._state[i] < _SENT])
-                else:
-                    self._send_rest()
-                self._slots.report(
-                    self._state.translate(_USED),
-                    again=bool(self._again),
-                    changed=not self._failing and self._has_changed(),
-                    failed=self._failing,
-                )
-            self._slots.plan.wait()
+            step.complete(self._has_changed)
         finally:
-            self._open = False
+            self._round = None
             self._leave_pass()
         self.rounds += 1
-        self.contributors = self._slots.plan.contributors
-        unused, flags = self._slots.outcome()
+        self.contributors = layout.slots.plan.contributors
+        unused, flags = layout.slots.outcome()
         self.given_up = "failed" in flags
         if self.given_up:
-            self._raise_failure()
+            self._raise_failure(step)
             return
-        if not self._final:
-            produced = dict.fromkeys(self._waiting)
-            repeated = [i for i in self._repeated if i not in self._sparse_set]
-            for index in repeated:
-                produced.pop(index, None)
-                produced[index] = None
-            self._deferred.update(repeated)
-        else:
-            produced = {}
+        produced = [] if layout.final else step.order()
         if flags:
             if "changed" in flags:
-                produced = {}
+                produced = []
                 self._generation += 1
-                self._set_up(f"{self.name}.{self._generation}")
-            unused = self._repeat()
-        averages = self._average_sparse()
-        if self._active:
-            self._show(unused, averages)
-        if not self._final:
-            self._finalize(list(produced))
-
-    def _send_rest(self) -> None:
-        state = self._state
-        self._send([i for i in self._slots.order if state[i] < _SENT], last=True)
-        for index in self._sparse_set:
-            used = self._parameters[index].grad is not None
-            state[index] = _SENT if used else _SENT_ZEROS
+                self._set_up(f"{self.name}.{self._generation}", layout.listed)
+                layout = self._layout
+            else:
+                layout.deferred.update(step.again)
+            # Once more, with gradients that are whole now.
+            Round(layout, self._lock, active=step.active).complete()
+            unused, _ = layout.slots.outcome()
+        averages = self._average_sparse(active=step.active)
+        if step.active:
+            layout.show(unused, averages)
+        if not layout.final:
+            self._finalize(produced)
 
     def _has_changed(self) -> bool:
         """Whether there are parameters to average that this plan lacks."""
-        listed = None if self._relist is None else self._relist()
-        if listed is None:
-            return any(p.requires_grad and p.numel() for p in self._frozen)
-        self._listed = listed
-        self._frozen = [p for _, p in listed if id(p) not in self._mine]
-        return any(p.requires_grad and p.numel() for p in self._frozen)
+        return self._layout.lacks(None if self._relist is None else self._relist())
 
-    def _repeat(self) -> set[int]:
-        """The round once more, with gradients that are whole now; who has used none of them."""
-        self._deferred.update(self._again)
-        self._state = bytearray(len(self._parameters))
-        self._slots.plan.begin(active=self._active)
-        if self._active:
-            self._send_rest()
-            self._slots.report(self._state.translate(_USED))
-        self._slots.plan.wait()
-        return self._slots.outcome()[0]
-
-    def _average_sparse(self) -> dict[int, torch.Tensor | None]:
-        indices = sorted(self._sparse_set)
+    def _average_sparse(self, *, active: bool) -> dict[int, torch.Tensor | None]:
+        indices = sorted(self._layout.sparse)
         if not indices:
             return {}
-        parameters = [self._parameters[index] for index in indices]
+        parameters = [self._layout.parameters[index] for index in indices]
         averages = average_sparse(
-            parameters, active=self._active, name=f"{self.name}.sparse", group=self._group
+            parameters, active=active, name=f"{self.name}.sparse", group=self._group
         )
         return dict(zip(indices, averages))
 
-    def _show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
-        """Makes `.grad` of all parameters the averages."""
-        slots = self._slots
-        gradients = [parameter.grad for parameter in self._parameters]
-        if not (unused or averages or self._views) and all(map(_plain, gradients)):
-            with torch.no_grad():
-                torch._foreach_copy_(gradients, slots.views)
-            return
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        for index, parameter in enumerate(self._parameters):
-            gradient = gradients[index]
-            if index in averages:
-                parameter.grad = averages[index]
-            elif index in unused:
-                parameter.grad = None
-            elif self._views and self._final and slots.reaches(parameter):
-                parameter.grad = slots.alias(index)
-            elif _plain(gradient):
-                targets.append(gradient)
-                sources.append(slots.views[index])
-            else:
-                average = slots.views[index].to(parameter.device, copy=True)
-                if gradient is not None and gradient.is_sparse and self._sparse == "keep":
-                    average = average.to_sparse(gradient.sparse_dim())
-                parameter.grad = average
-        if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
-
-    def _raise_failure(self) -> None:
+    def _raise_failure(self, step: Round) -> None:
         failing = herring.allgather_object(
-            self._failing, name=f"{self.name}.failed", group=self._group
+            step.failing, name=f"{self.name}.failed", group=self._group
         )
-        for parameter in self._parameters:
+        for parameter in self._layout.parameters:
             parameter.grad = None
-        if self._failing or not self._active:
+        if step.failing or not step.active:
             return
         culprits = job_ranks((rank for rank, flag in enumerate(failing) if flag), self._group)
         raise HerringError(
@@ -550,44 +359,36 @@ class GradientReducer(Pausable, EndsWithPass):
 
     def _finalize(self, produced: list[int]) -> None:
         """Hands rank 0's order of production to all and makes the final plan of it."""
+        layout = self._layout
         first = scope_of(self._group).rank == 0
-        mine = (produced if first else [], sorted(self._seen_sparse))
+        mine = (produced if first else [], sorted(layout.seen_sparse))
         everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=self._group)
         produced = everyone[0][0]
         if not produced:
             return  # rank 0 has run out of data, or used nothing: try again in the next round
         if self._sparse == "keep":
-            self._sparse_set = self._sparse_set.union(*(found for _, found in everyone))
+            layout.sparse = layout.sparse.union(*(found for _, found in everyone))
         order = dict.fromkeys(produced)
-        order.update(dict.fromkeys(range(len(self._parameters) - 1, -1, -1)))
-        final = [index for index in order if index not in self._sparse_set]
+        order.update(dict.fromkeys(range(len(layout.parameters) - 1, -1, -1)))
+        final = [index for index in order if index not in layout.sparse]
         # In the first round .grad is memory of its own, so nothing refers to the first arena.
-        if final != self._slots.order:
-            self._slots.close()
-            self._slots = None
+        slots = layout.slots
+        if final != slots.order:
+            slots.close()
+            layout.slots = None
             name = f"{self.name}.{self._generation}" if self._generation else self.name
-            self._slots = self._plan(final, name)
-        self._batch_bytes = min([_BATCH_BYTES, *(size for _, _, size in self._slots.plan.buffers)])
-        self._final = True
+            slots = self._plan(layout.parameters, final, name=name)
+        layout.settle(slots)
 
     # -- the rest -------------------------------------------------------------------------------
 
     def adopt(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Averages these parameters from now on (collective); they are equal on all ranks."""
         self.abandon()
-        self._listed = list(named_parameters)
-        self._known.update({id(p): p for _, p in self._listed})
+        listed = list(named_parameters)
+        self._known.update({id(p): p for _, p in listed})
         self._generation += 1
-        self._set_up(f"{self.name}.{self._generation}")
-
-    def _let_go(self) -> None:
-        for handle in self._removals:
-            handle.remove()
-        self._removals = []
-        release(self._parameters, self)
-        if self._slots is not None:
-            self._slots.close()
-            self._slots = None
+        self._set_up(f"{self.name}.{self._generation}", listed)
 
     def close(self) -> None:
         """Removes the hooks and ends the plan. `.grad` views stay readable.
@@ -595,6 +396,6 @@ class GradientReducer(Pausable, EndsWithPass):
         Collective where a backward pass has raised: its round is given up first.
         """
         self.abandon()
-        self._let_go()
-        self._open = False
+        self._layout.end(self)
+        self._round = None
         self._leave_pass()

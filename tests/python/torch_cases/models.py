@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import herring.torch as herring
-from herring.torch import reducer
+from herring.torch import layout, reducer
 from herring.torch.slots import GradientSlots
 
 from .steps import Branches
@@ -126,7 +126,7 @@ def order_differs():
             close(actual, expected, 1e-5)
     # What was recorded at rank 0 in the first step: the reverse of its order, last layer first.
     expected = [i for layer in reversed(orders[0, 0].tolist()) for i in (2 * layer, 2 * layer + 1)]
-    recorded = ddp._reducer._slots.order
+    recorded = ddp._reducer._layout.slots.order
     assert [i // 2 for i in recorded] == [i // 2 for i in expected], recorded
 
 
@@ -155,9 +155,9 @@ def checkpoints():
 
     # In batches of one gradient the second accumulation comes after the first was sent.
     for batch_bytes, reentrant, wrap in itertools.product(
-        (1, reducer._BATCH_BYTES), (True, False, None), ("ddp", "optimizer")
+        (1, layout._BATCH_BYTES), (True, False, None), ("ddp", "optimizer")
     ):
-        with mock.patch.object(reducer, "_BATCH_BYTES", batch_bytes):
+        with mock.patch.object(layout, "_BATCH_BYTES", batch_bytes):
             model, reference = Loop(reentrant), Loop(None)
             if wrap == "ddp":
                 ddp = herring.DistributedDataParallel(model)
@@ -181,7 +181,7 @@ def checkpoints():
             if wrap == "ddp":
                 assert closing._reducer.rounds == 4
                 late = reentrant is True and batch_bytes == 1
-                assert bool(closing._reducer._deferred) == late
+                assert bool(closing._reducer._layout.deferred) == late
             closing.close()
 
 
@@ -281,7 +281,7 @@ def other_devices():
                 inputs, labels = everyones_batch(step)
                 F.cross_entropy(reference(inputs.requires_grad_()), labels).backward()
                 for index, (p, q) in enumerate(zip(model.parameters(), reference.parameters())):
-                    assert not ddp._reducer._slots.holds(index, p.grad)
+                    assert not ddp._reducer._layout.slots.holds(index, p.grad)
                     close(p.grad, q.grad, 1e-5)
             ddp.close()
     # An average that this rank has no gradient for arrives all the same.

@@ -159,7 +159,7 @@ def grad_views():
         ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=views)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train(ddp, optimizer, mine, 2)
-        slots = ddp._reducer._slots
+        slots = ddp._reducer._layout.slots
         assert all(slots.holds(i, p.grad) == views for i, p in enumerate(model.parameters()))
         places = [p.grad.data_ptr() for p in model.parameters()]
         train(ddp, optimizer, mine, 1, set_to_none=False)
@@ -223,7 +223,7 @@ def join_without_rank_0():
             if rank != 0 or epoch == 1:
                 train(ddp, optimizer, mine, 2 + rank)
         same_everywhere(model.parameters())
-        assert ddp._reducer._final == (epoch == 1)
+        assert ddp._reducer._layout.final == (epoch == 1)
 
 
 @case
