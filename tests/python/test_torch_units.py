@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError  # noqa: E402
-from herring.torch import agreement, ddp, reducer, state, tensors  # noqa: E402
+from herring.torch import ddp, reducer, state, tensors  # noqa: E402
 
 DTYPES = [
     torch.float32,
@@ -94,12 +95,12 @@ def test_tensors_elsewhere_refused():
 
 
 def test_descriptions_show_what_must_agree():
-    assert agreement.describe("w", torch.zeros(2, 3)) == "w float32 [2, 3]"
-    assert agreement.describe("w", torch.zeros(2, 3).t()) == "w float32 [3, 2] strides [1, 3]"
+    assert tensors.describe("w", torch.zeros(2, 3)) == "w float32 [2, 3]"
+    assert tensors.describe("w", torch.zeros(2, 3).t()) == "w float32 [3, 2] strides [1, 3]"
     # Gaps are no part of the layout in which gradients travel.
-    assert agreement.describe("w", torch.zeros(4, 4)[:, :2]) == "w float32 [4, 2]"
+    assert tensors.describe("w", torch.zeros(4, 4)[:, :2]) == "w float32 [4, 2]"
     frozen = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
-    assert agreement.describe("w", frozen) == "w bfloat16 [1] frozen"
+    assert tensors.describe("w", frozen) == "w bfloat16 [1] frozen"
 
 
 def test_ranks_in_messages():

@@ -7,7 +7,6 @@ gradients may be put in from any thread in any order, on each rank in another.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -16,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from herring import _core
+from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_initialized, job, require_running
-from herring.errors import HerringError, InvalidArgumentError, MismatchError
+from herring.errors import HerringError, InvalidArgumentError
 
 __all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
 
@@ -120,35 +120,18 @@ def agree(
     Raises:
       MismatchError: shapes or dtypes differ between ranks; names the first difference.
     """
-    shapes = "\n".join(f"{s.dtype} {list(s.shape)}" for s in sources)
-    mine = (hashlib.sha256(shapes.encode()).hexdigest(), sorted(present), list(order))
+    require_agreement(
+        [f"{source.dtype} {list(source.shape)}" for source in sources],
+        labels=[source.name for source in sources],
+        what="variable",
+        name=name,
+        group=group,
+    )
+    mine = sorted(present), list(order)
     everyone = allgather_object(mine, name=f"{name}.gradients", group=group)
-    if len({digest for digest, _, _ in everyone}) > 1:
-        _explain(sources, name, group)
-    used = {index for _, indices, _ in everyone for index in indices}
-    first = [index for index in dict.fromkeys(everyone[0][2]) if index in used]
+    used = {index for indices, _ in everyone for index in indices}
+    first = [index for index in dict.fromkeys(everyone[0][1]) if index in used]
     return first + sorted(used.difference(first), reverse=True)
-
-
-def _explain(sources: Sequence[Source], name: str, group: Group | None) -> None:
-    lines = [f"{s.name} {s.dtype} {list(s.shape)}" for s in sources]
-    lists = allgather_object(lines, name=f"{name}.lists", group=group)
-    for index in range(max(map(len, lists))):
-        who: dict[str, list[int]] = {}
-        for place, theirs in enumerate(lists):
-            line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
-            who.setdefault(line, []).append(_job_rank(place, group))
-        if len({line.split(" ", 1)[-1] for line in who}) > 1:
-            parts = "; ".join(f"ranks {ranks}: {line}" for line, ranks in who.items())
-            raise MismatchError(
-                f"{name}: variable {index} differs between ranks: {parts}. "
-                "Build the same model, in the same order, on every rank"
-            )
-    raise MismatchError(f"{name}: the lists of variables differ between ranks")
-
-
-def _job_rank(place: int, group: Group | None) -> int:
-    return place if group is None else group.ranks[place]
 
 
 class GradientRounds:
@@ -328,11 +311,8 @@ class GradientRounds:
         self.contributors = self._plan.contributors
         told = np.rint(self._said * (self.contributors if self._op == "average" else 1))
         for code, (kind, text) in _TOLD.items():
-            places = np.flatnonzero(told == code).tolist()
-            ranks = [_job_rank(place, self._group) for place in places]
-            if ranks:
-                who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
-                raise kind(f"{self.name}: {who} {text}")
+            if ranks := job_ranks(np.flatnonzero(told == code).tolist(), self._group):
+                raise kind(f"{self.name}: {ranks_text(ranks)} {text}")
 
     def _give_up(self) -> None:
         self._report = _GIVEN_UP

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import text_of
 from herring.arrays.collectives import named as named_call
 from herring.arrays.groups import Group
 from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import InvalidArgumentError
-from herring.torch.agreement import describe, require_agreement
 from herring.torch.arguments import (
     buffer_bytes_of,
     check_module,
@@ -30,7 +30,7 @@ from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer, accumulates, in_backward
 from herring.torch.state import broadcast_tensors
-from herring.torch.tensors import FlatBytes
+from herring.torch.tensors import FlatBytes, describe
 from herring.torch.watch import registrations
 
 

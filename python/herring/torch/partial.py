@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import count_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.partial import (
@@ -24,9 +25,8 @@ from herring.arrays.partial import (
     is_partial,
 )
 from herring.errors import InvalidArgumentError
-from herring.torch.agreement import describe, require_agreement
 from herring.torch.ownership import Pausable, claim, collect, release
-from herring.torch.tensors import dtype_name
+from herring.torch.tensors import describe, dtype_name
 
 
 class PartialReducer(Pausable):

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 import herring
+from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.arguments import shown
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
-from herring.torch.agreement import describe, job_ranks, ranks_text, require_agreement
 from herring.torch.layout import Layout, Round
 from herring.torch.ownership import Pausable, claim, collect
 from herring.torch.passes import EndsWithPass
 from herring.torch.slots import GradientSlots
 from herring.torch.sparse import average_sparse
-from herring.torch.tensors import wire_dtype_name
+from herring.torch.tensors import describe, wire_dtype_name
 
 
 def in_backward() -> bool:

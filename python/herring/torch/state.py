@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 import herring
+from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.torch.agreement import describe, require_agreement
-from herring.torch.tensors import FlatBytes
+from herring.torch.tensors import FlatBytes, describe
 
 
 class _TensorPlace:

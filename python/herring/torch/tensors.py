@@ -100,6 +100,17 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
 
 
+def describe(name: str, tensor: torch.Tensor) -> str:
+    """One line with all that must be alike on all ranks for a tensor's bytes to be exchanged."""
+    line = f"{name} {dtype_name(tensor.dtype)} {list(tensor.shape)}"
+    strides = dense_strides(tensor)
+    if strides != torch.empty(tensor.shape, device="meta").stride():
+        line += f" strides {list(strides)}"
+    if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+        line += " frozen"
+    return line
+
+
 class FlatBytes:
     """Packs tensors of any dtypes into blocks of bytes, so that one operation moves them all.
 

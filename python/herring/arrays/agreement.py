@@ -1,27 +1,14 @@
-"""Checks that all ranks describe the same thing, with a message that shows the first difference."""
+"""Checks that ranks describe the same thing; the message shows the first difference."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
-import torch
-
-import herring
+from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group
 from herring.errors import MismatchError
-from herring.torch.tensors import dense_strides, dtype_name
-
-
-def describe(name: str, tensor: torch.Tensor) -> str:
-    """One line with all that must be alike on all ranks for a tensor's bytes to be exchanged."""
-    line = f"{name} {dtype_name(tensor.dtype)} {list(tensor.shape)}"
-    strides = dense_strides(tensor)
-    if strides != torch.empty(tensor.shape, device="meta").stride():
-        line += f" strides {list(strides)}"
-    if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-        line += " frozen"
-    return line
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -38,7 +25,12 @@ def job_ranks(places: Iterable[int], group: Group | None) -> list[int]:
 
 
 def require_agreement(
-    lines: Iterable[str], *, what: str, name: str, group: Group | None = None
+    lines: Iterable[str],
+    *,
+    what: str,
+    name: str,
+    group: Group | None = None,
+    labels: Sequence[str] = (),
 ) -> None:
     """Compares a list of lines across all ranks (collective).
 
@@ -49,23 +41,28 @@ def require_agreement(
       what: what a line describes, for the message ("parameter").
       name: prefix of the names of the operations used.
       group: those who take part; None: all ranks.
+      labels: stand before the lines in the message, and may differ between ranks.
 
     Raises:
       MismatchError: on every rank, with the first line that differs and who had what.
     """
     mine = list(lines)
     digest = hashlib.sha256("\n".join(mine).encode()).hexdigest()
-    digests = herring.allgather_object(digest, name=f"{name}.digest", group=group)
+    digests = allgather_object(digest, name=f"{name}.digest", group=group)
     if len(set(digests)) == 1:
         return
-    everyone = herring.allgather_object(mine, name=f"{name}.lists", group=group)
-    for index in range(max(map(len, everyone))):
-        holders: dict[str, list[int]] = {}
-        for rank, theirs in zip(job_ranks(range(len(everyone)), group), everyone):
-            line = theirs[index] if index < len(theirs) else f"(only {len(theirs)} of them)"
-            holders.setdefault(line, []).append(rank)
-        if len(holders) > 1:
-            parts = "; ".join(f"{ranks_text(r)}: {line}" for line, r in holders.items())
+    given = list(zip_longest(mine, labels, fillvalue=""))
+    everyone = allgather_object(given, name=f"{name}.lists", group=group)
+    ranks = job_ranks(range(len(everyone)), group)
+    for index, entries in enumerate(zip_longest(*everyone)):
+        holders: dict[tuple[str, str], list[int]] = {}
+        for rank, theirs, entry in zip(ranks, everyone, entries):
+            holders.setdefault(entry or (f"(only {len(theirs)} of them)", ""), []).append(rank)
+        if len({line for line, _ in holders}) > 1:
+            parts = "; ".join(
+                f"{ranks_text(who)}: {f'{label} {line}'.strip()}"
+                for (line, label), who in holders.items()
+            )
             raise MismatchError(
                 f"{name}: {what} {index} differs between ranks: {parts}. "
                 "Build the same model, in the same order, on every rank"
