@@ -24,7 +24,7 @@ struct PlanHandle {
 PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
-                     size_t buffer_bytes, uint32_t stream, nb::handle group) {
+                     size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -42,6 +42,7 @@ PlanHandle make_plan(nb::object job_object,
   options.narrow = !wire_dtype.empty();
   if (options.narrow) options.wire = take(parse_dtype(wire_dtype));
   options.buffer_bytes = buffer_bytes;
+  options.note_bytes = note_bytes;
   return {job_object, take(Planned::create(job.engine(), list, std::move(options)))};
 }
 
@@ -61,7 +62,13 @@ nb::object arena(const PlanHandle& handle, size_t i) {
       reinterpret_cast<uint8_t*>(owner->memory.get()), {planned.plan().arenas[i].bytes}, capsule));
 }
 
-using Place = std::tuple<uint32_t, size_t, size_t>;
+// (arena, offset, bytes) of each.
+template <typename T>
+std::vector<std::tuple<uint32_t, size_t, size_t>> places_of(const std::vector<T>& list) {
+  std::vector<std::tuple<uint32_t, size_t, size_t>> all;
+  for (const T& one : list) all.emplace_back(one.arena, one.range.offset, one.range.bytes);
+  return all;
+}
 
 }  // namespace
 
@@ -73,13 +80,20 @@ void register_planned(nb::module_& module) {
   }, "job"_a, "group"_a = nb::none());
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
-                  "buffer_bytes"_a, "stream"_a, "group"_a = nb::none())
+                  "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none())
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
            "active"_a = true)
       .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)
       .def("ready_all", [](PlanHandle& h, const std::vector<size_t>& indices) {
         for (const size_t index : indices) check(h.planned->ready(index));
       }, "indices"_a)
+      .def("note", [](PlanHandle& h, nb::bytes note) {
+        check(h.planned->note({note.c_str(), note.size()}));
+      }, "note"_a)
+      .def_prop_ro("notes", [](PlanHandle& h) {
+        const std::string notes = take(h.planned->notes());
+        return nb::bytes(notes.data(), notes.size());
+      })
       .def("wait", [](PlanHandle& h, double seconds) {
         wait(*take(h.planned->waiting()), seconds, "the round");
       }, "seconds"_a = 0.0)
@@ -92,18 +106,10 @@ void register_planned(nb::module_& module) {
         return all;
       })
       .def_prop_ro("placements", [](const PlanHandle& h) {
-        std::vector<Place> all;
-        for (const auto& one : h.planned->plan().placements) {
-          all.emplace_back(one.arena, one.range.offset, one.range.bytes);
-        }
-        return all;
+        return places_of(h.planned->plan().placements);
       })
       .def_prop_ro("buffers", [](const PlanHandle& h) {
-        std::vector<Place> all;
-        for (const auto& one : h.planned->plan().buffers) {
-          all.emplace_back(one.arena, one.range.offset, one.range.bytes);
-        }
-        return all;
+        return places_of(h.planned->plan().buffers);
       })
       .def_prop_ro("signature", [](const PlanHandle& h) { return h.planned->signature(); })
       .def_prop_ro("contributors", [](const PlanHandle& h) { return h.planned->contributors(); });

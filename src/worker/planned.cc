@@ -16,13 +16,13 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
         stream(*this->options.stream) {}
   ~Work();
   Status allocate();
-  DType wire_of(uint32_t arena) const;
 
   // Queues a task for the engine thread; a round whose engine has ended fails.
   void run(const std::shared_ptr<Round>& round, std::function<void()> task);
   void begin(const std::shared_ptr<Round>& round);
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
   const control::Group& members() const { return options.group->members(); }
+  uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
 
   EngineCore& engine;
   const PlannedOptions options;
@@ -30,33 +30,37 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   const uint32_t stream;
   const uint32_t generation = fork_generation();
   std::vector<char*> arenas;
+  char* note = nullptr;  // null: rounds have none
   std::atomic<uint32_t> contributors{0};
 
  private:
-  class Direct;  // pushes a buffer without a node stage
+  class Part;
 
-  void launch_one(uint32_t buffer, const std::shared_ptr<Round>& round);
-  void buffer_done(const std::shared_ptr<Round>& round, uint32_t workers);
+  Status take_memory(size_t bytes, char*& place);
+  void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
+  void launch_one(uint32_t part, const std::shared_ptr<Round>& round);
+  void part_done(const std::shared_ptr<Round>& round, uint32_t workers);
 
-  std::vector<char*> staging_;  // by arena; null where nothing is converted
-  // All buffers go through the node stage, or none: one that did not would overtake those that do,
+  std::vector<char*> memory_;
+  // All parts go through the node stage, or none: one that did not would overtake those that do,
   // and the order of a stream must be the same on every worker.
   bool staged_ = false;
-  std::vector<std::vector<plan::Shard>> wire_shards_;  // by buffer
-  std::vector<std::unique_ptr<Direct>> direct_;        // by buffer; engine thread
+  std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, and behind them the note
 };
 
-// Where no node stage is needed, a buffer goes straight from the arena to the servers and back.
-class Planned::Work::Direct : public TransferOwner {
+// What travels as one: a fusion buffer, or the note. Where no node stage is needed, it goes from
+// its place to the servers and back.
+class Planned::Work::Part : public TransferOwner {
  public:
-  explicit Direct(Work& work) : work_(work) {}
+  explicit Part(Work& work) : work_(work) {}
+  NodeTask task;    // but for what each round has of its own
   Transfer transfer;
   std::shared_ptr<Round> round;
 
   void on_transfer_done(Transfer& done) override {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
     // The round fails, or has failed, with what moved in its group.
-    if (!done.called_off) work_.buffer_done(ended, done.workers);
+    if (!done.called_off) work_.part_done(ended, done.workers);
   }
 
  private:
@@ -68,47 +72,60 @@ Planned::Planned(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 const plan::Plan& Planned::plan() const { return work_->plan; }
 std::shared_ptr<char> Planned::arena(size_t i) const { return {work_, work_->arenas[i]}; }
 uint32_t Planned::contributors() const { return work_->contributors.load(); }
+bool Planned::has_note() const { return work_->note != nullptr; }
 
-DType Planned::Work::wire_of(uint32_t arena) const {
-  const DType dtype = plan.arenas[arena].dtype;
-  return options.narrow && dtype == DType::kFloat32 ? options.wire : dtype;
-}
-
-Status Planned::Work::allocate() {
-  for (uint32_t a = 0; a < plan.arenas.size(); ++a) {
-    const plan::Arena& arena = plan.arenas[a];
-    for (const bool staging : {false, true}) {
-      auto& list = staging ? staging_ : arenas;
-      if (staging && wire_of(a) == arena.dtype) {
-        list.push_back(nullptr);
-        continue;
-      }
-      auto memory = engine.heap().allocate(staging ? arena.bytes / 2 : arena.bytes);
-      if (!memory.ok()) return memory.status();
-      list.push_back(static_cast<char*>(*memory));
-    }
-  }
-  staged_ = options.group->uses_node_stage() ||
-            std::any_of(staging_.begin(), staging_.end(),
-                        [](const char* memory) { return memory != nullptr; });
-  for (const plan::Buffer& buffer : plan.buffers) {
-    const bool narrow = staging_[buffer.arena] != nullptr;
-    const size_t bytes = narrow ? buffer.range.bytes / 2 : buffer.range.bytes;
-    wire_shards_.push_back(
-        members().nodes() == 1
-            ? std::vector<plan::Shard>{{0, 0, bytes}}
-            : plan::shard_layout(bytes, options.group->shards().weights));
-    direct_.push_back(std::make_unique<Direct>(*this));
-  }
+Status Planned::Work::take_memory(size_t bytes, char*& place) {
+  auto memory = engine.heap().allocate(bytes);
+  if (!memory.ok()) return memory.status();
+  place = memory_.emplace_back(static_cast<char*>(*memory));
   return {};
 }
 
-Planned::Work::~Work() {
-  for (auto* list : {&arenas, &staging_}) {
-    for (char* memory : *list) {
-      if (memory != nullptr) engine.heap().free(memory);
-    }
+Status Planned::Work::allocate() {
+  staged_ = options.group->uses_node_stage();
+  std::vector<char*> staging;  // by arena; null where nothing is converted
+  for (const plan::Arena& arena : plan.arenas) {
+    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes, arenas.emplace_back()));
+    staging.push_back(nullptr);
+    if (!options.narrow || arena.dtype != DType::kFloat32) continue;
+    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes / 2, staging.back()));
+    staged_ = true;
   }
+  for (const plan::Buffer& buffer : plan.buffers) {
+    const auto& [offset, bytes] = buffer.range;
+    char* narrow = staging[buffer.arena];
+    add_part(arenas[buffer.arena] + offset, bytes, plan.arenas[buffer.arena].dtype, options.op,
+             narrow == nullptr ? nullptr : narrow + offset / 2);
+  }
+  if (options.note_bytes == 0) return {};
+  HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
+  add_part(note, options.note_bytes, DType::kUInt8, ReduceOp::kMax, nullptr);
+  return {};
+}
+
+void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging) {
+  const size_t wire_bytes = staging == nullptr ? bytes : bytes / 2;
+  const std::vector<double>& weights = options.group->shards().weights;
+  NodeTask& task = parts_.emplace_back(std::make_unique<Part>(*this))->task;
+  task.group = options.group;
+  task.key = {stream, 0, count() - 1, members().id()};
+  task.name = options.name;
+  task.data = data;
+  task.bytes = bytes;
+  task.dtype = dtype;
+  task.wire = staging == nullptr ? dtype : options.wire;
+  task.staging = staging;
+  task.reduction.op = op;
+  if (members().nodes() == 1 || (data == note && bytes <= plan.segment_bytes)) {
+    const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
+    task.shards = {{static_cast<uint32_t>(heaviest), 0, wire_bytes}};  // in one piece
+  } else {
+    task.shards = plan::shard_layout(wire_bytes, weights);
+  }
+}
+
+Planned::Work::~Work() {
+  for (char* memory : memory_) engine.heap().free(memory);
 }
 
 Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
@@ -141,7 +158,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
 Planned::~Planned() {
   if (work_->generation != fork_generation()) return;  // a child is no member of the job
   std::lock_guard lock(mutex_);
-  if (round_ == nullptr || round_->future->done() || next_buffer_ == plan().buffers.size()) {
+  if (round_ == nullptr || round_->future->done() || next_buffer_ == work_->count()) {
     return;
   }
   // Without the memory to say so, the others wait until their time-out.
@@ -149,8 +166,8 @@ Planned::~Planned() {
     work_->engine.abort(
         {Code::kShutdown,
          concat("planned operation '", work_->options.name, "'", work_->members().suffix(),
-                " was closed inside round ", round_->number, ", before gradients ", missing(),
-                " were ready; wait() for the round before close()")});
+                " was closed inside round ", round_->number, ", before ", missing(),
+                "; wait() for the round before close()")});
     return {};
   }));
 }
@@ -159,8 +176,8 @@ uint64_t Planned::signature() const {
   Fnv1a hash;
   const PlannedOptions& options = work_->options;
   for (uint64_t value : {plan().hash, uint64_t{work_->stream}, static_cast<uint64_t>(options.op),
-                         static_cast<uint64_t>(options.narrow),
-                         static_cast<uint64_t>(options.wire)}) {
+                         static_cast<uint64_t>(options.narrow), static_cast<uint64_t>(options.wire),
+                         uint64_t{options.note_bytes}}) {
     hash.add(value);
   }
   return hash.value();
@@ -178,24 +195,30 @@ Status Planned::begin(bool active) {
   round->future = std::make_shared<Future>(work_->engine.loop());
   round->number = next_round_++;
   round->active = active;
-  round->buffers_left = static_cast<uint32_t>(plan().buffers.size());
+  round->buffers_left = work_->count();
   round_ = std::move(round);
   ready_.assign(plan().gradients.size(), !active);
-  missing_.assign(plan().buffers.size(), 0);
+  missing_.assign(work_->count(), 0);
   if (active) {
+    if (has_note()) missing_.back() = 1;
     for (const auto& buffers : plan().buffers_of) {
       for (uint32_t b : buffers) ++missing_[b];
     }
   }
   next_buffer_ = 0;
-  if (plan().buffers.empty()) {
+  if (missing_.empty()) {
     round_->future->set({});
     return {};
   }
   work_->begin(round_);
-  while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
-  if (next_buffer_ > 0) work_->launch(0, next_buffer_, round_);
+  advance();
   return {};
+}
+
+void Planned::advance() {
+  const uint32_t from = next_buffer_;
+  while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
+  if (next_buffer_ > from) work_->launch(from, next_buffer_, round_);
 }
 
 Status Planned::ready(size_t index) {
@@ -209,10 +232,34 @@ Status Planned::ready(size_t index) {
   }
   ready_[index] = true;
   for (uint32_t b : plan().buffers_of[index]) --missing_[b];
-  const uint32_t from = next_buffer_;
-  while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
-  if (next_buffer_ > from) work_->launch(from, next_buffer_, round_);
+  advance();
   return {};
+}
+
+Status Planned::note(std::string_view bytes) {
+  std::lock_guard lock(mutex_);
+  const size_t expected = work_->options.note_bytes;
+  if (bytes.size() != expected || round_ == nullptr || !has_note() || missing_.back() == 0) {
+    return {Code::kInvalidArgument,
+            concat("'", work_->options.name, "': a note ",
+                   bytes.size() != expected
+                       ? concat("of ", bytes.size(), " bytes; this plan has ", expected)
+                       : round_ == nullptr ? "before begin()" : "twice in one round")};
+  }
+  std::copy(bytes.begin(), bytes.end(), work_->note);
+  missing_.back() = 0;
+  advance();
+  return {};
+}
+
+Result<std::string> Planned::notes() {
+  std::lock_guard lock(mutex_);
+  if (round_ == nullptr || !round_->future->done()) {
+    return Status(Code::kInvalidArgument, concat("'", work_->options.name,
+                                                 "': notes are there when wait() has returned"));
+  }
+  HERRING_RETURN_IF_ERROR(round_->future->status());
+  return std::string(work_->note, work_->options.note_bytes);
 }
 
 std::string Planned::missing() const {
@@ -220,9 +267,12 @@ std::string Planned::missing() const {
   size_t count = 0;
   for (size_t i = 0; i < ready_.size(); ++i) {
     if (ready_[i] || plan().buffers_of[i].empty()) continue;
-    if (count++ < 10) missing += (missing.empty() ? "" : ", ") + std::to_string(i);
+    if (count++ < 10) missing += (missing.empty() ? "gradients " : ", ") + std::to_string(i);
   }
-  return count > 10 ? concat(missing, " and ", count - 10, " more") : missing;
+  if (count > 10) missing += concat(" and ", count - 10, " more");
+  if (count > 0) missing += " were ready";
+  if (!has_note() || missing_.back() == 0) return missing;
+  return concat(missing, missing.empty() ? "" : " and ", "the note was given");
 }
 
 Result<std::shared_ptr<Future>> Planned::waiting() {
@@ -231,9 +281,10 @@ Result<std::shared_ptr<Future>> Planned::waiting() {
   if (round_ == nullptr) {
     return Status(Code::kInvalidArgument, concat("'", name, "': wait() before begin()"));
   }
-  if (!round_->future->done() && next_buffer_ < plan().buffers.size()) {
-    return Status(Code::kInvalidArgument, concat("'", name, "': wait() before gradients ",
-                                                 missing(), " were ready; call ready() for each"));
+  if (!round_->future->done() && next_buffer_ < work_->count()) {
+    return Status(Code::kInvalidArgument,
+                  concat("'", name, "': wait() before ", missing(), "; call ready() for each ",
+                         "gradient", has_note() ? " and note() once" : ""));
   }
   return round_->future;
 }
@@ -261,55 +312,42 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
 
 void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
   run(round, [self = shared_from_this(), from, to, round] {
-    for (uint32_t b = from; b < to && !round->future->done(); ++b) self->launch_one(b, round);
+    for (uint32_t p = from; p < to && !round->future->done(); ++p) self->launch_one(p, round);
   });
 }
 
 void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& round) {
-  const plan::Buffer& buffer = plan.buffers[index];
-  const DType dtype = plan.arenas[buffer.arena].dtype;
-  char* data = arenas[buffer.arena] + buffer.range.offset;
-  char* staging = staging_[buffer.arena];
+  Part& part = *parts_[index];
+  NodeTask task = part.task;
+  task.key.round = round->number;
+  task.active = round->active;
+  task.deadline = engine.deadline(0);
   if (staged_) {
-    NodeTask task;
-    task.group = options.group;
-    task.key = {stream, round->number, index, members().id()};
-    task.name = options.name;
-    task.data = data;
-    task.bytes = buffer.range.bytes;
-    task.dtype = dtype;
-    task.wire = wire_of(buffer.arena);
-    task.staging = staging == nullptr ? nullptr : staging + buffer.range.offset / 2;
-    task.reduction.op = options.op;
-    task.active = round->active;
-    task.deadline = engine.deadline(0);
-    task.shards = wire_shards_[index];
     task.on_done = [this, round](uint32_t workers) {
-      if (options.group->called_off().ok()) buffer_done(round, workers);
+      if (options.group->called_off().ok()) part_done(round, workers);
     };
     task.keeps = shared_from_this();
     engine.node_stage().post(std::move(task));
     return;
   }
-  Direct& direct = *direct_[index];
-  direct.round = round;
-  Transfer& transfer = direct.transfer;
-  transfer.key = {stream, round->number, index, members().id()};
-  transfer.open.dtype = dtype;
-  transfer.open.reduction.op = options.op;
-  transfer.open.workers = round->active ? 1 : 0;
-  transfer.open.deadline = engine.deadline(0);
-  transfer.open.name = options.name;
-  transfer.send = round->active ? data : nullptr;
-  transfer.receive = data;
-  transfer.shards = wire_shards_[index];
+  part.round = round;
+  Transfer& transfer = part.transfer;
+  transfer.key = task.key;
+  transfer.open.dtype = task.dtype;
+  transfer.open.reduction = task.reduction;
+  transfer.open.workers = task.active ? 1 : 0;
+  transfer.open.deadline = task.deadline;
+  transfer.open.name = task.name;
+  transfer.send = task.active ? task.data : nullptr;
+  transfer.receive = task.data;
+  transfer.shards = task.shards;
   transfer.runs = plan::local_slice(transfer.shards, engine.options().links.segment_bytes, 0, 1);
-  transfer.owner = &direct;
+  transfer.owner = &part;
   const Status pushed = engine.links().push(transfer, shared_from_this());
   if (!pushed.ok()) engine.fail_now(pushed);
 }
 
-void Planned::Work::buffer_done(const std::shared_ptr<Round>& round, uint32_t workers) {
+void Planned::Work::part_done(const std::shared_ptr<Round>& round, uint32_t workers) {
   contributors.store(workers);
   if (--round->buffers_left > 0) return;
   engine.untrack(round->future);

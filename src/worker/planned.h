@@ -1,6 +1,7 @@
 // A planned operation: all-reduce of the fusion buffers of one plan, round after round, without a
 // word of negotiation (paper, III-2). Gradients may become ready in any order; buffers are pushed
-// in plan order as they fill.
+// in plan order as they fill. With a round travels a note, if the plan has one: each active rank
+// gives some bytes, and every rank gets the largest that any of them gave, at each place.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/plan.h"
@@ -22,6 +24,7 @@ struct PlannedOptions {
   bool narrow = false;                  // float32 arenas travel as `wire`
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
+  size_t note_bytes = 0;                // of a round's note; 0: it has none
   std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
 };
 
@@ -46,10 +49,15 @@ class Planned {
   Status begin(bool active);
   // Gradient `index` is in its place in the arena. Any thread.
   Status ready(size_t index);
+  // This rank's note of the round, once: an active rank's round is not complete without it. Best
+  // before the last gradient is ready, so that both leave together. Any thread.
+  Status note(std::string_view bytes);
   // The running round's future; kInvalidArgument names gradients that are not ready.
   Result<std::shared_ptr<Future>> waiting();
   // Workers that contributed to the last finished round.
   uint32_t contributors() const;
+  // The notes of the last round, combined; all 0 where nobody was active.
+  Result<std::string> notes();
 
  private:
   class Work;  // the plan and its memory; what the engine has of a round owns a share of it
@@ -61,15 +69,18 @@ class Planned {
   };
 
   explicit Planned(std::shared_ptr<Work> work);
-  // The first gradients that are not ready.
+  bool has_note() const;
+  // For messages: what has not happened yet, such as "gradients 3, 4 were ready".
   std::string missing() const;
+  // Pushes what is complete and next in order.
+  void advance();
 
   const std::shared_ptr<Work> work_;
 
   std::mutex mutex_;  // guards everything below
   std::shared_ptr<Round> round_;
   std::vector<bool> ready_;
-  std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer
+  std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; behind them the note
   uint32_t next_buffer_ = 0;
   uint32_t next_round_ = 0;
 };

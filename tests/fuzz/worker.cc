@@ -224,8 +224,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const std::vector<char> zeros(series.back()->bytes());
       static_cast<void>(series.back()->contribute(zeros.data(), true, false));
     }
-    auto planned = Planned::create(engine, {{600, DType::kFloat32}, {300, DType::kFloat32}}, {});
+    PlannedOptions noted;
+    noted.note_bytes = 100;
+    auto planned = Planned::create(engine, {{600, DType::kFloat32}, {300, DType::kFloat32}}, noted);
     if (planned.ok() && (*planned)->begin(true).ok()) {
+      static_cast<void>((*planned)->note(std::string(100, '\1')));
       static_cast<void>((*planned)->ready(0));
       static_cast<void>((*planned)->ready(1));
     }

@@ -91,10 +91,10 @@ CORE = """
 
     SKIPPED = {"statistics"}
     fuzz("PlannedReduction", herring.PlannedReduction, {"gradients": lambda: [(10, "float32")]})
-    planned = herring.PlannedReduction([(10, "float32")])
-    for method in ("arena", "begin", "ready", "ready_all", "wait"):
+    planned = herring.PlannedReduction([(10, "float32")], note_bytes=8)
+    for method in ("arena", "begin", "ready", "ready_all", "note", "wait"):
         fuzz(f"planned.{method}", getattr(planned, method),
-             {"index": lambda: 0, "indices": lambda: [0], "timeout": short})
+             {"index": lambda: 0, "indices": lambda: [0], "note": lambda: b"", "timeout": short})
 
     def in_rounds(**options):
         one = herring.PartialReduction(**options)

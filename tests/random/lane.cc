@@ -83,7 +83,7 @@ void Rank::Lane::now(const char* what, const Step& step) {
 // All steps of a batch in an order of this rank's own; gradients of planned rounds in between.
 void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
   pending_.emplace_back();
-  std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are gradients
+  std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are parts
   const Step* join = nullptr;
   for (const uint32_t id : steps) {
     const Step& step = program().steps[id];
@@ -96,8 +96,7 @@ void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
       continue;
     }
     if (step.kind == Kind::kAllreduce && !part_of(step).active) continue;
-    const size_t times =
-        step.kind == Kind::kPlanned ? program().plans[step.plan].gradients.size() : 1;
+    const size_t times = step.kind == Kind::kPlanned ? parts_of(step) : 1;
     actions.insert(actions.end(), std::max<size_t>(times, 1), id);
   }
   random_.shuffle(actions);
@@ -201,7 +200,7 @@ void Rank::Lane::form(const Step& step) {
   pending_.back().calls.push_back({&step, &program_, std::move(*submitted), nullptr, {}});
 }
 
-// With the gradients that have to be made ready, in an order of this rank's own.
+// With the gradients that have to be made ready, and the note, in an order of this rank's own.
 Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
   rank_.calls_.fetch_add(1);
   const bool active = part_of(step).active;
@@ -210,10 +209,11 @@ Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
     rank_.check_outcome(program_, step, status);
     return {{}, true};
   }
-  return {active ? random_.order(plan.plan().gradients.size()) : std::vector<uint32_t>{}, false};
+  return {active ? random_.order(parts_of(step)) : std::vector<uint32_t>{}, false};
 }
 
-// Makes one gradient ready; with the last of them (or none) the round only has to be waited for.
+// Makes one gradient ready, or gives the note; with the last of them (or none) the round only has
+// to be waited for.
 // False: this rank has closed the plan, and takes part no more.
 bool Rank::Lane::continue_round(const Step& step, Round& round) {
   if (round.failed) return true;
@@ -224,13 +224,19 @@ bool Rank::Lane::continue_round(const Step& step, Round& round) {
   if (!left.empty()) {
     const uint32_t index = left.back();
     left.pop_back();
-    const uint64_t elements = plan.plan().gradients[index].elements;
+    const bool is_note = index == plan.plan().gradients.size();
+    const uint64_t elements =
+        is_note ? note_bytes_of(step) : plan.plan().gradients[index].elements;
+    std::string note(is_note ? elements : 0, '\0');
     if (elements > 0) {
-      const plan::Placement& place = plan.plan().placements[index];
-      fill(program_.values_of(step, index), rank_.rank_, 0, elements,
-           plan.arena(place.arena).get() + place.range.offset);
+      char* place = note.data();
+      if (!is_note) {
+        const plan::Placement& placement = plan.plan().placements[index];
+        place = plan.arena(placement.arena).get() + placement.range.offset;
+      }
+      fill(program_.values_of(step, index), rank_.rank_, 0, elements, place);
     }
-    if (Status status = plan.ready(index); !status.ok()) {
+    if (Status status = is_note ? plan.note(note) : plan.ready(index); !status.ok()) {
       rank_.check_outcome(program_, step, status);
       left.clear();
     }

@@ -28,6 +28,11 @@ class Rank::Lane {
   const Program& program() const { return *program_; }
   const Part& part_of(const Step& step) const { return step.parts[step.place_of(rank_.rank_)]; }
   worker::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
+  // Gradients, and behind them the note, if there is one.
+  size_t parts_of(const Step& step) const {
+    return program().plans[step.plan].gradients.size() + (note_bytes_of(step) > 0);
+  }
+  size_t note_bytes_of(const Step& step) const { return program().plans[step.plan].note_bytes; }
   bool is_due(const std::vector<uint32_t>& batch) const;
   void now(const char* what, const Step& step);
 

@@ -154,6 +154,7 @@ class Maker {
                                  : average ? kDTypes[random_.below(4)] : kDTypes[random_.below(10)];
       plan.gradients.push_back({some_elements(dtype, has(kLarge)), dtype});
     }
+    if (random_.chance(0.5)) plan.note_bytes = some_elements(DType::kUInt8, false);
     return plan;
   }
 

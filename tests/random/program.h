@@ -145,6 +145,7 @@ struct PlanSpec {
   bool narrow = false;
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;
+  size_t note_bytes = 0;
   std::vector<plan::Gradient> gradients;
 };
 

@@ -233,8 +233,15 @@ void Rank::check_round(const Call& call, worker::Planned& plan) {
                    program.reduction(step, i).data(), gradients[i].elements);
     if (!text.empty()) wrong(*program, step, concat("gradient ", i, ": ", text));
   }
+  const size_t note_bytes = program->plans[step.plan].note_bytes;
+  if (const auto notes = plan.notes(); !notes.ok()) {
+    wrong(*program, step, concat("its notes: ", notes.status().message()));
+  } else if (const std::vector<char>& expected = program.reduction(step, gradients.size());
+             !std::equal(notes->begin(), notes->end(), expected.begin(), expected.end())) {
+    wrong(*program, step, concat("the notes of ", note_bytes, " bytes differ"));
+  }
   const size_t contributors = program.contributors(step).size();
-  if (features_ & kCounts && !plan.plan().buffers.empty() &&
+  if (features_ & kCounts && !(plan.plan().buffers.empty() && note_bytes == 0) &&
       plan.contributors() != contributors) {
     wrong(*program, step, concat("it says ", plan.contributors(), " contributors, not ",
                                  contributors));
@@ -330,6 +337,7 @@ bool Rank::make_plans(RunningProgram& running) {
     options.narrow = spec.narrow;
     options.wire = spec.wire;
     options.buffer_bytes = spec.buffer_bytes;
+    options.note_bytes = spec.note_bytes;
     auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
     // Another rank may be at its abort already, or dead.
     if (!plan.ok() && (program.ending == Ending::kAbort || program.ending == Ending::kDie)) {

@@ -30,6 +30,11 @@ Values RunningProgram::values_of(const Step& step, size_t index) const {
   if (step.kind == Kind::kPlanned) {
     const PlanSpec& plan = program_.plans[step.plan];
     values.salt = mix(step.salt + index);
+    if (index == plan.gradients.size()) {
+      values.dtype = DType::kUInt8;  // the note
+      values.op = ReduceOp::kMax;
+      return values;
+    }
     values.dtype = plan.gradients[index].dtype;
     narrow = plan.narrow;
   }
@@ -46,13 +51,16 @@ const std::vector<char>& RunningProgram::reduction(const Step& step, size_t inde
   std::lock_guard lock(expected.mutex);
   if (expected.arrays.empty()) {
     const std::vector<uint32_t> ranks = contributors(step);
-    const size_t arrays =
-        step.kind == Kind::kPlanned ? program_.plans[step.plan].gradients.size() : 1;
-    for (size_t i = 0; i < arrays; ++i) {
+    std::vector<uint64_t> counts{step.elements(0)};
+    if (step.kind == Kind::kPlanned) {
+      const PlanSpec& plan = program_.plans[step.plan];
+      counts.clear();
+      for (const plan::Gradient& gradient : plan.gradients) counts.push_back(gradient.elements);
+      counts.push_back(plan.note_bytes);
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
       const Values values = values_of(step, i);
-      const uint64_t count = step.kind == Kind::kPlanned
-                                 ? program_.plans[step.plan].gradients[i].elements
-                                 : step.elements(0);
+      const uint64_t count = counts[i];
       expected.arrays.emplace_back(count * size_of(values.dtype));
       reduce(values, ranks, 0, count, expected.arrays.back().data());
     }

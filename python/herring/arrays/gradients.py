@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ _PLANNED = {
     "complex128": ("float64", 2),
 }
 
-# What a rank says in its element of the pseudo-gradient behind the last gradient.
+# What a rank says in its byte of a round's note.
 _WELL, _MORE, _GIVEN_UP = 0, 1, 2
 _TOLD: dict[int, tuple[type[HerringError], str]] = {
     _MORE: (
@@ -87,11 +87,10 @@ def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def _raw(array: Any) -> Any:
-    """An array as the core takes it: NumPy's own dtypes and DLPack as they are, others as bytes."""
+    """An array as the core takes it: one of NumPy's as bytes, others by DLPack as they are."""
     if not isinstance(array, np.ndarray):
         return array
-    array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def agree(
@@ -141,9 +140,9 @@ class GradientRounds:
     rank has none for one of them it contributes zeros, and gets the average. Those without one on
     every rank have no place in the plan.
 
-    What happens to a rank is told to all in a pseudo-gradient that travels along (one float per
-    rank): that it has gradients which have no place, or that it gave its step up in the middle.
-    All ranks then raise the same error, and stay in step.
+    What happens to a rank is told to all in the round's note, which has a byte for each rank: that
+    it has gradients which have no place, or that it gave its step up in the middle. All ranks then
+    raise the same error, and stay in step.
 
     Attributes:
       sources: as given.
@@ -191,29 +190,26 @@ class GradientRounds:
         self.name = name
         self.sources = list(sources)
         self.contributors = 0
-        self._op = op
         self._group = group
-        scope = scope_of(group)
-        self._rank, self._size = scope.rank, scope.size
+        self._scope = scope_of(group)
         self.order = agree(sources, present, name=name, group=group, order=order)
         self.used = sorted(self.order)
         in_order = [self.sources[i] for i in self.order]
-        planned = [(source.elements, _PLANNED[source.dtype][0]) for source in in_order]
         self._plan = PlannedReduction(
-            [*planned, (self._size, "float32")],
+            [(source.elements, _PLANNED[source.dtype][0]) for source in in_order],
             name=name,
             op=op,
             wire_dtype=wire_dtype,
             buffer_bytes=buffer_bytes,
             group=group,
+            note_bytes=self._scope.size,
         )
         arenas = [self._plan.arena(i) for i in range(len(self._plan.arenas))]
-        self._places = [
-            (arenas[arena], offset, nbytes) for arena, offset, nbytes in self._plan.placements
-        ]
+        self._places = {
+            index: arenas[arena][offset : offset + nbytes]
+            for index, (arena, offset, nbytes) in zip(self.order, self._plan.placements)
+        }
         self._entry = {index: entry for entry, index in enumerate(self.order)}
-        raw, offset, nbytes = self._places[-1]
-        self._said = raw[offset : offset + nbytes].view(np.float32)
         self._lock = threading.Lock()
         self._open = False
         self._missing: set[int] = set()
@@ -234,19 +230,14 @@ class GradientRounds:
             if not self._open:
                 self._begin()
             elif not self._missing.issuperset(i for i in indices if i in self._entry):
-                self._give_up()
-            parts, entries = [], []
-            for index, array in zip(indices, arrays):
-                entry = self._entry.get(index)
-                if entry is None:
-                    self._report = _MORE
-                    continue
-                raw, offset, nbytes = self._places[entry]
-                parts.append((raw, offset, _raw(array), 0, nbytes))
-                entries.append(entry)
-                self._missing.discard(index)
-        _core.copy_parts(parts)
-        self._plan.ready_all(entries)
+                self._report = _GIVEN_UP
+                self._end()
+            placed = {i: array for i, array in zip(indices, arrays) if i in self._entry}
+            if len(placed) < len(indices):
+                self._report = _MORE
+            self._missing.difference_update(placed)
+        _core.copy_parts(self._parts(placed.items()))
+        self._plan.ready_all([self._entry[index] for index in placed])
 
     def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
         """Ends the round: gradients that were not put in are zeros; waits for the averages.
@@ -299,32 +290,27 @@ class GradientRounds:
             self._end()
 
     def _end(self) -> None:
-        left = [self._entry[index] for index in self._missing]
-        for entry in left:
-            raw, offset, nbytes = self._places[entry]
-            raw[offset : offset + nbytes] = 0
-        self._said[:] = 0
-        self._said[self._rank] = self._report
+        for index in self._missing:
+            self._places[index][:] = 0
+        note = bytearray(self._scope.size)
+        note[self._scope.rank] = self._report
         self._open = False
-        self._plan.ready_all([*left, len(self._places) - 1])
+        self._plan.note(note)
+        self._plan.ready_all([self._entry[index] for index in self._missing])
         self._plan.wait()
         self.contributors = self._plan.contributors
-        told = np.rint(self._said * (self.contributors if self._op == "average" else 1))
+        notes = self._plan.notes
         for code, (kind, text) in _TOLD.items():
-            if ranks := job_ranks(np.flatnonzero(told == code).tolist(), self._group):
+            places = (place for place, told in enumerate(notes) if told == code)
+            if ranks := job_ranks(places, self._group):
                 raise kind(f"{self.name}: {ranks_text(ranks)} {text}")
 
-    def _give_up(self) -> None:
-        self._report = _GIVEN_UP
-        self._end()
-
     def _take(self, arrays: Sequence[Any]) -> None:
-        parts = []
-        for index, array in zip(self.used, arrays):
-            raw, offset, nbytes = self._places[self._entry[index]]
-            target = array.reshape(-1).view(np.uint8) if isinstance(array, np.ndarray) else array
-            parts.append((raw, offset, target, 0, nbytes))
-        _core.copy_parts(parts, back=True)
+        _core.copy_parts(self._parts(zip(self.used, arrays)), back=True)
+
+    def _parts(self, arrays: Iterable[tuple[int, Any]]) -> list[tuple[Any, ...]]:
+        places = self._places
+        return [(places[i], 0, _raw(array), 0, places[i].nbytes) for i, array in arrays]
 
 
 class Averager:

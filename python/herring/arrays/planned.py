@@ -26,6 +26,10 @@ class PlannedReduction:
     Every rank makes it with the same arguments, and makes a group's planned operations in the same
     order.
 
+    A round can carry a note of some bytes, by which ranks tell each other what became of the round.
+    At each place every rank gets the largest byte that any active rank has given. So one byte for
+    each rank says who, and one byte for each event says whether it happened anywhere.
+
     Args:
       gradients: (elements, dtype name) of every gradient, in production order.
       name: identifies the operation, for messages.
@@ -33,6 +37,7 @@ class PlannedReduction:
       wire_dtype: "float16" or "bfloat16": float32 arenas travel between nodes in it.
       buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
       group: those who take part; None: all ranks.
+      note_bytes: length of a round's note; 0: rounds have none.
 
     Raises:
       InvalidArgumentError: a dtype or size that is not supported.
@@ -48,37 +53,31 @@ class PlannedReduction:
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,
+        note_bytes: int = 0,
     ) -> None:
         name = named(name, "planned", group)
         self._job = job()
         self._name = name
         # Also for a plan that this rank refuses: the next one must have the same on all ranks.
-        stream = _core.next_stream(self._job, scope_of(group).handle)
+        handle = scope_of(group).handle
+        stream = _core.next_stream(self._job, handle)
         with called("allgather", f"{name}.plan", group):
             listed = _listed(gradients)
             op = operator_of(op)
             buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
-            if wire_dtype is not None:
-                text_of(wire_dtype, "wire_dtype")
+            note_bytes = count_of(note_bytes, "note_bytes")
+            wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
             self._planned: _core.Planned | None = _core.Planned.create(
-                self._job,
-                listed,
-                name,
-                op,
-                wire_dtype or "",
-                buffer_bytes,
-                stream,
-                scope_of(group).handle,
+                self._job, listed, name, op, wire, buffer_bytes, note_bytes, stream, handle
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
             f"planned operation '{name}'",
             f"{len(listed)} gradients, {bytes_by_dtype}, op {op}, wire dtype {wire_dtype}, "
-            f"plan {self._planned.signature:016x}",
+            f"notes of {note_bytes} bytes, plan {self._planned.signature:016x}",
             name=f"{name}.plan",
             group=group,
         )
-        self._gradients = len(listed)
 
     @property
     def _open(self) -> _core.Planned:
@@ -137,14 +136,43 @@ class PlannedReduction:
                 f"indices is {shown(indices)}; it must be a list of integers"
             ) from None
 
+    def note(self, note: bytes) -> None:
+        """Gives this rank's note of the round; any thread.
+
+        If the plan has notes, an active rank gives one in each round, which is not complete without
+        it. Given before the last gradient is ready, it leaves together with that.
+
+        Args:
+          note: bytes, or what has them (a bytearray, an array of uint8), `note_bytes` of them.
+
+        Raises:
+          InvalidArgumentError: another length, or a second note in the same round.
+        """
+        try:
+            view = memoryview(note)
+        except (TypeError, ValueError):
+            view = None
+        if view is None or view.itemsize != 1:
+            raise InvalidArgumentError(f"note is {shown(note)}; it must be bytes")
+        self._open.note(view.tobytes())
+
+    @property
+    def notes(self) -> bytes:
+        """The notes of the last round: at each place the largest byte that an active rank gave.
+
+        Raises:
+          InvalidArgumentError: the round has not been waited for.
+        """
+        return self._open.notes
+
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when every buffer of the round is averaged in place.
+        """Returns when every buffer of the round is averaged in place, and the notes are there.
 
         Args:
           timeout: seconds to wait here; None: until the operation's deadline.
 
         Raises:
-          InvalidArgumentError: gradients are missing; the message lists them.
+          InvalidArgumentError: gradients, or the note, are missing; the message lists them.
           PeerLostError, TimeoutError: the round failed; the arenas are undefined.
         """
         self._open.wait(seconds_of(timeout))
