@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError  # noqa: E402
-from herring.torch import ddp, reducer, state, tensors  # noqa: E402
+from herring.torch import ddp, passes, state, tensors  # noqa: E402
 
 DTYPES = [
     torch.float32,
@@ -121,10 +121,10 @@ def test_output_tensors_are_found():
 
 
 def test_first_leaf():
-    assert reducer._first_leaf(None) is None
+    assert passes._first_leaf(None) is None
     x = torch.nn.Parameter(torch.zeros(3))
     y = (x * 2).exp().sum()
-    assert reducer._first_leaf(y.grad_fn).variable is x
+    assert passes._first_leaf(y.grad_fn).variable is x
 
 
 def test_optimizer_state_is_taken_apart_and_put_together():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,8 @@ from herring.torch.arguments import (
 from herring.torch.join import Join
 from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
-from herring.torch.reducer import GradientReducer, accumulates, in_backward
+from herring.torch.passes import accumulates, in_backward
+from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import FlatBytes, describe
 from herring.torch.watch import registrations
@@ -369,13 +369,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         self._reducer.shadow()
 
     def _recover(self) -> None:
-        if self._reducer.round_open:
-            warnings.warn(
-                f"{self.name}: the last backward pass raised an error; its step is given up on all "
-                "ranks, and gradients are cleared",
-                stacklevel=8,  # past Module.__call__
-            )
-            self._reducer.abandon()
+        self._reducer.abandon(stacklevel=8)  # past Module.__call__
 
     def _refuse_sparse(self) -> None:
         for key, _ in _sparse_modules(self.module):

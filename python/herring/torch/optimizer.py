@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -139,10 +138,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
     def _relist(self) -> list[tuple[str, torch.nn.Parameter]] | None:
         """All parameters, if some were put into the groups by other ways than add_param_group."""
         sizes = [len(group["params"]) for group in self.inner.param_groups]
-        if sizes == self._sizes:
-            return None
-        self._sizes = sizes
-        return self._name_parameters()
+        return None if sizes == self._sizes else self._name_parameters()
 
     def _name_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         groups = self.inner.param_groups
@@ -180,27 +176,22 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         """
         if self._partial is not None:
             return self._step_in_rounds(self._partial.steps(), closure)
-        if closure is None:
-            self.synchronize()
-            self._rounds_at_step = self._reducer.rounds
-            return self.inner.step()
 
         def averaged() -> Any:
-            with torch.enable_grad():
-                loss = closure()
+            loss = None if closure is None else _evaluated(closure)
             self.synchronize()
             self._rounds_at_step = self._reducer.rounds
             return loss
 
-        return self.inner.step(averaged)
+        if closure is not None:
+            return self.inner.step(averaged)
+        averaged()
+        return self.inner.step()
 
     def _step_in_rounds(
         self, rounds: Iterator[RoundInfo], closure: Callable[[], Any] | None = None
     ) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else _evaluated(closure)
         for info in rounds:
             if self._each_round is not None:
                 self._each_round(info)
@@ -235,15 +226,10 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients; also gives up, on all ranks, a step whose backward pass raised."""
-        if self._partial is None and self._reducer.round_open:
-            warnings.warn(
-                f"{self.name}: the last backward pass raised an error; its step is given up on all "
-                "ranks, and gradients are cleared",
-                stacklevel=2,
-            )
-            self._reducer.abandon()
-        if self._partial is None and self._reducer.given_up:
-            self._rounds_at_step = self._reducer.rounds  # there is no step of it
+        if self._partial is None:
+            self._reducer.abandon(stacklevel=2)
+            if self._reducer.given_up:
+                self._rounds_at_step = self._reducer.rounds  # there is no step of it
         self.inner.zero_grad(set_to_none=set_to_none)
 
     @contextlib.contextmanager
@@ -318,6 +304,11 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise InvalidArgumentError("save optimizer.state_dict(), not the wrapper")
+
+
+def _evaluated(closure: Callable[[], Any]) -> Any:
+    with torch.enable_grad():
+        return closure()
 
 
 def _listed(named_parameters: Any) -> list[tuple[str, torch.nn.Parameter]]:

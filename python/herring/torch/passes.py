@@ -7,8 +7,10 @@ them, ranks could wait for each other in a circle.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,3 +44,42 @@ class EndsWithPass:
         with _lock:
             found = {self, *(one for one in _open if one._pass == self._pass)}
         return sorted(found, key=lambda one: one._turn)
+
+
+def in_backward() -> bool:
+    """Whether the calling thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _first_leaf(node: Any) -> Any:
+    """Some node without successors below `node` that accumulates into a leaf, or None."""
+    seen = set()
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if hasattr(node, "variable"):
+            return node
+        seen.add(node)
+        stack.extend(successor for successor, _ in node.next_functions)
+    return None
+
+
+def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Whether the pass now running, seen from a hook on an output, adds to `.grad` of leaves.
+
+    A plain backward pass executes every leaf of its graph, so any leaf tells; with
+    `backward(inputs=...)` it takes one of `parameters`.
+    """
+    leaf = _first_leaf(torch._C._current_autograd_node())
+    ours = (
+        torch.autograd.graph.get_gradient_edge(parameter).node
+        for parameter in parameters
+        if parameter.requires_grad
+    )
+    leaves = ours if leaf is None else itertools.chain([leaf], ours)
+    try:
+        return any(map(torch._C._will_engine_execute_node, leaves))
+    except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
+        return False

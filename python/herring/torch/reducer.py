@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 import herring
 from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
-from herring.arrays.arguments import shown
+from herring.arrays.arguments import count_of, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
-from herring.torch.layout import Layout, Round
-from herring.torch.ownership import Pausable, claim, collect
-from herring.torch.passes import EndsWithPass
-from herring.torch.slots import GradientSlots
+from herring.torch.layout import Layout, Options
+from herring.torch.ownership import Pausable, claim, collect, release
+from herring.torch.passes import EndsWithPass, accumulates
+from herring.torch.round import Round
 from herring.torch.sparse import average_sparse
 from herring.torch.tensors import describe, wire_dtype_name
-
-
-def in_backward() -> bool:
-    """Whether the calling thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def _first_leaf(node: Any) -> Any:
-    """Some node without successors below `node` that accumulates into a leaf, or None."""
-    seen = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if hasattr(node, "variable"):
-            return node
-        seen.add(node)
-        stack.extend(successor for successor, _ in node.next_functions)
-    return None
-
-
-def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
-    """Whether the pass now running, seen from a hook on an output, adds to `.grad` of leaves.
-
-    A plain backward pass executes every leaf of its graph, so any leaf tells; with
-    `backward(inputs=...)` it takes one of `parameters`.
-    """
-    leaf = _first_leaf(torch._C._current_autograd_node())
-    ours = (
-        torch.autograd.graph.get_gradient_edge(parameter).node
-        for parameter in parameters
-        if parameter.requires_grad
-    )
-    leaves = ours if leaf is None else itertools.chain([leaf], ours)
-    try:
-        return any(map(torch._C._will_engine_execute_node, leaves))
-    except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
-        return False
 
 
 class GradientReducer(Pausable, EndsWithPass):
@@ -76,9 +36,10 @@ class GradientReducer(Pausable, EndsWithPass):
     The first round uses reverse registration order and starts after the pass, while rank 0 records
     in which order gradients are produced; that order, handed to all, is the final plan's.
 
-    While a round is open no `.grad` lies in the arena. So a gradient that is accumulated again
-    after it was sent (reentrant checkpoints, shared parameters across nested passes) is whole at
-    the end of the pass: its rank says so in the flags of the round, which is then repeated by all.
+    With the gradients travels the round's note: which parameters a rank has used, and what has
+    happened to it. While a round is open no `.grad` lies in the arena. So a gradient that is
+    accumulated again after it was sent (reentrant checkpoints, shared parameters across nested
+    passes) is whole at the end of the pass. Its rank says so in the note, and all repeat the round.
     From then on this rank reports that parameter only at the end. In the same way a rank says that
     it has more parameters to average than the plan (some were frozen and are not now): all plan
     anew, and repeat the round.
@@ -100,7 +61,6 @@ class GradientReducer(Pausable, EndsWithPass):
         views: bool = False,
         sparse_parameters: Collection[torch.nn.Parameter] = (),
         relist: Callable[[], list[tuple[str, torch.nn.Parameter]] | None] | None = None,
-        planned: Callable[..., Any] | None = None,
         group: Group | None = None,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
@@ -119,7 +79,6 @@ class GradientReducer(Pausable, EndsWithPass):
             the first round.
           relist: called at the end of each backward pass: the present list of named parameters if
             it may have changed since the last call, else None.
-          planned: stands in for `herring.PlannedReduction` in tests.
           group: whose workers' gradients are averaged; None: of all. "Ranks" and "all" are its.
 
         Raises:
@@ -127,50 +86,36 @@ class GradientReducer(Pausable, EndsWithPass):
             that another reducer averages already.
           MismatchError: the parameters differ between ranks.
         """
-        if not isinstance(sparse, str) or sparse not in ("keep", "densify", "error"):
-            raise InvalidArgumentError(
-                f"sparse must be 'keep', 'densify' or 'error', not {shown(sparse)}"
-            )
-        if buffer_bytes < 0:
-            raise InvalidArgumentError(f"buffer_bytes must not be negative, got {buffer_bytes}")
+        text_of(sparse, "sparse", ("keep", "densify", "error"))
+        count_of(buffer_bytes, "buffer_bytes")
         super().__init__(name, group)
         self.name = name
-        self._group = group
         self.rounds = 0
         self.given_up = False
         self.contributors = 0
-        self._sparse = sparse
-        self._views = views
-        wire_dtype = wire_dtype_name(wire_dtype)
-        wire_dtype = None if wire_dtype == "float32" else wire_dtype  # as they are
-        self._options = (
-            f"sync='full' wire_dtype={wire_dtype} buffer_bytes={buffer_bytes} "
-            f"views={views} sparse={sparse!r}"
-        )
+        wire = wire_dtype_name(wire_dtype)
+        wire = None if wire == "float32" else wire  # as they are
+        self._options = Options(name, wire, buffer_bytes, sparse, views, group)
         self._relist = relist
-        if planned is None:
-            from herring.arrays.planned import PlannedReduction as planned  # noqa: N813
-        self._plan = functools.partial(
-            GradientSlots, planned, wire_dtype=wire_dtype, buffer_bytes=buffer_bytes, group=group
-        )
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
-        self._round: Round | None = None  # the one that is open
-        self._layout = Layout(name, [], [], [], set(), mode=sparse, views=views)
-        self._sparse_ids = {id(parameter) for parameter in sparse_parameters}
-        listed = list(named_parameters)
-        self._known = weakref.WeakValueDictionary({id(p): p for _, p in listed})
-        self._set_up(name, listed)
+        self._layout: Layout | None = None  # None: all parameters are frozen
+        self._round: Round | None = None  # the one that a backward pass has begun
+        self._sparse_ids = {id(p) for p in sparse_parameters if sparse == "keep"}
+        self._listed = list(named_parameters)
+        self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
+        self._set_up(name)
 
-    def _set_up(self, name: str, listed: list[tuple[str, torch.nn.Parameter]]) -> None:
+    def _set_up(self, name: str) -> None:
         """Plans for the parameters now listed; the plan before goes (collective)."""
-        names, parameters = collect(listed, self)
+        options = self._options
+        names, parameters = collect(self._listed, self)
         strange = [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
-        keep = self._sparse == "keep"
-        sparse = {i for i, p in enumerate(parameters) if keep and id(p) in self._sparse_ids}
+        sparse = {i for i, p in enumerate(parameters) if id(p) in self._sparse_ids}
         require_agreement(
             [
-                self._options,
+                f"sync='full' wire_dtype={options.wire_dtype} buffer_bytes={options.buffer_bytes} "
+                f"views={options.views} sparse={options.sparse!r}",
                 *(
                     describe(n, p) + (" with sparse gradients" if i in sparse else "")
                     for i, (n, p) in enumerate(zip(names, parameters))
@@ -179,7 +124,7 @@ class GradientReducer(Pausable, EndsWithPass):
             ],
             what="entry",
             name=f"{name}.parameters",
-            group=self._group,
+            group=options.group,
         )
         if strange:
             raise InvalidArgumentError(
@@ -188,38 +133,41 @@ class GradientReducer(Pausable, EndsWithPass):
                 + " put in after it was made, so the ranks may hold different values; after "
                 "replacing parts of a model close() the wrapper and make a new one"
             )
-        self._layout.end(self)
+        self._let_go()
         claim(parameters, self)
-        self._layout = layout = Layout(
-            self.name, listed, names, parameters, sparse, mode=self._sparse, views=self._views
-        )
+        self._mine = {id(parameter) for parameter in parameters}
         if parameters:
             order = [i for i in range(len(parameters) - 1, -1, -1) if i not in sparse]
-            layout.slots = self._plan(parameters, order, name=f"{name}.first")
-        layout.removals = self._register_hooks()
+            self._layout = Layout(options, names, parameters, sparse, order, name=f"{name}.first")
+            self._layout.hooks = [self._hook(i, p) for i, p in enumerate(parameters)]
+        self._note_frozen()
 
-    def _register_hooks(self) -> list[Any]:
-        # Weak, because the engine's hooks are out of the garbage collector's sight.
-        myself = weakref.ref(self)
+    def _note_frozen(self) -> None:
+        """Finds the listed parameters that the plan lacks; they may be unfrozen at any time."""
+        self._frozen = [p for _, p in self._listed if id(p) not in self._mine and p.numel()]
 
-        def make(index: int) -> Callable[[torch.Tensor], None]:
-            def hook(_parameter: torch.Tensor) -> None:
-                if (reducer := myself()) is not None and reducer.enabled:
-                    reducer._produced(index)
+    def _hook(self, index: int, parameter: torch.nn.Parameter) -> Any:
+        myself = weakref.ref(self)  # weak: the garbage collector does not see the engine's hooks
 
-            return hook
+        def hook(_parameter: torch.Tensor) -> None:
+            if (reducer := myself()) is not None and reducer.enabled:
+                if reducer._round is None:
+                    reducer.arm()
+                reducer._round.produced(index)
 
-        return [
-            parameter.register_post_accumulate_grad_hook(make(index))
-            for index, parameter in enumerate(self._layout.parameters)
-        ]
+        return parameter.register_post_accumulate_grad_hook(hook)
+
+    @property
+    def parameters(self) -> Sequence[torch.nn.Parameter]:
+        """Those whose gradients are averaged, in registration order."""
+        return () if self._layout is None else self._layout.parameters
 
     # -- during the backward pass ---------------------------------------------------------------
 
     def arm(self) -> None:
         """Starts a round that ends with the backward pass now running, if none is open yet."""
         with self._lock:
-            if self._round is not None or not self.enabled or not self._has_plan():
+            if self.round_open or not self.enabled or not self._has_plan():
                 return
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             self._begin()
@@ -230,33 +178,37 @@ class GradientReducer(Pausable, EndsWithPass):
 
         `torch.autograd.grad` also passes through outputs but accumulates nothing.
         """
-        if self._round is None and self.enabled and accumulates(self._layout.parameters):
+        if not self.round_open and self.enabled and accumulates(self.parameters):
             self.arm()
 
     def _has_plan(self) -> bool:
-        if self._layout.slots is None and self._has_changed():
+        if self._layout is None and self._has_changed():
             raise InvalidArgumentError(
                 f"all parameters were frozen when {self.name!r} was made, and some are not now; "
                 "close() it and make a new one"
             )
-        return self._layout.slots is not None
+        return self._layout is not None
+
+    def _has_changed(self) -> bool:
+        """Whether there are parameters to average that this plan lacks."""
+        listed = None if self._relist is None else self._relist()
+        if listed is not None:
+            self._listed = listed
+            self._note_frozen()
+        return any(p.requires_grad for p in self._frozen)
 
     def _begin(self) -> None:
         self._layout.prepare()
-        self._round = Round(self._layout, self._lock, active=True)
-
-    def _produced(self, index: int) -> None:
-        if self._round is None:
-            self.arm()
-        if (step := self._round) is not None:  # there is a plan
-            step.produced(index)
+        self._round = Round(self._layout, active=True)
 
     # -- at its end -----------------------------------------------------------------------------
 
     def _after_backward(self) -> None:
-        for reducer in self._together() if self._round is not None else ():
+        if not self.round_open:
+            return
+        for reducer in self._together():
             with reducer._lock:
-                if reducer._round is not None:
+                if reducer.round_open:
                     reducer._finish()
 
     def finish_step(self) -> None:
@@ -264,7 +216,7 @@ class GradientReducer(Pausable, EndsWithPass):
 
         The other ranks wait for it at the end of their backward pass.
         """
-        if self._round is None and self._has_plan():
+        if not self.round_open and self._has_plan():
             self._begin()
             self._finish()
 
@@ -273,84 +225,79 @@ class GradientReducer(Pausable, EndsWithPass):
         """Whether a backward pass has begun a round and not ended it."""
         return self._round is not None
 
-    def abandon(self) -> None:
+    def abandon(self, stacklevel: int = 0) -> None:
         """Ends a round whose backward pass raised, so that the ranks stay in step (collective).
 
         The others, who wait for this round at the end of their backward pass, raise `HerringError`
         there. Gradients are cleared on all ranks. So it is with the rounds of other reducers that
         the same pass has begun.
-        """
-        if self._round is None:
-            return
-        for reducer in self._together():
-            reducer._give_up()
 
-    def _give_up(self) -> None:
-        if self._round is not None:
-            self._round.failing = True
-            self._finish()
+        Args:
+          stacklevel: of the warning; 0: there is none.
+        """
+        if not self.round_open:
+            return
+        if stacklevel:
+            warnings.warn(
+                f"{self.name}: the last backward pass raised an error; its step is given up on all "
+                "ranks, and gradients are cleared",
+                stacklevel=stacklevel + 1,
+            )
+        for reducer in self._together():
+            if reducer.round_open:
+                reducer._round.failing = True
+                reducer._finish()
 
     def shadow(self) -> None:
         """Takes part in a round without contributing, for a rank that has run out of data."""
-        if self._layout.slots is not None:
-            self._round = Round(self._layout, self._lock, active=False)
+        if self._layout is not None:
+            self._round = Round(self._layout, active=False)
             self._finish()
 
     def _finish(self) -> None:
-        step, layout = self._round, self._layout
+        ended, layout = self._round, self._layout
         try:
-            step.complete(self._has_changed)
+            changed = ended.active and not ended.failing and self._has_changed()
+            unused, flags = ended.finish(changed=changed)
         finally:
             self._round = None
             self._leave_pass()
         self.rounds += 1
-        self.contributors = layout.slots.plan.contributors
-        unused, flags = layout.slots.outcome()
+        self.contributors = layout.plan.contributors
         self.given_up = "failed" in flags
         if self.given_up:
-            self._raise_failure(step)
+            self._raise_failure(ended)
             return
-        produced = [] if layout.final else step.order()
-        if flags:
-            if "changed" in flags:
-                produced = []
-                self._generation += 1
-                self._set_up(f"{self.name}.{self._generation}", layout.listed)
-                layout = self._layout
-            else:
-                layout.deferred.update(step.again)
-            # Once more, with gradients that are whole now.
-            Round(layout, self._lock, active=step.active).complete()
-            unused, _ = layout.slots.outcome()
-        averages = self._average_sparse(active=step.active)
-        if step.active:
+        produced = [] if layout.final else ended.learn_order()
+        if "changed" in flags:
+            produced = []
+            self._generation += 1
+            self._set_up(f"{self.name}.{self._generation}")
+        if flags:  # once more, with gradients that are whole now
+            unused, _ = Round(self._layout, ended.active).finish()
+        layout = self._layout
+        averages = {}
+        if sparse := sorted(layout.sparse):
+            found = average_sparse(
+                [layout.parameters[index] for index in sparse],
+                active=ended.active,
+                name=f"{self.name}.sparse",
+                group=self._options.group,
+            )
+            averages = dict(zip(sparse, found))
+        if ended.active:
             layout.show(unused, averages)
         if not layout.final:
             self._finalize(produced)
 
-    def _has_changed(self) -> bool:
-        """Whether there are parameters to average that this plan lacks."""
-        return self._layout.lacks(None if self._relist is None else self._relist())
-
-    def _average_sparse(self, *, active: bool) -> dict[int, torch.Tensor | None]:
-        indices = sorted(self._layout.sparse)
-        if not indices:
-            return {}
-        parameters = [self._layout.parameters[index] for index in indices]
-        averages = average_sparse(
-            parameters, active=active, name=f"{self.name}.sparse", group=self._group
-        )
-        return dict(zip(indices, averages))
-
-    def _raise_failure(self, step: Round) -> None:
-        failing = herring.allgather_object(
-            step.failing, name=f"{self.name}.failed", group=self._group
-        )
-        for parameter in self._layout.parameters:
+    def _raise_failure(self, ended: Round) -> None:
+        group = self._options.group
+        failing = herring.allgather_object(ended.failing, name=f"{self.name}.failed", group=group)
+        for parameter in self.parameters:
             parameter.grad = None
-        if step.failing or not step.active:
+        if ended.failing or not ended.active:
             return
-        culprits = job_ranks((rank for rank, flag in enumerate(failing) if flag), self._group)
+        culprits = job_ranks((rank for rank, flag in enumerate(failing) if flag), group)
         raise HerringError(
             f"{self.name} round {self.rounds}: {ranks_text(culprits)} did not finish the backward "
             "pass (it raised there); this step has no gradients, and they were cleared on all "
@@ -359,36 +306,36 @@ class GradientReducer(Pausable, EndsWithPass):
 
     def _finalize(self, produced: list[int]) -> None:
         """Hands rank 0's order of production to all and makes the final plan of it."""
-        layout = self._layout
-        first = scope_of(self._group).rank == 0
-        mine = (produced if first else [], sorted(layout.seen_sparse))
-        everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=self._group)
+        layout, group = self._layout, self._options.group
+        mine = (produced if scope_of(group).rank == 0 else [], sorted(layout.found))
+        everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=group)
         produced = everyone[0][0]
         if not produced:
             return  # rank 0 has run out of data, or used nothing: try again in the next round
-        if self._sparse == "keep":
-            layout.sparse = layout.sparse.union(*(found for _, found in everyone))
-        order = dict.fromkeys(produced)
-        order.update(dict.fromkeys(range(len(layout.parameters) - 1, -1, -1)))
-        final = [index for index in order if index not in layout.sparse]
-        # In the first round .grad is memory of its own, so nothing refers to the first arena.
-        slots = layout.slots
-        if final != slots.order:
-            slots.close()
-            layout.slots = None
-            name = f"{self.name}.{self._generation}" if self._generation else self.name
-            slots = self._plan(layout.parameters, final, name=name)
-        layout.settle(slots)
+        sparse = layout.sparse
+        if self._options.sparse == "keep":
+            sparse = sparse.union(*(found for _, found in everyone))
+        name = f"{self.name}.{self._generation}" if self._generation else self.name
+        self._layout = layout.in_order(produced, sparse, name)
 
     # -- the rest -------------------------------------------------------------------------------
 
     def adopt(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Averages these parameters from now on (collective); they are equal on all ranks."""
         self.abandon()
-        listed = list(named_parameters)
-        self._known.update({id(p): p for _, p in listed})
+        self._listed = list(named_parameters)
+        self._known.update({id(p): p for _, p in self._listed})
         self._generation += 1
-        self._set_up(f"{self.name}.{self._generation}", listed)
+        self._set_up(f"{self.name}.{self._generation}")
+
+    def _let_go(self) -> None:
+        if (layout := self._layout) is None:
+            return
+        for handle in layout.hooks:
+            handle.remove()
+        release(layout.parameters, self)
+        layout.close()
+        self._layout = None
 
     def close(self) -> None:
         """Removes the hooks and ends the plan. `.grad` views stay readable.
@@ -396,6 +343,6 @@ class GradientReducer(Pausable, EndsWithPass):
         Collective where a backward pass has raised: its round is given up first.
         """
         self.abandon()
-        self._layout.end(self)
+        self._let_go()
         self._round = None
         self._leave_pass()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import herring.torch as herring
 from herring.torch import layout, reducer
-from herring.torch.slots import GradientSlots
+from herring.torch.layout import Layout
 
 from .steps import Branches
 from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
@@ -126,7 +126,7 @@ def order_differs():
             close(actual, expected, 1e-5)
     # What was recorded at rank 0 in the first step: the reverse of its order, last layer first.
     expected = [i for layer in reversed(orders[0, 0].tolist()) for i in (2 * layer, 2 * layer + 1)]
-    recorded = ddp._reducer._layout.slots.order
+    recorded = ddp._reducer._layout.order
     assert [i // 2 for i in recorded] == [i // 2 for i in expected], recorded
 
 
@@ -252,7 +252,7 @@ def layouts():
 def other_devices():
     """What happens to gradients that cannot be views of the arena, as on a GPU."""
 
-    class Far(GradientSlots):
+    class Far(Layout):
         @staticmethod
         def reaches(parameter):
             return False
@@ -270,7 +270,7 @@ def other_devices():
 
     for times in ((0, 0, 0, 0), (0, 2, 2, 0)):
         model, reference = Nested(), Nested()
-        with mock.patch.object(reducer, "GradientSlots", Far):
+        with mock.patch.object(reducer, "Layout", Far):
             ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=True)
             for step in range(4):
                 for net in (model, reference):
@@ -281,12 +281,12 @@ def other_devices():
                 inputs, labels = everyones_batch(step)
                 F.cross_entropy(reference(inputs.requires_grad_()), labels).backward()
                 for index, (p, q) in enumerate(zip(model.parameters(), reference.parameters())):
-                    assert not ddp._reducer._layout.slots.holds(index, p.grad)
+                    assert not ddp._reducer._layout.holds(index, p.grad)
                     close(p.grad, q.grad, 1e-5)
             ddp.close()
     # An average that this rank has no gradient for arrives all the same.
     model = Branches()
-    with mock.patch.object(reducer, "GradientSlots", Far):
+    with mock.patch.object(reducer, "Layout", Far):
         ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=True)
         for _ in range(3):
             model.zero_grad()

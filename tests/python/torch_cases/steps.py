@@ -159,8 +159,8 @@ def grad_views():
         ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=views)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train(ddp, optimizer, mine, 2)
-        slots = ddp._reducer._layout.slots
-        assert all(slots.holds(i, p.grad) == views for i, p in enumerate(model.parameters()))
+        layout = ddp._reducer._layout
+        assert all(layout.holds(i, p.grad) == views for i, p in enumerate(model.parameters()))
         places = [p.grad.data_ptr() for p in model.parameters()]
         train(ddp, optimizer, mine, 1, set_to_none=False)
         assert places == [p.grad.data_ptr() for p in model.parameters()]
@@ -168,7 +168,7 @@ def grad_views():
         assert not views or places == [p.grad.data_ptr() for p in model.parameters()]
         kept = [p.grad for p in model.parameters()]
         values = [g.clone() for g in kept]
-        del slots
+        del layout
         ddp.close()
         del ddp
         assert all(torch.equal(a, b) for a, b in zip(kept, values))

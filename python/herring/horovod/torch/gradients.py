@@ -191,7 +191,7 @@ class PlannedGradients:
         self._start_anew()
 
     def _multiply(self, factor: int) -> None:
-        gradients = [p.grad for p in self._reducer._layout.parameters if p.grad is not None]
+        gradients = [p.grad for p in self._reducer.parameters if p.grad is not None]
         dense = [one for one in gradients if one.layout == torch.strided]
         with torch.no_grad():
             if dense:
