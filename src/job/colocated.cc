@@ -49,21 +49,25 @@ void Colocated::leave(uint32_t rank, bool drains) {
   server().stop();
 }
 
-// Waits until the server has handed out everything, or all workers have left; bounded, the more so
-// where nothing moves any more.
+// Waits until the server has handed out everything and no worker needs it for what its own worker
+// took part in, or all workers have left. Bounded where nothing moves any more, and by less where
+// only others' operations are left.
 void Colocated::drain() {
   constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
   const Nanos start = monotonic_now();
   Nanos moved_at = start;
   uint64_t traffic = server().traffic();
-  while (!ended_.load() && !server().idle()) {
+  while (!ended_.load()) {
+    const bool released = server().released();
+    if (released && server().idle()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     const Nanos now = monotonic_now();
     if (const uint64_t bytes = server().traffic(); bytes != traffic) {
       traffic = bytes;
       moved_at = now;
     }
-    if (now - start > kMost || now - moved_at > kStandstill) return;
+    if (now - moved_at > (released ? kStandstill : kMost)) return;
+    if (released && now - start > kMost) return;
   }
 }
 

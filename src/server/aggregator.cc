@@ -265,9 +265,10 @@ bool Aggregator::goes_on_without(const Operation& op) {
          op.open.participants == wire::Participants::kRanks;
 }
 
-void Aggregator::rank_lost(uint32_t rank) {
+void Aggregator::rank_gone(uint32_t rank, bool left) {
   std::vector<Missing> missing;
-  const auto groups = groups_.of_rank(rank);
+  std::vector<std::shared_ptr<JobGroup>> broken;
+  if (!left) broken = groups_.of_rank(rank);
   {
     std::lock_guard lock(mutex_);
     if (std::find(lost_.begin(), lost_.end(), rank) != lost_.end()) return;
@@ -284,6 +285,7 @@ void Aggregator::rank_lost(uint32_t rank) {
                              contribution.rank == rank;
           const bool never = goes_on && c == index && contribution.state == Contribution::kNone;
           if (!began && !never) continue;
+          if (left && !goes_on) broken.push_back(op->group);
           if (contribution.lane != nullptr) {
             lanes_.give(std::exchange(contribution.lane, nullptr));
             --slot.given;
@@ -292,7 +294,7 @@ void Aggregator::rank_lost(uint32_t rank) {
         }
       });
     }
-    for (const auto& group : groups) call_off(*group, missing);
+    for (const auto& group : broken) call_off(*group, missing);
   }
   settle_missing(missing);
 }

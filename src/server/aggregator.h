@@ -112,9 +112,10 @@ class Aggregator {
   // group is called off, and nobody waits for these segments.
   Result<bool> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                      transport::Destinations& out, Slot** slots);
-  // The rank is dead and its flows are closed: rounds of partial all-reduces go on without it, now
-  // and later, and the other operations of its groups are called off. On a proxy's thread.
-  void rank_lost(uint32_t rank);
+  // The rank is gone and its flows are closed: rounds of partial all-reduces go on without it, now
+  // and later, and the other operations of its groups are called off. Where it has `left`, they go
+  // on, as its part in them is over, unless it broke off inside a segment. On a proxy's thread.
+  void rank_gone(uint32_t rank, bool left);
   // Calls off what is in progress in a group, but for rounds of partial all-reduces: what has come
   // is answered, as the remains of an operation that has failed, and what comes is not begun. On a
   // proxy's thread.

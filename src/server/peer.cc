@@ -63,6 +63,9 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kTaken:
       if (header.payload > 0) break;
       return taken(header.taken);
+    case wire::FrameType::kReleased:
+      if (header.payload > 0) break;
+      return {};
     default: break;
   }
   return breach("unexpected ", wire::name_of(header.type), " frame of ", header.payload,

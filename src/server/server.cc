@@ -181,6 +181,9 @@ Status Server::control(const wire::FrameHeader& header, uint32_t rank, std::stri
       case wire::FrameType::kWhereabouts:
         coordinator_->set_whereabouts(rank, std::move(text));
         return Status();
+      case wire::FrameType::kReleased:
+        recipients_[rank].released = true;
+        return Status();
       default: return series_->received(rank, text, now, out);
     }
   }, rank);
@@ -363,7 +366,7 @@ void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
     rank_gone(rank, kLeftJob);
-    if (series_->any()) end_flows(rank);
+    if (series_->any()) end_flows(rank, true);
   });
 }
 
@@ -372,7 +375,7 @@ void Server::rank_lost(uint32_t rank) {
     if (!attached_) return;
     // At once: who leaves because of it is gone after it, for those who still wait too.
     rank_gone(rank, "is gone");
-    end_flows(rank);
+    end_flows(rank, false);
   });
 }
 
@@ -385,12 +388,12 @@ void Server::rank_gone(uint32_t rank, const std::string& how) {
 }
 
 // First its flows end, so that nothing more of it is read into lanes, then its data is missed.
-void Server::end_flows(uint32_t rank) {
-  proxy_of(rank).loop().post([this, rank, &proxy = proxy_of(rank)] {
+void Server::end_flows(uint32_t rank, bool left) {
+  proxy_of(rank).loop().post([this, rank, left, &proxy = proxy_of(rank)] {
     for (const auto& peer : proxy.peers_) {
       if (peer->rank() == rank) peer->drop();
     }
-    aggregator_->rank_lost(rank);
+    aggregator_->rank_gone(rank, left);
     static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
       series_->lost(rank, now, out);
       return Status();
@@ -429,6 +432,13 @@ bool Server::idle() {
     }).value_or(true);
   }
   return idle && (!aggregator_ || aggregator_->idle());
+}
+
+bool Server::released() {
+  std::lock_guard lock(changes_);
+  return std::ranges::all_of(recipients_, [](const Recipient& one) {
+    return one.peer == nullptr || one.released;
+  });
 }
 
 uint64_t Server::traffic() {

@@ -96,13 +96,16 @@ class Server {
   void stop();
   // Nothing is being summed, announced or sent. Any thread; bounded.
   bool idle();
+  // Every worker that is connected has said that it needs this server no more, whose own worker has
+  // left. Any thread.
+  bool released();
   // Bytes sent and received so far. Any thread; bounded.
   uint64_t traffic();
 
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
-  // kAnnounce, kEnlist, kJoin, kReceived, kGroup, kLeaveGroup.
+  // What is neither of data nor of its opening.
   Status control(const wire::FrameHeader& header, uint32_t rank, std::string text);
   // Every worker fails with this, which is the fault of `rank`; not if that is gone already.
   void end_job(const Status& why, uint32_t rank = kNobody);
@@ -128,7 +131,7 @@ class Server {
   Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                      std::vector<Answer>& out);
   void rank_gone(uint32_t rank, const std::string& how);
-  void end_flows(uint32_t rank);
+  void end_flows(uint32_t rank, bool left);
   void say_farewell();
   void answer_defined(std::vector<Answer>& out);
   void answer(std::vector<Answer> answers, uint32_t from);
@@ -168,6 +171,7 @@ class Server {
   struct Recipient {
     Peer* peer = nullptr;         // its first flow
     bool gone = false;            // that flow has ended
+    bool released = false;        // it needs this server no more
     std::vector<Answer> waiting;  // for the flow, or for a moment
   };
   // Guards coordinator_, series_ and everything below. Held while a change is made and until what

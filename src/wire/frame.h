@@ -39,7 +39,8 @@ enum class FrameType : uint8_t {
   kGroup,        // worker -> server: who is in a group that it belongs to; answered by kReply
   kLeaveGroup,   // worker -> server: it calls nothing in this group any more
   kWhereabouts,  // worker -> every server: text, in which calls it is held up; empty: it goes on
-  kLast = kWhereabouts,
+  kReleased,     // worker -> server whose worker has left: nothing here needs that server any more
+  kLast = kReleased,
 };
 
 const char* name_of(FrameType type);

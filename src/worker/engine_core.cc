@@ -218,6 +218,10 @@ bool EngineCore::needs(const Group& group, uint32_t server) const {
          (group.members().nodes() > 1 && node_stage_->has_unpushed(group.id()));
 }
 
+bool EngineCore::may_need(const Group& group, uint32_t server) const {
+  return needs(group, server) || named_.awaits_members(group);
+}
+
 Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {
   HERRING_RETURN_IF_ERROR(incomplete(partial->group()));
   return run([this, partial] {
@@ -307,6 +311,7 @@ void EngineCore::tick() {
   node_stage_->release_regions();
   check_deadlines(now);
   membership_.check_departures(now);
+  membership_.release_servers();
   tell_whereabouts(now);
   loop_->call_after(kTick, [this] { tick(); });
 }

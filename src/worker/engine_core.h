@@ -73,6 +73,8 @@ class EngineCore {
   bool moves(const Group& group) const;
   // What of that needs this server is not over.
   bool needs(const Group& group, uint32_t server) const;
+  // Likewise, or what is only announced, of which nobody here knows yet where it will go.
+  bool may_need(const Group& group, uint32_t server) const;
   // Likewise, or something is announced.
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
   // First nothing touches callers' memory any more, then they are told. `leaves`: what was said to

@@ -173,6 +173,28 @@ void Membership::rank_left(uint32_t rank) {
                   concat(cluster_.describe_rank(rank), " has left the job, and calls nothing any "
                          "more; use join() if ranks have different amounts of data")});
   }
+  const control::WorkerInfo& worker = cluster_.workers[rank];
+  for (const control::ServerInfo& server : cluster_.servers) {
+    const bool its_own = !server.dedicated && server.node == worker.node && worker.local_rank == 0;
+    if (its_own) staying_.emplace(server.index, rank);
+  }
+  release_servers();
+}
+
+// What a rank took part in may be over for it and not for others: blocks of an exchange that move
+// between these still go through the server in its process, which stays until it is released.
+void Membership::release_servers() {
+  std::erase_if(staying_, [this](const auto& one) {
+    const auto& [server, rank] = one;
+    if (ended_servers_.contains(server)) return true;
+    for (const auto& group : groups()) {
+      if (group->members().has(rank) && engine_.may_need(*group, server)) return false;
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kReleased;
+    engine_.links().send_control(server, header, {});
+    return true;
+  });
 }
 
 // Who of its members has left first; "": nobody.

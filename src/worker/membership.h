@@ -51,6 +51,7 @@ class Membership {
   void fail_group(uint32_t group, const Status& why);
   // Call it now and then.
   void check_departures(Nanos now);
+  void release_servers();
 
   // Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
@@ -75,6 +76,7 @@ class Membership {
   std::vector<control::Loss> lost_;
   std::set<uint32_t> ended_servers_;
   std::vector<uint32_t> left_;                         // ranks, in that order
+  std::map<uint32_t, uint32_t> staying_;  // servers to be released, and their ranks, which left
   Nanos left_since_ = 0;
 };
 

@@ -294,6 +294,14 @@ bool NamedOperations::any(const Group& group) const {
   });
 }
 
+bool NamedOperations::awaits_members(const Group& group) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
+    const Call& call = one.second->call_;
+    return call.group.get() == &group && !wire::is<wire::Send>(call.what) &&
+           !wire::is<wire::Receive>(call.what);
+  });
+}
+
 void NamedOperations::server_ended(uint32_t server, const Status& why) {
   std::vector<std::shared_ptr<Operation>> unanswered;
   for (const auto& [id, operation] : operations_) {

@@ -40,6 +40,8 @@ class NamedOperations {
   // Bytes of an operation of the group are moving.
   bool moves(const Group& group) const;
   bool any(const Group& group) const;
+  // One that needs all members of the group is not over: no message.
+  bool awaits_members(const Group& group) const;
   // Fails what this server was to answer.
   void server_ended(uint32_t server, const Status& why);
   // The group is called off: what is only announced fails at once, what moves when nothing of it

@@ -244,7 +244,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(19)) {
+    switch (in_.below(20)) {
       case 0:
       case 1:
       case 2:
@@ -303,6 +303,11 @@ class Script {
       case 17:
         return control(one, wire::FrameType::kWhereabouts,
                        std::string(in_.flag() ? in_.below(40) * 32 : 0, 'w'), cut);
+      case 18: {
+        wire::FrameHeader header;
+        header.type = wire::FrameType::kReleased;
+        return one.flow->deliver(header, in_.seldom() ? "more" : "", cut);
+      }
       default: return leave(one);
     }
   }

@@ -83,6 +83,29 @@ def test_what_was_complete_for_the_leaver_completes_for_all(layout: list[str]) -
     )
 
 
+@pytest.mark.parametrize("series", [True, False], ids=["partial-series", "no-series"])
+def test_a_server_stays_for_what_moves_between_others(series: bool) -> None:
+    # Rank 0 has no rows and is done early, while the others move 32 MB through its server.
+    expect_success(
+        run_job(
+            ["-n", "3", "--nodes", "3"],
+            f"""
+        herring.init()
+        rank, size = herring.rank(), herring.size()
+        if {series}:
+            herring.allreduce(np.ones(8, np.float32), sync="majority", name="series")
+        rows = [0] + [8_000_000] * (size - 1) if rank else [0] * size
+        received = herring.alltoall(np.full(sum(rows), rank, np.float32), rows)
+        if rank == 0:
+            herring.shutdown()
+        assert received.size == sum(rows)
+        for other in range(1, size) if rank else ():
+            assert (received[(other - 1) * rows[1] : other * rows[1]] == other).all()
+    """,
+        )
+    )
+
+
 TRAINING = """
 import torch
 from herring.torch import DistributedDataParallel

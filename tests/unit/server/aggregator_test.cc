@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <random>
 
 #include "fixture.h"
@@ -240,11 +241,35 @@ TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   header.group = 5;
   ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &living));
   // The dead was sending: its lane comes back.
-  aggregator.rank_lost(1);
+  aggregator.rank_gone(1, false);
   EXPECT_TRUE(groups.find(4)->called_off);
   EXPECT_FALSE(groups.find(5)->called_off);
   aggregator.arrived(*living, 0);
   EXPECT_EQ(living->contributions[1].state, Contribution::kNone);
+}
+
+TEST_P(AggregatorTest, WhoLeavesCallsOffOnlyWhatItBreaksOff) {
+  if (nodes < 3) return;
+  ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());
+  ASSERT_TRUE(groups.define(5, "h", {0, 2}, 0).ok());
+  const std::vector<char> data(kSegment);
+  result.assign(kSegment, 0);
+  transport::Destinations out;
+  std::map<uint32_t, Slot*> slots;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kData;
+  header.segments = 1;
+  header.payload = kSegment;
+  for (const uint32_t group : {4, 5}) {
+    header.group = group;
+    ASSERT_TRUE(aggregator.open({0, 0, 0, group}, open_message(kSegment), 0).ok());
+    ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slots[group]));
+    if (group == 4) aggregator.arrived(*slots[group], 0);
+  }
+  aggregator.rank_gone(0, true);
+  EXPECT_FALSE(groups.find(4)->called_off) << "all that it sent is here";
+  EXPECT_TRUE(groups.find(5)->called_off);
+  EXPECT_EQ(slots[4]->contributions[1].state, Contribution::kNone);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, AggregatorTest, testing::Values(1, 2, 3, 8, 9, 17));
