@@ -271,7 +271,7 @@ std::string allowed_values(const SettingSpec& spec) {
 Result<int64_t> parse_bytes(std::string_view text) {
   const auto [number, unit] = split_unit(text);
   const std::optional<int64_t> count = parse_number<int64_t>(number);
-  const std::optional<double> fraction = count ? std::nullopt : parse_number<double>(number);
+  const double fraction = count ? -1 : parse_number<double>(number).value_or(-1);
   int64_t factor = 0;
   constexpr std::string_view kLetters = "kmgt";
   if (unit.empty() || unit == "b") {
@@ -285,7 +285,7 @@ Result<int64_t> parse_bytes(std::string_view text) {
   }
   int64_t bytes = 0;
   constexpr double kExact = 1LL << 53;
-  if (const double value = fraction.value_or(-1) * static_cast<double>(factor);
+  if (const double value = fraction * static_cast<double>(factor);
       factor > 0 && value >= 0 && value <= kExact &&
       std::abs(value - std::round(value)) <= value * 1e-12) {  // 1.1K is 1100.0000000000002
     return static_cast<int64_t>(std::round(value));

@@ -22,6 +22,8 @@ Peer::Peer(Server& server, Proxy& proxy, uint32_t rank, uint32_t number)
   };
 }
 
+transport::EventLoop& Peer::loop() { return proxy_.loop(); }
+
 Peer::~Peer() { proxy_.loop().forget(&flush_task_); }
 
 Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
@@ -137,7 +139,7 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
       status = open.ok() ? server_.open(*opened_, std::move(*open), rank_) : open.status();
       break;
     }
-    default: status = server_.control(header, rank_, std::move(control_));
+    default: status = server_.changes().control(header, rank_, std::move(control_));
   }
   if (!status.ok()) expel(status);
   return {};
@@ -161,7 +163,7 @@ void Peer::expel(const Status& why) {
   const std::string text = concat("server ", server_.index(), " gave up on rank ", rank_, ": ",
                                   why.message());
   // A worker checks what its caller asks for before it sends anything.
-  server_.end_job(why.is_fault() ? Status(why.code(), text) : breach(text), rank_);
+  server_.changes().end_job(why.is_fault() ? Status(why.code(), text) : breach(text), rank_);
   // What was handed to the flow stays where it is: it is still being written.
   release_queued();
   proxy_.loop().post([this] { flow_->finish(); });

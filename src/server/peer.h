@@ -30,6 +30,7 @@ class Peer : public transport::FlowHandler {
 
   void start(std::unique_ptr<transport::Flow> flow) { flow_ = std::move(flow); }
   Proxy& proxy() { return proxy_; }
+  transport::EventLoop& loop();  // its proxy's
   uint32_t rank() const { return rank_; }
   uint32_t number() const { return number_; }  // among the flows of its worker
   // Proxy's thread: the slot's result goes to this worker (or only its acknowledgement).

@@ -1,5 +1,5 @@
 // A server: proxies (one event loop and thread each) that own the connections of contiguous blocks
-// of nodes, around one slot table and one coordinator (paper, III-3).
+// of nodes, around one slot table and one account of named operations (paper, III-3).
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,9 @@
 
 #include "control/cluster.h"
 #include "server/aggregator.h"
-#include "server/coordinator.h"
+#include "server/changes.h"
 #include "server/group_table.h"
 #include "server/peer.h"
-#include "server/series.h"
 #include "transport/transport.h"
 
 namespace herring::server {
@@ -69,8 +68,6 @@ class Proxy {
 
 class Server {
  public:
-  static constexpr uint32_t kNobody = ~0u;  // no rank
-
   // Listens; connections wait until attach() says who is expected.
   static Result<std::unique_ptr<Server>> start(ServerOptions options,
                                                transport::Transport& transport);
@@ -90,7 +87,7 @@ class Server {
   void rank_lost(uint32_t rank);
   // Whether the job goes on when this worker dies: for partial all-reduces, or groups without it.
   bool outlives(uint32_t rank) const {
-    return series_ && (series_->any() || groups_->any_without(rank));
+    return changes_ && (changes_->any_series() || groups_->any_without(rank));
   }
   // Hands out what is queued (bounded), ends the threads.
   void stop();
@@ -98,17 +95,14 @@ class Server {
   bool idle();
   // Every worker that is connected has said that it needs this server no more, whose own worker has
   // left. Any thread.
-  bool released();
+  bool released() { return !changes_ || changes_->released(); }
   // Bytes sent and received so far. Any thread; bounded.
   uint64_t traffic();
 
   // For peers, on their proxy's thread.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
-  // What is neither of data nor of its opening.
-  Status control(const wire::FrameHeader& header, uint32_t rank, std::string text);
-  // Every worker fails with this, which is the fault of `rank`; not if that is gone already.
-  void end_job(const Status& why, uint32_t rank = kNobody);
+  Changes& changes() { return *changes_; }
   void peer_closed(Peer& peer, const Status& why);
   uint32_t index() const { return index_; }
   void set_credit(JobGroup& group, uint16_t segments);
@@ -123,22 +117,9 @@ class Server {
   void admit_waiting();
   void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
   void deliver(Slot& slot);
-  // Changes what the server keeps of operations, and answers.
-  using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
-  Status change(const Change& change, uint32_t from = kNobody);
-  Status define_group(uint32_t group, uint32_t rank, std::string_view text,
-                      std::vector<Answer>& out);
-  Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
-                     std::vector<Answer>& out);
-  void rank_gone(uint32_t rank, const std::string& how);
   void end_flows(uint32_t rank, bool left);
   void say_farewell();
-  void answer_defined(std::vector<Answer>& out);
-  void answer(std::vector<Answer> answers, uint32_t from);
-  void send_waiting(uint32_t rank);
-  void set_timers();
   void watch(Proxy& proxy);
-  void report_overdue(Nanos now, std::vector<Answer>& out);
   Proxy& proxy_of(uint32_t rank);
   Proxy& current();  // on the thread of one
 
@@ -159,30 +140,12 @@ class Server {
   uint32_t index_ = 0;
   std::unique_ptr<GroupTable> groups_;
   std::unique_ptr<Aggregator> aggregator_;
-  std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<SeriesTable> series_;
+  std::unique_ptr<Changes> changes_;
   std::atomic<uint16_t> credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
   uint32_t max_frame_segments_ = 1;
   size_t max_announce_payload_ = 0;
   uint32_t flows_ = 1;
-
-  // Where the answers to one rank go.
-  struct Recipient {
-    Peer* peer = nullptr;         // its first flow
-    bool gone = false;            // that flow has ended
-    bool released = false;        // it needs this server no more
-    std::vector<Answer> waiting;  // for the flow, or for a moment
-  };
-  // Guards coordinator_, series_ and everything below. Held while a change is made and until what
-  // it says is queued: every worker hears of changes in their order, whichever proxy makes them.
-  std::mutex changes_;
-  std::vector<Recipient> recipients_;  // by rank
-  bool some_wait_ = false;             // a timer is set for them
-  bool ends_ = false;                  // nothing changes any more
-  // For lack of memory: only the job's end can be told.
-  bool half_changed_ = false;
-  Nanos series_wake_ = 0;              // a timer is set for then
 };
 
 }  // namespace herring::server

@@ -1,0 +1,251 @@
+#include "server/changes.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "server/peer.h"
+
+namespace herring::server {
+namespace {
+
+constexpr Nanos kMoment = kMillisecond;
+
+}  // namespace
+
+Changes::Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator& aggregator,
+                 uint32_t index, transport::EventLoop& loop, bool several_loops)
+    : groups_(groups),
+      aggregator_(aggregator),
+      loop_(loop),
+      several_loops_(several_loops),
+      coordinator_(cluster, groups, index),
+      series_(cluster, groups, index),
+      recipients_(cluster.size) {}
+
+void Changes::connected(Peer& peer) {
+  std::lock_guard lock(mutex_);
+  recipients_[peer.rank()].peer = &peer;
+  send_waiting(peer.rank());
+}
+
+void Changes::disconnected(const Peer& peer) {
+  std::lock_guard lock(mutex_);
+  Recipient& recipient = recipients_[peer.rank()];
+  if (recipient.peer != &peer) return;
+  recipient.peer = nullptr;
+  recipient.gone = true;
+}
+
+void Changes::end_job(const Status& why, uint32_t rank) {
+  const bool gone = groups_.is_gone(rank);
+  log(gone ? LogLevel::kDebug : LogLevel::kError, why.message());
+  if (gone) return;
+  std::lock_guard lock(mutex_);
+  if (ends_) return;
+  std::vector<Answer> answers;
+  for (uint32_t rank = 0; rank < recipients_.size(); ++rank) {
+    answers.push_back(error_answer(rank, 0, why));
+  }
+  answer(std::move(answers), kNobody);
+}
+
+Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::string text) {
+  return change([&](Nanos now, std::vector<Answer>& out) {
+    if (groups_.is_gone(rank)) return Status();  // nobody waits for what it says
+    switch (header.type) {
+      case wire::FrameType::kAnnounce:
+        return coordinator_.announce(rank, header.group, std::move(text), now, out);
+      case wire::FrameType::kGroup: return define_group(header.group, rank, text, out);
+      case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
+      case wire::FrameType::kEnlist: return series_.enlist(rank, header.group, text, now, out);
+      case wire::FrameType::kJoin: return series_.join(rank, text, now, out);
+      case wire::FrameType::kWhereabouts:
+        coordinator_.set_whereabouts(rank, std::move(text));
+        return Status();
+      case wire::FrameType::kReleased:
+        recipients_[rank].released = true;
+        return Status();
+      default: return series_.received(rank, text, now, out);
+    }
+  }, rank);
+}
+
+Status Changes::define_group(uint32_t group, uint32_t rank, std::string_view text,
+                             std::vector<Answer>& out) {
+  auto message = wire::decode_group(text);
+  if (!message.ok()) return message.status();
+  const Status defined = groups_.define(group, std::move(message->name),
+                                         std::move(message->ranks), rank, message->id);
+  if (defined.code() == Code::kInvalidArgument) {
+    out.push_back(error_answer(rank, message->id, defined));
+    return {};
+  }
+  HERRING_RETURN_IF_ERROR(defined);
+  answer_defined(out);
+  return {};
+}
+
+// Members hear at once that a group is there, or that it cannot be: one that has heard may use the
+// group and leave before the others have heard.
+void Changes::answer_defined(std::vector<Answer>& out) {
+  for (const GroupTable::Defined& one : groups_.take_defined()) {
+    if (!one.status.ok()) {
+      out.push_back(error_answer(one.rank, one.call, one.status));
+      continue;
+    }
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kReply;
+    header.group = one.group;
+    out.push_back({one.rank, header, encode(wire::Go{one.call, {}})});
+  }
+}
+
+// Who has found that a member is gone says so, lest others wait for what it will not do.
+Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
+                            std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup> group = groups_.find(header.group);
+  const bool called_off = header.flags & wire::kFlagCalledOff;
+  if (!group) return {};  // it could not be formed, or its members are gone
+  if (!group->members.has(rank) || (group->members.is_world() && !called_off)) {
+    return breach("rank ", rank, " leaves group ", header.group, ", in which it is not");
+  }
+  if (called_off && !std::exchange(group->told, true)) {
+    // Who waits for others, not for a server, would not hear of it.
+    for (const uint32_t one : group->members.ranks()) {
+      if (one != rank) out.push_back({one, header, why.substr(0, wire::kMaxRefusal)});
+    }
+    aggregator_.break_group(*group);
+  }
+  coordinator_.rank_gone(*group, rank,
+                          called_off
+                              ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
+                              : std::string("has destroyed the group"),
+                          out);
+  // Who gives up what needs all members goes on with partial all-reduces of the group.
+  if (!called_off) groups_.leave(header.group, rank);
+  answer_defined(out);
+  return {};
+}
+
+// The one way to answer workers, but for the end of the job. `from`: who asked for the change.
+Status Changes::change(const Change& change, uint32_t from) {
+  std::lock_guard lock(mutex_);
+  if (ends_ || half_changed_) return {};
+  return or_tell([this](const Status&) { half_changed_ = true; }, [&] {
+    std::vector<Answer> answers;
+    Status status = change(loop_.now(), answers);
+    answer(std::move(answers), from);
+    set_timers();
+    return status;
+  });
+}
+
+// Where many workers share few cores, those who compute would wake up between those who wait for a
+// round: they are told a moment later, or when they ask for something themselves.
+void Changes::answer(std::vector<Answer> answers, uint32_t from) {
+  if (from != kNobody) send_waiting(from);
+  for (Answer& one : answers) {
+    const uint32_t rank = one.rank;
+    const bool can_wait = one.can_wait;
+    recipients_[rank].waiting.push_back(std::move(one));
+    if (!can_wait) {
+      send_waiting(rank);
+    } else if (!std::exchange(some_wait_, true)) {
+      loop_.post([this] {
+        loop_.call_after(kMoment, [this] {
+          std::lock_guard lock(mutex_);
+          some_wait_ = false;
+          for (uint32_t r = 0; r < recipients_.size(); ++r) send_waiting(r);
+        });
+      });
+    }
+  }
+}
+
+// Nothing takes a short cut past a loop's queue where there are several loops: it would overtake.
+void Changes::send_waiting(uint32_t rank) {
+  Recipient& to = recipients_[rank];
+  if (to.waiting.empty() || (to.peer == nullptr && !to.gone)) return;
+  std::vector<Answer> answers = std::exchange(to.waiting, {});
+  if (to.gone) return;
+  auto send = [peer = to.peer, answers = std::move(answers)]() mutable {
+    for (Answer& one : answers) peer->send(one.header, std::move(one.payload));
+  };
+  several_loops_ ? static_cast<void>(to.peer->loop().post(std::move(send))) : send();
+}
+
+void Changes::set_timers() {
+  const Nanos wake = series_.wake_at();
+  if (wake == 0 || (series_wake_ != 0 && wake >= series_wake_)) return;
+  series_wake_ = wake;
+  loop_.post([this, wake] {
+    loop_.call_at(wake, [this] {
+      static_cast<void>(change([this](Nanos now, std::vector<Answer>& out) {
+        series_wake_ = 0;
+        series_.tick(now, out);
+        return Status();
+      }));
+    });
+  });
+}
+
+void Changes::check_overdue() {
+  static_cast<void>(change([this](Nanos now, std::vector<Answer>& out) {
+    coordinator_.overdue(now, out);
+    series_.overdue(now, out);
+    report_overdue(now, out);
+    return Status();
+  }));
+}
+
+void Changes::report_overdue(Nanos now, std::vector<Answer>& out) {
+  for (const Aggregator::Overdue& item : aggregator_.overdue(now)) {
+    const std::shared_ptr<JobGroup> group = groups_.find(item.key.group);
+    std::vector<uint32_t> others;
+    if (group) {
+      std::ranges::copy_if(group->members.ranks(), std::back_inserter(others), [&](uint32_t one) {
+        return std::ranges::find(item.ranks, one) == item.ranks.end();
+      });
+    }
+    const std::string text = item.text + coordinator_.where(others);
+    for (const uint32_t rank : item.ranks) {
+      out.push_back(item.fatal ? error_answer(rank, 0, {Code::kTimeout, text})
+                               : warning_answer(rank, text));
+      if (!item.fatal) break;  // one rank's log is enough
+    }
+  }
+}
+
+void Changes::rank_gone(uint32_t rank, const std::string& how) {
+  static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
+    coordinator_.rank_gone(rank, how, out);
+    answer_defined(out);
+    return Status();
+  }));
+}
+
+void Changes::data_missing(uint32_t rank) {
+  static_cast<void>(change([this, rank](Nanos now, std::vector<Answer>& out) {
+    series_.lost(rank, now, out);
+    return Status();
+  }));
+}
+
+bool Changes::idle() {
+  std::lock_guard lock(mutex_);
+  return !some_wait_ && coordinator_.idle();
+}
+
+bool Changes::released() {
+  std::lock_guard lock(mutex_);
+  return std::ranges::all_of(recipients_, [](const Recipient& one) {
+    return one.peer == nullptr || one.released;
+  });
+}
+
+void Changes::end() {
+  std::lock_guard lock(mutex_);
+  ends_ = true;
+}
+
+}  // namespace herring::server
