@@ -285,7 +285,7 @@ void Aggregator::rank_gone(uint32_t rank, bool left) {
                              contribution.rank == rank;
           const bool never = goes_on && c == index && contribution.state == Contribution::kNone;
           if (!began && !never) continue;
-          if (left && !goes_on) broken.push_back(op->group);
+          if (left && !goes_on) broken.push_back(slot.op->group);
           if (contribution.lane != nullptr) {
             lanes_.give(std::exchange(contribution.lane, nullptr));
             --slot.given;
