@@ -68,6 +68,15 @@ class WithoutSignals {
   sigset_t before_;
 };
 
+uint32_t events_of(uint32_t readiness) {
+  return (readiness & kForReading ? EPOLLIN : 0u) | (readiness & kForWriting ? EPOLLOUT : 0u);
+}
+
+uint32_t readiness_of(uint32_t events) {
+  return (events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? kForReading : 0u) |
+         (events & EPOLLOUT ? kForWriting : 0u);
+}
+
 // Only the lack of something makes these calls fail.
 void require(bool done, const std::string& what) {
   if (!done) throw std::system_error(errno, std::generic_category(), what);
@@ -129,21 +138,21 @@ uint64_t EpollLoop::tag(int fd) const {
   return uint64_t{watched_[fd].generation} << 32 | static_cast<uint32_t>(fd);
 }
 
-void EpollLoop::add(int fd, uint32_t events, EventHandler* handler) {
+void EpollLoop::add(int fd, uint32_t readiness, DescriptorHandler* handler) {
   if (static_cast<size_t>(fd) >= watched_.size()) watched_.resize(fd + 1);
   watched_[fd].handler = handler;
   if (++watched_[fd].generation == 0) ++watched_[fd].generation;
   epoll_event event{};
-  event.events = events;
+  event.events = events_of(readiness);
   event.data.u64 = tag(fd);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return;
   watched_[fd].handler = nullptr;
   require(false, "cannot watch a connection");
 }
 
-void EpollLoop::modify(int fd, uint32_t events) {
+void EpollLoop::modify(int fd, uint32_t readiness) {
   epoll_event event{};
-  event.events = events;
+  event.events = events_of(readiness);
   event.data.u64 = tag(fd);
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
@@ -171,7 +180,7 @@ bool EpollLoop::iterate(int timeout_ms) {
     }
     const Watched& watched = watched_[static_cast<uint32_t>(tag)];
     if (watched.generation == tag >> 32 && watched.handler != nullptr) {
-      attempt([&] { watched.handler->on_events(events[i].events); });
+      attempt([&] { watched.handler->on_ready(readiness_of(events[i].events)); });
     }
   }
   run_tasks();

@@ -8,11 +8,11 @@
 #include <thread>
 
 #include "base/fork_guard.h"
-#include "transport/event_loop.h"
+#include "transport/descriptor_loop.h"
 
 namespace herring::transport {
 
-class EpollLoop final : public EventLoop {
+class EpollLoop final : public DescriptorLoop {
  public:
   enum class Drivers { kOwnThread, kWaitersToo };
   // Throws std::system_error without descriptors.
@@ -27,8 +27,8 @@ class EpollLoop final : public EventLoop {
   bool has_thread() const override { return here() && has_thread_.load(); }
   bool post_before_drive(Task task) override;
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
-  void add(int fd, uint32_t epoll_events, EventHandler* handler) override;
-  void modify(int fd, uint32_t epoll_events) override;
+  void add(int fd, uint32_t readiness, DescriptorHandler* handler) override;
+  void modify(int fd, uint32_t readiness) override;
   void remove(int fd) override;
 
   // What start() does, on the calling thread: runs until stop(), and owns the loop meanwhile.
@@ -47,7 +47,7 @@ class EpollLoop final : public EventLoop {
   GuardedFd epoll_;
   GuardedFd wake_;
   struct Watched {
-    EventHandler* handler = nullptr;
+    DescriptorHandler* handler = nullptr;
     // Tells what was added from what had the same number before: an event of that one may still be
     // among those of this iteration.
     uint32_t generation = 0;

@@ -19,12 +19,6 @@
 
 namespace herring::transport {
 
-class EventHandler {
- public:
-  virtual ~EventHandler() = default;
-  virtual void on_events(uint32_t epoll_events) = 0;
-};
-
 class EventLoop {
  public:
   using Task = std::function<void()>;
@@ -97,11 +91,6 @@ class EventLoop {
 
   // Below: loop thread only (or before the loop runs).
 
-  // Descriptors, for transports and buses of the system's.
-  // add() throws std::system_error if the system cannot watch it.
-  virtual void add(int fd, uint32_t epoll_events, EventHandler* handler) = 0;
-  virtual void modify(int fd, uint32_t epoll_events) = 0;
-  virtual void remove(int fd) = 0;
   TimerId call_at(Nanos when, Task task);
   TimerId call_after(Nanos delay, Task task) { return call_at(now() + delay, std::move(task)); }
   void cancel(TimerId id);

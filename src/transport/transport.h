@@ -199,8 +199,6 @@ class Transport {
                                               const std::string& source, const wire::Hello& hello,
                                               const Credentials& credentials, Nanos patience,
                                               Connected connected) = 0;
-  // Flows will send from and receive into this memory. Without it they still do, maybe slower.
-  virtual Status register_memory(const void* /*begin*/, size_t /*bytes*/) { return {}; }
 };
 
 }  // namespace herring::transport

@@ -1,7 +1,5 @@
 #include "worker/node_stage.h"
 
-#include <sys/epoll.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -14,6 +12,10 @@ namespace {
 
 // Summed, then copied to the other ranks while it is still in the first-level cache.
 constexpr size_t kBlockBytes = 16 << 10;
+
+uint32_t interest(bool wants_write) {
+  return transport::kForReading | (wants_write ? transport::kForWriting : 0u);
+}
 
 }  // namespace
 
@@ -30,22 +32,24 @@ NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap
 
 // Before the loop runs, or on its thread.
 void NodeStage::attach() {
+  if (bus_.fds().empty()) return;
+  transport::DescriptorLoop& loop = transport::DescriptorLoop::of(loop_);
   for (int fd : bus_.fds()) {
     BusSocket& socket = sockets_[fd];
     socket.bus = &bus_;
     socket.fd = fd;
-    loop_.add(fd, EPOLLIN | (bus_.wants_write(fd) ? EPOLLOUT : 0u), &socket);
+    loop.add(fd, interest(bus_.wants_write(fd)), &socket);
   }
-  bus_.set_interest_handler([this](int fd, bool wants_write) {
-    loop_.modify(fd, EPOLLIN | (wants_write ? EPOLLOUT : 0u));
+  bus_.set_interest_handler([&loop](int fd, bool wants_write) {
+    loop.modify(fd, interest(wants_write));
   });
   // A death is the rendezvous' to tell; here the socket only leaves the loop. What goes wrong
   // between two that live, nobody else can tell: who made this waits for the news of a death.
   bus_.set_handler([this](const LocalMessage& message) { on_message(message); },
-                   [this](uint32_t local_rank, const Status& why) {
+                   [this, &loop](uint32_t local_rank, const Status& why) {
                      log(LogLevel::kDebug, "connection to ", options_.names[local_rank],
                          " ended: ", why.message());
-                     loop_.remove(bus_.fd_of(local_rank));
+                     loop.remove(bus_.fd_of(local_rank));
                      gone_[local_rank] = true;
                      std::vector<uint32_t> waiting;
                      for (const auto& [group, one] : called_off_) waiting.push_back(group);
@@ -62,12 +66,12 @@ void NodeStage::attach() {
 }
 
 NodeStage::~NodeStage() {
-  for (int fd : bus_.fds()) loop_.remove(fd);
+  for (int fd : bus_.fds()) transport::DescriptorLoop::of(loop_).remove(fd);
 }
 
-void NodeStage::BusSocket::on_events(uint32_t events) {
-  if (events & EPOLLOUT) bus->on_writable(fd);
-  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) bus->on_readable(fd);
+void NodeStage::BusSocket::on_ready(uint32_t readiness) {
+  if (readiness & transport::kForWriting) bus->on_writable(fd);
+  if (readiness & transport::kForReading) bus->on_readable(fd);
 }
 
 NodeStage::Entry& NodeStage::entry(const Key& key) {

@@ -20,7 +20,7 @@
 #include "base/deadline.h"
 #include "base/ring.h"
 #include "node/local_bus.h"
-#include "transport/event_loop.h"
+#include "transport/descriptor_loop.h"
 #include "worker/group.h"
 #include "worker/links.h"
 #include "worker/transfer.h"
@@ -137,8 +137,8 @@ class NodeStage : private TransferOwner {
   };
 
   // One socket of the bus in the loop.
-  struct BusSocket : transport::EventHandler {
-    void on_events(uint32_t events) override;
+  struct BusSocket : transport::DescriptorHandler {
+    void on_ready(uint32_t readiness) override;
     LocalBus* bus = nullptr;
     int fd = -1;
   };

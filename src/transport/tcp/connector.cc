@@ -1,6 +1,5 @@
 #include "transport/tcp/connector.h"
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -153,13 +152,13 @@ class Attempts {
 
 }  // namespace
 
-Connector::Connector(EventLoop& loop, const Address& address, const std::string& source,
+Connector::Connector(DescriptorLoop& loop, const Address& address, const std::string& source,
                      const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                      Done done)
     : Connector(loop, begin_connecting(address, source), address.to_string(), hello, credentials,
                 patience, std::move(done)) {}
 
-Connector::Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name,
+Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string name,
                      const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                      Done done)
     : loop_(loop),
@@ -176,7 +175,7 @@ Connector::Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name,
     return;
   }
   fd_ = std::move(*fd);
-  loop_.add(fd_.get(), EPOLLOUT, this);
+  loop_.add(fd_.get(), kForWriting, this);
   timer_ = loop_.call_after(patience, [this, patience] {
     timer_ = 0;
     finish(Status(Code::kTimeout, concat(name_, " did not complete the hello in ",
@@ -189,7 +188,7 @@ Connector::~Connector() {
   if (fd_.valid()) loop_.remove(fd_.get());
 }
 
-void Connector::on_events(uint32_t) {
+void Connector::on_ready(uint32_t) {
   if (state_ == State::kConnecting) {
     if (Status status = connected(); !status.ok()) finish(status);
     return;
@@ -215,7 +214,7 @@ Status Connector::connected() {
   }
   HERRING_RETURN_IF_ERROR(say(&client_, sizeof(client_)));
   state_ = State::kHello;
-  loop_.modify(fd_.get(), EPOLLIN);
+  loop_.modify(fd_.get(), kForReading);
   return {};
 }
 

@@ -5,23 +5,23 @@
 #include <string>
 #include <vector>
 
-#include "transport/event_loop.h"
+#include "transport/descriptor_loop.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/socket.h"
 
 namespace herring::transport::tcp {
 
-class Connector : private EventHandler {
+class Connector : private DescriptorHandler {
  public:
   // Called once, from the loop: a proven connection, or why there is none. May destroy the
   // connector.
   using Done = std::function<void(Result<GuardedFd>)>;
 
   // `address` is literal, and somebody listens there already: one attempt, bounded by `patience`.
-  Connector(EventLoop& loop, const Address& address, const std::string& source,
+  Connector(DescriptorLoop& loop, const Address& address, const std::string& source,
             const wire::Hello& hello, const Credentials& credentials, Nanos patience, Done done);
   // On a socket that is connected, or on its way, to `name`.
-  Connector(EventLoop& loop, Result<GuardedFd> fd, std::string name, const wire::Hello& hello,
+  Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string name, const wire::Hello& hello,
             const Credentials& credentials, Nanos patience, Done done);
   ~Connector() override;
   // Whether somebody was there, who may have ended the connection in the hello.
@@ -32,13 +32,13 @@ class Connector : private EventHandler {
  private:
   enum class State { kConnecting, kHello, kVerdict };
 
-  void on_events(uint32_t) override;
+  void on_ready(uint32_t) override;
   Status connected();
   Status answered();
   Status say(const void* data, size_t bytes);
   void finish(Result<GuardedFd> result);
 
-  EventLoop& loop_;
+  DescriptorLoop& loop_;
   const std::string name_;  // of the other side
   const std::string secret_;
   Done done_;

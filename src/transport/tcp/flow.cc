@@ -2,7 +2,6 @@
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <utility>
@@ -21,21 +20,22 @@ msghdr message_of(const iovec* pieces, int count) {
 
 }  // namespace
 
-TcpFlow::TcpFlow(EventLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer)
+TcpFlow::TcpFlow(DescriptorLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer)
     : StreamFlow(loop, handler, std::move(peer)),
       fd_(std::move(fd)),
       number_(fd_.get()),
-      interest_(EPOLLIN) {
-  loop.add(number_, interest_, this);
+      loop_(loop),
+      interest_(kForReading) {
+  loop_.add(number_, interest_, this);
 }
 
 TcpFlow::~TcpFlow() {
-  if (fd_.valid()) loop().remove(number_);
+  if (fd_.valid()) loop_.remove(number_);
 }
 
-void TcpFlow::on_events(uint32_t events) {
-  if (events & EPOLLOUT) on_writable();
-  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable();
+void TcpFlow::on_ready(uint32_t readiness) {
+  if (readiness & kForWriting) on_writable();
+  if (readiness & kForReading) on_readable();
 }
 
 ssize_t TcpFlow::read(const iovec* pieces, int count) {
@@ -58,8 +58,8 @@ ssize_t TcpFlow::write_lent(iovec* pieces, int count, bool more_follows) {
 }
 
 void TcpFlow::want_writable(bool wanted) {
-  const uint32_t events = EPOLLIN | (wanted ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-  if (std::exchange(interest_, events) != events) loop().modify(number_, events);
+  const uint32_t interest = kForReading | (wanted ? kForWriting : 0u);
+  if (std::exchange(interest_, interest) != interest) loop_.modify(number_, interest);
 }
 
 bool TcpFlow::end_writing() { return shutdown(number_, SHUT_WR) == 0; }
@@ -70,7 +70,7 @@ void TcpFlow::shut(bool drop) {
     const linger at_once{1, 0};
     setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
-  loop().remove(number_);
+  loop_.remove(number_);
   fd_.reset();
 }
 

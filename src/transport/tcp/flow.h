@@ -4,21 +4,22 @@
 #include <string>
 
 #include "base/fork_guard.h"
+#include "transport/descriptor_loop.h"
 #include "transport/stream_flow.h"
 
 namespace herring::transport::tcp {
 
-class TcpFlow final : public StreamFlow, private EventHandler {
+class TcpFlow final : public StreamFlow, private DescriptorHandler {
  public:
   // `fd`: a connected, proven, non-blocking socket.
-  TcpFlow(EventLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer);
+  TcpFlow(DescriptorLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer);
   ~TcpFlow() override;
 
   bool closed() const override { return !fd_.valid(); }
   PathInfo path_info() const override;
 
  private:
-  void on_events(uint32_t events) override;
+  void on_ready(uint32_t readiness) override;
   ssize_t read(const iovec* pieces, int count) override;
   ssize_t write(const iovec* pieces, int count) override;
   ssize_t write_more(const char* data, size_t bytes) override;
@@ -29,6 +30,7 @@ class TcpFlow final : public StreamFlow, private EventHandler {
 
   GuardedFd fd_;
   const int number_;
+  DescriptorLoop& loop_;
   uint32_t interest_;
 };
 

@@ -1,6 +1,5 @@
 #include "transport/tcp/handshake.h"
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,12 +19,12 @@ constexpr Nanos kStarved = kSecond;
 }  // namespace
 
 // One connection that has not proven itself yet.
-class Acceptor::Pending : public EventHandler {
+class Acceptor::Pending : public DescriptorHandler {
  public:
   Pending(Acceptor& owner, GuardedFd fd, Address peer)
       : owner_(owner), fd_(std::move(fd)), peer_(std::move(peer)) {
     number_ = fd_.get();
-    owner_.loop_.add(number_, EPOLLIN, this);
+    owner_.loop_.add(number_, kForReading, this);
     timer_ = owner_.loop_.call_after(owner_.limits_.patience, [this] {
       timer_ = 0;
       owner_.forget(number_);
@@ -42,7 +41,7 @@ class Acceptor::Pending : public EventHandler {
     return since_ + (proving_ ? owner_.limits_.fair : owner_.limits_.silent);
   }
 
-  void on_events(uint32_t) override {
+  void on_ready(uint32_t) override {
     char* into = proving_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
     const size_t want = proving_ ? sizeof(proof_) : sizeof(client_);
     const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
@@ -107,7 +106,7 @@ class Acceptor::Pending : public EventHandler {
   wire::ClientProof proof_{};
 };
 
-Acceptor::Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+Acceptor::Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
                    Accepted accepted, Limits limits)
     : loop_(loop),
       listener_(std::move(listener)),
@@ -116,7 +115,7 @@ Acceptor::Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials,
       admit_(std::move(admit)),
       accepted_(std::move(accepted)) {
   if (auto address = local_address(listener_.get()); address.ok()) address_ = *address;
-  loop_.add(listener_.get(), EPOLLIN, this);
+  loop_.add(listener_.get(), kForReading, this);
 }
 
 Acceptor::~Acceptor() { close(); }
@@ -129,7 +128,7 @@ void Acceptor::close() {
   listener_.reset();
 }
 
-void Acceptor::on_events(uint32_t) {
+void Acceptor::on_ready(uint32_t) {
   for (int i = 0; i < 64; ++i) {
     if (!make_room()) return;
     GuardedFd fd = GuardedFd::open([&] {
@@ -174,7 +173,7 @@ Nanos Acceptor::drop_one() {
     const auto [fd, pending] = std::pair(soonest->first, soonest->second.get());
     const Nanos until = pending->kept_until(), left = until - monotonic_now();
     if (left > 0) return left;
-    pending->on_events(EPOLLIN);  // it may have spoken while this thread was busy
+    pending->on_ready(kForReading);  // it may have spoken while this thread was busy
     if (pending_.size() < before) return 0;
     if (pending->kept_until() > until) continue;
     forget(fd);
@@ -205,7 +204,7 @@ void Acceptor::pause(Nanos time) {
 void Acceptor::resume() {
   if (pause_ == 0) return;
   loop_.cancel(std::exchange(pause_, 0));
-  loop_.add(listener_.get(), EPOLLIN, this);
+  loop_.add(listener_.get(), kForReading, this);
 }
 
 void Acceptor::forget(int fd) {

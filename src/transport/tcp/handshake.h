@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "transport/event_loop.h"
+#include "transport/descriptor_loop.h"
 #include "transport/tcp/socket.h"
 #include "transport/transport.h"
 #include "wire/hello.h"
@@ -15,7 +15,7 @@
 namespace herring::transport::tcp {
 
 // Accepts connections on a listening socket and hands over those that proved themselves.
-class Acceptor : public EventHandler {
+class Acceptor : public DescriptorHandler {
  public:
   using Admit = Transport::Admit;
   using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
@@ -30,9 +30,9 @@ class Acceptor : public EventHandler {
     Nanos silent = 100 * kMillisecond;  // who has not
   };
 
-  Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+  Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
            Accepted accepted, Limits limits);
-  Acceptor(EventLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
+  Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
            Accepted accepted)
       : Acceptor(loop, std::move(listener), std::move(credentials), std::move(admit),
                  std::move(accepted), Limits()) {}
@@ -47,7 +47,7 @@ class Acceptor : public EventHandler {
   void on_starved(Starved starved) { starved_ = std::move(starved); }
 
   const Address& address() const { return address_; }
-  void on_events(uint32_t) override;
+  void on_ready(uint32_t) override;
   void close();
 
  private:
@@ -61,7 +61,7 @@ class Acceptor : public EventHandler {
   void resume();
   void refused(const Address& peer, const std::string& why);
 
-  EventLoop& loop_;
+  DescriptorLoop& loop_;
   GuardedFd listener_;
   Address address_;
   Credentials credentials_;

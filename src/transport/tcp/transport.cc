@@ -42,7 +42,8 @@ class TcpConnection final : public Connection {
         break;
       case Traffic::kControl: repeat_steadily(fd_.get()); break;
     }
-    return std::make_unique<TcpFlow>(loop, std::move(fd_), handler, std::move(peer_));
+    return std::make_unique<TcpFlow>(DescriptorLoop::of(loop), std::move(fd_), handler,
+                                     std::move(peer_));
   }
 
  private:
@@ -52,8 +53,8 @@ class TcpConnection final : public Connection {
 
 class TcpListener final : public Listener {
  public:
-  TcpListener(EventLoop& loop, GuardedFd socket, Credentials credentials, Transport::Admit admit,
-              Transport::Accepted accepted)
+  TcpListener(DescriptorLoop& loop, GuardedFd socket, Credentials credentials,
+              Transport::Admit admit, Transport::Accepted accepted)
       : acceptor_(loop, std::move(socket), std::move(credentials), std::move(admit),
                   [accepted = std::move(accepted)](GuardedFd fd, const wire::Hello& hello,
                                                    const Address& peer) {
@@ -71,7 +72,7 @@ class TcpListener final : public Listener {
 
 class TcpConnecting final : public Connecting {
  public:
-  TcpConnecting(EventLoop& loop, const Address& address, const std::string& source,
+  TcpConnecting(DescriptorLoop& loop, const Address& address, const std::string& source,
                 const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                 Transport::Connected connected)
       : loop_(loop),
@@ -107,7 +108,7 @@ class TcpConnecting final : public Connecting {
     then(make_connection(std::move(*fd), address_.to_string()));
   }
 
-  EventLoop& loop_;
+  DescriptorLoop& loop_;
   const Address address_;
   const std::string source_;
   const wire::Hello hello_;
@@ -140,8 +141,9 @@ Result<std::unique_ptr<Listener>> TcpTransport::listen(EventLoop& loop, const Ad
   auto socket = listen_on(address, kBacklog);
   if (!socket.ok()) return socket.status();
   return std::unique_ptr<Listener>(
-      std::make_unique<TcpListener>(loop, std::move(*socket), std::move(credentials),
-                                    std::move(admit), std::move(accepted)));
+      std::make_unique<TcpListener>(DescriptorLoop::of(loop), std::move(*socket),
+                                    std::move(credentials), std::move(admit),
+                                    std::move(accepted)));
 }
 
 std::unique_ptr<Connecting> TcpTransport::connect(EventLoop& loop, const Address& address,
@@ -149,8 +151,8 @@ std::unique_ptr<Connecting> TcpTransport::connect(EventLoop& loop, const Address
                                                   const wire::Hello& hello,
                                                   const Credentials& credentials, Nanos patience,
                                                   Connected connected) {
-  return std::make_unique<TcpConnecting>(loop, address, source, hello, credentials, patience,
-                                         std::move(connected));
+  return std::make_unique<TcpConnecting>(DescriptorLoop::of(loop), address, source, hello,
+                                         credentials, patience, std::move(connected));
 }
 
 }  // namespace herring::transport::tcp

@@ -50,11 +50,6 @@ bool VirtualLoop::drive(Nanos deadline, const std::function<bool()>& until) noex
   return true;
 }
 
-void VirtualLoop::add(int, uint32_t, EventHandler*) {
-  log(LogLevel::kError, "a loop in virtual time cannot watch descriptors");
-  std::abort();
-}
-
 void VirtualLoop::wake() {
   if (started_) schedule(simulation_.now());
 }

@@ -26,10 +26,6 @@ class VirtualLoop final : public EventLoop {
   bool post_before_drive(Task task) override { return post(std::move(task)); }
   // Runs the whole simulation meanwhile.
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
-  // There are no descriptors.
-  void add(int fd, uint32_t epoll_events, EventHandler* handler) override;
-  void modify(int, uint32_t) override {}
-  void remove(int) override {}
 
  private:
   friend class Simulation;

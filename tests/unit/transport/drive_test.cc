@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -44,11 +43,11 @@ class Lent : public testing::Test {
   std::thread thread_;
 };
 
-struct Reader : EventHandler {
+struct Reader : DescriptorHandler {
   int fd = -1, calls = 0;
   std::thread::id by;
   std::atomic<bool> read{false};
-  void on_events(uint32_t) override {
+  void on_ready(uint32_t) override {
     char byte;
     ++calls;
     by = std::this_thread::get_id();
@@ -67,7 +66,7 @@ TEST_F(Lent, WhoWaitsRunsTasksEventsAndTimers) {
   loop.post_before_drive([&] {
     task_by = std::this_thread::get_id();
     in_loop = loop.in_loop_thread();
-    loop.add(ends[0], EPOLLIN, &reader);
+    loop.add(ends[0], kForReading, &reader);
     loop.call_after(kMillisecond, [&] {
       timer_by = std::this_thread::get_id();
       ASSERT_EQ(write(ends[1], "x", 1), 1);

@@ -1,7 +1,6 @@
 #include "transport/epoll_loop.h"
 
 #include <gtest/gtest.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -65,21 +64,21 @@ TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
 // gets: what was to be said to the old one is not for the new one.
 TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
   EpollLoop loop;
-  struct Replacer : EventHandler {
-    void on_events(uint32_t) override {
+  struct Replacer : DescriptorHandler {
+    void on_ready(uint32_t) override {
       loop->remove(fd);
       loop->remove(other->fd);
       ::close(other->fd);
       fresh->fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
       EXPECT_EQ(fresh->fd, other->fd);
-      loop->add(fresh->fd, EPOLLIN, fresh);
+      loop->add(fresh->fd, kForReading, fresh);
       ::close(fd);
       loop->stop();
     }
-    EventLoop* loop = nullptr;
+    DescriptorLoop* loop = nullptr;
     Replacer* other = nullptr;
-    struct Fresh : EventHandler {
-      void on_events(uint32_t) override { ++events; }
+    struct Fresh : DescriptorHandler {
+      void on_ready(uint32_t) override { ++events; }
       int fd = -1, events = 0;
     }* fresh = nullptr;
     int fd = -1;
@@ -92,7 +91,7 @@ TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
   second.other = &first;
   for (Replacer* one : {&first, &second}) {
     one->fd = ::eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC);
-    loop.add(one->fd, EPOLLIN, one);
+    loop.add(one->fd, kForReading, one);
   }
   loop.run();
   EXPECT_EQ(fresh.events, 0);
@@ -161,12 +160,12 @@ TEST(EventLoop, DeferredTasksRunOnceAtTheEndOfTheIteration) {
 
 // Both ends are readable in one batch; the first handler removes (and ends) the other.
 TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
-  struct Handler : EventHandler {
-    EventLoop* loop = nullptr;
+  struct Handler : DescriptorHandler {
+    DescriptorLoop* loop = nullptr;
     int own_fd = -1, other_fd = -1;
     std::unique_ptr<Handler>* other = nullptr;
     int* calls = nullptr;
-    void on_events(uint32_t) override {
+    void on_ready(uint32_t) override {
       ++*calls;
       loop->remove(own_fd);
       loop->remove(other_fd);
@@ -187,8 +186,8 @@ TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
   second->own_fd = first->other_fd = b[0];
   first->other = &second;
   second->other = &first;
-  loop.add(a[0], EPOLLIN, first.get());
-  loop.add(b[0], EPOLLIN, second.get());
+  loop.add(a[0], kForReading, first.get());
+  loop.add(b[0], kForReading, second.get());
   ASSERT_EQ(write(a[1], "x", 1), 1);
   ASSERT_EQ(write(b[1], "x", 1), 1);
   loop.run();

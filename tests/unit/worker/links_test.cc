@@ -11,7 +11,7 @@ namespace herring::worker {
 namespace {
 
 using transport::Destinations;
-using transport::EventLoop;
+using transport::DescriptorLoop;
 using transport::Flow;
 using transport::tcp::TcpFlow;
 using transport::tcp::testing::connected_pair;
@@ -21,7 +21,7 @@ constexpr size_t kSegment = 1024;
 // Answers what is pushed with the same bytes, at once or when told to.
 class Server : public transport::FlowHandler {
  public:
-  Server(EventLoop& loop, GuardedFd fd)
+  Server(DescriptorLoop& loop, GuardedFd fd)
       : flow(std::make_unique<TcpFlow>(loop, std::move(fd), *this, "worker")) {}
 
   Status on_header(Flow&, const wire::FrameHeader& header, Destinations& out) override {

@@ -13,7 +13,7 @@ namespace herring::worker {
 namespace {
 
 using transport::Destinations;
-using transport::EventLoop;
+using transport::DescriptorLoop;
 using transport::Flow;
 using transport::tcp::TcpFlow;
 
@@ -22,7 +22,7 @@ constexpr size_t kSegment = 1024, kSmall = 64;
 // Answers what is pushed with the same bytes, in the name of so many workers.
 class Server : public transport::FlowHandler {
  public:
-  Server(EventLoop& loop, GuardedFd fd, uint16_t workers)
+  Server(DescriptorLoop& loop, GuardedFd fd, uint16_t workers)
       : flow_(loop, std::move(fd), *this, "worker"), workers_(workers) {}
   Status on_header(Flow&, const wire::FrameHeader& header, Destinations& out) override {
     payload_.resize(header.payload);

@@ -1,0 +1,33 @@
+// A loop that watches descriptors of the system's: for the TCP transport, and for the sockets
+// between the workers of a node.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/event_loop.h"
+
+namespace herring::transport {
+
+// What a descriptor is watched for, or is ready for. Its end and its errors are for reading, and
+// are always told.
+enum Readiness : uint32_t { kForReading = 1, kForWriting = 2 };
+
+class DescriptorHandler {
+ public:
+  virtual ~DescriptorHandler() = default;
+  virtual void on_ready(uint32_t readiness) = 0;
+};
+
+class DescriptorLoop : public EventLoop {
+ public:
+  // std::bad_cast for a loop that watches none.
+  static DescriptorLoop& of(EventLoop& loop) { return dynamic_cast<DescriptorLoop&>(loop); }
+
+  // Level-triggered. Loop thread only (or before the loop runs). add() throws std::system_error if
+  // the system cannot watch it.
+  virtual void add(int fd, uint32_t readiness, DescriptorHandler* handler) = 0;
+  virtual void modify(int fd, uint32_t readiness) = 0;
+  virtual void remove(int fd) = 0;
+};
+
+}  // namespace herring::transport
