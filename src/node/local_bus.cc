@@ -285,23 +285,11 @@ std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage&
                                               UniqueFd passed) {
   Peer& peer = peers_[rank];
   switch (message.kind) {
-    case kAnnounce: {
-      if (message.region == 0 || peer.imports.count(message.region) != 0) break;
-      Imported imported;
-      if (!passed) {
-        // The kernel drops what does not fit into our table of descriptors.
-        imported.status = Status(Code::kInternal,
-                                 "no descriptor came with it: the limit of open files is reached");
-      } else if (auto mapped = SharedRegion::map(std::move(passed), message.bytes); mapped.ok()) {
-        imported.region = std::move(*mapped);
-      } else {
-        imported.status = mapped.status();
-      }
-      peer.imports.emplace(message.region, std::move(imported));
+    case kAnnounce:
+      if (!peer.imports.add(message.region, message.bytes, std::move(passed))) break;
       return std::nullopt;
-    }
     case kRelease:
-      peer.imports.erase(message.region);
+      peer.imports.remove(message.region);
       return std::nullopt;
     case kGoodbye:
       peer.left = true;
@@ -360,13 +348,13 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
     }
   } else if (peer < peers_.size()) {
     if (!peers_[peer].fd) return lost(peer);
-    auto found = peers_[peer].imports.find(region);
-    if (found != peers_[peer].imports.end()) {
-      if (found->second.region != nullptr) return found->second.region;
-      return Status(found->second.status.code(),
+    auto mapped = peers_[peer].imports.find(region);
+    if (!mapped.ok()) {
+      return Status(mapped.status().code(),
                     concat("node: region ", region, " of local rank ", peer, " is not usable: ",
-                           found->second.status.message()));
+                           mapped.status().message()));
     }
+    if (*mapped != nullptr) return mapped;
   }
   return breach("node: local rank ", peer, " has not exported a region ", region);
 }

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "node/imported_regions.h"
 #include "node/local_mesh.h"
 #include "node/shared_memory.h"
 
@@ -114,17 +115,13 @@ class LocalBus {
     LocalMessage message;
     std::shared_ptr<SharedRegion> region;  // whose descriptor travels along, if any
   };
-  struct Imported {
-    std::shared_ptr<SharedRegion> region;
-    Status status;  // why it is not mapped
-  };
   struct Peer {
     GuardedFd fd;
     bool unreachable = false;  // sending failed; the closing is still to be read
     bool left = false;  // said goodbye
     bool wants_write = false;
     std::deque<Queued> queue;
-    std::unordered_map<uint32_t, Imported> imports;
+    ImportedRegions imports;
   };
   struct ReadBuffers;
 

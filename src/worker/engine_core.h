@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "node/node_stage.h"
 #include "worker/engine.h"
 #include "worker/links.h"
 #include "worker/membership.h"
 #include "worker/named.h"
-#include "worker/node_stage.h"
 #include "worker/partial.h"
 
 namespace herring::worker {

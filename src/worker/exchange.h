@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "node/node_work.h"
 #include "wire/array.h"
 #include "wire/collective.h"
-#include "worker/node_stage.h"
 
 namespace herring::worker {
 

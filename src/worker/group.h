@@ -9,21 +9,18 @@
 #include <string>
 #include <vector>
 
-#include "control/group.h"
+#include "node/local_group.h"
 
 namespace herring::worker {
 
-class Group {
+class Group : public LocalGroup {
  public:
   // `rank`: this worker's in the job, a member.
   Group(const control::Cluster& cluster, control::Group members, uint32_t rank);
 
-  const control::Group& members() const { return members_; }
-  uint32_t id() const { return members_.id(); }
-  bool is_world() const { return members_.is_world(); }
-  uint32_t size() const { return members_.size(); }
-  uint32_t index() const { return index_; }  // this worker's place inside it
-  uint32_t rank(uint32_t index) const { return members_.ranks()[index]; }
+  bool is_world() const { return members().is_world(); }
+  uint32_t size() const { return members().size(); }
+  uint32_t rank(uint32_t index) const { return members().ranks()[index]; }
 
   const control::ShardMap& shards() const { return shards_; }
   // Those that must know of it: what it uses, and dedicated ones, which would otherwise end with a
@@ -34,14 +31,10 @@ class Group {
   }
 
   // Buffers go through the node stage when any node has several members, or there is one node.
-  bool uses_node_stage() const { return members_.nodes() == 1 || members_.most_on_a_node() > 1; }
-  // Local ranks of the members on this worker's node, ascending, and its place among them.
-  const std::vector<uint32_t>& locals() const { return locals_; }
-  uint32_t local_index() const { return local_index_; }
-  uint32_t local_size() const { return static_cast<uint32_t>(locals_.size()); }
+  bool uses_node_stage() const { return members().nodes() == 1 || members().most_on_a_node() > 1; }
 
   // Its first rank steers the credit of all its members.
-  bool steers() const { return index_ == 0; }
+  bool steers() const { return index() == 0; }
   uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
 
   // How often all its members have joined: calls that some of them did without are counted anew
@@ -66,11 +59,7 @@ class Group {
   bool meets = false, met = false;
 
  private:
-  const control::Group members_;
   const control::ShardMap shards_;
-  const uint32_t index_;
-  std::vector<uint32_t> locals_;
-  uint32_t local_index_ = 0;
   std::vector<uint32_t> servers_;
   std::atomic<uint32_t> next_stream_;
   std::atomic<uint32_t> joins_{0};

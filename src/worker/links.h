@@ -12,18 +12,20 @@
 #include <vector>
 
 #include "base/ring.h"
+#include "node/transfer.h"
 #include "transport/event_loop.h"
 #include "transport/transport.h"
 #include "worker/balance.h"
 #include "worker/links_options.h"
 #include "worker/pace.h"
 #include "worker/paths.h"
-#include "worker/transfer.h"
 #include "worker/window.h"
 
 namespace herring::worker {
 
-class Links : private transport::FlowHandler {
+using wire::Key, wire::KeyHash;
+
+class Links final : public Pusher, private transport::FlowHandler {
  public:
   // Control frames (go, reply, error, warning) from a server, with their payload.
   using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&,
@@ -54,7 +56,7 @@ class Links : private transport::FlowHandler {
   // Pushes the transfer's runs behind what its stream has queued. Links owns a share of `keeps`,
   // where the transfer and the memory that it points to live, until on_transfer_done() has returned
   // or all transfers were forgotten. kInternal: its key is in flight already.
-  Status push(Transfer& transfer, std::shared_ptr<void> keeps = nullptr);
+  Status push(Transfer& transfer, std::shared_ptr<void> keeps = nullptr) override;
   void send_control(uint32_t server, const wire::FrameHeader& header, std::string payload);
   // Both forget every transfer: afterwards nothing touches the memory of any.
   // Closes every flow (the job has failed).
@@ -74,7 +76,7 @@ class Links : private transport::FlowHandler {
   // What has not reached the servers yet; see transport::undelivered().
   size_t undelivered() const;
   // When a server last answered with a result.
-  Nanos answered_at() const { return answered_at_; }
+  Nanos answered_at() const override { return answered_at_; }
   // Likewise in this group, but for partial all-reduces, which go on whoever has left.
   Nanos answered_at(uint32_t group) { return pace_of(group).whole_answered_at; }
   // A transfer that is overdue by `margin`, while no server has answered anything; or null. Servers

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "node/shared_memory.h"
+#include "node/transfer.h"
 #include "worker/call.h"
 #include "worker/future.h"
 #include "worker/list.h"
-#include "worker/transfer.h"
 
 namespace herring::worker {
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "node/transfer.h"
 #include "partial/ledger.h"
 #include "wire/frame.h"
 #include "wire/partial.h"
 #include "worker/group.h"
-#include "worker/transfer.h"
 
 namespace herring::worker {
 

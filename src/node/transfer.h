@@ -3,21 +3,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/status.h"
 #include "plan/plan.h"
 #include "wire/key.h"
 #include "wire/messages.h"
 
-namespace herring::worker {
-
-using wire::Key, wire::KeyHash;
+namespace herring {
 
 class TransferOwner;
 
 struct Transfer {
-  Key key;
+  wire::Key key;
   wire::Open open;                       // shard_bytes is filled in per shard
   const char* send = nullptr;            // null: nothing to add
   char* receive = nullptr;               // null: the result is not wanted here
@@ -25,7 +26,7 @@ struct Transfer {
   std::vector<plan::SegmentRun> runs;    // which of their segments this worker pushes
   TransferOwner* owner = nullptr;
 
-  // Progress, kept by Links.
+  // Progress, kept by the Pusher.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
   bool called_off = false;               // its group is called off: what it holds is no result
@@ -42,8 +43,18 @@ class TransferOwner {
   // `range` of the buffer now holds results (only when receive is set).
   virtual void on_result(Transfer&, plan::Range /*range*/) {}
   // All segments are answered, or the transfer is called off and nothing of it is on its way any
-  // more; Links has let go of it, but for its share of the owner.
+  // more; the Pusher has let go of it, but for its share of the owner.
   virtual void on_transfer_done(Transfer&) = 0;
 };
 
-}  // namespace herring::worker
+// Who moves transfers to the servers and back.
+class Pusher {
+ public:
+  virtual ~Pusher() = default;
+  // Until on_transfer_done() the transfer is the Pusher's, and so is a share of `keeps`.
+  virtual Status push(Transfer& transfer, std::shared_ptr<void> keeps) = 0;
+  // When a server last answered anything.
+  virtual Nanos answered_at() const = 0;
+};
+
+}  // namespace herring

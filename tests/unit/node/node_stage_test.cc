@@ -1,50 +1,40 @@
 // The local ranks of a node in one process, on one loop.
-#include "worker/node_stage.h"
+#include "node/node_stage.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <thread>
 
-#include "../transport/pair.h"
-#include "transport/tcp/transport.h"
+#include "transport/epoll_loop.h"
 
-namespace herring::worker {
+namespace herring {
 namespace {
-
-using transport::Destinations;
-using transport::DescriptorLoop;
-using transport::Flow;
-using transport::tcp::TcpFlow;
 
 constexpr size_t kSegment = 1024, kSmall = 64;
 
-// Answers what is pushed with the same bytes, in the name of so many workers.
-class Server : public transport::FlowHandler {
+// Servers that answer what is pushed with the same bytes, in the name of so many workers.
+class Servers : public Pusher {
  public:
-  Server(DescriptorLoop& loop, GuardedFd fd, uint16_t workers)
-      : flow_(loop, std::move(fd), *this, "worker"), workers_(workers) {}
-  Status on_header(Flow&, const wire::FrameHeader& header, Destinations& out) override {
-    payload_.resize(header.payload);
-    if (header.payload > 0) out.add(payload_.data(), payload_.size());
+  Servers(transport::EventLoop& loop, uint32_t workers) : loop_(loop), workers_(workers) {}
+
+  Status push(Transfer& transfer, std::shared_ptr<void> keeps) override {
+    loop_.post([this, &transfer, keeps] {
+      for (const plan::SegmentRun& run : transfer.runs) {
+        const plan::Range range = plan::run_range(transfer.shards, kSegment, run);
+        if (transfer.send == nullptr) std::memset(transfer.receive + range.offset, 0, range.bytes);
+        transfer.workers = workers_;
+        transfer.owner->on_result(transfer, range);
+      }
+      transfer.owner->on_transfer_done(transfer);
+    });
     return {};
   }
-  Status on_frame(Flow& flow, const wire::FrameHeader& pushed) override {
-    if (pushed.type != wire::FrameType::kData) return {};
-    wire::FrameHeader header = pushed;
-    header.type = wire::FrameType::kResult;
-    header.flags = 0;
-    header.workers = workers_;
-    if (pushed.flags & wire::kFlagEmpty) payload_.assign(kSmall, '\0');
-    flow.send_owned(header, payload_);
-    return {};
-  }
-  void on_closed(Flow&, const Status&) override {}
+  Nanos answered_at() const override { return 0; }
 
  private:
-  TcpFlow flow_;
-  const uint16_t workers_;
-  std::string payload_;
+  transport::EventLoop& loop_;
+  const uint32_t workers_;
 };
 
 class NodeStageTest : public ::testing::Test {
@@ -52,12 +42,10 @@ class NodeStageTest : public ::testing::Test {
   struct Rank {
     std::unique_ptr<SharedHeap> heap = std::make_unique<SharedHeap>(0);  // keeps nothing
     std::unique_ptr<LocalBus> bus;
-    std::unique_ptr<Server> server;
-    std::unique_ptr<Links> links;
     std::unique_ptr<NodeStage> stage;
     std::vector<uint32_t> workers;  // of what is done
     std::vector<Status> failures;
-    std::shared_ptr<Group> group;
+    std::shared_ptr<LocalGroup> group;
   };
 
   void make(uint32_t size, uint32_t nodes) {
@@ -85,23 +73,13 @@ class NodeStageTest : public ::testing::Test {
     cluster.servers.push_back({0, true, ~0u, "10.0.0.2:7000", 1.0});
     for (uint32_t r = 0; r < size; ++r) {
       Rank& rank = ranks[r];
-      rank.group = std::make_shared<Group>(cluster, control::Group(cluster), r);
-      LinksOptions options;
-      options.segment_bytes = kSegment;
-      rank.links = std::make_unique<Links>(
-          loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
-          [](uint32_t, const Status&) {});
-      if (nodes > 1) {
-        auto [near, far] = transport::tcp::testing::connected_pair();
-        rank.server = std::make_unique<Server>(loop, std::move(far), 5);
-        rank.links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
-      }
+      rank.group = std::make_shared<LocalGroup>(cluster, control::Group(cluster), r);
       NodeStage::Options stage;
       stage.local_rank = r;
       stage.segment_bytes = kSegment;
       stage.names.assign(size, "a rank");
       rank.stage = std::make_unique<NodeStage>(
-          loop, *rank.bus, *rank.heap, *rank.links, stage,
+          loop, *rank.bus, *rank.heap, servers, stage,
           [&rank](const Status& why) { rank.failures.push_back(why); });
       rank.stage->attach();
     }
@@ -165,6 +143,7 @@ class NodeStageTest : public ::testing::Test {
   }
 
   transport::EpollLoop loop;
+  Servers servers{loop, 5};
   control::Cluster cluster;
   std::vector<Rank> ranks;
 };
@@ -289,7 +268,7 @@ TEST_F(NodeStageTest, NothingIsKeptOfGroupsThatAllHaveForgotten) {
   for (uint32_t id = 1; id <= kGroups; ++id) {
     for (const uint32_t r : {id % 3, (id + 1) % 3, (id + 2) % 3}) {
       steps.push_back([this, id, r] {
-        const Group group(cluster, control::Group(id, cluster, {0, 1, 2}, "g"), r);
+        const LocalGroup group(cluster, control::Group(id, cluster, {0, 1, 2}, "g"), r);
         ranks[r].stage->forget(group);
       });
     }
@@ -310,4 +289,4 @@ TEST_F(NodeStageTest, ABufferWaitsInVainForANeighbourThatHasEndedWithoutItsPart)
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring

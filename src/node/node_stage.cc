@@ -1,0 +1,345 @@
+#include "node/node_stage.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+
+namespace herring {
+namespace {
+
+uint32_t interest(bool wants_write) {
+  return transport::kForReading | (wants_write ? transport::kForWriting : 0u);
+}
+
+}  // namespace
+
+NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Pusher& pusher,
+                     Options options, OnFailure on_failure)
+    : loop_(loop),
+      bus_(bus),
+      heap_(heap),
+      pusher_(pusher),
+      options_(std::move(options)),
+      on_failure_(std::move(on_failure)),
+      local_size_(std::max(1u, bus.local_size())),
+      called_off_(options_.local_rank, local_size_) {}
+
+// Before the loop runs, or on its thread.
+void NodeStage::attach() {
+  if (bus_.fds().empty()) return;
+  transport::DescriptorLoop& loop = transport::DescriptorLoop::of(loop_);
+  for (int fd : bus_.fds()) {
+    BusSocket& socket = sockets_[fd];
+    socket.bus = &bus_;
+    socket.fd = fd;
+    loop.add(fd, interest(bus_.wants_write(fd)), &socket);
+  }
+  bus_.set_interest_handler([&loop](int fd, bool wants_write) {
+    loop.modify(fd, interest(wants_write));
+  });
+  bus_.set_handler(
+      [this](const LocalMessage& message) { on_message(message); },
+      [this](uint32_t local_rank, const Status& why) { on_closed(local_rank, why); });
+}
+
+// A death is the rendezvous' to tell; here the socket only leaves the loop. What goes wrong between
+// two that live, nobody else can tell: who made this waits for the news of a death.
+void NodeStage::on_closed(uint32_t local_rank, const Status& why) {
+  log(LogLevel::kDebug, "connection to ", options_.names[local_rank], " ended: ", why.message());
+  transport::DescriptorLoop::of(loop_).remove(bus_.fd_of(local_rank));
+  called_off_.lose(local_rank);
+  for (const uint32_t group : called_off_.numbers()) settle(group);
+  if (why.is_fault()) on_failure_(why);
+  if (why.code() == Code::kPeerLost && options_.on_lost) options_.on_lost(local_rank, why);
+}
+
+NodeStage::~NodeStage() {
+  for (int fd : bus_.fds()) transport::DescriptorLoop::of(loop_).remove(fd);
+}
+
+void NodeStage::BusSocket::on_ready(uint32_t readiness) {
+  if (readiness & transport::kForWriting) bus->on_writable(fd);
+  if (readiness & transport::kForReading) bus->on_readable(fd);
+}
+
+NodeWork& NodeStage::work_of(const wire::Key& key) {
+  std::shared_ptr<NodeWork>& place = works_[key];
+  if (!place) {
+    place = std::make_shared<NodeWork>(options_, key, local_size_, loop_.now());
+    place->transfer.owner = this;
+  }
+  return *place;
+}
+
+NodeWork* NodeStage::find(const wire::Key& key) {
+  const auto found = works_.find(key);
+  return found == works_.end() ? nullptr : found->second.get();
+}
+
+// To the other members of its group on this node.
+void NodeStage::send(const NodeWork& work, LocalMessage message) {
+  message.group = work.task.key.group;
+  message.stream = work.task.key.stream;
+  message.round = work.task.key.round;
+  message.buffer = work.task.key.buffer;
+  for (const uint32_t local : work.group().locals()) {
+    // One that is gone is the rendezvous' to tell.
+    if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
+  }
+}
+
+void NodeStage::post(NodeTask task) {
+  if (cleared_) return;
+  if (called_off_.contains(task.key.group)) return task.on_done(0);
+  NodeWork& work = work_of(task.key);
+  if (std::exchange(work.mine, true)) {
+    return on_failure_(defect("'", task.name, "' is in flight already"));
+  }
+  work.task = std::move(task);
+  LocalMessage message;
+  message.kind = kPost;
+  message.flags = work.task.active ? 0 : kInactive;
+  message.bytes = work.task.bytes;
+  if (work.locals() > 1 && work.task.bytes > 0) {
+    const auto location = heap_.locate(work.task.data, work.task.bytes);
+    const auto region = location ? heap_.region(location->region) : nullptr;
+    if (region == nullptr) {
+      return on_failure_(defect("'", work.task.name, "' is not in shared memory"));
+    }
+    message.region = bus_.export_region(region);
+    message.offset = location->offset;
+  }
+  if (work.locals() > 1) send(work, message);
+  NodeWork::Posted& mine = work.own();
+  mine.here = true;
+  mine.active = work.task.active;
+  mine.data = {work.task.keeps, work.task.data};
+  mine.bytes = work.task.bytes;
+  if (++work.posted == work.locals()) all_posted(work);
+}
+
+void NodeStage::on_message(const LocalMessage& message) {
+  if (cleared_) return;
+  moved_ = loop_.now();
+  if (message.kind == kCalledOff) {
+    called_off_.heard(message.group, message.from);
+    return settle(message.group);
+  }
+  if (called_off_.contains(message.group)) return;  // said before it knew
+  const wire::Key key{message.stream, message.round, message.buffer, message.group};
+  if (message.kind != kPost && message.kind != kDone) {
+    return on_failure_(breach("unexpected message ", int{message.kind}, " from ",
+                              options_.names[message.from]));
+  }
+  NodeWork& work = work_of(key);
+  work.moved = moved_;
+  NodeWork::Posted& peer = work.ranks[message.from];
+  if (message.kind == kDone) {
+    if (!peer.here || peer.done) {
+      return on_failure_(breach(options_.names[message.from],
+                                " is done with a buffer out of turn"));
+    }
+    peer.done = true;
+    if (message.workers > 0) work.result_workers = message.workers;
+    ++work.done;
+    return maybe_finish(work);
+  }
+  if (peer.here) {
+    return on_failure_(breach(options_.names[message.from], " has posted a buffer twice"));
+  }
+  Result<std::shared_ptr<char>> memory = std::shared_ptr<char>();
+  if (message.bytes > 0) {
+    memory = bus_.peer_memory(message.from, message.region, message.offset, message.bytes);
+  }
+  if (!memory.ok()) {
+    return on_failure_({memory.status().code(), concat("cannot use the memory of ",
+                                                       options_.names[message.from], ": ",
+                                                       memory.status().message())});
+  }
+  peer.here = true;
+  peer.active = !(message.flags & kInactive);
+  peer.data = std::move(*memory);
+  peer.bytes = message.bytes;
+  ++work.posted;
+  // A neighbour may know a group before this rank does.
+  if (work.mine && work.posted == work.locals()) all_posted(work);
+}
+
+void NodeStage::all_posted(NodeWork& work) {
+  if (Status begun = work.begin(); !begun.ok()) return on_failure_(begun);
+  ready_.push(work.task.key);
+  schedule_work();
+}
+
+void NodeStage::schedule_work() {
+  if (std::exchange(work_scheduled_, true)) return;
+  loop_.post([this] {
+    work_scheduled_ = false;
+    do_work();
+  });
+}
+
+void NodeStage::do_work() {
+  size_t budget = kWorkBytes;
+  while (!ready_.empty() && budget >= plan::kAlignment) {
+    const auto found = works_.find(ready_.front());
+    if (found == works_.end() || called_off_.contains(found->first.group)) {
+      ready_.pop();
+      continue;
+    }
+    const std::shared_ptr<NodeWork> work = found->second;
+    // Whole elements only: what an earlier buffer has left of the budget may be odd.
+    const size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
+                                  work->slice.bytes - work->worked);
+    work->work(bytes);
+    work->moved = loop_.now();
+    budget -= bytes;
+    if (work->worked == work->slice.bytes) {
+      ready_.pop();
+      work->last_stage() ? slice_done(*work) : push_slice(work);
+    }
+  }
+  moved_ = loop_.now();
+  if (!ready_.empty()) schedule_work();
+}
+
+void NodeStage::push_slice(const std::shared_ptr<NodeWork>& work) {
+  work->prepare_push();
+  if (Status pushed = pusher_.push(work->transfer, work); !pushed.ok()) on_failure_(pushed);
+}
+
+void NodeStage::on_result(Transfer& transfer, plan::Range range) {
+  find(transfer.key)->place(range);
+}
+
+void NodeStage::on_transfer_done(Transfer& transfer) {
+  NodeWork* const work = find(transfer.key);
+  if (work == nullptr) return;  // cleared
+  work->pushed = false;
+  if (transfer.called_off) return settle(transfer.key.group);
+  if (transfer.workers > 0) work->result_workers = transfer.workers;
+  slice_done(*work);
+}
+
+void NodeStage::slice_done(NodeWork& work) {
+  LocalMessage message;
+  message.kind = kDone;
+  message.workers = work.result_workers;  // not every local rank has a part of a small buffer
+  if (work.locals() > 1) send(work, message);
+  work.own().done = true;
+  ++work.done;
+  maybe_finish(work);
+}
+
+void NodeStage::maybe_finish(NodeWork& work) {
+  if (work.done < work.locals()) return;
+  auto node = works_.extract(work.task.key);
+  const NodeWork& finished = *node.mapped();
+  finished.task.on_done(finished.result_workers > 0 ? finished.result_workers : finished.workers);
+}
+
+bool NodeStage::busy(uint32_t group) const {
+  return std::any_of(works_.begin(), works_.end(),
+                     [group](const auto& one) { return one.first.group == group; });
+}
+
+Nanos NodeStage::moved_at(uint32_t group) const {
+  Nanos latest = 0;
+  for (const auto& [key, work] : works_) {
+    if (key.group == group) latest = std::max(latest, work->moved);
+  }
+  return latest;
+}
+
+bool NodeStage::has_unpushed(uint32_t group) const {
+  return std::any_of(works_.begin(), works_.end(), [&](const auto& one) {
+    const NodeWork& work = *one.second;
+    return one.first.group == group && work.mine && !work.pushed && !work.own().done;
+  });
+}
+
+bool NodeStage::waits_for_gone(uint32_t group) const {
+  return std::any_of(works_.begin(), works_.end(), [&](const auto& one) {
+    const NodeWork& work = *one.second;
+    if (one.first.group != group || !work.mine) return false;
+    const std::vector<uint32_t>& locals = work.group().locals();
+    return std::any_of(locals.begin(), locals.end(), [&](uint32_t local) {
+      return called_off_.is_gone(local) && !(work.ranks[local].here && work.ranks[local].done);
+    });
+  });
+}
+
+void NodeStage::let_go(const LocalGroup& group) {
+  LocalMessage message;
+  message.kind = kCalledOff;
+  message.group = group.id();
+  for (const uint32_t local : group.locals()) {
+    if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
+  }
+}
+
+void NodeStage::forget(const LocalGroup& group) {
+  if (cleared_) return;
+  if (!called_off_.contains(group.id())) let_go(group);
+  called_off_.forget(group);
+}
+
+void NodeStage::call_off(const std::shared_ptr<const LocalGroup>& group) {
+  if (!cleared_ && called_off_.add(group)) settle(group->id());
+}
+
+// From here on nothing of this group touches neighbours' memory: what is on its way from servers
+// lands in memory here and is not copied to them any more.
+void NodeStage::settle(uint32_t number) {
+  const auto group = called_off_.find(number);
+  if (!group) return;
+  if (called_off_.tells(number)) let_go(*group);
+  if (!called_off_.untouched(number)) return;
+  std::vector<std::shared_ptr<NodeWork>> ended;
+  std::erase_if(works_, [&](const auto& one) {
+    const bool ends = one.first.group == number && !one.second->pushed;
+    if (ends) ended.push_back(one.second);
+    return ends;
+  });
+  for (const auto& work : ended) {
+    if (work->mine) work->task.on_done(0);
+  }
+}
+
+void NodeStage::release_regions() {
+  for (uint32_t region : heap_.take_released()) bus_.release_region(region);
+}
+
+void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
+  for (auto& [key, shared] : works_) {
+    NodeWork& work = *shared;
+    if (!work.mine || called_off_.contains(key.group)) continue;
+    const bool submitted = work.posted == work.locals();
+    // Servers say who is missing on other nodes, and so do neighbours that wait for servers.
+    if (submitted && !work.last_stage() && !work.own().done) continue;
+    const Nanos margin = submitted && !work.last_stage() ? servers_margin : 0;
+    const Nanos moved = std::max(moved_, submitted ? pusher_.answered_at() : 0);
+    const Deadline& deadline = work.task.deadline;
+    const bool overdue = deadline.passed(now - margin, work.since, moved);
+    if (!overdue && (work.warned || !deadline.warns(now - margin, work.since))) continue;
+    const std::string text = concat("'", work.task.name, "'", work.group().members().suffix(),
+                                    " (round ", key.round, ", buffer ", key.buffer,
+                                    ") has waited ", in_seconds(now - work.since), " for ",
+                                    work.missing(), submitted ? ", which did not finish it"
+                                                              : ", which did not submit it");
+    if (overdue) return on_failure_({Code::kTimeout, text});
+    work.warned = true;
+    log(LogLevel::kWarning, text);
+  }
+}
+
+void NodeStage::clear() {
+  cleared_ = true;
+  works_.clear();
+  called_off_.clear();
+  ready_.clear();
+}
+
+}  // namespace herring

@@ -1,0 +1,208 @@
+#include "node/node_work.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "reduce/reduce.h"
+
+namespace herring {
+namespace {
+
+// Summed, then copied to the other ranks while it is still in the first-level cache.
+constexpr size_t kBlockBytes = 16 << 10;
+
+}  // namespace
+
+Status NodeWork::check_posted() const {
+  for (const uint32_t r : group().locals()) {
+    if (!ranks[r].here) {
+      return breach("'", task.name, "'", group().members().suffix(),
+                    " was posted by a rank that is no member");
+    }
+    if (ranks[r].bytes != task.bytes && !task.exchanges) {
+      return {Code::kMismatch,
+              concat("ranks disagree about '", task.name, "': ", options.names[r], " has ",
+                     ranks[r].bytes, " bytes, ", options.names[options.local_rank], " ",
+                     task.bytes)};
+    }
+  }
+  return {};
+}
+
+// Where pieces begin; each must lie in what its rank has posted.
+Status NodeWork::find_pieces() {
+  const std::vector<uint32_t>& here = group().locals();
+  const auto lies_in = [](const Posted& rank, size_t offset, size_t bytes) {
+    return offset <= rank.bytes && bytes <= rank.bytes - offset;
+  };
+  for (NodePiece& piece : task.pieces) {
+    const bool all = piece.from == NodePiece::kAll;
+    for (uint32_t place = all ? 0 : piece.from; place <= (all ? locals() - 1 : piece.from);
+         ++place) {
+      const Posted& rank = ranks[here[place]];
+      bool fits = true;
+      if (std::exchange(piece.told, false)) {
+        uint64_t offset = 0;
+        fits = lies_in(rank, piece.offset, sizeof(offset));
+        if (fits) std::memcpy(&offset, rank.data.get() + piece.offset, sizeof(offset));
+        piece.offset = offset;
+      }
+      if (fits && lies_in(rank, piece.offset, piece.bytes)) continue;
+      return breach("'", task.name, "'", group().members().suffix(), ": ",
+                    options.names[here[place]], " has posted ", rank.bytes, " bytes; of them ",
+                    piece.bytes, " from ", piece.offset, " on are wanted");
+    }
+    slice.bytes += piece.bytes;
+  }
+  return {};
+}
+
+std::string NodeWork::missing() const {
+  std::string missing;
+  for (const uint32_t r : group().locals()) {
+    if (posted == locals() ? ranks[r].done : ranks[r].here) continue;
+    missing += (missing.empty() ? "" : ", ") + options.names[r];
+  }
+  return missing;
+}
+
+Status NodeWork::begin() {
+  HERRING_RETURN_IF_ERROR(check_posted());
+  for (const uint32_t r : group().locals()) workers += ranks[r].active;
+  if (task.exchanges) return find_pieces();
+  transfer.key = task.key;
+  transfer.shards = task.shards;
+  transfer.runs = plan::local_slice(transfer.shards, options.segment_bytes, group().local_index(),
+                                    locals());
+  for (const plan::SegmentRun& run : transfer.runs) {
+    const plan::Range range = plan::run_range(transfer.shards, options.segment_bytes, run);
+    if (slice.bytes == 0) slice.offset = range.offset;
+    slice.bytes += range.bytes;
+  }
+  return {};
+}
+
+void NodeWork::work(size_t bytes) {
+  if (bytes > 0) task.exchanges ? take(worked, bytes) : reduce(slice.offset + worked, bytes);
+  worked += bytes;
+}
+
+// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a
+// power of two that the server takes back (exact, but for the smallest subnormals).
+double NodeWork::wire_scale() const {
+  const control::Group& members = task.group->members();
+  if (members.nodes() == 1 || task.wire != DType::kFloat16 ||
+      (task.reduction.op != ReduceOp::kSum && task.reduction.op != ReduceOp::kAverage)) {
+    return 1.0;
+  }
+  return 1.0 / static_cast<double>(std::bit_ceil(members.most_on_a_node()));
+}
+
+void NodeWork::reduce(size_t begin, size_t bytes) {
+  const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
+  const bool last = last_stage();
+  const DType out_type = last ? task.dtype : task.wire;
+  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
+  const reduce::Stage stage{task.dtype,
+                            out_type,
+                            task.reduction.op,
+                            task.reduction.prescale,
+                            last ? divisor : 1.0,
+                            last ? task.reduction.postscale : wire_scale()};
+  size_t element = begin / wire_item;
+  const size_t end = element + bytes / wire_item;
+  std::vector<const void*> sources;
+  // A node of one worker has nothing to add up, often not even to change.
+  if (locals() == 1 && task.active && out_type == task.dtype && stage.prescale == 1.0 &&
+      stage.divisor == 1.0 && stage.postscale == 1.0) {
+    return;
+  }
+  while (element < end) {
+    const size_t count = std::min(kBlockBytes / item, end - element);
+    sources.clear();
+    for (const uint32_t local : group().locals()) {
+      const Posted& rank = ranks[local];
+      if (rank.active) sources.push_back(rank.data.get() + element * item);
+    }
+    char* out = last || !converts() ? task.data + element * item
+                                    : task.staging + element * wire_item;
+    if (sources.empty()) {
+      std::memset(out, 0, count * size_of(out_type));
+    } else {
+      reduce::combine(sources.data(), sources.size(), out, count, stage);
+    }
+    if (last) share(element, count);
+    element += count;
+  }
+}
+
+// Copies finished elements from this rank's buffer to the others'.
+void NodeWork::share(size_t element, size_t elements) {
+  const size_t item = size_of(task.dtype);
+  const size_t offset = element * item, bytes = elements * item;
+  for (const uint32_t r : group().locals()) {
+    if (r == options.local_rank) continue;
+    std::memcpy(ranks[r].data.get() + offset, task.data + offset, bytes);
+  }
+}
+
+void NodeWork::take(size_t begin, size_t bytes) {
+  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
+  const reduce::Stage stage = reduce::whole(task.dtype, task.reduction, divisor);
+  const size_t item = size_of(task.dtype), end = begin + bytes;
+  size_t first = 0;  // of the piece
+  for (const NodePiece& piece : task.pieces) {
+    size_t at = std::max(begin, first);
+    const size_t to = std::min(end, first + piece.bytes);
+    while (at < to) {
+      const size_t offset = piece.offset + at - first;
+      char* const out = task.out + piece.receive + at - first;
+      if (piece.from != NodePiece::kAll) {
+        std::memcpy(out, ranks[group().locals()[piece.from]].data.get() + offset, to - at);
+        break;
+      }
+      const size_t some = std::min(kBlockBytes, to - at);
+      std::vector<const void*> sources;
+      for (const uint32_t r : group().locals()) {
+        sources.push_back(ranks[r].data.get() + offset);
+      }
+      reduce::combine(sources.data(), sources.size(), out, some / item, stage);
+      at += some;
+    }
+    first += piece.bytes;
+  }
+}
+
+wire::Open NodeWork::open() const {
+  wire::Open open;
+  open.dtype = task.wire;
+  open.reduction.op = task.reduction.op;
+  open.participants = wire::Participants::kNodes;
+  open.workers = workers;
+  open.reduction.postscale = task.reduction.postscale / wire_scale();
+  open.deadline = task.deadline;
+  open.name = task.name;
+  return open;
+}
+
+void NodeWork::prepare_push() {
+  char* const base = converts() ? task.staging : task.data;
+  transfer.open = open();
+  transfer.send = workers > 0 ? base : nullptr;
+  transfer.receive = base;
+  pushed = true;
+}
+
+void NodeWork::place(plan::Range range) {
+  const size_t wire_item = size_of(task.wire), item = size_of(task.dtype);
+  const size_t element = range.offset / wire_item, count = range.bytes / wire_item;
+  if (converts()) {
+    reduce::convert(task.staging + range.offset, task.wire, task.data + element * item, task.dtype,
+                    count, 1.0);
+  }
+  share(element, count);
+}
+
+}  // namespace herring
