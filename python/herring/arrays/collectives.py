@@ -14,8 +14,7 @@ import importlib.util
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,19 @@ from herring import _core
 from herring.arrays.arguments import (
     count_of,
     function_of,
-    name_given,
     options_of,
     rank_of,
     seconds_of,
     shown,
 )
+from herring.arrays.calls import called, named
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.handles import DoneCallbacks, call_later
-from herring.arrays.names import next_name
 from herring.arrays.runtime import job
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
     MismatchError,
-    PeerLostError,
-    ShutdownError,
 )
 from herring.split import even_parts
 
@@ -141,41 +137,6 @@ class Handle:
     def _when_done(self, run: Callable[[], None]) -> bool:
         """Has `run` called when it is complete; False: it is already."""
         return call_later(self._operation, run)
-
-
-@contextmanager
-def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[str]:
-    """Yields the name of this call; what this rank refuses in the block, all ranks are told.
-
-    Args:
-      kind: the collective that the others wait in, should this rank refuse.
-      name: of the operation; None: the next of its kind in the group.
-      group: those who take part; None: all ranks.
-    """
-    scope = scope_of(group)
-    name = named(name, kind, group)
-    try:
-        yield name
-    except (PeerLostError, ShutdownError):
-        raise  # nobody is left to tell
-    except Exception as error:
-        known = isinstance(error, InvalidArgumentError)
-        why = str(error) if known else f"{type(error).__name__}: {error}"
-        job().refuse(kind, name, why, scope.handle)
-        raise
-
-
-def name_of_next(kind: str, group: Group | None) -> str:
-    """A name for the next operation of its kind in the group; None: of all ranks."""
-    scope_of(group)
-    if group is None:
-        return next_name(kind)
-    return next_name(f"{group.name}.{kind}", group.members().number)
-
-
-def named(name: str | None, kind: str, group: Group | None) -> str:
-    """The name that a caller gave, checked, or the next one of a kind in the group."""
-    return name_given(name) or name_of_next(kind, group)
 
 
 def submit(

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.collectives import Handle, called, named, submit
+from herring.arrays.calls import called, named
+from herring.arrays.collectives import Handle, submit
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
-from herring.arrays.collectives import called, check_same, named
+from herring.arrays.calls import called, named
+from herring.arrays.collectives import check_same
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError

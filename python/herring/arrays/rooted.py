@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from herring.arrays.arguments import rank_of
+from herring.arrays.calls import called, named
 from herring.arrays.collectives import (
     broadcast_object,
-    called,
     checked_splits,
     exchange,
-    named,
     reduce_scatter,
     shape_of,
 )

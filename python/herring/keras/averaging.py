@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from herring.arrays.collectives import allgather_object, called
+from herring.arrays.calls import called
+from herring.arrays.collectives import allgather_object
 from herring.arrays.gradients import Averager, GradientRounds, Source, agree
 from herring.errors import ConfigurationError, InvalidArgumentError
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 import herring
-from herring.arrays.collectives import check_same, name_of_next
+from herring.arrays.calls import name_of_next
+from herring.arrays.collectives import check_same
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager

@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.kvstore.base import KVStoreBase
 
 import herring
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.mxnet.arrays import in_place, on_host

@@ -7,7 +7,7 @@ from typing import Any
 
 import mxnet as mx
 
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import GradientRounds, Source, check_operator
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError

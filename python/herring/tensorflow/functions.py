@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import herring
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.values import broadcast_values

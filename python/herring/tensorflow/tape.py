@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError

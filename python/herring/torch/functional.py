@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from herring.arrays.arguments import operator_of
-from herring.arrays.collectives import called, named
+from herring.arrays.calls import called, named
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch import functions

@@ -18,13 +18,8 @@ import torch
 
 import herring
 from herring.arrays.arguments import rank_of
-from herring.arrays.collectives import (
-    broadcast_object,
-    called,
-    checked_splits,
-    exchange,
-    named,
-)
+from herring.arrays.calls import called, named
+from herring.arrays.collectives import broadcast_object, checked_splits, exchange
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once

@@ -17,7 +17,8 @@ from herring.arrays.arguments import (
     seconds_of,
     text_of,
 )
-from herring.arrays.collectives import called, check_same, named, shape_of
+from herring.arrays.calls import called, named
+from herring.arrays.collectives import check_same, shape_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.partial.quorum import Quorum, is_partial, quorum_of
 from herring.arrays.partial.replay import Recorded, Replay

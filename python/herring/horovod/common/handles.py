@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from herring import _core
-from herring.arrays.collectives import name_of_next, submit
+from herring.arrays.calls import name_of_next, refuse
+from herring.arrays.collectives import submit
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.runtime import forget_job, job
+from herring.arrays.runtime import forget_job
 from herring.errors import (
     HerringError,
     InvalidArgumentError,
     PeerLostError,
-    ShutdownError,
 )
 from herring.horovod.common import timeline
 from herring.horovod.common.exceptions import as_horovod, internal_errors
@@ -127,11 +127,8 @@ class Call:
                 _in_flight.pop(self.key, None)
         if isinstance(error, PeerLostError):
             raise as_horovod(error) from error  # it was lost before
-        if self._told or isinstance(error, ShutdownError) or not isinstance(error, Exception):
-            return
-        why = str(error) if isinstance(error, HerringError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(HerringError):
-            job().refuse(self._kind, self.name, why, self.scope.handle)
+        if not self._told and isinstance(error, Exception):
+            refuse(self._kind, self.name, self.group, error)
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once."""

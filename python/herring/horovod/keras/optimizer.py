@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 import herring
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import GradientRounds
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds

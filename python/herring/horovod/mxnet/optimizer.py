@@ -9,7 +9,7 @@ import mxnet as mx
 
 import herring
 import herring.mxnet as plain
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import herring.tensorflow as plain
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.horovod.common.local import LocalVariables, check_groups, variables_of
 from herring.horovod.common.operators import Average, check_gradient_options
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of

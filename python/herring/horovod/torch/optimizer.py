@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import herring
-from herring.arrays.collectives import name_of_next
+from herring.arrays.calls import name_of_next
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import require_power_of_two
 from herring.horovod.common.operators import (

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 import herring
 from herring.arrays import runtime
-from herring.arrays.collectives import called, submit
+from herring.arrays.calls import called
+from herring.arrays.collectives import submit
 from herring.arrays.names import next_name
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.backend.face import add_face
