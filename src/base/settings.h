@@ -100,7 +100,7 @@ Result<double> parse_seconds(std::string_view text);
 Result<std::vector<double>> parse_weights(std::string_view text);
 
 // Ports from first to last, both included; 0 and 0: any that the system picks.
-struct PortRange {
+struct alignas(uint32_t) PortRange {  // so that every compiler has an atomic of it
   uint16_t first = 0, last = 0;
   bool any() const { return first == 0; }
   std::string to_string() const { return concat(first, "-", last); }
