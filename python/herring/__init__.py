@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
+    DeviceError,
     HerringError,
     InvalidArgumentError,
     MismatchError,
@@ -112,6 +113,7 @@ _HOMES = (
 __all__ = [
     "AuthenticationError",
     "ConfigurationError",
+    "DeviceError",
     "Group",
     "Handle",
     "HerringError",

@@ -12,6 +12,7 @@ import builtins
 __all__ = [
     "AuthenticationError",
     "ConfigurationError",
+    "DeviceError",
     "HerringError",
     "InvalidArgumentError",
     "MismatchError",
@@ -52,6 +53,10 @@ class PeerLostError(HerringError):
 
 class InvalidArgumentError(HerringError, ValueError):
     """An array, a name or an option that the caller passed cannot be used."""
+
+
+class DeviceError(HerringError):
+    """A GPU or its driver has failed; the message names the GPU, the call and what it said."""
 
 
 class ShutdownError(HerringError):

@@ -28,6 +28,7 @@ const char* code_name(Code code) {
     case Code::kShutdown: return "shutdown";
     case Code::kInternal: return "internal";
     case Code::kProtocol: return "protocol";
+    case Code::kDevice: return "device";
   }
   return "unknown";
 }

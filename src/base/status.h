@@ -22,7 +22,10 @@ enum class Code {
   kShutdown,         // used after (or during) shutdown
   kInternal,         // a bug of this process, or the system lacks a resource
   kProtocol,         // a peer has sent what no correct peer sends
+  kDevice,           // a GPU, or its driver, has failed
 };
+
+inline constexpr Code kLastCode = Code::kDevice;
 
 const char* code_name(Code code);
 
@@ -36,7 +39,9 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
   // Something is broken, and nobody else may know of it: it is neither what the caller asked for,
   // nor that a peer has ended or comes too late.
-  bool is_fault() const { return code_ == Code::kInternal || code_ == Code::kProtocol; }
+  bool is_fault() const {
+    return code_ == Code::kInternal || code_ == Code::kProtocol || code_ == Code::kDevice;
+  }
   // "Timeout: ..." for logs.
   std::string to_string() const;
 

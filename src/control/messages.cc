@@ -314,7 +314,7 @@ Status decode_abort(std::string_view payload, Status& why) {
   std::string text = printable(in.text(kMaxTextBytes));
   if (!in.done()) return malformed("abort");
   const bool known = code > static_cast<uint32_t>(Code::kOk) &&
-                     code <= static_cast<uint32_t>(Code::kProtocol);
+                     code <= static_cast<uint32_t>(kLastCode);
   why = Status(known ? static_cast<Code>(code) : Code::kProtocol, std::move(text));
   return {};
 }

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/signals.h"
+
 namespace herring::transport {
 
 namespace {
@@ -48,24 +50,6 @@ class WithoutSigpipe {
 
  private:
   sigset_t broken_, before_;
-};
-
-// A thread that is started meanwhile takes no signals but those for its own errors: blocked, they
-// would end the process before Python's faulthandler, or any other handler, has said where.
-class WithoutSignals {
- public:
-  WithoutSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&all, own);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  WithoutSignals(const WithoutSignals&) = delete;
-  WithoutSignals& operator=(const WithoutSignals&) = delete;
-
- private:
-  sigset_t before_;
 };
 
 uint32_t events_of(uint32_t readiness) {

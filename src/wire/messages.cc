@@ -260,7 +260,7 @@ Result<OpError> decode_op_error(std::string_view text) {
   ByteReader in(text);
   OpError error;
   error.id = in.get<uint64_t>();
-  if (!get_enum(in, error.code, static_cast<int>(Code::kProtocol) + 1)) return malformed("error");
+  if (!get_enum(in, error.code, static_cast<int>(kLastCode) + 1)) return malformed("error");
   error.text = in.text(1 << 20);
   if (!in.done()) return malformed("error");
   return error;

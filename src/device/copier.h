@@ -1,0 +1,90 @@
+// The way of bytes out of a device and back: queued by threads of the user's, made by the device's
+// copy engines, and heard of by flags. So nobody waits for a device but other streams of its.
+//
+// The copies out of all calls follow one another in one stream, those back in another; the two
+// directions of the link are busy at the same time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/device.h"
+#include "device/flags.h"
+#include "device/watcher.h"
+
+namespace herring::device {
+
+// Bytes at both ends of a copy.
+struct Copy {
+  Address device = 0;
+  char* host = nullptr;
+  size_t bytes = 0;
+};
+
+// Calls are made by threads of the user's. kDevice: what the driver says; then all that was queued
+// is through.
+class Copier : public std::enable_shared_from_this<Copier> {
+ public:
+  static Result<std::shared_ptr<Copier>> create(Platform& platform, Device& device,
+                                                Watcher& watcher);
+  ~Copier();
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  Device& device() const { return device_; }
+  Flags& flags() { return flags_; }
+  // For producers that can be made to wait themselves: what they have put before this.
+  Stream out_stream() const { return out_; }
+
+  // Copies out what the producers have made when all is through that is queued there now, then
+  // calls `then` on the watcher's thread. Until then both ends stay.
+  Status out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
+             Watcher::Then then);
+  // Copies back at once.
+  Status back(const std::vector<Copy>& copies);
+  // Copies back once the flag has the value; until then it also holds up what comes back later.
+  Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies);
+  // Calls `then` on the watcher's thread when all that was to come back until now is there; so long
+  // the memory that it comes from stays.
+  Status when_back(Watcher::Then then);
+  // What is queued in `consumer` from now on comes after all that was to come back.
+  Status join(Stream consumer);
+  // Copies back come after all that is queued in `consumer` now.
+  Status follow(Stream consumer);
+
+  // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
+  // itself.
+  void drain();
+  // An error that the device is in, without waiting for it. What is expected is then told of it.
+  Status check();
+
+  struct Counters {
+    uint64_t bytes_out = 0, bytes_back = 0, copies_out = 0, copies_back = 0;
+  };
+  Counters counters() const;
+
+ private:
+  Copier(Platform& platform, Device& device, Watcher& watcher)
+      : device_(device), watcher_(watcher), flags_(platform, device) {}
+  Status open();
+  Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
+  Status queue_back(const std::vector<Copy>& copies);
+  // Of what was queued before something failed, nothing reaches the host's memory any more.
+  Status give_up(Stream stream, const Status& why);
+
+  Device& device_;
+  Watcher& watcher_;
+  Flags flags_;
+  mutable std::mutex mutex_;  // guards what follows, and the order of what is queued
+  Stream out_ = 0, back_ = 0;
+  Event produced_ = 0, consumed_ = 0, returned_ = 0;
+  Flag is_out_, is_back_;  // count the calls of out() and when_back()
+  uint32_t outs_ = 0, backs_ = 0;
+  Counters counters_;
+};
+
+}  // namespace herring::device

@@ -1,0 +1,335 @@
+#include "device/cuda/cuda.h"
+
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "base/fork_guard.h"
+#include "device/cuda/driver.h"
+
+namespace herring::device::cuda {
+namespace {
+
+StreamHandle stream_of(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
+EventHandle event_of(Event event) { return reinterpret_cast<EventHandle>(event); }
+
+// Returns what the driver says of a call, if it fails.
+#define HERRING_CUDA(call, ...) \
+  HERRING_RETURN_IF_ERROR(driver_.check(driver_.call(__VA_ARGS__), symbol_of_##call, who_))
+
+// The symbols by member, for messages.
+#define HERRING_NAME(member, symbol, version, arguments) \
+  [[maybe_unused]] constexpr const char* symbol_of_##member = symbol;
+HERRING_CUDA_FUNCTIONS(HERRING_NAME)
+#undef HERRING_NAME
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(const Driver& driver, int index)
+      : driver_(driver), index_(index), who_(concat("GPU ", index)) {}
+
+  Status look();
+  Status retain() {
+    std::lock_guard lock(mutex_);
+    if (context_ == nullptr) HERRING_CUDA(retain_primary, &context_, number_);
+    return {};
+  }
+  bool has_context() {
+    std::lock_guard lock(mutex_);
+    return context_ != nullptr;
+  }
+  DeviceNumber number() const { return number_; }
+
+  int index() const override { return index_; }
+  const Properties& properties() const override { return properties_; }
+
+  Result<Stream> make_stream() override {
+    StreamHandle stream = nullptr;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      int least = 0, greatest = 0;
+      HERRING_CUDA(priorities, &least, &greatest);
+      HERRING_CUDA(create_stream, &stream, kStreamNonBlocking, greatest);
+      return {};
+    }));
+    return reinterpret_cast<Stream>(stream);
+  }
+  void destroy_stream(Stream stream) override {
+    static_cast<void>(within([&]() -> Status {
+      driver_.destroy_stream(stream_of(stream));
+      return {};
+    }));
+  }
+  Result<Event> make_event() override {
+    EventHandle event = nullptr;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      HERRING_CUDA(create_event, &event, kEventWithoutTiming);
+      return {};
+    }));
+    return reinterpret_cast<Event>(event);
+  }
+  void destroy_event(Event event) override {
+    static_cast<void>(within([&]() -> Status {
+      driver_.destroy_event(event_of(event));
+      return {};
+    }));
+  }
+
+  Status check_not_capturing(Stream stream) override {
+    return within([&]() -> Status {
+      int state = 0;
+      HERRING_CUDA(is_capturing, stream_of(stream), &state);
+      if (state == 0) return {};
+      return {Code::kInvalidArgument,
+              concat(who_, ": the current stream is being captured for a CUDA graph, and what "
+                     "Herring does on the host cannot be part of one; make this call outside the "
+                     "capture")};
+    });
+  }
+
+  Status record(Event event, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(record_event, event_of(event), stream_of(stream));
+      return {};
+    });
+  }
+  Status wait(Stream stream, Event event) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(wait_event, stream_of(stream), event_of(event), 0);
+      return {};
+    });
+  }
+  Status copy_out(char* to, Address from, size_t bytes, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(copy_out, to, from, bytes, stream_of(stream));
+      return {};
+    });
+  }
+  Status copy_in(Address to, const char* from, size_t bytes, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(copy_in, to, from, bytes, stream_of(stream));
+      return {};
+    });
+  }
+  Status write_word(Address word, uint32_t value, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(write_word, stream_of(stream), word, value, kWriteAfterAll);
+      return {};
+    });
+  }
+  Status wait_word(Address word, uint32_t value, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(wait_word, stream_of(stream), word, value, kWaitUntilReached);
+      return {};
+    });
+  }
+
+  Result<bool> idle(Stream stream) override {
+    bool idle = false;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      const Answer state = driver_.query_stream(stream_of(stream));
+      idle = state == kSuccess;
+      return state == kNotReady ? Status() : driver_.check(state, symbol_of_query_stream, who_);
+    }));
+    return idle;
+  }
+  Status synchronize(Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(synchronize, stream_of(stream));
+      return {};
+    });
+  }
+  Result<Address> allocate(size_t bytes) override {
+    DevicePointer address = 0;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      HERRING_CUDA(allocate, &address, bytes);
+      return {};
+    }));
+    return Address{address};
+  }
+  void free(Address address) override {
+    static_cast<void>(within([&]() -> Status {
+      driver_.free(address);
+      return {};
+    }));
+  }
+  Result<Address> address_of(const void* host) override {
+    DevicePointer address = 0;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      HERRING_CUDA(address_of, &address, const_cast<void*>(host), 0);
+      return {};
+    }));
+    return Address{address};
+  }
+
+  // Makes `call` while the primary context is the thread's current one.
+  template <typename Call>
+  Status within(Call&& call) {
+    thread_local const CudaDevice* current = nullptr;
+    if (current == this) return call();
+    HERRING_RETURN_IF_ERROR(retain());
+    HERRING_CUDA(push, context_);
+    const CudaDevice* const before = std::exchange(current, this);
+    const Status status = call();
+    current = before;
+    Context popped = nullptr;
+    const Answer left = driver_.pop(&popped);
+    return status.ok() ? driver_.check(left, symbol_of_pop, who_) : status;
+  }
+  Status together(const std::function<Status()>& calls) override { return within(calls); }
+
+ private:
+  const Driver& driver_;
+  const int index_;
+  const std::string who_;
+  DeviceNumber number_ = 0;
+  Properties properties_;
+  std::mutex mutex_;
+  Context context_ = nullptr;  // set once; kept to the end, as frameworks keep it
+};
+
+Status CudaDevice::look() {
+  HERRING_CUDA(device, &number_, index_);
+  char text[256] = {};
+  HERRING_CUDA(device_name, text, sizeof text - 1, number_);
+  properties_.name = text;
+  HERRING_CUDA(device_bus, text, sizeof text - 1, number_);
+  properties_.bus = text;
+  HERRING_CUDA(device_memory, &properties_.memory, number_);
+  const auto read = [&](Attribute attribute, int otherwise) {
+    int value = 0;
+    const Answer result = driver_.device_attribute(&value, attribute, number_);
+    return result == kSuccess ? value : otherwise;  // a driver that does not know it yet
+  };
+  properties_.major = read(kCapabilityMajor, 0);
+  properties_.minor = read(kCapabilityMinor, 0);
+  properties_.numa_node = read(kHostNumaNode, -1);
+  properties_.stream_memory = read(kStreamMemory64, 0) != 0 || read(kStreamMemoryFirst, 0) != 0;
+  if (read(kUnifiedAddressing, 0) == 0) {
+    return {Code::kConfiguration, concat(who_, " (", properties_.name, ") shares no address space "
+                                         "with the host")};
+  }
+  return {};
+}
+
+class CudaPlatform : public Platform {
+ public:
+  explicit CudaPlatform(Driver driver) : driver_(driver) {}
+
+  Status start() {
+    HERRING_CUDA(init, 0);
+    HERRING_CUDA(driver_version, &version_);
+    int count = 0;
+    HERRING_CUDA(device_count, &count);
+    for (int i = 0; i < count; ++i) {
+      devices_.push_back(std::make_unique<CudaDevice>(driver_, i));
+      HERRING_RETURN_IF_ERROR(devices_.back()->look());
+    }
+    if (count == 0) return {Code::kConfiguration, "the CUDA driver sees no GPU"};
+    return {};
+  }
+
+  std::string version() const override {
+    return concat("CUDA ", version_ / 1000, ".", version_ % 1000 / 10);
+  }
+  int count() const override { return static_cast<int>(devices_.size()); }
+
+  Result<Device*> device(int index) override {
+    if (index >= 0 && index < count()) {
+      CudaDevice* const one = devices_[index].get();
+      HERRING_RETURN_IF_ERROR(one->retain());
+      return static_cast<Device*>(one);
+    }
+    return Status(Code::kInvalidArgument, concat("there is no GPU ", index, "; this process sees ",
+                                                 count(), ", from 0 on"));
+  }
+
+  const Properties& properties(int index) const override { return devices_[index]->properties(); }
+  Result<Pointer> query(Address address) override {
+    unsigned type = 0, managed = 0, exportable = 0;
+    int ordinal = -1;
+    DevicePointer start = 0;
+    size_t bytes = 0;
+    unsigned long long number = 0;
+    int attributes[] = {kMemoryType, kIsManaged, kDeviceOrdinal, kRangeStart,
+                        kRangeBytes, kBufferNumber, kIpcCapable};
+    void* values[] = {&type, &managed, &ordinal, &start, &bytes, &number, &exportable};
+    Pointer pointer;
+    // It succeeds for what the driver does not know, and leaves zeros.
+    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
+      HERRING_CUDA(pointer_attributes, std::size(attributes), attributes, values, address);
+      return {};
+    }));
+    if (type == 0) return pointer;
+    pointer.kind = managed != 0               ? Kind::kManaged
+                   : type == kMemoryTypeDevice ? Kind::kDevice
+                                               : Kind::kPinned;
+    pointer.device = ordinal;
+    pointer.base = start;
+    pointer.bytes = bytes;
+    pointer.allocation = number;
+    pointer.exportable = exportable != 0;
+    return pointer;
+  }
+
+  Result<uint64_t> allocation_of(Address address) override {
+    unsigned long long number = 0;
+    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
+      const Answer result = driver_.pointer_attribute(&number, kBufferNumber, address);
+      if (result == kInvalidValue) return {};  // memory of the host's that it does not know
+      return driver_.check(result, symbol_of_pointer_attribute, who_);
+    }));
+    return uint64_t{number};
+  }
+
+  bool can_access(int device, int peer) override {
+    int can = 0;
+    const Answer result = driver_.can_access_peer(&can, devices_[device]->number(),
+                                                   devices_[peer]->number());
+    return result == kSuccess && can != 0;
+  }
+
+  Status register_host(void* memory, size_t bytes) override {
+    return on_a_device([&]() -> Status {
+      HERRING_CUDA(register_host, memory, bytes, kRegisterPortable | kRegisterMapped);
+      return {};
+    });
+  }
+  Status unregister_host(void* memory) override {
+    return on_a_device([&]() -> Status {
+      HERRING_CUDA(unregister_host, memory);
+      return {};
+    });
+  }
+
+ private:
+  // What belongs to no device still needs a context. One that a framework has made, if any: the
+  // first of a process takes memory and time.
+  template <typename Call>
+  Status on_a_device(Call&& call) {
+    for (const auto& device : devices_) {
+      if (device->has_context()) return device->within(call);
+    }
+    return devices_.front()->within(call);
+  }
+
+  const Driver driver_;
+  const std::string who_ = "CUDA";
+  int version_ = 0;
+  std::vector<std::unique_ptr<CudaDevice>> devices_;
+};
+
+#undef HERRING_CUDA
+
+}  // namespace
+
+Result<std::unique_ptr<Platform>> load(const std::string& library) {
+  auto driver = Driver::load(library);
+  if (!driver.ok()) return driver.status();
+  auto platform = std::make_unique<CudaPlatform>(*driver);
+  if (Status started = platform->start(); !started.ok()) {
+    return Status(Code::kConfiguration, started.message());
+  }
+  return std::unique_ptr<Platform>(std::move(platform));
+}
+
+}  // namespace herring::device::cuda

@@ -1,0 +1,36 @@
+// Host memory that devices know, so that their copy engines reach it. It is unmapped only after
+// they have let go of it, which some thread sees to that may call their driver; whoever frees the
+// memory may not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "base/status.h"
+
+namespace herring::device {
+
+class Pin {
+ public:
+  // Whole pages. Once; later calls do nothing. Where the driver refuses, it is logged, once, and
+  // what follows works without. On a thread that may call the driver.
+  void set(char* memory, size_t bytes);
+  bool is_set() const;
+  // Takes over the mapping of memory that set() was called for; false: it has nothing to do with
+  // any device. Any thread.
+  bool unmap_later(char* memory, size_t bytes);
+
+ private:
+  enum class State { kNone, kSet, kRefused };
+
+  mutable std::mutex mutex_;
+  State state_ = State::kNone;  // guarded by mutex_
+  uint32_t generation_ = 0;     // the fork that it was set in
+};
+
+// Unmaps what has been left to be unmapped later. On a thread that may call the driver, where it
+// may wait until devices are idle.
+void unmap_pinned();
+
+}  // namespace herring::device

@@ -1,0 +1,98 @@
+#include "device/rates.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace herring::device {
+namespace {
+
+constexpr int kTimes = 5;  // the best counts
+
+// One way, and the memory at both its ends.
+class Way {
+ public:
+  Way(Platform& platform, Device& device, size_t bytes)
+      : platform_(platform), device_(device), bytes_(bytes) {}
+  ~Way() {
+    if (stream_ != 0) device_.destroy_stream(stream_);
+    if (there_ != 0) device_.free(there_);
+    if (pinned_) static_cast<void>(platform_.unregister_host(host_));
+    if (host_ != nullptr) ::munmap(host_, bytes_);
+  }
+  Way(const Way&) = delete;
+  Way& operator=(const Way&) = delete;
+
+  Status open() {
+    auto stream = device_.make_stream();
+    if (!stream.ok()) return stream.status();
+    stream_ = *stream;
+    auto there = device_.allocate(bytes_);
+    if (!there.ok()) return there.status();
+    there_ = *there;
+    void* const host = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (host == MAP_FAILED) {
+      return {Code::kInternal, concat("no memory to copy to: ", std::strerror(errno))};
+    }
+    host_ = static_cast<char*>(host);
+    pinned_ = platform_.register_host(host_, bytes_).ok();
+    return {};
+  }
+  Status out() { return device_.copy_out(host_, there_, bytes_, stream_); }
+  Status in() { return device_.copy_in(there_, host_, bytes_, stream_); }
+  Status finish() { return device_.synchronize(stream_); }
+  bool pinned() const { return pinned_; }
+
+ private:
+  Platform& platform_;
+  Device& device_;
+  const size_t bytes_;
+  Stream stream_ = 0;
+  Address there_ = 0;
+  char* host_ = nullptr;
+  bool pinned_ = false;
+};
+
+// Bytes a second of the fastest try.
+template <typename Copies>
+Status measure(double& rate, size_t bytes, const Copies& copies) {
+  for (int i = 0; i < kTimes; ++i) {
+    const Nanos start = monotonic_now();
+    HERRING_RETURN_IF_ERROR(copies());
+    const double seconds = to_seconds(std::max<Nanos>(monotonic_now() - start, 1));
+    rate = std::max(rate, static_cast<double>(bytes) / seconds);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes) {
+  Way one(platform, device, bytes), other(platform, device, bytes);
+  HERRING_RETURN_IF_ERROR(one.open());
+  HERRING_RETURN_IF_ERROR(other.open());
+  Rates rates;
+  rates.pinned = one.pinned() && other.pinned();
+  HERRING_RETURN_IF_ERROR(measure(rates.out, bytes, [&]() -> Status {
+    HERRING_RETURN_IF_ERROR(one.out());
+    return one.finish();
+  }));
+  HERRING_RETURN_IF_ERROR(measure(rates.in, bytes, [&]() -> Status {
+    HERRING_RETURN_IF_ERROR(other.in());
+    return other.finish();
+  }));
+  HERRING_RETURN_IF_ERROR(measure(rates.both, 2 * bytes, [&]() -> Status {
+    HERRING_RETURN_IF_ERROR(one.out());
+    HERRING_RETURN_IF_ERROR(other.in());
+    HERRING_RETURN_IF_ERROR(one.finish());
+    return other.finish();
+  }));
+  return rates;
+}
+
+}  // namespace herring::device

@@ -1,0 +1,365 @@
+// CUDA's functions.
+#include <cstdio>
+#include <cstring>
+
+#include "tests/device/driver.h"
+
+namespace {
+
+using namespace standin;
+using namespace std::chrono_literals;
+
+#define BEGIN(name)                                                    \
+  if (const int failed = driver().begin(#name); failed != kOk) return failed
+#define NEEDS_CONTEXT \
+  if (current.empty()) return kInvalidContext
+
+}  // namespace
+
+extern "C" {
+
+int cuGetErrorName(int result, const char** text) {
+  switch (result) {
+    case kInvalidValue: *text = "CUDA_ERROR_INVALID_VALUE"; return kOk;
+    case kOutOfMemory: *text = "CUDA_ERROR_OUT_OF_MEMORY"; return kOk;
+    case 719: *text = "CUDA_ERROR_LAUNCH_FAILED"; return kOk;
+    default: *text = "CUDA_ERROR_UNKNOWN"; return kOk;
+  }
+}
+int cuGetErrorString(int result, const char** text) {
+  switch (result) {
+    case kInvalidValue: *text = "invalid argument"; return kOk;
+    case kOutOfMemory: *text = "out of memory"; return kOk;
+    case 719: *text = "unspecified launch failure"; return kOk;
+    default: *text = "unknown error"; return kOk;
+  }
+}
+
+int cuInit(unsigned flags) {
+  BEGIN(cuInit);
+  if (flags != 0) return kInvalidValue;
+  driver().initialized = true;
+  return driver().contexts.empty() ? 100 : kOk;
+}
+int cuDriverGetVersion(int* version) {
+  BEGIN(cuDriverGetVersion);
+  *version = 13000;
+  return kOk;
+}
+int cuDeviceGetCount(int* count) {
+  BEGIN(cuDeviceGetCount);
+  if (!driver().initialized) return kNotInitialized;
+  *count = static_cast<int>(driver().contexts.size());
+  return kOk;
+}
+int cuDeviceGet(int* device, int ordinal) {
+  BEGIN(cuDeviceGet);
+  if (ordinal < 0 || ordinal >= static_cast<int>(driver().contexts.size())) return kNoSuchDevice;
+  *device = ordinal;
+  return kOk;
+}
+int cuDeviceGetName(char* name, int size, int device) {
+  BEGIN(cuDeviceGetName);
+  std::snprintf(name, size, "stand-in %d", device);
+  return kOk;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int) {
+  BEGIN(cuDeviceTotalMem);
+  *bytes = kDeviceBytes;
+  return kOk;
+}
+int cuDeviceGetPCIBusId(char* text, int size, int device) {
+  BEGIN(cuDeviceGetPCIBusId);
+  std::snprintf(text, size, "0000:%02x:00.0", device + 1);
+  return kOk;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  BEGIN(cuDeviceGetAttribute);
+  switch (attribute) {
+    case 41: *value = 1; return kOk;               // unified addresses
+    case 75: *value = 9; return kOk;               // compute capability
+    case 76: *value = 0; return kOk;
+    case 122: *value = has_stream_memory; return kOk;
+    case 134: *value = 0; return kOk;              // NUMA node of the host's
+    default: *value = 0; return kOk;
+  }
+}
+int cuDeviceCanAccessPeer(int* can, int, int) {
+  BEGIN(cuDeviceCanAccessPeer);
+  *can = 0;
+  return kOk;
+}
+int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  BEGIN(cuDevicePrimaryCtxRetain);
+  *context = context_of(device);
+  return kOk;
+}
+int cuCtxPushCurrent_v2(Context* context) {
+  BEGIN(cuCtxPushCurrent);
+  current.push_back(context);
+  return kOk;
+}
+int cuCtxPopCurrent_v2(Context** context) {
+  BEGIN(cuCtxPopCurrent);
+  NEEDS_CONTEXT;
+  *context = current.back();
+  current.pop_back();
+  return kOk;
+}
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  BEGIN(cuCtxGetStreamPriorityRange);
+  NEEDS_CONTEXT;
+  *least = 0;
+  *greatest = -5;
+  return kOk;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  BEGIN(cuMemAlloc);
+  NEEDS_CONTEXT;
+  return allocate(current.back()->device, address, bytes);
+}
+int cuMemFree_v2(uint64_t address) {
+  BEGIN(cuMemFree);
+  NEEDS_CONTEXT;
+  return release(current.back()->device, address);
+}
+int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
+  BEGIN(cuMemHostRegister);
+  NEEDS_CONTEXT;
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  if (flags != 3 || bytes == 0 || address % kPage != 0 || bytes % kPage != 0) return kInvalidValue;
+  std::lock_guard lock(driver().mutex);
+  const auto next = driver().blocks.lower_bound(address);
+  if (driver().block_of(address) != driver().blocks.end() ||
+      (next != driver().blocks.end() && next->first < address + bytes)) {
+    return kRegisteredAlready;
+  }
+  driver().blocks[address] = {bytes, static_cast<char*>(memory), -1, driver().next_number++};
+  return kOk;
+}
+int cuMemHostUnregister(void* memory) {
+  BEGIN(cuMemHostUnregister);
+  NEEDS_CONTEXT;
+  for (Context* context : contexts_now()) context->wait_idle();
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().blocks.find(reinterpret_cast<uintptr_t>(memory));
+  if (block == driver().blocks.end() || block->second.device >= 0) return kNotRegistered;
+  driver().blocks.erase(block);
+  return kOk;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
+  BEGIN(cuMemHostGetDevicePointer);
+  NEEDS_CONTEXT;
+  if (!driver().is_registered(memory, 1)) return kInvalidValue;
+  *address = reinterpret_cast<uintptr_t>(memory);
+  return kOk;
+}
+
+int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  BEGIN(cuPointerGetAttribute);
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().block_of(address);
+  if (attribute != 7 || block == driver().blocks.end()) return kInvalidValue;
+  *static_cast<uint64_t*>(value) = block->second.number;
+  return kOk;
+}
+int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uint64_t address) {
+  BEGIN(cuPointerGetAttributes);
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().block_of(address);
+  const bool known = block != driver().blocks.end();
+  const bool device = known && block->second.device >= 0;
+  for (unsigned i = 0; i < count; ++i) {
+    auto* const word = static_cast<uint32_t*>(values[i]);
+    auto* const number = static_cast<uint64_t*>(values[i]);
+    switch (attributes[i]) {
+      case 2: *word = !known ? 0 : device ? 2 : 1; break;
+      case 7: *number = known ? block->second.number : 0; break;
+      case 8: *word = 0; break;
+      case 9: *word = !known ? static_cast<uint32_t>(-2) : device ? block->second.device : 0; break;
+      case 10: *word = device; break;
+      case 11: *number = known ? block->first : 0; break;
+      case 12: *number = known ? block->second.bytes : 0; break;
+      default: return kInvalidValue;
+    }
+  }
+  return kOk;
+}
+
+int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int) {
+  BEGIN(cuStreamCreateWithPriority);
+  NEEDS_CONTEXT;
+  if (flags > 1) return kInvalidValue;
+  Context& context = *current.back();
+  *stream = new Stream(context.device);
+  std::lock_guard lock(context.mutex);
+  context.streams.insert(*stream);
+  return kOk;
+}
+int cuStreamDestroy_v2(Stream* stream) {
+  BEGIN(cuStreamDestroy);
+  NEEDS_CONTEXT;
+  Context& context = *context_of(stream->device);
+  {
+    std::lock_guard lock(context.mutex);
+    if (context.streams.erase(stream) == 0) return kInvalidHandle;
+  }
+  delete stream;
+  return kOk;
+}
+int cuStreamQuery(void* stream) {
+  BEGIN(cuStreamQuery);
+  NEEDS_CONTEXT;
+  return stream_of(stream)->idle() ? kOk : kNotReady;
+}
+int cuStreamSynchronize(void* stream) {
+  BEGIN(cuStreamSynchronize);
+  NEEDS_CONTEXT;
+  stream_of(stream)->wait_idle();
+  return kOk;
+}
+int cuStreamIsCapturing(void* stream, int* state) {
+  BEGIN(cuStreamIsCapturing);
+  NEEDS_CONTEXT;
+  *state = stream_of(stream)->captures ? 1 : 0;
+  return kOk;
+}
+
+int cuEventCreate(std::shared_ptr<Event>** event, unsigned) {
+  BEGIN(cuEventCreate);
+  NEEDS_CONTEXT;
+  *event = new std::shared_ptr<Event>(std::make_shared<Event>());
+  return kOk;
+}
+int cuEventDestroy_v2(std::shared_ptr<Event>* event) {
+  BEGIN(cuEventDestroy);
+  NEEDS_CONTEXT;
+  delete event;
+  return kOk;
+}
+int cuEventRecord(std::shared_ptr<Event>* event, void* stream) {
+  BEGIN(cuEventRecord);
+  NEEDS_CONTEXT;
+  uint64_t number;
+  {
+    std::lock_guard lock((*event)->mutex);
+    number = ++(*event)->recorded;
+  }
+  stream_of(stream)->put([event = *event, number] {
+    {
+      std::lock_guard lock(event->mutex);
+      event->done = std::max(event->done, number);
+    }
+    event->changed.notify_all();
+  });
+  return kOk;
+}
+int cuStreamWaitEvent(void* stream, std::shared_ptr<Event>* event, unsigned) {
+  BEGIN(cuStreamWaitEvent);
+  NEEDS_CONTEXT;
+  uint64_t number;
+  {
+    std::lock_guard lock((*event)->mutex);
+    number = (*event)->recorded;
+  }
+  stream_of(stream)->put([event = *event, number] {
+    std::unique_lock lock(event->mutex);
+    event->changed.wait(lock, [&] { return event->done >= number; });
+  });
+  return kOk;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  BEGIN(cuMemcpyHtoDAsync);
+  NEEDS_CONTEXT;
+  char* const there = driver().bytes_at(to, bytes);
+  if (there == nullptr) return kInvalidValue;
+  bytes_in += bytes;
+  if (!driver().is_registered(from, bytes)) bytes_pageable += bytes;
+  stream_of(stream)->put([=] { std::memcpy(there, from, bytes); });
+  return kOk;
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+  BEGIN(cuMemcpyDtoHAsync);
+  NEEDS_CONTEXT;
+  const char* const there = driver().bytes_at(from, bytes);
+  if (there == nullptr) return kInvalidValue;
+  bytes_out += bytes;
+  if (!driver().is_registered(to, bytes)) bytes_pageable += bytes;
+  stream_of(stream)->put([=] { std::memcpy(to, there, bytes); });
+  return kOk;
+}
+int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
+  BEGIN(cuStreamWriteValue32);
+  NEEDS_CONTEXT;
+  char* const word = driver().bytes_at(address, 4);
+  if (word == nullptr || address % 4 != 0) return kInvalidValue;
+  stream_of(stream)->put([=] {
+    reinterpret_cast<std::atomic<uint32_t>*>(word)->store(value, std::memory_order_release);
+  });
+  return kOk;
+}
+int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
+  BEGIN(cuStreamWaitValue32);
+  NEEDS_CONTEXT;
+  char* const word = driver().bytes_at(address, 4);
+  if (word == nullptr || address % 4 != 0 || flags != 0) return kInvalidValue;
+  stream_of(stream)->put([=] {
+    const auto* const at = reinterpret_cast<std::atomic<uint32_t>*>(word);
+    while (static_cast<int32_t>(at->load(std::memory_order_acquire) - value) < 0) {
+      std::this_thread::sleep_for(20us);
+    }
+  });
+  return kOk;
+}
+
+// By name and version, as the real one: of those in two forms the second.
+int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_t, int* outcome) {
+  static const auto* const all = new std::map<std::string, std::pair<int, void*>>{
+#define HAS(name, version, function) {#name, {version, reinterpret_cast<void*>(&function)}}
+      HAS(cuGetErrorName, 6000, cuGetErrorName),
+      HAS(cuGetErrorString, 6000, cuGetErrorString),
+      HAS(cuInit, 2000, cuInit),
+      HAS(cuDriverGetVersion, 2020, cuDriverGetVersion),
+      HAS(cuDeviceGetCount, 2000, cuDeviceGetCount),
+      HAS(cuDeviceGet, 2000, cuDeviceGet),
+      HAS(cuDeviceGetName, 2000, cuDeviceGetName),
+      HAS(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2),
+      HAS(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId),
+      HAS(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute),
+      HAS(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer),
+      HAS(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain),
+      HAS(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2),
+      HAS(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2),
+      HAS(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange),
+      HAS(cuMemAlloc, 3020, cuMemAlloc_v2),
+      HAS(cuMemFree, 3020, cuMemFree_v2),
+      HAS(cuMemHostRegister, 6050, cuMemHostRegister_v2),
+      HAS(cuMemHostUnregister, 4000, cuMemHostUnregister),
+      HAS(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),
+      HAS(cuPointerGetAttribute, 4000, cuPointerGetAttribute),
+      HAS(cuPointerGetAttributes, 7000, cuPointerGetAttributes),
+      HAS(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority),
+      HAS(cuStreamDestroy, 4000, cuStreamDestroy_v2),
+      HAS(cuStreamQuery, 2000, cuStreamQuery),
+      HAS(cuStreamSynchronize, 2000, cuStreamSynchronize),
+      HAS(cuStreamWaitEvent, 3020, cuStreamWaitEvent),
+      HAS(cuStreamIsCapturing, 10000, cuStreamIsCapturing),
+      HAS(cuEventCreate, 2000, cuEventCreate),
+      HAS(cuEventDestroy, 4000, cuEventDestroy_v2),
+      HAS(cuEventRecord, 2000, cuEventRecord),
+      HAS(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2),
+      HAS(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2),
+      HAS(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2),
+      HAS(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2),
+#undef HAS
+  };
+  const auto found = all->find(symbol);
+  const bool fits = found != all->end() && version >= found->second.first;
+  *address = fits ? found->second.second : nullptr;
+  if (outcome != nullptr) *outcome = fits ? 0 : 1;
+  return fits ? kOk : kNotFound;
+}
+
+}

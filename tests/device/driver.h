@@ -1,0 +1,264 @@
+// A driver of CUDA's for machines without GPUs, on host memory: built as libcuda.so.1, and found
+// instead of the real one. A stream is a thread with a queue. The address of device memory cannot
+// be read by the host, so that a wrong access ends the process; what it stands for lies elsewhere.
+// Streams can be given jitter, so that a missing wait shows as a wrong result. As with the real
+// driver, freeing memory waits until the device is idle.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace standin {
+
+constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
+              kNoSuchDevice = 101, kInvalidContext = 201, kInvalidHandle = 400,
+              kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713;
+constexpr size_t kPage = 4096;
+constexpr size_t kDeviceBytes = size_t{4} << 30;
+
+using namespace std::chrono_literals;
+
+inline uint32_t number_of(const char* variable, uint32_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+inline std::atomic<uint32_t> jitter{number_of("STANDIN_JITTER", 0)};
+inline std::atomic<bool> has_stream_memory{number_of("STANDIN_STREAM_MEMORY", 1) != 0};
+inline std::atomic<uint64_t> bytes_out{0}, bytes_in{0}, bytes_pageable{0};
+
+class Stream {
+ public:
+  explicit Stream(int device) : device(device), thread_([this] { run(); }) {}
+  ~Stream() {
+    {
+      std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void put(std::function<void()> item) {
+    {
+      std::lock_guard lock(mutex_);
+      items_.push_back(std::move(item));
+    }
+    changed_.notify_all();
+  }
+  bool idle() {
+    std::lock_guard lock(mutex_);
+    return items_.empty();
+  }
+  void wait_idle() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return items_.empty(); });
+  }
+
+  const int device;
+  std::atomic<bool> captures{false};
+
+ private:
+  void run() {
+    std::minstd_rand random(std::random_device{}());
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return ends_ || !items_.empty(); });
+      if (items_.empty()) return;  // what was queued is still done
+      const std::function<void()> item = items_.front();
+      lock.unlock();
+      if (const uint32_t most = jitter.load(); most > 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+      }
+      item();
+      lock.lock();
+      items_.pop_front();  // only now: idle means done
+      if (items_.empty()) changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> items_;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+struct Event {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, done = 0;
+};
+
+struct Context {
+  explicit Context(int device) : device(device), standard(new Stream(device)) {
+    streams.insert(standard);
+  }
+  const int device;
+  std::mutex mutex;
+  Stream* const standard;  // never destroyed, like the context
+  std::set<Stream*> streams;
+
+  void wait_idle() {
+    std::vector<Stream*> all;
+    {
+      std::lock_guard lock(mutex);
+      all.assign(streams.begin(), streams.end());
+    }
+    for (Stream* stream : all) stream->wait_idle();
+  }
+};
+
+// Memory that the driver knows.
+struct Block {
+  size_t bytes;
+  char* memory;  // where its bytes are; of registered memory its own address
+  int device;    // -1: the host's, registered
+  uint64_t number;
+};
+
+class Driver {
+ public:
+  std::mutex mutex;
+  bool initialized = false;
+  std::vector<Context*> contexts;  // by device; null until it is retained
+  std::map<uintptr_t, Block> blocks;
+  std::vector<size_t> used;
+  uint64_t next_number = 1;
+  std::map<std::string, uint64_t> calls;
+  std::set<std::thread::id> threads;
+  std::string fails;
+  uint64_t fails_in = 0;
+  int failure = 0;
+  bool sticky = false, stuck = false;
+
+  // Never destroyed: streams may run to the end of the process.
+  static Driver& instance() {
+    static auto* const driver = new Driver;
+    return *driver;
+  }
+
+  Driver() {
+    const uint32_t count = number_of("STANDIN_DEVICES", 2);
+    contexts.assign(count, nullptr);
+    used.assign(count, 0);
+    if (const char* text = std::getenv("STANDIN_FAIL")) {  // function:n:result[:sticky]
+      std::vector<std::string> parts(1);
+      for (const char* c = text; *c != '\0'; ++c) {
+        if (*c == ':') parts.emplace_back();
+        else parts.back() += *c;
+      }
+      parts.resize(4);
+      fails = parts[0] == "*" ? "" : parts[0];
+      fails_in = std::strtoull(parts[1].c_str(), nullptr, 10);
+      failure = std::atoi(parts[2].c_str());
+      sticky = parts[3] == "sticky";
+    }
+  }
+
+  // Called first by every function: counts it, and says whether it fails on purpose.
+  int begin(const char* function) {
+    std::lock_guard lock(mutex);
+    ++calls[function];
+    threads.insert(std::this_thread::get_id());
+    if (stuck) return failure;
+    if (fails_in == 0 || (!fails.empty() && fails != function)) return kOk;
+    if (--fails_in > 0) return kOk;
+    stuck = sticky;
+    return failure;
+  }
+
+  // The block that an address lies in.
+  std::map<uintptr_t, Block>::iterator block_of(uintptr_t address) {
+    auto next = blocks.upper_bound(address);
+    if (next == blocks.begin()) return blocks.end();
+    const auto found = std::prev(next);
+    return address - found->first < found->second.bytes ? found : blocks.end();
+  }
+  // Where the bytes of an address of a device are; null: it has none there.
+  char* bytes_at(uint64_t address, size_t bytes) {
+    std::lock_guard lock(mutex);
+    const auto block = block_of(address);
+    if (block == blocks.end() || address + bytes > block->first + block->second.bytes) {
+      return nullptr;
+    }
+    return block->second.memory + (address - block->first);
+  }
+  bool is_registered(const void* memory, size_t bytes) {
+    std::lock_guard lock(mutex);
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    const auto block = block_of(address);
+    return block != blocks.end() && block->second.device < 0 &&
+           address + bytes <= block->first + block->second.bytes;
+  }
+};
+
+inline Driver& driver() { return Driver::instance(); }
+
+inline thread_local std::vector<Context*> current;
+
+inline Context* context_of(int device) {
+  std::lock_guard lock(driver().mutex);
+  Context*& context = driver().contexts[device];
+  if (context == nullptr) context = new Context(device);
+  return context;
+}
+
+inline std::vector<Context*> contexts_now() {
+  std::lock_guard lock(driver().mutex);
+  std::vector<Context*> all = driver().contexts;
+  std::erase(all, nullptr);
+  return all;
+}
+
+inline Stream* stream_of(void* handle) {
+  const auto number = reinterpret_cast<uintptr_t>(handle);
+  return number <= 2 ? current.back()->standard : static_cast<Stream*>(handle);
+}
+
+inline int allocate(int device, uint64_t* address, size_t bytes) {
+  if (bytes == 0) return kInvalidValue;
+  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  std::lock_guard lock(driver().mutex);
+  if (driver().used[device] + whole > kDeviceBytes) return kOutOfMemory;
+  void* const out = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (out == MAP_FAILED || memory == MAP_FAILED) return kOutOfMemory;
+  driver().used[device] += whole;
+  *address = reinterpret_cast<uintptr_t>(out);
+  driver().blocks[*address] = {whole, static_cast<char*>(memory), device, driver().next_number++};
+  return kOk;
+}
+
+inline int release(int device, uint64_t address) {
+  context_of(device)->wait_idle();
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().blocks.find(address);
+  if (block == driver().blocks.end() || block->second.device != device) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(address), block->second.bytes);
+  ::munmap(block->second.memory, block->second.bytes);
+  driver().used[device] -= block->second.bytes;
+  driver().blocks.erase(block);
+  return kOk;
+}
+
+}  // namespace standin

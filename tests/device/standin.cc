@@ -1,0 +1,104 @@
+#include "tests/device/standin.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+
+#include "tests/device/driver.h"
+
+namespace {
+
+using namespace standin;
+
+void run_kernel(void* handle, uint64_t at, size_t count, uint32_t microseconds,
+                std::function<void(float*)> kernel) {
+  stream_of(handle)->put([=] {
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    auto* const floats = reinterpret_cast<float*>(driver().bytes_at(at, count * sizeof(float)));
+    if (floats == nullptr) std::abort();  // an illegal address
+    kernel(floats);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+uint64_t standin_calls(const char* function) {
+  std::lock_guard lock(driver().mutex);
+  if (function != nullptr) return driver().calls[function];
+  uint64_t all = 0;
+  for (const auto& [name, count] : driver().calls) all += count;
+  return all;
+}
+void standin_bytes(uint64_t* out, uint64_t* in, uint64_t* pageable) {
+  *out = bytes_out.load();
+  *in = bytes_in.load();
+  *pageable = bytes_pageable.load();
+}
+size_t standin_threads() {
+  std::lock_guard lock(driver().mutex);
+  return driver().threads.size();
+}
+void standin_jitter(uint32_t microseconds) { jitter.store(microseconds); }
+void standin_fail(const char* function, uint64_t n, int result, bool sticky) {
+  std::lock_guard lock(driver().mutex);
+  driver().fails = function == nullptr ? "" : function;
+  driver().fails_in = n;
+  driver().failure = result;
+  driver().sticky = sticky;
+  driver().stuck = false;
+}
+void standin_capture(void* stream, bool captures) {
+  static_cast<Stream*>(stream)->captures = captures;
+}
+void standin_stream_memory(bool has) { has_stream_memory.store(has); }
+
+void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds) {
+  run_kernel(stream, to, count, microseconds,
+             [=](float* floats) { std::fill(floats, floats + count, value); });
+}
+void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds) {
+  run_kernel(stream, at, count, microseconds, [=](float* floats) {
+    for (size_t i = 0; i < count; ++i) floats[i] *= factor;
+  });
+}
+void standin_peek(void* to, uint64_t from, size_t bytes) {
+  std::memcpy(to, driver().bytes_at(from, bytes), bytes);
+}
+void standin_poke(uint64_t to, const void* from, size_t bytes) {
+  std::memcpy(driver().bytes_at(to, bytes), from, bytes);
+}
+uint64_t standin_allocate(int device, size_t bytes) {
+  context_of(device);
+  uint64_t address = 0;
+  return allocate(device, &address, bytes) == kOk ? address : 0;
+}
+void standin_free(int device, uint64_t address) { release(device, address); }
+void* standin_stream(int device) {
+  Context& context = *context_of(device);
+  auto* const stream = new Stream(device);
+  std::lock_guard lock(context.mutex);
+  context.streams.insert(stream);
+  return stream;
+}
+void standin_order(void* first, void* second) {
+  auto* const producer = static_cast<Stream*>(first);
+  if (second == nullptr) return producer->wait_idle();
+  auto through = std::make_shared<std::promise<void>>();
+  static_cast<Stream*>(second)->put([came = through->get_future().share()] { came.wait(); });
+  producer->put([through] { through->set_value(); });
+}
+void standin_synchronize(int device) { context_of(device)->wait_idle(); }
+size_t standin_allocations() {
+  std::lock_guard lock(driver().mutex);
+  return std::count_if(driver().blocks.begin(), driver().blocks.end(),
+                       [](const auto& one) { return one.second.device >= 0; });
+}
+size_t standin_registrations() {
+  std::lock_guard lock(driver().mutex);
+  return std::count_if(driver().blocks.begin(), driver().blocks.end(),
+                       [](const auto& one) { return one.second.device < 0; });
+}
+
+}

@@ -1,0 +1,287 @@
+#include "device/copier.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/device/standin_driver.h"
+
+namespace herring::device {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Registered memory of the host's.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_((bytes + 4095) / 4096 * 4096) {
+    memory_ = static_cast<char*>(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_TRUE((*platform())->register_host(memory_, bytes_).ok());
+  }
+  ~Pages() {
+    EXPECT_TRUE((*platform())->unregister_host(memory_).ok());
+    ::munmap(memory_, bytes_);
+  }
+  char* data() const { return memory_; }
+  float* floats() const { return reinterpret_cast<float*>(memory_); }
+
+ private:
+  size_t bytes_;
+  char* memory_;
+};
+
+class CopierTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = Copier::create(**platform(), gpu(0), watcher);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    copier = *made;
+    user = user_stream(0);
+  }
+  Address floats_on_device(size_t count) {
+    memory.push_back(*gpu(0).allocate(count * sizeof(float)));
+    return memory.back();
+  }
+  void TearDown() override {
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    copier.reset();
+    gpu(0).destroy_stream(user);
+    for (const Address one : memory) gpu(0).free(one);
+  }
+
+  Watcher watcher;
+  std::shared_ptr<Copier> copier;
+  Stream user = 0;
+  std::vector<Address> memory;
+};
+
+TEST_F(CopierTest, OutComesAfterTheProducerAndIsHeardOf) {
+  constexpr size_t kCount = (size_t{5} << 20) / 4;  // three pieces
+  const Jitter jitter(300);
+  const Address device = floats_on_device(kCount);
+  const Pages host(kCount * 4);
+  for (int round = 1; round <= 20; ++round) {
+    STANDIN(standin_fill)(handle_of(user), device, kCount, static_cast<float>(round), 1000);
+    std::promise<Status> out;
+    ASSERT_TRUE(copier->out({user}, {{device, host.data(), kCount * 4}}, [&](const Status& status) {
+                        out.set_value(status);
+                      }).ok());
+    EXPECT_TRUE(out.get_future().get().ok());
+    for (size_t i = 0; i < kCount; i += 1000) ASSERT_EQ(host.floats()[i], round);
+    ASSERT_EQ(host.floats()[kCount - 1], round);
+  }
+  EXPECT_EQ(copier->counters().bytes_out, 20 * kCount * 4);
+  EXPECT_EQ(copier->counters().copies_out, 60u);
+}
+
+TEST_F(CopierTest, BackWaitsForItsFlagAndTheConsumerForIt) {
+  constexpr size_t kCount = 100000;
+  const Jitter jitter(300);
+  const Address device = floats_on_device(kCount);
+  const Pages host(kCount * 4);
+  const Flag flag = *copier->flags().take();
+  const uint32_t first = flag.word->load();
+  for (uint32_t round = 1; round <= 20; ++round) {
+    STANDIN(standin_fill)(handle_of(user), device, kCount, -1, 500);  // what is to be overwritten
+    ASSERT_TRUE(copier->follow(user).ok());
+    ASSERT_TRUE(copier->back_when(flag, first + round, {{device, host.data(), kCount * 4}}).ok());
+    ASSERT_TRUE(copier->join(user).ok());
+    STANDIN(standin_scale)(handle_of(user), device, kCount, 2, 0);
+    EXPECT_FALSE(*gpu(0).idle(user));
+    std::fill_n(host.floats(), kCount, static_cast<float>(round));
+    flag.set(first + round);
+    ASSERT_TRUE(gpu(0).synchronize(user).ok());
+    std::vector<float> found(kCount);
+    STANDIN(standin_peek)(found.data(), device, kCount * 4);
+    ASSERT_EQ(found, std::vector<float>(kCount, 2.0f * static_cast<float>(round)));
+  }
+  copier->flags().give_back(flag);
+}
+
+TEST_F(CopierTest, HostMemoryIsKeptUntilTheCopyBackIsDone) {
+  const Jitter jitter(2000);
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  std::promise<Status> back;
+  std::fill_n(host.floats(), 1000, 3.0f);
+  ASSERT_TRUE(copier->back({{device, host.data(), 4000}}).ok());
+  ASSERT_TRUE(copier->when_back([&](const Status& status) { back.set_value(status); }).ok());
+  EXPECT_TRUE(back.get_future().get().ok());
+  std::fill_n(host.floats(), 1000, 4.0f);
+  std::vector<float> found(1000);
+  STANDIN(standin_peek)(found.data(), device, 4000);
+  EXPECT_EQ(found, std::vector<float>(1000, 3.0f));
+}
+
+TEST_F(CopierTest, CallsInOrderAreHeardOfInOrder) {
+  const Jitter jitter(100);
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  std::vector<int> order;
+  std::promise<void> last;
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&, i](const Status&) {
+                        order.push_back(i);
+                        if (i == 199) last.set_value();
+                      }).ok());
+  }
+  last.get_future().wait();
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(order[i], i);
+}
+
+TEST_F(CopierTest, OnlyCallersCallTheDriver) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  const size_t before = STANDIN(standin_threads)();
+  for (int i = 0; i < 10; ++i) {
+    std::promise<void> out;
+    ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&](const Status&) {
+                        out.set_value();
+                      }).ok());
+    out.get_future().wait();
+  }
+  EXPECT_EQ(STANDIN(standin_threads)(), before);
+}
+
+TEST_F(CopierTest, NoCallBlocksOnAStep) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  const uint64_t before = STANDIN(standin_calls)("cuStreamSynchronize");
+  std::promise<void> out;
+  ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&](const Status&) {
+                      out.set_value();
+                    }).ok());
+  out.get_future().wait();
+  ASSERT_TRUE(copier->back({{device, host.data(), 4000}}).ok());
+  ASSERT_TRUE(copier->join(user).ok());
+  EXPECT_EQ(STANDIN(standin_calls)("cuStreamSynchronize"), before);
+}
+
+TEST_F(CopierTest, NothingReachesHostMemoryAfterTheEnd) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  STANDIN(standin_fill)(handle_of(user), device, 1000, 1, 50000);
+  std::promise<void> told;
+  ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&](const Status&) {
+                      told.set_value();
+                    }).ok());
+  copier.reset();
+  EXPECT_EQ(host.floats()[999], 1.0f);
+  told.get_future().wait();
+}
+
+TEST_F(CopierTest, ACaptureIsRefusedBeforeAnythingIsQueued) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  STANDIN(standin_capture)(handle_of(user), true);
+  const Status refused = copier->out({user}, {{device, host.data(), 4000}}, [](const Status&) {});
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("captured for a CUDA graph"), std::string::npos);
+  EXPECT_EQ(copier->join(user).code(), Code::kInvalidArgument);
+  EXPECT_EQ(copier->follow(user).code(), Code::kInvalidArgument);
+  EXPECT_EQ(copier->counters().copies_out, 0u);
+  STANDIN(standin_capture)(handle_of(user), false);
+}
+
+// Whichever call of the driver fails, the caller is told, and memory can go at once.
+TEST_F(CopierTest, AFailureAtEachCall) {
+  const Address device = floats_on_device(1u << 20);
+  int failures = 0;
+  for (uint64_t n = 1; n <= 60; ++n) {
+    auto other = Copier::create(**platform(), gpu(0), watcher);
+    ASSERT_TRUE(other.ok());
+    auto host = std::make_unique<Pages>(size_t{4} << 20);
+    auto told = std::make_shared<std::promise<Status>>();
+    STANDIN(standin_fail)(nullptr, n, 719, false);
+    Status status = (*other)->out({user}, {{device, host->data(), size_t{4} << 20}},
+                                  [told](const Status& s) { told->set_value(s); });
+    if (status.ok()) {
+      told->get_future().wait();
+      status = (*other)->back({{device, host->data(), size_t{4} << 20}});
+    }
+    if (status.ok()) status = (*other)->join(user);
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    failures += status.ok() ? 0 : 1;
+    EXPECT_TRUE(status.ok() || status.code() == Code::kDevice) << status.message();
+    other->reset();
+  }
+  EXPECT_GT(failures, 20);
+  EXPECT_LT(failures, 60);
+}
+
+TEST_F(CopierTest, ADeviceThatIsLostIsNoticed) {
+  EXPECT_TRUE(copier->check().ok());
+  STANDIN(standin_fail)("cuStreamQuery", 1, 719, true);
+  const Status lost = copier->check();
+  EXPECT_EQ(lost.code(), Code::kDevice);
+  EXPECT_NE(lost.message().find("GPU 0: cuStreamQuery failed: unspecified launch failure"),
+            std::string::npos);
+  STANDIN(standin_fail)(nullptr, 0, 0, false);
+}
+
+TEST_F(CopierTest, WhoExpectsSomethingOfALostDeviceIsTold) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  STANDIN(standin_fill)(handle_of(user), device, 1000, 1, 100000);
+  std::promise<Status> out;
+  ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&](const Status& status) {
+                      out.set_value(status);
+                    }).ok());
+  STANDIN(standin_fail)("cuStreamQuery", 1, 719, false);
+  EXPECT_EQ(copier->check().code(), Code::kDevice);
+  EXPECT_EQ(out.get_future().get().code(), Code::kDevice);
+}
+
+TEST(Watcher, SleepsWhileNothingIsExpected) {
+  Watcher watcher;
+  std::atomic<uint32_t> word{0};
+  const Flag flag{&word, 0};
+  std::promise<void> come;
+  watcher.expect(flag, 1, [&](const Status&) { come.set_value(); });
+  flag.set(1);
+  come.get_future().wait();
+  const uint64_t looks = watcher.looks();
+  std::this_thread::sleep_for(50ms);
+  EXPECT_LE(watcher.looks(), looks + 1);
+}
+
+TEST(Watcher, LooksRarelyWhileNothingComes) {
+  Watcher watcher;
+  std::atomic<uint32_t> word{0};
+  const Flag flag{&word, 0};
+  std::promise<Status> told;
+  watcher.expect(flag, 1, [&](const Status& status) { told.set_value(status); });
+  std::this_thread::sleep_for(100ms);
+  EXPECT_LE(watcher.looks(), 300u);
+  watcher.give_up(flag, {Code::kDevice, "gone"});
+  EXPECT_EQ(told.get_future().get().message(), "gone");
+}
+
+TEST(Flags, CountOverTheEnd) {
+  EXPECT_TRUE(reached(5, 5));
+  EXPECT_TRUE(reached(6, 5));
+  EXPECT_FALSE(reached(4, 5));
+  EXPECT_TRUE(reached(1, 0xffffffffu));
+  EXPECT_FALSE(reached(0xffffffffu, 1));
+}
+
+TEST(Flags, AreUsedAgain) {
+  Flags flags(**platform(), gpu(0));
+  std::vector<Flag> taken;
+  for (int i = 0; i < 100; ++i) taken.push_back(*flags.take());
+  for (const Flag& one : taken) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(one.word) % 64, 0u);
+    flags.give_back(one);
+  }
+  const size_t before = STANDIN(standin_registrations)();
+  for (int i = 0; i < 100; ++i) taken[i] = *flags.take();
+  EXPECT_EQ(STANDIN(standin_registrations)(), before);
+}
+
+}  // namespace
+}  // namespace herring::device

@@ -1,0 +1,121 @@
+#include "device/cuda/cuda.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#ifdef HERRING_HAS_CUDA_HEADER
+#include <cuda.h>
+#endif
+
+#include "device/cuda/driver.h"
+#include "tests/unit/device/standin_driver.h"
+
+namespace herring::device {
+namespace {
+
+#ifdef HERRING_HAS_CUDA_HEADER
+constexpr bool same(auto ours, auto theirs) {
+  return static_cast<int>(ours) == static_cast<int>(theirs);
+}
+
+static_assert(cuda::kSuccess == CUDA_SUCCESS && cuda::kInvalidValue == CUDA_ERROR_INVALID_VALUE &&
+              cuda::kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(same(cuda::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) &&
+              same(cuda::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) &&
+              same(cuda::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) &&
+              same(cuda::kStreamMemory64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
+static_assert(same(cuda::kMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
+              same(cuda::kBufferNumber, CU_POINTER_ATTRIBUTE_BUFFER_ID) &&
+              same(cuda::kIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED) &&
+              same(cuda::kDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) &&
+              same(cuda::kIpcCapable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) &&
+              same(cuda::kRangeStart, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) &&
+              same(cuda::kRangeBytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE));
+static_assert(cuda::kMemoryTypeHost == CU_MEMORYTYPE_HOST &&
+              cuda::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE &&
+              cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING &&
+              cuda::kEventWithoutTiming == CU_EVENT_DISABLE_TIMING &&
+              cuda::kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
+              cuda::kRegisterMapped == CU_MEMHOSTREGISTER_DEVICEMAP &&
+              cuda::kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ &&
+              cuda::kWriteAfterAll == CU_STREAM_WRITE_VALUE_DEFAULT);
+static_assert(std::is_same_v<cuda::DevicePointer, CUdeviceptr> &&
+              std::is_same_v<cuda::DeviceNumber, CUdevice> && sizeof(CUresult) == sizeof(int));
+#if CUDA_VERSION >= 12030
+static_assert(same(cuda::kHostNumaNode, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
+#endif
+#endif
+
+TEST(Cuda, SaysWhyThereIsNoDriver) {
+  const auto none = cuda::load("libnotcuda.so.1");
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.status().code(), Code::kConfiguration);
+  EXPECT_NE(none.status().message().find("no CUDA driver: libnotcuda.so.1"), std::string::npos);
+  // A library that is no driver.
+  const auto other = cuda::load("libm.so.6");
+  ASSERT_FALSE(other.ok());
+  EXPECT_NE(other.status().message().find("CUDA 11.7 or later is needed"), std::string::npos);
+}
+
+TEST(Cuda, FindsDevices) {
+  auto platform = device::platform();
+  ASSERT_TRUE(platform.ok()) << platform.status().message();
+  EXPECT_EQ((*platform)->version(), "CUDA 13.0");
+  EXPECT_EQ((*platform)->count(), 2);
+  EXPECT_FALSE((*platform)->can_access(0, 1));
+  const Properties& second = gpu(1).properties();
+  EXPECT_EQ(second.name, "stand-in 1");
+  EXPECT_EQ(second.bus, "0000:02:00.0");
+  EXPECT_EQ(second.major, 9);
+  EXPECT_EQ(second.numa_node, 0);
+  EXPECT_TRUE(second.stream_memory);
+  const auto third = (*platform)->device(2);
+  EXPECT_EQ(third.status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(third.status().message(), "there is no GPU 2; this process sees 2, from 0 on");
+}
+
+TEST(Cuda, TellsWhatAnAddressIs) {
+  Platform& platform = **device::platform();
+  int local = 0;
+  EXPECT_EQ(platform.query(reinterpret_cast<Address>(&local))->kind, Kind::kHost);
+  const Address address = *gpu(1).allocate(10000);
+  const Pointer inside = *platform.query(address + 5000);
+  EXPECT_EQ(inside.kind, Kind::kDevice);
+  EXPECT_EQ(inside.device, 1);
+  EXPECT_EQ(inside.base, address);
+  EXPECT_GE(inside.bytes, 10000u);
+  EXPECT_EQ(*platform.allocation_of(address + 1), inside.allocation);
+  gpu(1).free(address);
+  EXPECT_EQ(platform.query(address)->kind, Kind::kHost);
+  EXPECT_EQ(*platform.allocation_of(address), 0u);
+  void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                            -1, 0);
+  ASSERT_TRUE(platform.register_host(page, 4096).ok());
+  EXPECT_EQ(platform.query(reinterpret_cast<Address>(page) + 8)->kind, Kind::kPinned);
+  EXPECT_FALSE(platform.register_host(page, 4096).ok());  // once
+  EXPECT_TRUE(platform.unregister_host(page).ok());
+  EXPECT_FALSE(platform.unregister_host(page).ok());
+  ::munmap(page, 4096);
+}
+
+TEST(Cuda, AFailureNamesTheDeviceAndTheCall) {
+  STANDIN(standin_fail)("cuMemAlloc", 1, 2, false);
+  const auto failed = gpu(0).allocate(64);
+  ASSERT_FALSE(failed.ok());
+  EXPECT_EQ(failed.status().code(), Code::kDevice);
+  EXPECT_EQ(failed.status().message(),
+            "GPU 0: cuMemAlloc failed: out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)");
+  EXPECT_TRUE(failed.status().is_fault());
+}
+
+TEST(Cuda, TheHostCannotReadDeviceMemory) {
+  const Address address = *gpu(0).allocate(64);
+  EXPECT_DEATH(static_cast<void>(*reinterpret_cast<volatile char*>(address)), "");
+  gpu(0).free(address);
+}
+
+}  // namespace
+}  // namespace herring::device
