@@ -90,7 +90,7 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
 
-test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples build/tests/fault_injection.so
+test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples build/tests/fault_injection.so build/tests/device/libcuda.so.1
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
 
 # Not every framework has a build for every machine and Python.
@@ -187,6 +187,11 @@ distclean: clean ## remove .venv too
 build/tests/fault_injection.so: tests/faults/inject.cc $(STAMPS)/tools $(STAMPS)/test-system
 	@cmake --preset default > /dev/null
 	@cmake --build --preset default --target fault_injection -- --quiet
+	@touch $@
+
+build/tests/device/libcuda.so.1: $(wildcard tests/device/*) $(STAMPS)/tools $(STAMPS)/test-system
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default --target standin -- --quiet
 	@touch $@
 
 # What follows are stamps: a second run finds them and is quick.

@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "collective/schedule.h"
+#include "devices.h"
 
 namespace herring::bindings {
 namespace {
@@ -273,6 +274,10 @@ void fill(wire::Receive& what, Fields& fields) {
 }
 void fill(wire::Join&, Fields&) {}
 
+std::string place_of(const ArrayView& view) {
+  return view.copier() ? concat("on GPU ", view.copier()->device().index()) : "in host memory";
+}
+
 // `arrays`: a list if `listed`, else an array, or None where the kind takes none.
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arrays,
                                const std::string& name, double timeout, bool waits,
@@ -294,10 +299,29 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   const bool in_place = wire::is<wire::AllReduce>(call.what) ||
                         wire::is<wire::Broadcast>(call.what) ||
                         wire::is<wire::Receive>(call.what);
+  const bool anywhere = wire::is<wire::AllReduce>(call.what) ||
+                        wire::is<wire::Broadcast>(call.what);
   const auto add = [&](nb::handle array, const std::string& before) {
-    handle->views.push_back(std::make_shared<ArrayView>(array, in_place, before));
+    handle->views.push_back(anywhere ? ArrayView::anywhere(array, in_place, before)
+                                     : std::make_shared<ArrayView>(array, in_place, before));
     const ArrayView& view = *handle->views.back();
-    call.buffers.push_back({view.array(), view.data(), in_place ? view.data() : nullptr});
+    if (call.buffers.empty()) {
+      call.copier = view.copier();
+    } else if (call.copier != view.copier()) {
+      raise({Code::kInvalidArgument,
+             concat(before, "it lies ", place_of(view), ", and array 0 ",
+                    place_of(*handle->views.front()), "; pass arrays of one place in one list")});
+    }
+    worker::Buffer& one = call.buffers.emplace_back();
+    one.array = view.array();
+    if (call.copier) {
+      one.on_device = reinterpret_cast<device::Address>(view.data());
+      const auto known = std::find(call.streams.begin(), call.streams.end(), view.stream());
+      if (known == call.streams.end()) call.streams.push_back(view.stream());
+    } else {
+      one.send = view.data();
+      one.receive = in_place ? view.data() : nullptr;
+    }
   };
   const bool takes_none = wire::is<wire::Barrier>(call.what) || wire::is<wire::Join>(call.what);
   if (listed) {
@@ -317,12 +341,12 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
     call.buffers[0].receive_bytes = view.array().bytes();
   }
   release_abandoned();
-  if (!listed) {
+  if (!listed && !call.copier) {
     handle->operation = take(job.engine().submit(std::move(call), waits));
     return handle;
   }
   auto submitted = [&] {
-    GilReleased release;  // its arrays are copied
+    GilReleased release;  // arrays are copied
     return job.engine().submit(std::move(call), waits);
   }();
   handle->operation = take(std::move(submitted));
@@ -421,10 +445,25 @@ nb::list results_of(Handle& handle) {
   return all;
 }
 
+// Of an operation on a device, once complete: its results go there. Without streams it waits until
+// they are there.
+void take_back(Handle& handle, const std::vector<device::Stream>& streams, double seconds) {
+  Operation& operation = *handle.operation;
+  Status queued;
+  {
+    GilReleased release;
+    queued = operation.take_back(streams);
+  }
+  check(queued);
+  if (!streams.empty()) return;
+  wait(*operation.taken_back(), seconds, handle.what, operation.copier().get());
+}
+
 void shut_down(Job& job) {
   {
     GilReleased release;
     job.shutdown();
+    drain_copiers();  // what they bring is for a job that has ended
   }
   end_callbacks(job);
   release_abandoned();
@@ -494,8 +533,12 @@ void register_job(nb::module_& module) {
   module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); });
   nb::class_<Handle>(module, "Operation")
       .def("wait",
-           [](Handle& h, double seconds) { wait(*h.operation, seconds, h.what); },
+           [](Handle& h, double seconds) {
+             wait(*h.operation, seconds, h.what, h.operation->copier().get());
+           },
            nb::arg("seconds") = 0.0)
+      .def_prop_ro("on_device", [](const Handle& h) { return h.operation->on_device(); })
+      .def("take_back", &take_back, nb::arg("streams"), nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->done(); })
       .def("callbacks", &callbacks_of)
       .def("call_when_done", &call_when_done, nb::arg("callback"))

@@ -32,6 +32,7 @@ NB_MODULE(_core, module) {
   // Handles may outlive the interpreter's orderly end (a job shut down by atexit).
   nanobind::set_leak_warnings(false);
   nb::register_exception_translator(translate);
+  herring::bindings::register_devices(module);
   herring::bindings::register_groups(module);
   herring::bindings::register_jax(module);
   herring::bindings::register_job(module);

@@ -2,29 +2,49 @@
 #include "worker/planned.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "devices.h"
 #include "job/job.h"
+#include "worker/device_rounds.h"
 
 namespace herring::bindings {
 namespace {
 
+using worker::DeviceRounds;
 using worker::Planned;
 
 // The job outlives the plan, and every view of its memory, which may outlive the plan.
 struct PlanHandle {
   nb::object job;
-  std::unique_ptr<Planned> planned;
+  std::unique_ptr<Planned> on_host;      // one of these
+  std::unique_ptr<DeviceRounds> rounds;
+  std::vector<std::shared_ptr<ArrayView>> arenas;  // on the device
+
+  ~PlanHandle() {
+    GilReleased release;  // copies may be on their way still
+    rounds.reset();
+  }
+  PlanHandle(nb::object job) : job(std::move(job)) {}
+  PlanHandle(PlanHandle&&) = default;
+  Planned& planned() const { return rounds ? rounds->planned() : *on_host; }
+  DeviceRounds& on_device() const {
+    if (rounds) return *rounds;
+    raise({Code::kInvalidArgument,
+           "this plan is for gradients in host memory; make it with device="});
+  }
 };
 
 PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
-                     size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group) {
+                     size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
+                     std::optional<int> device) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -43,11 +63,21 @@ PlanHandle make_plan(nb::object job_object,
   if (options.narrow) options.wire = take(parse_dtype(wire_dtype));
   options.buffer_bytes = buffer_bytes;
   options.note_bytes = note_bytes;
-  return {job_object, take(Planned::create(job.engine(), list, std::move(options)))};
+  PlanHandle handle(job_object);
+  if (!device) {
+    handle.on_host = take(Planned::create(job.engine(), list, std::move(options)));
+    return handle;
+  }
+  handle.rounds = take(without_gil([&]() -> Result<std::unique_ptr<DeviceRounds>> {
+    auto copier = copier_of(*device);
+    if (!copier.ok()) return copier.status();
+    return DeviceRounds::create(job.engine(), list, std::move(options), *copier);
+  }));
+  return handle;
 }
 
 nb::object arena(const PlanHandle& handle, size_t i) {
-  const Planned& planned = *handle.planned;
+  const Planned& planned = handle.planned();
   if (i >= planned.plan().arenas.size()) throw nb::index_error("no such arena");
   struct Owner {
     nb::object job;
@@ -70,6 +100,40 @@ std::vector<std::tuple<uint32_t, size_t, size_t>> places_of(const std::vector<T>
   return all;
 }
 
+void place(PlanHandle& handle, const nb::list& arenas) {
+  std::vector<std::shared_ptr<ArrayView>> views;
+  std::vector<device::Address> addresses;
+  const auto& expected = handle.on_device().planned().plan().arenas;
+  for (const nb::handle arena : arenas) {
+    views.push_back(ArrayView::anywhere(arena, true, concat("arena ", views.size(), ": ")));
+    const ArrayView& view = *views.back();
+    const size_t i = views.size() - 1;
+    const size_t bytes = i < expected.size() ? expected[i].bytes : 0;
+    if (view.copier() != handle.on_device().copier() || view.array().bytes() != bytes) {
+      raise({Code::kInvalidArgument,
+             concat("arena ", i, " has ", view.array().bytes(), " bytes ",
+                    view.copier() ? concat("on GPU ", view.copier()->device().index())
+                                  : "in host memory",
+                    "; this plan needs ", bytes, " on GPU ",
+                    handle.on_device().copier()->device().index())});
+    }
+    addresses.push_back(reinterpret_cast<device::Address>(view.data()));
+  }
+  check(handle.on_device().place(std::move(addresses)));
+  handle.arenas = std::move(views);
+}
+
+// Calls what queues work on a device, without the GIL.
+template <typename Call>
+void queue(Call&& call) {
+  Status status;
+  {
+    GilReleased release;
+    status = call();
+  }
+  check(status);
+}
+
 }  // namespace
 
 void register_planned(nb::module_& module) {
@@ -80,39 +144,59 @@ void register_planned(nb::module_& module) {
   }, "job"_a, "group"_a = nb::none());
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
-                  "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none())
-      .def("begin", [](PlanHandle& h, bool active) { check(h.planned->begin(active)); },
+                  "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none(),
+                  "device"_a = nb::none())
+      .def("place", &place, "arenas"_a)
+      .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
+      .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {
+        queue([&] { return h.on_device().begin(stream, active); });
+      }, "stream"_a, "active"_a)
+      .def("ready_on", [](PlanHandle& h, device::Stream stream,
+                          const std::vector<size_t>& indices) {
+        queue([&] { return h.on_device().ready(stream, indices); });
+      }, "stream"_a, "indices"_a)
+      .def("join", [](PlanHandle& h, device::Stream stream) {
+        queue([&] { return h.on_device().join(stream); });
+      }, "stream"_a)
+      .def("await_back", [](PlanHandle& h, double seconds) {
+        DeviceRounds& rounds = h.on_device();
+        const auto back = take(without_gil([&] { return rounds.when_back(); }));
+        wait(*back, seconds, "the round's way back", rounds.copier().get());
+      }, "seconds"_a = 0.0)
+      .def("begin", [](PlanHandle& h, bool active) { check(h.planned().begin(active)); },
            "active"_a = true)
-      .def("ready", [](PlanHandle& h, size_t index) { check(h.planned->ready(index)); }, "index"_a)
+      .def("ready", [](PlanHandle& h, size_t index) { check(h.planned().ready(index)); }, "index"_a)
       .def("ready_all", [](PlanHandle& h, const std::vector<size_t>& indices) {
-        for (const size_t index : indices) check(h.planned->ready(index));
+        for (const size_t index : indices) check(h.planned().ready(index));
       }, "indices"_a)
       .def("note", [](PlanHandle& h, nb::bytes note) {
-        check(h.planned->note({note.c_str(), note.size()}));
+        check(h.planned().note({note.c_str(), note.size()}));
       }, "note"_a)
       .def_prop_ro("notes", [](PlanHandle& h) {
-        const std::string notes = take(h.planned->notes());
+        const std::string notes = take(h.planned().notes());
         return nb::bytes(notes.data(), notes.size());
       })
       .def("wait", [](PlanHandle& h, double seconds) {
-        wait(*take(h.planned->waiting()), seconds, "the round");
+        device::Copier* const copier = h.rounds ? h.rounds->copier().get() : nullptr;
+        const auto round = take(h.rounds ? h.rounds->waiting() : h.on_host->waiting());
+        wait(*round, seconds, "the round", copier);
       }, "seconds"_a = 0.0)
       .def("arena", &arena, "index"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;
-        for (const auto& arena : h.planned->plan().arenas) {
+        for (const auto& arena : h.planned().plan().arenas) {
           all.emplace_back(name_of(arena.dtype), arena.bytes);
         }
         return all;
       })
       .def_prop_ro("placements", [](const PlanHandle& h) {
-        return places_of(h.planned->plan().placements);
+        return places_of(h.planned().plan().placements);
       })
       .def_prop_ro("buffers", [](const PlanHandle& h) {
-        return places_of(h.planned->plan().buffers);
+        return places_of(h.planned().plan().buffers);
       })
-      .def_prop_ro("signature", [](const PlanHandle& h) { return h.planned->signature(); })
-      .def_prop_ro("contributors", [](const PlanHandle& h) { return h.planned->contributors(); });
+      .def_prop_ro("signature", [](const PlanHandle& h) { return h.planned().signature(); })
+      .def_prop_ro("contributors", [](const PlanHandle& h) { return h.planned().contributors(); });
 }
 
 }  // namespace herring::bindings

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "devices.h"
 
 namespace herring::bindings {
 namespace {
@@ -92,6 +93,7 @@ const char* class_of(Code code) {
     case Code::kTimeout: return "TimeoutError";
     case Code::kPeerLost: return "PeerLostError";
     case Code::kShutdown: return "ShutdownError";
+    case Code::kDevice: return "DeviceError";
     default: return "HerringError";
   }
 }
@@ -102,12 +104,12 @@ void raise(const Status& status) {
   throw nb::python_error();
 }
 
-ArrayView::ArrayView(nb::handle object, bool writable, const std::string& before) {
+ArrayView::ArrayView(nb::handle object, bool writable, const std::string& before, bool anywhere) {
   try {
     if (PyObject_CheckBuffer(object.ptr())) {
       from_buffer(object, writable);
     } else if (nb::hasattr(object, "__dlpack__")) {
-      from_dlpack(object, writable);
+      from_dlpack(object, anywhere);
     } else {
       invalid("expected an array (the buffer protocol or __dlpack__), got " + class_name(object));
     }
@@ -147,19 +149,31 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
   for (int i = 0; i < buffer_.ndim; ++i) array_.shape.push_back(buffer_.shape[i]);
 }
 
-void ArrayView::from_dlpack(nb::handle object, bool writable) {
-  // (kDLCPU, 0) is (1, 0).
+void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
-  if (nb::cast<int>(device[0]) != nb::device::cpu::value) {
-    invalid(concat(class_name(object), " lies on device type ", nb::cast<int>(device[0]),
-                   ", not in host memory; copy it there first (herring.torch does so for CUDA "
-                   "tensors)"));
+  const int kind = nb::cast<int>(device[0]), index = nb::cast<int>(device[1]);
+  nb::object exported = nb::borrow(object);
+  if (kind == nb::device::cuda::value && anywhere) {
+    auto copier = without_gil([index] { return copier_of(index); });
+    if (!copier.ok()) raise(copier.status());
+    copier_ = *copier;
+    // One that its library tells, or the copier's own, which the library then lets wait.
+    const nb::object known =
+        nb::module_::import_("herring.arrays.devices").attr("stream_of")(object);
+    stream_ = known.is_none() ? copier_->out_stream() : nb::cast<device::Stream>(known);
+    constexpr int kNoWait = -1;
+    exported = known.is_none() ? object.attr("__dlpack__")(nb::arg("stream") = stream_)
+                               : object.attr("__dlpack__")(nb::arg("stream") = kNoWait);
+  } else if (kind != nb::device::cpu::value) {
+    invalid(concat(class_name(object), " lies on ",
+                   kind == nb::device::cuda::value ? concat("GPU ", index)
+                                                   : concat("device type ", kind),
+                   ", not in host memory; copy it there first"));
   }
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast(object, array)) {
+  if (!nb::try_cast(exported, array)) {
     invalid_dtype(object, concat("of this ", class_name(object), ", or its layout,"));
   }
-  static_cast<void>(writable);
   if (!dtype_of_dlpack(array.dtype(), &array_.dtype)) {
     invalid_dtype(object, concat("with DLPack's code ", int{array.dtype().code}, " and ",
                                  int{array.dtype().bits}, " bits"));
@@ -178,7 +192,8 @@ void ArrayView::from_dlpack(nb::handle object, bool writable) {
   owner_ = nb::cast(array, nb::rv_policy::reference);
 }
 
-void wait(worker::Future& future, double seconds, const std::string& what) {
+void wait(worker::Future& future, double seconds, const std::string& what,
+          device::Copier* copier) {
   if (!future.done() && !future.loop().here()) {
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
                                    "complete in the parent only")});
@@ -192,6 +207,7 @@ void wait(worker::Future& future, double seconds, const std::string& what) {
       Nanos slice = 100 * kMillisecond;
       if (deadline != 0) slice = std::min(slice, std::max<Nanos>(deadline - monotonic_now(), 0));
       done = future.wait_for(slice);
+      if (!done && copier != nullptr) static_cast<void>(copier->check());
     }
     if (done) return check(future.status());
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

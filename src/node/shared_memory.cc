@@ -81,7 +81,21 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t byte
 }
 
 SharedRegion::~SharedRegion() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  // A device that knows the memory must let go of it before.
+  if (data_ != nullptr && !pin_.unmap_later(data_, bytes_)) ::munmap(data_, bytes_);
+}
+
+void SharedRegion::pin() { pin_.set(data_, bytes_); }
+
+void SharedHeap::pin(const void* p) {
+  std::shared_ptr<SharedRegion> region;
+  {
+    ForkSection section;
+    std::lock_guard lock(mutex_);
+    const auto entry = entry_of(reinterpret_cast<uintptr_t>(p));
+    if (entry != entries_.end()) region = entry->second.region;
+  }
+  if (region) region->pin();
 }
 
 SharedHeap::Entries::iterator SharedHeap::entry_of(uintptr_t address) {

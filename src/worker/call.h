@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "device/copier.h"
 #include "wire/array.h"
 #include "wire/collective.h"
 #include "worker/group.h"
 
 namespace herring::worker {
 
-// One array of a call, in this process' memory.
+// One array of a call, in this process' memory or on a device.
 struct Buffer {
   wire::Array array;
   const char* send = nullptr;
@@ -20,6 +21,8 @@ struct Buffer {
   // `receive_bytes` bytes.
   char* receive = nullptr;
   size_t receive_bytes = 0;
+  // Of a call on a device: where the array lies there, and where its result goes.
+  device::Address on_device = 0;
 };
 
 struct Call {
@@ -34,6 +37,10 @@ struct Call {
   // place of its arrays' description, unless it is empty.
   std::string agreement;
   double timeout = 0;            // seconds; 0: the setting
+  // Not null: the arrays lie on this device, and what makes them is queued in these streams. Of
+  // AllReduce and Broadcast.
+  std::shared_ptr<device::Copier> copier;
+  std::vector<device::Stream> streams;
 };
 
 }  // namespace herring::worker

@@ -77,6 +77,7 @@ class Future {
 
   // The loop of the engine that completes it.
   const transport::EventLoop& loop() const { return *loop_; }
+  const std::shared_ptr<transport::EventLoop>& loop_of() const { return loop_; }
 
   // Once done() only.
   const Status& status() const { return status_; }

@@ -12,16 +12,6 @@ namespace {
 constexpr size_t kAlignment = 64;  // of bundles in the staging
 constexpr uint64_t kMostRows = uint64_t{1} << 48;
 
-void append(char*& at, const char* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(at, from, bytes);
-  at += bytes;
-}
-
-void take(const char*& from, char* to, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-  from += bytes;
-}
-
 }  // namespace
 
 List::List(wire::Collective what, std::vector<wire::Array> arrays, uint32_t rank, uint32_t size)
@@ -97,12 +87,12 @@ std::vector<uint64_t> List::splits() const {
   return splits;
 }
 
-void List::pack(const std::vector<Buffer>& buffers, char* staging) const {
+void List::pack(char* staging, const Move& copy) const {
   for (const Bundle& bundle : bundles_) {
     char* at = staging + bundle.offset;
-    for (size_t i = 0; gathers() && i < arrays_.size(); ++i) {
+    for (size_t i = 0; gathers() && i < arrays_.size(); ++i, at += sizeof(uint64_t)) {
       const uint64_t rows = arrays_[i].rows();
-      append(at, reinterpret_cast<const char*>(&rows), sizeof rows);
+      std::memcpy(at, &rows, sizeof rows);
     }
     // Of a reduce-scatter the parts of one rank lie together.
     const uint32_t parts = scatters() ? size_ : 1;
@@ -110,10 +100,17 @@ void List::pack(const std::vector<Buffer>& buffers, char* staging) const {
       for (const uint32_t i : bundle.members) {
         const auto [first, count] = plan::even_split(arrays_[i].rows(), parts, part);
         const size_t row = arrays_[i].row_bytes();
-        append(at, buffers[i].send + first * row, count * row);
+        if (count * row > 0) copy(at, i, first * row, count * row);
+        at += count * row;
       }
     }
   }
+}
+
+void List::pack(const std::vector<Buffer>& buffers, char* staging) const {
+  pack(staging, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+    std::memcpy(staged, buffers[i].send + first, bytes);
+  });
 }
 
 Status List::read(const char* from, size_t bytes, const std::vector<uint64_t>& counts) {
@@ -150,26 +147,35 @@ Status List::read(const char* from, size_t bytes, const std::vector<uint64_t>& c
   return {};
 }
 
-void List::unpack(const char* from, const std::vector<char*>& to) const {
+void List::unpack(char* from, const Move& copy) const {
   if (gathers()) {
-    std::vector<char*> at = to;
+    std::vector<size_t> at(arrays_.size(), 0);
     for (uint32_t r = 0; r < size_; ++r) {
       from += arrays_.size() * sizeof(uint64_t);
-      for (size_t i = 0; i < arrays_.size(); ++i) {
+      for (uint32_t i = 0; i < arrays_.size(); ++i) {
         const size_t bytes = gathered_rows_[r * arrays_.size() + i] * arrays_[i].row_bytes();
-        take(from, at[i], bytes);
+        if (bytes > 0) copy(from, i, at[i], bytes);
+        from += bytes;
         at[i] += bytes;
       }
     }
     return;
   }
   for (const Bundle& bundle : bundles_) {
-    const char* source = scatters() ? from : from + bundle.offset;
+    char* source = scatters() ? from : from + bundle.offset;
     for (const uint32_t i : bundle.members) {
-      take(source, to[i], result_rows_[i] * arrays_[i].row_bytes());
+      const size_t bytes = result_rows_[i] * arrays_[i].row_bytes();
+      if (bytes > 0) copy(source, i, 0, bytes);
+      source += bytes;
     }
     if (scatters()) from = source;
   }
+}
+
+void List::unpack(char* from, const std::vector<char*>& to) const {
+  unpack(from, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+    std::memcpy(to[i] + first, staged, bytes);
+  });
 }
 
 }  // namespace herring::worker

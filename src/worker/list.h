@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,11 @@ class List {
   // Of a reduce-scatter, rows of each bundle for each rank.
   std::vector<uint64_t> splits() const;
 
+  // Bytes of an array, from the given one on, and their place among those that move.
+  using Move = std::function<void(char* staged, uint32_t array, size_t first, size_t bytes)>;
+  // Calls `copy` for all bytes of the arrays, which are not there yet.
+  void pack(char* staging, const Move& copy) const;
+  // Copies them from where the buffers say.
   void pack(const std::vector<Buffer>& buffers, char* staging) const;
 
   // Where results lie: of all-reduce and broadcast the staging, of others `bytes` that have come.
@@ -38,7 +44,8 @@ class List {
   Status read(const char* from, size_t bytes, const std::vector<uint64_t>& counts);
   // After read(): rows of the result of each array, and the results themselves.
   const std::vector<uint64_t>& result_rows() const { return result_rows_; }
-  void unpack(const char* from, const std::vector<char*>& to) const;
+  void unpack(char* from, const Move& copy) const;
+  void unpack(char* from, const std::vector<char*>& to) const;
 
  private:
   bool gathers() const { return wire::is<wire::AllGather>(what_); }

@@ -47,6 +47,10 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   if (!made.ok()) return made.status();
   const std::shared_ptr<Operation> operation = *made;
   HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
+  if (operation->on_device()) {
+    HERRING_RETURN_IF_ERROR(start_from_device(operation));
+    return operation;
+  }
   // Until it has started, nobody but its caller knows of it.
   const auto starts = [this, operation] {
     or_tell([&](const Status& why) { operation->set(why); },
@@ -55,6 +59,27 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   const auto forget = [&](const Status&) { names_.give_back(operation->name_); };
   HERRING_RETURN_IF_ERROR(or_tell(forget, [&] { return engine_.run(starts, waits); }));
   return operation;
+}
+
+Status NamedOperations::start_from_device(const std::shared_ptr<Operation>& operation) {
+  const auto fail = [this, operation](const Status& why) {
+    names_.give_back(operation->name_);
+    operation->set(why);
+  };
+  const auto starts = [this, operation, fail] {
+    or_tell(fail, [&] { start(operation); });
+  };
+  // Called when what the device has is in the staging: nobody waits for it meanwhile.
+  const auto is_out = [this, operation, fail, starts](const Status& out) {
+    const Call& call = operation->call_;
+    if (!out.ok()) refuse(call.group, call.what, call.name, out.message());
+    const Status goes_on = out.ok() ? engine_.run(starts) : out;
+    if (!goes_on.ok()) fail(goes_on);
+  };
+  const auto forget = [&](const Status&) { names_.give_back(operation->name_); };
+  const Status queued = or_tell(forget, [&] { return operation->bring_out(is_out); });
+  if (!queued.ok()) forget(queued);
+  return queued;
 }
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
@@ -257,7 +282,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   if (keep->list_ && !keep->absent_ && status.ok()) {
     if (told = keep->unpack(); !told.ok()) return engine_.fail_now(told);
   }
-  if (!keep->list_ || keep->absent_ || !status.ok()) {
+  if ((!keep->list_ && !keep->on_device()) || keep->absent_ || !status.ok()) {
     keep->drop_staging();
     engine_.node_stage().release_regions();
   }

@@ -16,7 +16,56 @@ Status Operation::prepare() {
   if (call_.list) return pack();
   if (call_.buffers.empty()) return {};
   const Buffer& one = call_.buffers.front();
-  bundles_.push_back({one.array, one.send, one.receive});
+  if (!on_device()) {
+    bundles_.push_back({one.array, one.send, one.receive});
+    return {};
+  }
+  HERRING_RETURN_IF_ERROR(stage(one.array.bytes()));
+  bundles_.push_back({one.array, staging_, staging_});
+  return {};
+}
+
+Status Operation::stage(size_t bytes) {
+  auto staging = heap_->allocate(bytes);
+  if (!staging.ok()) return staging.status();
+  staging_ = static_cast<char*>(*staging);
+  if (on_device()) heap_->pin(staging_);
+  return {};
+}
+
+std::vector<device::Copy> Operation::device_copies() {
+  std::vector<device::Copy> copies;
+  if (!list_) {
+    const Buffer& one = call_.buffers.front();
+    copies.push_back({one.on_device, staging_, one.array.bytes()});
+    return copies;
+  }
+  list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+    copies.push_back({call_.buffers[i].on_device + first, staged, bytes});
+  });
+  return copies;
+}
+
+Status Operation::bring_out(device::Watcher::Then then) {
+  const bool gives = wire::gives_data(call_.what, call_.group->index());
+  return call_.copier->out(call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
+                           std::move(then));
+}
+
+Status Operation::take_back(const std::vector<device::Stream>& streams) {
+  if (taken_back_ != nullptr) return {};
+  auto taken = std::make_shared<Future>(loop_of());
+  device::Copier& copier = *call_.copier;
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
+  HERRING_RETURN_IF_ERROR(copier.back(device_copies()));
+  // Keeps the staging until the device is through with it.
+  HERRING_RETURN_IF_ERROR(
+      copier.when_back([self = shared_from_this(), taken](const Status& status) {
+        self->drop_staging();
+        taken->set(status);
+      }));
+  taken_back_ = std::move(taken);
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.join(stream));
   return {};
 }
 
@@ -37,11 +86,9 @@ Status Operation::pack() {
   if (auto* scatter = std::get_if<wire::ReduceScatter>(&call_.what)) {
     scatter->rows = list_->splits();
   }
-  auto staging = heap_->allocate(list_->staging_bytes());
-  if (!staging.ok()) return staging.status();
-  staging_ = static_cast<char*>(*staging);
+  HERRING_RETURN_IF_ERROR(stage(list_->staging_bytes()));
   const bool gives = !absent_ && wire::gives_data(call_.what, call_.group->index());
-  if (gives) list_->pack(call_.buffers, staging_);
+  if (gives && !on_device()) list_->pack(call_.buffers, staging_);
   for (const List::Bundle& one : list_->bundles()) {
     bundles_.push_back({one.array, staging_ + one.offset, staging_ + one.offset});
   }

@@ -51,6 +51,16 @@ class Operation : public Future,
   // Lets go of what was copied; take() does so too.
   void drop_staging();
 
+  // Of a call on a device: null, or its copies.
+  const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
+  bool on_device() const { return copier() != nullptr; }
+  // Once complete, queues its results to be copied to where its arrays lie, after what is queued in
+  // the streams and before what will be. Once; later calls do nothing. On a thread that may call
+  // the device's driver.
+  Status take_back(const std::vector<device::Stream>& streams);
+  // Of a take_back(): done when the results are there.
+  const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
+
  private:
   friend class Joins;
   friend class Meeting;
@@ -59,6 +69,10 @@ class Operation : public Future,
   void on_transfer_done(Transfer&) override;
   Status prepare();
   Status pack();
+  Status stage(size_t bytes);
+  // Queues the copies of what the device has; see Copier::out.
+  Status bring_out(device::Watcher::Then then);
+  std::vector<device::Copy> device_copies();
   size_t bytes() const;                // of all bundles
   char* place_result(size_t bytes);    // null: no memory
   Status unpack();                     // of a list, where its results go
@@ -76,6 +90,7 @@ class Operation : public Future,
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   bool called_off_ = false;            // a part of it was
+  std::shared_ptr<Future> taken_back_;  // null: it was not asked for
   bool absent_ = false;                // of others: this rank has joined and adds nothing
   Status failed_;                      // of a join: why, though others' operations go on
   char* staging_ = nullptr;            // in the shared heap, for arrays that are not

@@ -39,7 +39,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   Status take_memory(size_t bytes, char*& place);
   void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
   void launch_one(uint32_t part, const std::shared_ptr<Round>& round);
-  void part_done(const std::shared_ptr<Round>& round, uint32_t workers);
+  void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
 
   std::vector<char*> memory_;
   // All parts go through the node stage, or none: one that did not would overtake those that do,
@@ -60,7 +60,7 @@ class Planned::Work::Part : public TransferOwner {
   void on_transfer_done(Transfer& done) override {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
     // The round fails, or has failed, with what moved in its group.
-    if (!done.called_off) work_.part_done(ended, done.workers);
+    if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
   }
 
  private:
@@ -262,6 +262,22 @@ Result<std::string> Planned::notes() {
   return std::string(work_->note, work_->options.note_bytes);
 }
 
+bool Planned::lacks_note() const {
+  std::lock_guard lock(mutex_);
+  return has_note() && round_ != nullptr && missing_.back() != 0;
+}
+
+std::shared_ptr<Future> Planned::round() const {
+  std::lock_guard lock(mutex_);
+  return round_ == nullptr ? nullptr : round_->future;
+}
+
+void Planned::pin() {
+  for (char* arena : work_->arenas) work_->engine.heap().pin(arena);
+}
+
+void Planned::fail(const Status& why) { work_->engine.abort(why); }
+
 std::string Planned::missing() const {
   std::string missing;
   size_t count = 0;
@@ -323,8 +339,8 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   task.active = round->active;
   task.deadline = engine.deadline(0);
   if (staged_) {
-    task.on_done = [this, round](uint32_t workers) {
-      if (options.group->called_off().ok()) part_done(round, workers);
+    task.on_done = [this, round, index](uint32_t workers) {
+      if (options.group->called_off().ok()) part_done(round, index, workers);
     };
     task.keeps = shared_from_this();
     engine.node_stage().post(std::move(task));
@@ -347,8 +363,10 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   if (!pushed.ok()) engine.fail_now(pushed);
 }
 
-void Planned::Work::part_done(const std::shared_ptr<Round>& round, uint32_t workers) {
+void Planned::Work::part_done(const std::shared_ptr<Round>& round, uint32_t part,
+                              uint32_t workers) {
   contributors.store(workers);
+  if (options.averaged && part < plan.buffers.size()) options.averaged(part);
   if (--round->buffers_left > 0) return;
   engine.untrack(round->future);
   round->future->set({});

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +27,7 @@ struct PlannedOptions {
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
   size_t note_bytes = 0;                // of a round's note; 0: it has none
   std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
+  std::function<void(uint32_t buffer)> averaged;  // called on the engine's thread; may be null
 };
 
 class Planned {
@@ -52,6 +54,13 @@ class Planned {
   // This rank's note of the round, once: an active rank's round is not complete without it. Best
   // before the last gradient is ready, so that both leave together. Any thread.
   Status note(std::string_view bytes);
+  bool lacks_note() const;  // which the round needs
+  // Of the round begun last; null before the first.
+  std::shared_ptr<Future> round() const;
+  // Pins its memory, for copies from and to a device; on a thread that may call the driver.
+  void pin();
+  // Ends the job, which cannot go on without what this rank was to bring.
+  void fail(const Status& why);
   // The running round's future; kInvalidArgument names gradients that are not ready.
   Result<std::shared_ptr<Future>> waiting();
   // Workers that contributed to the last finished round.
@@ -77,7 +86,7 @@ class Planned {
 
   const std::shared_ptr<Work> work_;
 
-  std::mutex mutex_;  // guards everything below
+  mutable std::mutex mutex_;  // guards everything below
   std::shared_ptr<Round> round_;
   std::vector<bool> ready_;
   std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; behind them the note

@@ -1,5 +1,8 @@
 """Collectives on arrays: anything with the buffer protocol or DLPack, in host memory.
 
+All-reduce and broadcast also take arrays on a GPU, one or a list of them, by DLPack; ranks may
+differ in where theirs lie. Their results are there after `Handle.wait`, for what is queued then.
+
 Operations are keyed by name; ranks may submit them in any order. The n-th call of a name on one
 rank meets the n-th on every other, and without a name the n-th of a kind, in each `herring.Group`
 by itself (``group=``; without one, all ranks take part). A call that one rank refuses, or for which
@@ -29,6 +32,7 @@ from herring.arrays.arguments import (
     shown,
 )
 from herring.arrays.calls import called, named
+from herring.arrays.devices import take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.handles import DoneCallbacks, call_later
 from herring.arrays.runtime import job
@@ -89,7 +93,10 @@ class Handle:
           TimeoutError: not complete in time; names who is missing if the deadline has passed.
           HerringError: the operation failed; the array's content is undefined.
         """
-        self._operation.wait(seconds_of(timeout))
+        seconds = seconds_of(timeout)
+        self._operation.wait(seconds)
+        if self._operation.on_device:
+            take_back(self._operation, self._array, seconds)
         note_write(self._array)
         return self._array
 

@@ -7,6 +7,7 @@ production order; buffers are pushed in plan order as they fill.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from herring import _core
 from herring.arrays.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import check_same
+from herring.arrays.devices import stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
@@ -39,6 +41,10 @@ class PlannedReduction:
       buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
       group: those who take part; None: all ranks.
       note_bytes: length of a round's note; 0: rounds have none.
+      device: the number of a GPU on which gradients lie; None: they lie in host memory. Ranks may
+        differ in it. After `place`, gradients are copied out of the arenas there when they are
+        ready, and averages come back there, all in streams of their own: a round's only wait is
+        that of `wait`, for the other ranks.
 
     Raises:
       InvalidArgumentError: a dtype or size that is not supported.
@@ -55,6 +61,7 @@ class PlannedReduction:
         buffer_bytes: int = 0,
         group: Group | None = None,
         note_bytes: int = 0,
+        device: int | None = None,
     ) -> None:
         name = named(name, "planned", group)
         self._job = job()
@@ -67,9 +74,12 @@ class PlannedReduction:
             op = operator_of(op)
             buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
             note_bytes = count_of(note_bytes, "note_bytes")
+            device = None if device is None else count_of(device, "device")
+            self._device = device
+            self._arenas: list[Any] = []  # there
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
             self._planned: _core.Planned | None = _core.Planned.create(
-                self._job, listed, name, op, wire, buffer_bytes, note_bytes, stream, handle
+                self._job, listed, name, op, wire, buffer_bytes, note_bytes, stream, handle, device
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
@@ -110,6 +120,30 @@ class PlannedReduction:
         """Arena `index` as uint8 bytes, shared with the workers of this node."""
         return self._open.arena(count_of(index, "index", 0, len(self.arenas) - 1))
 
+    def place(self, arenas: Sequence[Any]) -> None:
+        """Says where the arenas of a plan with `device` lie there; once, before the first round.
+
+        Args:
+          arenas: one for each of `arenas`, of as many bytes and of any dtype, that can be exported
+            by DLPack. The plan keeps them.
+
+        Raises:
+          InvalidArgumentError: one lies elsewhere, or has another size.
+          DeviceError: the GPU or its driver has failed.
+        """
+        arenas = list(arenas)
+        self._open.place(arenas)
+        self._arenas = arenas
+
+    def _stream(self) -> int:
+        """In which what is queued for the arenas comes before what is queued from now on."""
+        if (stream := stream_of(self._arenas[0]) if self._arenas else None) is not None:
+            return stream
+        out = self._open.out_stream()
+        for arena in self._arenas:
+            arena.__dlpack__(stream=out)  # by which its library lets that stream wait
+        return out
+
     def begin(self, active: bool = True) -> None:
         """Starts a round.
 
@@ -122,16 +156,26 @@ class PlannedReduction:
           HerringError: the job has failed.
         """
         require_running(self._job, f"'{self._name}'")
-        self._open.begin(boolean_of(active, "active"))
+        active = boolean_of(active, "active")
+        if self._device is None:
+            self._open.begin(active)
+        else:
+            self._open.begin_on(self._stream(), active)
 
     def ready(self, index: int) -> None:
-        """Gradient `index` of this round is in its place; any order, any thread."""
-        self._open.ready(count_of(index, "index"))
+        """Gradient `index` of this round is in its place; any order, any thread.
+
+        On a GPU: what writes it there has been queued.
+        """
+        self.ready_all([count_of(index, "index")])
 
     def ready_all(self, indices: Sequence[int]) -> None:
         """As `ready` for each of `indices`, in one call."""
         try:
-            self._open.ready_all(indices)
+            if self._device is None:
+                self._open.ready_all(indices)
+            else:
+                self._open.ready_on(self._stream(), indices)
         except TypeError:
             raise InvalidArgumentError(
                 f"indices is {shown(indices)}; it must be a list of integers"
@@ -169,6 +213,8 @@ class PlannedReduction:
     def wait(self, timeout: float | None = None) -> None:
         """Returns when every buffer of the round is averaged in place, and the notes are there.
 
+        On a GPU the averages are there for what is queued from then on.
+
         Args:
           timeout: seconds to wait here; None: until the operation's deadline.
 
@@ -176,7 +222,14 @@ class PlannedReduction:
           InvalidArgumentError: gradients, or the note, are missing; the message lists them.
           PeerLostError, TimeoutError: the round failed; the arenas are undefined.
         """
-        self._open.wait(seconds_of(timeout))
+        seconds = seconds_of(timeout)
+        self._open.wait(seconds)
+        if self._device is None:
+            return
+        if (stream := stream_of(self._arenas[0]) if self._arenas else None) is not None:
+            self._open.join(stream)
+        else:
+            self._open.await_back(seconds)
 
     def close(self) -> None:
         """Lets go of the arenas; views of them stay valid."""

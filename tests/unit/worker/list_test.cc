@@ -50,7 +50,7 @@ class ListTest : public testing::TestWithParam<uint32_t> {
   }
 
   static std::vector<std::string> unpacked(const List& list, const Arrays& arrays,
-                                           const std::string& from) {
+                                           std::string from) {
     std::vector<std::string> results;
     std::vector<char*> places;
     for (size_t i = 0; i < arrays.shapes.size(); ++i) {

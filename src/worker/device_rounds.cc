@@ -1,0 +1,183 @@
+#include "worker/device_rounds.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace herring::worker {
+
+Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
+    Engine& engine, const std::vector<plan::Gradient>& gradients, PlannedOptions options,
+    std::shared_ptr<device::Copier> copier) {
+  auto flags = std::make_shared<Flags>();
+  options.averaged = [flags](uint32_t buffer) {
+    flags->of_buffers[buffer].set(flags->values[buffer]);
+  };
+  std::unique_ptr<DeviceRounds> rounds(new DeviceRounds(std::move(copier), flags));
+  auto planned = Planned::create(engine, gradients, std::move(options));
+  if (!planned.ok()) return planned.status();
+  rounds->planned_ = std::move(*planned);
+  HERRING_RETURN_IF_ERROR(rounds->take_flags());
+  rounds->planned_->pin();
+  return rounds;
+}
+
+Status DeviceRounds::take_flags() {
+  for (size_t i = 0; i < planned_->plan().buffers.size(); ++i) {
+    auto flag = copier_->flags().take();
+    if (!flag.ok()) return flag.status();
+    flags_->of_buffers.push_back(*flag);
+    flags_->values.push_back(flag->word->load());
+  }
+  return {};
+}
+
+DeviceRounds::~DeviceRounds() {
+  {
+    std::lock_guard lock(alive_->mutex);
+    alive_->rounds = nullptr;
+  }
+  const std::shared_ptr<Future> round = planned_ ? planned_->round() : nullptr;
+  // So long their memory lives.
+  std::vector<std::shared_ptr<char>> arenas;
+  for (size_t i = 0; planned_ && i < planned_->plan().arenas.size(); ++i) {
+    arenas.push_back(planned_->arena(i));
+  }
+  planned_.reset();
+  while (round && !round->done() && round->loop().here()) {
+    static_cast<void>(round->wait_for(100 * kMillisecond));
+  }
+  copier_->drain();
+  // The engine may set the flags of a round that has failed once more: nobody else has them then.
+  if (round && (!round->done() || !round->status().ok())) return;
+  for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);
+}
+
+Status DeviceRounds::place(std::vector<device::Address> arenas) {
+  const size_t expected = planned_->plan().arenas.size();
+  if (arenas.size() != expected) {
+    return {Code::kInvalidArgument,
+            concat(arenas.size(), " arenas on the device; this plan has ", expected)};
+  }
+  arenas_ = std::move(arenas);
+  return {};
+}
+
+device::Copy DeviceRounds::place_of(uint32_t arena, const plan::Range& range) const {
+  return {arenas_[arena] + range.offset, planned_->arena(arena).get() + range.offset, range.bytes};
+}
+
+Status DeviceRounds::failed(const Status& why) {
+  if (why.code() == Code::kDevice) planned_->fail(why);
+  return why;
+}
+
+Status DeviceRounds::begin(device::Stream stream, bool active) {
+  const plan::Plan& plan = planned_->plan();
+  if (arenas_.size() != plan.arenas.size()) {
+    return {Code::kInvalidArgument, "begin() before place()"};
+  }
+  HERRING_RETURN_IF_ERROR(copier_->device().check_not_capturing(stream));
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<Future> before = planned_->round();
+  if (before == nullptr || before->done()) {
+    for (uint32_t& value : flags_->values) ++value;  // nobody reads them now
+  }
+  HERRING_RETURN_IF_ERROR(planned_->begin(active));
+  // What waits for a round that fails goes on.
+  planned_->round()->then(Where::kEngine, [flags = flags_, round = planned_->round()] {
+    if (round->status().ok()) return;
+    for (size_t i = 0; i < flags->of_buffers.size(); ++i) {
+      flags->of_buffers[i].set(flags->values[i]);
+    }
+  });
+  out_.assign(plan.gradients.size(), !active);
+  missing_.assign(plan.buffers.size(), 0);
+  if (active) {
+    for (const auto& buffers : plan.buffers_of) {
+      for (const uint32_t buffer : buffers) ++missing_[buffer];
+    }
+  }
+  next_back_ = 0;
+  if (Status follows = copier_->follow(stream); !follows.ok()) return failed(follows);
+  return failed(queue_back());
+}
+
+Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& indices) {
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<Future> round = planned_->round();
+  for (const size_t index : indices) {
+    if (round != nullptr && index < out_.size() && !out_[index]) continue;
+    return {Code::kInvalidArgument,
+            concat("gradient ", index,
+                   round == nullptr        ? " is ready before begin()"
+                   : index >= out_.size() ? " does not exist"
+                                           : " is ready twice in one round")};
+  }
+  HERRING_RETURN_IF_ERROR(copier_->device().check_not_capturing(stream));
+  if (Status queued = queue_out(stream, indices); !queued.ok()) return failed(queued);
+  for (const size_t index : indices) {
+    out_[index] = true;
+    for (const uint32_t buffer : planned_->plan().buffers_of[index]) --missing_[buffer];
+  }
+  return failed(queue_back());
+}
+
+Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>& indices) {
+  const plan::Plan& plan = planned_->plan();
+  std::vector<device::Copy> copies;
+  uint32_t last_arena = 0;
+  for (const size_t index : indices) {
+    const auto& [arena, range] = plan.placements[index];
+    if (range.bytes == 0) continue;
+    const device::Copy copy = place_of(arena, range);
+    // Neighbours travel together.
+    if (!copies.empty() && arena == last_arena &&
+        copies.back().host + copies.back().bytes == copy.host) {
+      copies.back().bytes += copy.bytes;
+    } else {
+      copies.push_back(copy);
+    }
+    last_arena = arena;
+  }
+  return copier_->out({stream}, copies, [alive = alive_, indices](const Status& status) {
+    std::lock_guard lock(alive->mutex);
+    if (alive->rounds != nullptr) alive->rounds->is_out(indices, status);
+  });
+}
+
+void DeviceRounds::is_out(const std::vector<size_t>& indices, const Status& status) {
+  Status told = status;
+  for (size_t i = 0; told.ok() && i < indices.size(); ++i) told = planned_->ready(indices[i]);
+  if (!told.ok()) planned_->fail(told);
+}
+
+Status DeviceRounds::queue_back() {
+  const plan::Plan& plan = planned_->plan();
+  for (; next_back_ < missing_.size() && missing_[next_back_] == 0; ++next_back_) {
+    const plan::Buffer& buffer = plan.buffers[next_back_];
+    HERRING_RETURN_IF_ERROR(copier_->back_when(flags_->of_buffers[next_back_],
+                                               flags_->values[next_back_],
+                                               {place_of(buffer.arena, buffer.range)}));
+  }
+  return {};
+}
+
+Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
+  const std::shared_ptr<Future> round = planned_->round();
+  if (round == nullptr) return Status(Code::kInvalidArgument, "wait() before begin()");
+  auto back = std::make_shared<Future>(round->loop_of());
+  Status queued = copier_->when_back([back](const Status& status) { back->set(status); });
+  if (!queued.ok()) return failed(queued);
+  return back;
+}
+
+Result<std::shared_ptr<Future>> DeviceRounds::waiting() {
+  std::lock_guard lock(mutex_);
+  const bool all = std::find(out_.begin(), out_.end(), false) == out_.end();
+  const bool given = all && !planned_->lacks_note() && planned_->round() != nullptr;
+  return given ? planned_->round() : planned_->waiting();
+}
+
+Status DeviceRounds::join(device::Stream stream) { return failed(copier_->join(stream)); }
+
+}  // namespace herring::worker

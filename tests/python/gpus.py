@@ -1,0 +1,154 @@
+"""Arrays on GPUs that do not exist: on the stand-in for CUDA's driver (tests/device/driver.h).
+
+For scripts of jobs: `ENVIRONMENT` lets a process find the stand-in instead of a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parents[2] / "build/tests/device"
+ENVIRONMENT = {
+    "LD_LIBRARY_PATH": f"{FOLDER}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
+    "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
+}
+
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+
+
+class _Tensor(ctypes.Structure):
+    """DLManagedTensor, in one."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Driver:
+    """The stand-in, in this process."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        pointer, size, u32, u64 = (
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_uint32,
+            ctypes.c_uint64,
+        )
+        for name, result, arguments in (
+            ("allocate", u64, (ctypes.c_int, size)),
+            ("allocations", size, ()),
+            ("calls", u64, (ctypes.c_char_p,)),
+            ("capture", None, (pointer, ctypes.c_bool)),
+            ("fail", None, (ctypes.c_char_p, u64, ctypes.c_int, ctypes.c_bool)),
+            ("fill", None, (pointer, u64, size, ctypes.c_float, u32)),
+            ("free", None, (ctypes.c_int, u64)),
+            ("jitter", None, (u32,)),
+            ("order", None, (pointer, pointer)),
+            ("peek", None, (pointer, u64, size)),
+            ("poke", None, (u64, pointer, size)),
+            ("registrations", size, ()),
+            ("scale", None, (pointer, u64, size, ctypes.c_float, u32)),
+            ("stream", pointer, (ctypes.c_int,)),
+            ("synchronize", None, (ctypes.c_int,)),
+            ("threads", size, ()),
+        ):
+            function = getattr(self._library, f"standin_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def bytes(self) -> tuple[int, int, int]:
+        """Copied out of devices, into them, and of both with memory that is not registered."""
+        found = [ctypes.c_uint64() for _ in range(3)]
+        self._library.standin_bytes(*map(ctypes.byref, found))
+        return tuple(one.value for one in found)
+
+
+class GpuArray:
+    """An array in device memory that exports DLPack; work on it is queued in one stream.
+
+    `tells` is whether it tells its stream, as some libraries do.
+    """
+
+    def __init__(self, values, device: int = 0, tells: bool = True) -> None:
+        self.driver = Driver()
+        values = np.ascontiguousarray(values)
+        self.shape, self.dtype, self.device = values.shape, values.dtype, device
+        self.address = self.driver.allocate(device, max(values.nbytes, 1))
+        self.stream = self.driver.stream(device)
+        self.tells = tells
+        self.set(values)
+
+    def __del__(self) -> None:
+        self.driver.free(self.device, self.address)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def set(self, values) -> None:
+        """Writes now, whatever is queued."""
+        values = np.ascontiguousarray(values, self.dtype)
+        self.driver.poke(self.address, values.ctypes.data, values.nbytes)
+
+    def get(self) -> np.ndarray:
+        """What is there when all that is queued in its stream is through."""
+        values = np.empty(self.shape, self.dtype)
+        done = ctypes.c_void_p(self.stream)
+        self.driver.order(done, None)  # waits
+        self.driver.peek(values.ctypes.data, self.address, values.nbytes)
+        return values
+
+    def fill(self, value: float, microseconds: int = 0) -> None:
+        """Queues a kernel of some length that writes a number to all places."""
+        self.driver.fill(self.stream, self.address, self.size, value, microseconds)
+
+    def scale(self, factor: float, microseconds: int = 0) -> None:
+        self.driver.scale(self.stream, self.address, self.size, factor, microseconds)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        if not self.tells:
+            raise AttributeError("__cuda_array_interface__")
+        return {"stream": self.stream}
+
+    def __dlpack__(self, *, stream: int | None = None):
+        if stream not in (None, -1):
+            self.driver.order(ctypes.c_void_p(self.stream), ctypes.c_void_p(stream))
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        tensor = _Tensor(
+            data=self.address,
+            device_type=2,
+            device_id=self.device,
+            ndim=len(self.shape),
+            code=_CODES[self.dtype.kind],
+            bits=self.dtype.itemsize * 8,
+            lanes=1,
+            shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
+        )
+        _exported.append((tensor, shape))  # for ever; a few bytes
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+        return new(ctypes.addressof(tensor), b"dltensor", None)
+
+
+_exported: list[object] = []

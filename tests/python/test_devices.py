@@ -1,0 +1,276 @@
+"""Arrays on GPUs, on a stand-in for CUDA's driver: right sums, whatever comes when, or errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpus import ENVIRONMENT, FOLDER
+from jobs import LAYOUTS, expect_success, run_job
+
+pytestmark = [
+    pytest.mark.timeout(150),
+    pytest.mark.skipif(
+        not (FOLDER / "libcuda.so.1").exists(),
+        reason="the stand-in for CUDA's driver is not built: make test builds it",
+    ),
+]
+
+GPUS = """
+from gpus import Driver, GpuArray
+
+driver = Driver()
+driver.jitter(int(os.environ.get("JITTER", "300")))
+herring.init()
+rank, size = herring.rank(), herring.size()
+"""
+
+COLLECTIVES = (
+    GPUS
+    + """
+for tells in (True, False):
+    array = GpuArray(np.zeros(300_000, np.float32), device=rank % 2, tells=tells)
+    for step in range(5):
+        array.fill(rank + step, 2000)  # a kernel of 2 ms, which the copy must wait for
+        assert herring.allreduce(array, "sum", name="x") is array
+        array.scale(2)  # right behind it
+        assert (array.get() == 2 * sum(r + step for r in range(size))).all()
+    handle = herring.allreduce_async(array, "average")
+    assert handle.wait() is array and handle.wait() is array
+    several = [GpuArray(np.full(n, rank, np.float32), rank % 2, tells) for n in (5, 0, 70_000)]
+    herring.grouped_allreduce(several, "sum")
+    assert all((one.get() == sum(range(size))).all() for one in several)
+    for root in range(size):
+        array.fill(rank)
+        herring.broadcast(array, root)
+        assert (array.get() == root).all()
+        several[2].fill(rank)
+        herring.grouped_broadcast(several, root)
+        assert (several[2].get() == root).all()
+for dtype in ("float64", "float16", "int8", "int64", "bool"):
+    array = GpuArray(np.full((3, 7), rank % 2).astype(dtype))
+    herring.allreduce(array, "max")
+    assert (array.get() == np.full((3, 7), min(size - 1, 1)).astype(dtype)).all(), dtype
+
+# Some ranks have theirs in host memory, and the bits are the same.
+values = np.random.default_rng(rank).standard_normal(50_000).astype(np.float32)
+reference = herring.allreduce(values.copy(), "average")
+mixed = GpuArray(values) if rank == 0 else values
+herring.allreduce(mixed, "average")
+found = mixed.get() if rank == 0 else mixed
+assert (found.view(np.uint32) == reference.view(np.uint32)).all()
+
+out, back, pageable = driver.bytes()
+assert pageable == 0 and 0 < out <= back
+assert driver.threads() == 1  # no other thread calls the driver
+assert driver.calls(b"cuStreamSynchronize") == 0
+herring.shutdown()
+"""
+)
+
+ROUNDS = (
+    GPUS
+    + """
+import random
+sizes = [(50_000, "float32"), (300_000, "float32"), (7, "float32"), (1_000_000, "float32")]
+for tells in (True, False):
+    on_host = tells and rank == size - 1
+    plan = herring.PlannedReduction(
+        sizes, name="p", op="sum", note_bytes=size, device=None if on_host else rank % 2,
+        buffer_bytes=1 << 20, wire_dtype=None if tells else "bfloat16",
+    )
+    [(_, nbytes)] = plan.arenas
+    if on_host:
+        arena = plan.arena(0).view(np.float32)
+    else:
+        arena = GpuArray(np.zeros(nbytes // 4, np.float32), rank % 2, tells)
+        plan.place([arena])
+    out, back, _ = driver.bytes()
+    waits = driver.calls(b"cuStreamSynchronize")
+    for step in range(6):
+        active = not (step == 3 and rank == 1)
+        plan.begin(active)
+        if active:
+            if on_host:
+                arena[:] = rank + step
+            else:
+                arena.fill(rank + step, 3000)
+            order = list(range(len(sizes)))
+            random.shuffle(order)
+            for index in order:
+                plan.ready(index)
+            plan.note(bytes(r == rank for r in range(size)))
+        plan.wait()
+        there = [r for r in range(size) if not (step == 3 and r == 1)]
+        assert plan.notes == bytes(r in there for r in range(size))
+        assert plan.contributors == len(there)
+        if not on_host:
+            arena.scale(2)  # right behind it, as an optimizer would
+        found = 2 * arena if on_host else arena.get()
+        for _, offset, count in plan.placements:
+            part = found[offset // 4 : (offset + count) // 4]
+            assert (part == 2 * sum(r + step for r in there)).all(), (step, part[:3])
+    if not on_host:
+        # Each link carries all bytes out and in once a round.
+        after, returned, pageable = driver.bytes()
+        rounds_out = 5 if rank == 1 and size > 1 else 6
+        total = sum(4 * n for n, _ in sizes)
+        assert after - out == rounds_out * total, (after - out, total)
+        assert returned - back == 6 * total and pageable == 0
+        assert driver.calls(b"cuStreamSynchronize") == waits  # nothing blocks in a step
+    plan.close()
+assert driver.threads() == 1
+herring.shutdown()
+"""
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("script", [COLLECTIVES, ROUNDS], ids=["collectives", "rounds"])
+def test_right_under_jitter(script: str, layout: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], script, **ENVIRONMENT))
+
+
+def test_bad_input_is_refused_with_its_name() -> None:
+    script = """
+array = GpuArray(np.ones(1000, np.float32))
+driver.capture(array.stream, True)
+if rank == 0:
+    raises(herring.InvalidArgumentError, "is being captured for a CUDA graph",
+           herring.allreduce, array, name="c")
+else:
+    raises(herring.InvalidArgumentError, "was refused by rank 0",
+           herring.allreduce, np.ones(1000, np.float32), name="c")
+driver.capture(array.stream, False)
+for call, text in (
+    (herring.allgather, "lies on GPU 0, not in host memory; copy it there first"),
+    (herring.reduce_scatter, "lies on GPU 0, not in host memory"),
+    (herring.alltoall, "lies on GPU 0, not in host memory"),
+):
+    raises(herring.InvalidArgumentError, text, call, array, name=call.__name__)
+raises(herring.InvalidArgumentError,
+       "array 1 of the list: it lies in host memory, and array 0 on GPU 0",
+       herring.grouped_allreduce, [array, np.ones(3, np.float32)])
+raises(herring.InvalidArgumentError,
+       "array 1 of the list: it lies on GPU 1, and array 0 on GPU 0",
+       herring.grouped_allreduce, [array, GpuArray(np.ones(3, np.float32), device=1)])
+raises(herring.InvalidArgumentError, "there is no GPU 7; this process sees 2",
+       herring.PlannedReduction, [(10, "float32")], name="seven", device=7)
+raises(herring.InvalidArgumentError, "device is -1", herring.PlannedReduction,
+       [(10, "float32")], name="less", device=-1)
+plan = herring.PlannedReduction([(1000, "float32")], name="p", device=0)
+raises(herring.InvalidArgumentError, "begin() before place()", plan.begin)
+raises(herring.InvalidArgumentError, "arena 0 has 4000 bytes on GPU 1; this plan needs",
+       plan.place, [GpuArray(np.ones(1000, np.float32), device=1)])
+raises(herring.InvalidArgumentError, "in host memory; this plan needs",
+       plan.place, [np.ones(1000, np.float32)])
+raises(herring.InvalidArgumentError, "0 arenas on the device; this plan has 1", plan.place, [])
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+raises(herring.InvalidArgumentError, "gradient 0 is ready before begin()", plan.ready, 0)
+plan.begin()
+raises(herring.InvalidArgumentError, "gradient 5 does not exist", plan.ready, 5)
+raises(herring.InvalidArgumentError, "wait() before gradients 0 were ready", plan.wait)
+plan.ready(0)
+raises(herring.InvalidArgumentError, "gradient 0 is ready twice", plan.ready, 0)
+plan.wait()
+on_host = herring.PlannedReduction([(1000, "float32")], name="h")
+raises(herring.InvalidArgumentError, "make it with device=", on_host.place, [arena])
+herring.allreduce(array, name="all is well")
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+
+
+def test_without_a_driver_the_error_says_so() -> None:
+    script = """
+class Array:
+    def __dlpack_device__(self): return 2, 0
+    def __dlpack__(self, stream=None): raise AssertionError("is not asked for")
+
+herring.init()
+raises(herring.ConfigurationError, "no CUDA driver: libcuda.so.1", herring.allreduce, Array())
+"""
+    expect_success(run_job(["-n", "1"], script, LD_LIBRARY_PATH="/nowhere"))
+
+
+def test_a_forked_child_is_told_that_it_cannot() -> None:
+    script = """
+array = GpuArray(np.ones(1000, np.float32))
+herring.allreduce(array)
+child = os.fork()
+if child == 0:
+    from herring import _core
+    try:
+        _core.describe_devices()
+    except herring.ShutdownError as error:
+        os._exit(0 if "forked" in str(error) else 2)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+herring.allreduce(array)
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+
+
+FAILING = (
+    GPUS
+    + """
+first, second = (GpuArray(np.zeros(1_000_000, np.float32)) for _ in range(2))
+
+def allreduces():
+    for _ in range(3):
+        herring.allreduce(first, "sum")
+
+def lists():
+    for _ in range(3):
+        herring.grouped_allreduce([first, second], "sum")
+
+def rounds():
+    plan = herring.PlannedReduction([(500_000, "float32")] * 2, name="p", device=0)
+    plan.place([first])
+    for _ in range(3):
+        plan.begin()
+        plan.ready_all([1, 0])
+        plan.wait()
+
+herring.barrier()
+before, start = driver.calls(None), time.monotonic()
+if rank == 0:
+    driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
+try:
+    {"allreduces": allreduces, "lists": lists, "rounds": rounds}[os.environ["CALLS"]]()
+    print(f"rank {rank}: no error")
+except herring.HerringError as error:
+    print(f"rank {rank}: {type(error).__name__}: {error}")
+assert time.monotonic() - start < 2, "an error came late"
+if rank == 0:
+    print("calls", driver.calls(None) - before)
+"""
+)
+
+
+def run_failing(calls: str, nth: int, sticky: bool) -> str:
+    """Lets the n-th call of rank 0's driver fail; what the ranks say."""
+    job = run_job(
+        ["-n", "2", "--keep-going"],
+        FAILING,
+        CALLS=calls,
+        NTH=str(nth),
+        STICKY=str(int(sticky)),
+        JITTER="0",
+        **ENVIRONMENT,
+    )
+    return expect_success(job)
+
+
+@pytest.mark.parametrize("sticky", [False, True], ids=["once", "for-ever"])
+@pytest.mark.parametrize("calls", ["allreduces", "lists", "rounds"])
+def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: bool) -> None:
+    for nth in (1, 9, 24, 40, 55, 75):
+        said = run_failing(calls, nth, sticky)
+        for rank in (0, 1):
+            # Attributes that a driver does not know are not known, once.
+            fine = f"rank {rank}: no error" in said and nth < 24
+            assert fine or (f"rank {rank}: " in said and "Error: " in said), (nth, said)
+        if "rank 0: DeviceError: GPU 0: cu" in said:
+            assert "CUDA_ERROR_LAUNCH_FAILED" in said
