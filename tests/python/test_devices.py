@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 from gpus import ENVIRONMENT, FOLDER
@@ -274,3 +280,52 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: b
             assert fine or (f"rank {rank}: " in said and "Error: " in said), (nth, said)
         if "rank 0: DeviceError: GPU 0: cu" in said:
             assert "CUDA_ERROR_LAUNCH_FAILED" in said
+
+
+def test_check_tells_of_each_gpu() -> None:
+    def lines(*options: str, **environment: str) -> dict[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "herring.launch.cli", "check", "--json", *options],
+            env={**os.environ, **ENVIRONMENT, **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)["findings"]
+        return {one["name"]: f"{one['verdict']} {one['value']}" for one in found}
+
+    found = lines("--no-run")
+    assert found["GPU driver"] == "ok CUDA 13.0, 2 GPUs"
+    assert found["GPU 1"] == (
+        "ok stand-in 1, 4.295 GB, compute capability 9.0, at 0000:02:00.0, NUMA node 0, memory "
+        "operations on streams"
+    )
+    assert found["peer access"] == "ok none"
+    assert "GPU 0, copies" not in found
+    found = lines(STANDIN_STREAM_MEMORY="0")
+    assert found["GPU 0"].startswith("note stand-in 0") and "operations" not in found["GPU 0"]
+    assert re.fullmatch(
+        r"ok out [\d.]+ GB/s, in [\d.]+ GB/s, both at once [\d.]+ GB/s, in pinned memory",
+        found["GPU 1, copies"],
+    )
+    found = lines("--no-run", LD_LIBRARY_PATH="/nowhere")
+    assert found["GPUs"].startswith("ok none (no CUDA driver: libcuda.so.1")
+
+
+def test_memory_that_cannot_be_pinned_is_said_and_works() -> None:
+    script = """
+array = GpuArray(np.ones(1000, np.float32))
+herring.allreduce(array, "sum")  # flags are pinned from now on
+driver.fail(b"cuMemHostRegister", 1, 1, False)
+large = GpuArray(np.ones(3_000_000, np.float32))
+for step in range(2):
+    herring.allreduce(large, "sum")
+    assert (large.get() == size ** (step + 1)).all()
+assert driver.bytes()[2] > 0
+herring.shutdown()
+"""
+    said = expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+    assert said.count("memory for copies to and from GPUs cannot be pinned") == 2, said
+    assert "ulimit -l unlimited" in said

@@ -48,6 +48,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.settings = lambda: ROWS
     module.setting_warnings = lambda: ["HERRING_FLOW is no setting"]
     module.simd_level = lambda: "avx2"
+    module.describe_devices = _core.describe_devices
     module.server_proxies = lambda address: (16, 25 * 10**9, 4)  # type: ignore[attr-defined]
     module.served = []
     module.run_server = module.served.append

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from herring.errors import ConfigurationError
+from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
 from herring.parts import install_command
 from herring.provenance import provenance
@@ -31,6 +32,7 @@ __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
 # A server keeps a descriptor per node and flow, a worker one per server; this leaves room.
 _ENOUGH_DESCRIPTORS = 1024
 _TRIAL_SECONDS = 60
+_COPIED_BYTES = 64 << 20
 _FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
 
 
@@ -90,6 +92,7 @@ def findings() -> list[Finding]:
         _core(),
         *_cpu(),
         *_memory(),
+        *_devices(),
         *_network(),
         *_limits(),
         Finding("openssl", ssl.OPENSSL_VERSION),
@@ -98,8 +101,9 @@ def findings() -> list[Finding]:
 
 
 def trials() -> list[Finding]:
-    """Runs an all-reduce of two workers: within a node, and between nodes through a server."""
+    """Copies to and from GPUs, and an all-reduce of two workers within a node and between nodes."""
     return [
+        *_copies(),
         _trial("all-reduce, one node of 2", "-n", "2"),
         _trial(
             "all-reduce, 2 nodes and a server", "-n", "2", "--nodes", "2", "--servers", "1"
@@ -186,6 +190,69 @@ def _huge_pages() -> Finding:
         advice = f"'echo madvise > {folder}/enabled' saves servers a few percent of their time"
         return Finding("huge pages", text, "note", advice)
     return Finding("huge pages", text)
+
+
+def _described() -> tuple[dict[str, Any], str]:
+    """The GPUs that this process sees, or why it sees none."""
+    try:
+        from herring import _core
+
+        return _core.describe_devices(), ""
+    except ImportError:
+        return {}, "not known without the extension module"
+    except HerringError as error:
+        return {}, str(error)
+
+
+def _devices() -> list[Finding]:
+    described, why = _described()
+    if not described:
+        return [Finding("GPUs", f"none ({why})")]
+    devices = described["devices"]
+    found = [Finding("GPU driver", f"{described['driver']}, {len(devices)} GPUs")]
+    for index, each in enumerate(devices):
+        major, minor = each["capability"]
+        node = each["numa_node"]
+        value = (
+            f"{each['name']}, {_size(each['memory'])}, compute capability {major}.{minor}, at "
+            f"{each['bus']}, " + (f"NUMA node {node}" if node >= 0 else "NUMA node not known")
+        )
+        if each["stream_memory"]:
+            found.append(Finding(f"GPU {index}", f"{value}, memory operations on streams"))
+        else:
+            advice = "without memory operations on streams Herring takes no arrays of this GPU"
+            found.append(Finding(f"GPU {index}", value, "note", advice))
+    if len(devices) > 1:
+        pairs = [f"{i} -> {peer}" for i, each in enumerate(devices) for peer in each["peers"]]
+        all_of_them = len(pairs) == len(devices) * (len(devices) - 1)
+        text = "between all GPUs" if all_of_them else ", ".join(pairs) or "none"
+        found.append(Finding("peer access", text))
+    return found
+
+
+def _copies() -> list[Finding]:
+    """How fast GPUs copy to host memory and back."""
+    described, _ = _described()
+    found = []
+    for index in range(len(described.get("devices", ()))):
+        from herring import _core
+
+        name = f"GPU {index}, copies"
+        try:
+            rates = _core.measure_copies(index, _COPIED_BYTES)
+        except HerringError as error:
+            found.append(Finding(name, str(error), "fail", "see the system's log (dmesg)"))
+            continue
+        value = ", ".join(
+            f"{what} {rates[key] / 1e9:.1f} GB/s"
+            for what, key in (("out", "out"), ("in", "in"), ("both at once", "both"))
+        )
+        if rates["pinned"]:
+            found.append(Finding(name, f"{value}, in pinned memory"))
+        else:
+            advice = "the driver pins no memory here: 'ulimit -l unlimited', in containers "
+            found.append(Finding(name, value, "note", f"{advice}--ulimit memlock=-1"))
+    return found
 
 
 def _network() -> list[Finding]:
