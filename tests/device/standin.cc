@@ -75,6 +75,16 @@ uint64_t standin_allocate(int device, size_t bytes) {
   return allocate(device, &address, bytes) == kOk ? address : 0;
 }
 void standin_free(int device, uint64_t address) { release(device, address); }
+void standin_adopt(int device, uint64_t address, size_t bytes) {
+  context_of(device);
+  std::lock_guard lock(driver().mutex);
+  driver().blocks[address] = {bytes, reinterpret_cast<char*>(address), device,
+                              driver().next_number++};
+}
+void standin_disown(uint64_t address) {
+  std::lock_guard lock(driver().mutex);
+  driver().blocks.erase(address);
+}
 void* standin_stream(int device) {
   Context& context = *context_of(device);
   auto* const stream = new Stream(device);

@@ -31,6 +31,9 @@ void standin_poke(uint64_t to, const void* from, size_t bytes);
 // Of the default context of a device: what cudaMalloc and cudaStreamCreate give.
 uint64_t standin_allocate(int device, size_t bytes);
 void standin_free(int device, uint64_t address);
+// Takes memory of the host's for a device's, which the host can then read too.
+void standin_adopt(int device, uint64_t address, size_t bytes);
+void standin_disown(uint64_t address);
 void* standin_stream(int device);
 void standin_synchronize(int device);
 // Lets what is queued in a stream from now on come after what is queued in another; null: waits for

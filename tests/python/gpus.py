@@ -17,7 +17,14 @@ ENVIRONMENT = {
     "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
 }
 
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+# Likewise for `herring.torch`, with tensors of the CPU: see `on_gpus`.
+TORCH_ENVIRONMENT = {
+    **ENVIRONMENT,
+    "STANDIN_JITTER": "200",
+    "PYTHONPATH": f"{Path(__file__).parent / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
+}
+
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6, "c": 5}
 
 
 class _Tensor(ctypes.Structure):
@@ -43,7 +50,7 @@ class Driver:
     """The stand-in, in this process."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
+        self._library = ctypes.CDLL("libcuda.so.1")  # the same one each time
         pointer, size, u32, u64 = (
             ctypes.c_void_p,
             ctypes.c_size_t,
@@ -51,12 +58,14 @@ class Driver:
             ctypes.c_uint64,
         )
         for name, result, arguments in (
+            ("adopt", None, (ctypes.c_int, u64, size)),
             ("allocate", u64, (ctypes.c_int, size)),
             ("allocations", size, ()),
             ("calls", u64, (ctypes.c_char_p,)),
             ("capture", None, (pointer, ctypes.c_bool)),
             ("fail", None, (ctypes.c_char_p, u64, ctypes.c_int, ctypes.c_bool)),
             ("fill", None, (pointer, u64, size, ctypes.c_float, u32)),
+            ("disown", None, (u64,)),
             ("free", None, (ctypes.c_int, u64)),
             ("jitter", None, (u32,)),
             ("order", None, (pointer, pointer)),
@@ -133,22 +142,49 @@ class GpuArray:
     def __dlpack__(self, *, stream: int | None = None):
         if stream not in (None, -1):
             self.driver.order(ctypes.c_void_p(self.stream), ctypes.c_void_p(stream))
-        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
-        tensor = _Tensor(
-            data=self.address,
-            device_type=2,
-            device_id=self.device,
-            ndim=len(self.shape),
-            code=_CODES[self.dtype.kind],
-            bits=self.dtype.itemsize * 8,
-            lanes=1,
-            shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
-        )
-        _exported.append((tensor, shape))  # for ever; a few bytes
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype = ctypes.py_object
-        new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-        return new(ctypes.addressof(tensor), b"dltensor", None)
+        code, bits = _CODES[self.dtype.kind], self.dtype.itemsize * 8
+        return _capsule(self.address, self.device, self.shape, code, bits)
+
+
+class Adopted:
+    """A contiguous tensor of torch's on the CPU as if it lay on a GPU."""
+
+    def __init__(self, tensor) -> None:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        self.tensor, self.shape = tensor, tuple(tensor.shape)
+        self.code = 4 if kind == "bfloat16" else _CODES[kind[0]]
+        self.bits = tensor.element_size() * 8
+        self.address = tensor.data_ptr()
+        if tensor.numel():
+            Driver().adopt(0, self.address, tensor.numel() * tensor.element_size())
+
+    def __del__(self) -> None:
+        Driver().disown(self.address)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int | None = None):
+        return _capsule(self.address, 0, self.shape, self.code, self.bits)
+
+
+def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits: int) -> object:
+    dimensions = (ctypes.c_int64 * len(shape))(*shape)
+    tensor = _Tensor(
+        data=address,
+        device_type=2,
+        device_id=device,
+        ndim=len(shape),
+        code=code,
+        bits=bits,
+        lanes=1,
+        shape=ctypes.cast(dimensions, ctypes.POINTER(ctypes.c_int64)),
+    )
+    _exported.append((tensor, dimensions))  # for ever; a few bytes
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+    return new(ctypes.addressof(tensor), b"dltensor", None)
 
 
 _exported: list[object] = []

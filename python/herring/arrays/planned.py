@@ -234,6 +234,7 @@ class PlannedReduction:
     def close(self) -> None:
         """Lets go of the arenas; views of them stay valid."""
         self._planned = None
+        self._arenas = []
 
 
 def _listed(gradients: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

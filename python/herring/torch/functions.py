@@ -2,10 +2,11 @@
 
 Every operation in place writes its result into the tensor's own memory and returns the tensor. An
 operation that fails leaves the tensor's values undefined. Tensors must be dense and contiguous.
-CPU tensors are used where they lie; CUDA tensors are staged through pinned host memory, with one
-warning. None of these functions is seen by autograd: results carry no graph; for those with a
-gradient see `herring.torch.functional`. What is written in place counts as modified, so that
-autograd complains if it still needs the values before.
+CPU tensors are used where they lie; so are CUDA tensors by `allreduce` and `broadcast`, for which
+the GPU makes its copies in streams of their own. Others stage CUDA tensors through pinned host
+memory, with one warning. None of these functions is seen by autograd: results carry no graph; for
+those with a gradient see `herring.torch.functional`. What is written in place counts as modified,
+so that autograd complains if it still needs the values before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from herring.arrays.calls import called, named
 from herring.arrays.collectives import broadcast_object, checked_splits, exchange
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
+from herring.torch import devices
 from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
 
 
@@ -116,9 +118,9 @@ def allreduce_async(
     """
     with called("allreduce", name, group) as name:
         dense = _target(tensor, "allreduce")
-        host = on_host(dense, "allreduce")
+        taken, host = _where(dense, "allreduce")
     inner = herring.allreduce_async(
-        host,
+        taken,
         op,
         name=name,
         prescale=prescale,
@@ -127,7 +129,7 @@ def allreduce_async(
         algorithm=algorithm,
         group=group,
     )
-    return Handle(inner, tensor, None if host is dense else host)
+    return Handle(inner, tensor, host)
 
 
 def broadcast(
@@ -155,9 +157,9 @@ def broadcast(
     """
     with called("broadcast", name, group) as name:
         dense = _target(tensor, "broadcast")
-        host = on_host(dense, "broadcast")
-    herring.broadcast(host, root, name=name, timeout=timeout, group=group)
-    if host is not dense:
+        taken, host = _where(dense, "broadcast")
+    herring.broadcast(taken, root, name=name, timeout=timeout, group=group)
+    if host is not None:
         dense.copy_(host)
     return tensor
 
@@ -335,6 +337,14 @@ def alltoall(
         words, dtype = _words(on_host(dense, "alltoall"))
     received = herring.alltoall(words, splits, name=name, group=group)
     return _tensor(received, dtype, tensor.device)
+
+
+def _where(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | None]:
+    """What the core takes for a tensor, and its copy in host memory, if that is it."""
+    if devices.gpu_of(tensor) is not None:
+        return devices.exported(tensor), None
+    host = on_host(tensor, operation)
+    return host, None if host is tensor else host
 
 
 def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:

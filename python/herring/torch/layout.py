@@ -10,6 +10,7 @@ import torch
 from herring.arrays.groups import Group
 from herring.arrays.planned import PlannedReduction
 from herring.errors import InvalidArgumentError
+from herring.torch import devices
 from herring.torch.tensors import dense_strides, dtype_name
 
 # Behind a byte for each parameter, which says whether a rank has used it, a round's note has these:
@@ -20,6 +21,8 @@ FLAGS = ("again", "changed", "failed")
 # Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer):
 # one call for many small ones, while each is still in the processor's cache.
 _BATCH_BYTES = 256 << 10
+# On a GPU a copy that is queued takes as long as some 200 kB over its link.
+_GPU_BATCH_BYTES = 2 << 20
 
 
 class Options(NamedTuple):
@@ -47,6 +50,7 @@ class Layout:
       final: whether the order was recorded. Until then gradients are sent after the pass.
       hooks: handles of the reducer's hooks, one for each parameter.
       plan: the planned reduction.
+      gpu: the GPU on which the arenas lie, as all parameters do; None: in host memory.
       views: per parameter its place, with the parameter's shape and dtype and gap-free strides in
         the parameter's dimension order; empty where it has none. They are for use here only. Others
         get an alias, as `module.to()` and the like point existing gradient tensors to other memory.
@@ -73,6 +77,7 @@ class Layout:
         self.found: set[int] = set()
         self.final = False
         self.hooks: list[Any] = []
+        self.gpu = devices.common_gpu(parameters[i] for i in order)
         self.plan = PlannedReduction(
             [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order],
             name=name,
@@ -81,9 +86,9 @@ class Layout:
             buffer_bytes=options.buffer_bytes,
             group=options.group,
             note_bytes=len(parameters) + len(FLAGS),
+            device=self.gpu,
         )
-        # The arrays own the memory for as long as any view of it lives.
-        arenas = [torch.from_numpy(self.plan.arena(i)) for i in range(len(self.plan.arenas))]
+        arenas = self._arenas(order)
         self._entries = {index: entry for entry, index in enumerate(order)}  # in the plan
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
         for index, (arena, offset, nbytes) in zip(order, self.plan.placements):
@@ -96,7 +101,20 @@ class Layout:
         self._aliases = [view.detach() for view in self.views]
         self._dtypes = [p.dtype for p in parameters]
         self.nbytes = [p.numel() * p.element_size() for p in parameters]
-        self.batch_bytes = min([_BATCH_BYTES, *(size for _, _, size in self.plan.buffers[:-1])])
+        batch_bytes = _BATCH_BYTES if self.gpu is None else _GPU_BATCH_BYTES
+        self.batch_bytes = min([batch_bytes, *(size for _, _, size in self.plan.buffers[:-1])])
+
+    def _arenas(self, order: Sequence[int]) -> list[torch.Tensor]:
+        """Of the plan, as bytes. They own their memory for as long as any view of it lives."""
+        plan = self.plan
+        if self.gpu is None:
+            return [torch.from_numpy(plan.arena(i)) for i in range(len(plan.arenas))]
+        device = self.parameters[order[0]].device
+        arenas = [
+            torch.empty(nbytes, dtype=torch.uint8, device=device) for _, nbytes in plan.arenas
+        ]
+        plan.place([devices.exported(arena) for arena in arenas])
+        return arenas
 
     def in_order(self, produced: Sequence[int], sparse: Collection[int], name: str) -> Layout:
         """The final layout (collective): gradients in the order `produced`, then all others."""
@@ -125,10 +143,9 @@ class Layout:
             and gradient.stride() == view.stride()
         )
 
-    @staticmethod
-    def reaches(parameter: torch.nn.Parameter) -> bool:
+    def reaches(self, index: int) -> bool:
         """Whether `.grad` of a parameter may be its place: not on another device."""
-        return parameter.device.type == "cpu"
+        return self.parameters[index].device == self.views[index].device
 
     def prepare(self) -> None:
         """Before a round: moves gradients out of the arena.
@@ -175,7 +192,7 @@ class Layout:
                     parameter.grad = averages[index]
                 elif index in unused:
                     parameter.grad = None
-                elif options.views and self.final and self.reaches(parameter):
+                elif options.views and self.final and self.reaches(index):
                     if not self.holds(index, self._aliases[index]):
                         self._aliases[index] = view.detach()
                     parameter.grad = self._aliases[index]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from herring.errors import InvalidArgumentError
+from herring.torch.devices import Streams
 from herring.torch.layout import FLAGS, Layout
 from herring.torch.ownership import runs_last
 from herring.torch.tensors import warn_once
@@ -36,6 +37,7 @@ class Round:
             self._state[index] = _PRODUCED  # sent at the end, whenever they are produced
         self._waiting: list[int] = []  # produced, and not yet sent
         self._waiting_bytes = 0
+        self._streams = Streams()  # of a GPU, in which gradients are made
         self._repeated: list[int] = []  # before the layout is final: accumulated once more
         self._lock = threading.Lock()  # gradients on several devices arrive on several threads
         layout.plan.begin(active=active)
@@ -46,6 +48,7 @@ class Round:
         if state[index] == _MISSING:
             state[index] = _PRODUCED
             self._waiting.append(index)
+            self._streams.join(layout.parameters[index])
             self._waiting_bytes += layout.nbytes[index]
             # A user's hook that comes after ours may still change or replace the gradient, which is
             # then taken at the end of the pass; from the next pass on ours comes after it.

@@ -157,7 +157,8 @@ def checkpoints():
     for batch_bytes, reentrant, wrap in itertools.product(
         (1, layout._BATCH_BYTES), (True, False, None), ("ddp", "optimizer")
     ):
-        with mock.patch.object(layout, "_BATCH_BYTES", batch_bytes):
+        batches = dict.fromkeys(("_BATCH_BYTES", "_GPU_BATCH_BYTES"), batch_bytes)
+        with mock.patch.multiple(layout, **batches):
             model, reference = Loop(reentrant), Loop(None)
             if wrap == "ddp":
                 ddp = herring.DistributedDataParallel(model)
