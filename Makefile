@@ -34,6 +34,8 @@ TESTS_schedulers := dask spark
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
+# Of `make soak-gpus`: how many jobs; the first one's seed is FIRST.
+RUNS ?= 1000
 # Of `make soak-adapters`: how many times.
 TIMES ?= 20
 # Of `make faults`: how many cases (0: all), and a text that their names have.
@@ -59,7 +61,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters faults credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -142,6 +144,9 @@ soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=100
 soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS= PARALLEL=
 	@seq $(TIMES) | xargs -I @ printf 'test-%s TIME=@\n' torch $(FRAMEWORKS) \
 	  | xargs -n 2 -P $(PARALLEL) $(MAKE) --no-print-directory
+
+soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run jobs on GPUs that do not exist, with jitter: RUNS=1000 FIRST=1
+	@$(BIN)/python tests/device/soak.py --runs $(RUNS) --first $(FIRST)
 
 faults: $(STAMPS)/build build/tests/fault_injection.so ## let system calls fail, one in each life of a job: CASES=0 ONLY= PARALLEL=
 	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \

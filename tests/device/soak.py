@@ -1,0 +1,53 @@
+"""Runs jobs on GPUs that do not exist, many times, in layouts and with jitter that a seed picks.
+
+    python tests/device/soak.py --runs 1000 --first 1
+
+Each is a job of `tests/python/test_devices.py`. The first that is wrong or hangs ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from gpus import ENVIRONMENT
+from jobs import run_job
+from test_devices import COLLECTIVES, ROUNDS
+
+
+def layout_of(choice: random.Random) -> list[str]:
+    """Options of `herring run` for 2 to 8 workers."""
+    size = choice.randint(2, 8)
+    nodes = choice.randint(1, min(size, 4))
+    servers = choice.choice((0, 0, 1, 2)) if nodes > 1 else 0
+    return ["-n", str(size), "--nodes", str(nodes), "--servers", str(servers)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="how many jobs")
+    parser.add_argument("--first", type=int, default=1, help="the first one's seed")
+    options = parser.parse_args()
+    start = time.monotonic()
+    for seed in range(options.first, options.first + options.runs):
+        choice = random.Random(seed)
+        layout, jitter = layout_of(choice), choice.choice((0, 50, 300, 2000))
+        script = choice.choice((COLLECTIVES, ROUNDS))
+        what = "collectives" if script is COLLECTIVES else "rounds"
+        job = run_job(layout, script, timeout=120, JITTER=str(jitter), **ENVIRONMENT)
+        if job.returncode != 0:
+            print(f"seed {seed} ({what}, {' '.join(layout)}, jitter {jitter} us): {job.stdout}")
+            return 1
+        if (seed - options.first + 1) % 20 == 0:
+            print(f"seed {seed}: right ({time.monotonic() - start:.0f} s)", flush=True)
+    print(f"{options.runs} jobs: all right, in {time.monotonic() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
