@@ -61,7 +61,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -119,6 +119,17 @@ test-torch $(FRAMEWORKS:%=test-%): test-%:
 	@output=$$($(SUITE) 2>&1) && status=0 || status=$$?; \
 	printf '%s\n' "$*$(TIME:%=, time %)" "$$output"; \
 	exit $$status
+
+# The Python that has torch for a GPU builds Herring with what it has; nothing is fetched.
+build-gpu/site: $(CORE) $(PACKAGE)
+	@rm -rf $@
+	@$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --target $@ .
+
+test-gpu: build-gpu/site ## run what needs a GPU, on a machine that has one: PYTHON=
+	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+
+bench-gpu: build-gpu/site ## measure averaging on a GPU, on a machine that has one: PYTHON=
+	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) benchmarks/gpu.py
 
 test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers: tests/clusters/README.md
 	@$(BIN)/python -m pytest -q tests/clusters

@@ -13,6 +13,10 @@ Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transpor
 
 // Copies the arrays of a list.
 Status Operation::prepare() {
+  // First of all: what follows would break a capture.
+  for (const device::Stream stream : call_.streams) {
+    HERRING_RETURN_IF_ERROR(copier()->device().check_not_capturing(stream));
+  }
   if (call_.list) return pack();
   if (call_.buffers.empty()) return {};
   const Buffer& one = call_.buffers.front();

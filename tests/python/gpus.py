@@ -81,6 +81,10 @@ class Driver:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
+    def count(self) -> int:
+        """Of GPUs."""
+        return 2
+
     def bytes(self) -> tuple[int, int, int]:
         """Copied out of devices, into them, and of both with memory that is not registered."""
         found = [ctypes.c_uint64() for _ in range(3)]

@@ -28,13 +28,14 @@ driver = Driver()
 driver.jitter(int(os.environ.get("JITTER", "300")))
 herring.init()
 rank, size = herring.rank(), herring.size()
+gpus = driver.count()
 """
 
 COLLECTIVES = (
     GPUS
     + """
 for tells in (True, False):
-    array = GpuArray(np.zeros(300_000, np.float32), device=rank % 2, tells=tells)
+    array = GpuArray(np.zeros(300_000, np.float32), device=rank % gpus, tells=tells)
     for step in range(5):
         array.fill(rank + step, 2000)  # a kernel of 2 ms, which the copy must wait for
         assert herring.allreduce(array, "sum", name="x") is array
@@ -42,7 +43,7 @@ for tells in (True, False):
         assert (array.get() == 2 * sum(r + step for r in range(size))).all()
     handle = herring.allreduce_async(array, "average")
     assert handle.wait() is array and handle.wait() is array
-    several = [GpuArray(np.full(n, rank, np.float32), rank % 2, tells) for n in (5, 0, 70_000)]
+    several = [GpuArray(np.full(n, rank, np.float32), rank % gpus, tells) for n in (5, 0, 70_000)]
     herring.grouped_allreduce(several, "sum")
     assert all((one.get() == sum(range(size))).all() for one in several)
     for root in range(size):
@@ -81,14 +82,14 @@ sizes = [(50_000, "float32"), (300_000, "float32"), (7, "float32"), (1_000_000, 
 for tells in (True, False):
     on_host = tells and rank == size - 1
     plan = herring.PlannedReduction(
-        sizes, name="p", op="sum", note_bytes=size, device=None if on_host else rank % 2,
+        sizes, name="p", op="sum", note_bytes=size, device=None if on_host else rank % gpus,
         buffer_bytes=1 << 20, wire_dtype=None if tells else "bfloat16",
     )
     [(_, nbytes)] = plan.arenas
     if on_host:
         arena = plan.arena(0).view(np.float32)
     else:
-        arena = GpuArray(np.zeros(nbytes // 4, np.float32), rank % 2, tells)
+        arena = GpuArray(np.zeros(nbytes // 4, np.float32), rank % gpus, tells)
         plan.place([arena])
     out, back, _ = driver.bytes()
     waits = driver.calls(b"cuStreamSynchronize")

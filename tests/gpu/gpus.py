@@ -1,0 +1,96 @@
+"""Arrays on GPUs that do exist, for the scripts of `tests/python/test_devices.py`; with torch.
+
+What is asked of the stand-in for CUDA's driver there, this module does on a real one, or says that
+nothing was found.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from herring import _core
+
+ENVIRONMENT = {
+    "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
+}
+
+
+class Driver:
+    """A real driver: no jitter, and nothing counted but what the copiers of Herring count."""
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def jitter(self, microseconds: int) -> None:
+        del microseconds
+
+    def bytes(self) -> tuple[int, int, int]:
+        copied = [_core.copied(device) for device in range(self.count())]
+        return sum(one["bytes_out"] for one in copied), sum(one["bytes_back"] for one in copied), 0
+
+    def threads(self) -> int:
+        return 1
+
+    def calls(self, function: bytes) -> int:
+        del function
+        return 0
+
+
+class GpuArray:
+    """A tensor on a GPU that exports DLPack; work on it is queued in a stream of its own."""
+
+    def __init__(self, values, device: int = 0, tells: bool = True) -> None:
+        self.tells = tells
+        place = torch.device("cuda", device)
+        with torch.cuda.device(place):
+            self._stream = torch.cuda.Stream()
+        self.tensor = torch.from_numpy(np.ascontiguousarray(values).copy()).to(place)
+        torch.cuda.synchronize(place)
+
+    def get(self) -> np.ndarray:
+        with torch.cuda.stream(self._stream):
+            return self.tensor.cpu().numpy()
+
+    def fill(self, value: float, microseconds: int = 0) -> None:
+        """Queues a kernel that takes a while, and then one that writes a number to all places."""
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(int(microseconds * 1e-6 * _cycles_per_second()))
+            self.tensor.fill_(value)
+
+    def scale(self, factor: float) -> None:
+        with torch.cuda.stream(self._stream):
+            self.tensor.mul_(factor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.tensor.device.index
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        if not self.tells:
+            raise AttributeError("__cuda_array_interface__")
+        return {"stream": self._stream.cuda_stream}
+
+    def __dlpack__(self, *, stream: int | None = None):
+        if stream not in (None, -1):
+            torch.cuda.ExternalStream(stream, self.tensor.device).wait_stream(self._stream)
+        return self.tensor.__dlpack__(stream=-1)
+
+
+_rate = 0.0
+
+
+def _cycles_per_second() -> float:
+    global _rate
+    if not _rate:
+        torch.cuda._sleep(1_000_000)
+        torch.cuda.synchronize()
+        start = time.monotonic()
+        torch.cuda._sleep(20_000_000)
+        torch.cuda.synchronize()
+        _rate = 20_000_000 / (time.monotonic() - start)
+    return _rate
