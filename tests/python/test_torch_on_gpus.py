@@ -1,4 +1,4 @@
-"""Every case of `torch_cases` with its tensors on a GPU: on the stand-in for CUDA's driver."""
+"""Cases of `torch_cases` and `backend_cases` with all tensors on a GPU: on the stand-in's."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ import pytest
 
 pytest.importorskip("torch")
 
+import backend_cases
+import torch_cases
 from batches import herring_run, outcomes
 from gpus import FOLDER, TORCH_ENVIRONMENT
-from torch_cases import CASES
 
 # What a tensor counts is not to be seen there; and compiling does not care where tensors are.
-HERE = [case for case in CASES if "compiled" not in case and case != "modified_in_place"]
+WRAPPERS = [
+    case for case in torch_cases.CASES if "compiled" not in case and case != "modified_in_place"
+]
+BACKEND = list(backend_cases.CASES)
 
 
 @functools.cache
-def run_all() -> dict[str, str]:
+def run_all(cases: str) -> dict[str, str]:
+    if cases == "backend":
+        command = [*herring_run("-n", "4", "--nodes", "2", seconds=160), "-m", "backend_cases"]
+        command += ["--init", "herring://"]
+        return outcomes(command, BACKEND, seconds=170, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
     command = [*herring_run("-n", "3", "--nodes", "2"), "-m", "torch_cases"]
-    return outcomes(command, HERE, **TORCH_ENVIRONMENT)
+    return outcomes(command, WRAPPERS, **TORCH_ENVIRONMENT)
 
 
 @pytest.mark.skipif(not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in")
-@pytest.mark.parametrize("case", HERE)
+@pytest.mark.parametrize(
+    ("cases", "case"),
+    [*(("wrappers", case) for case in WRAPPERS), *(("backend", case) for case in BACKEND)],
+)
 @pytest.mark.timeout(300)
-def test_case(case: str) -> None:
-    if text := run_all()[case]:
+def test_case(cases: str, case: str) -> None:
+    if text := run_all(cases)[case]:
         pytest.fail(text, pytrace=False)

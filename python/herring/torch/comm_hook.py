@@ -10,9 +10,9 @@ import herring
 from herring.arrays.collectives import Handle
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
+from herring.torch import devices
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.promises import Promise
-from herring.torch.tensors import on_host
 
 __all__ = ["ddp_comm_hook"]
 
@@ -49,18 +49,17 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
             f"the state of ddp_comm_hook is {state!r}; it must be None, a herring.Group, or a "
             "process group of the backend 'herring'"
         )
-    host = on_host(buffer.data, "ddp_comm_hook")
-    devices = [buffer.device] if buffer.is_cuda else None
-    promise = Promise(devices)
+    taken, host = devices.taken(buffer.data, "ddp_comm_hook")
+    promise = Promise([buffer.device] if buffer.is_cuda else None)
 
     def finish(handle: Handle) -> None:
         error = handle.exception()
         if error is not None:
             promise.settle(buffer, error)
             return
-        if host.data_ptr() != buffer.data_ptr():
+        if host is not None:
             buffer.copy_(host)
         promise.settle(buffer)
 
-    herring.allreduce_async(host, "average", group=state).add_done_callback(finish)
+    herring.allreduce_async(taken, "average", group=state).add_done_callback(finish)
     return promise.future

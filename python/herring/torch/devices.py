@@ -10,9 +10,9 @@ import torch
 
 from herring import _core
 from herring.errors import HerringError
-from herring.torch.tensors import warn_once
+from herring.torch.tensors import on_host, warn_once
 
-__all__ = ["Streams", "common_gpu", "exported", "gpu_of"]
+__all__ = ["Moment", "Streams", "common_gpu", "exported", "gpu_of", "taken"]
 
 
 @functools.cache
@@ -51,6 +51,34 @@ def common_gpu(tensors: Iterable[torch.Tensor]) -> int | None:
 def exported(tensor: torch.Tensor) -> Any:
     """What the core takes for a tensor on a GPU."""
     return tensor
+
+
+def taken(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | None]:
+    """What the core takes for a tensor, and its copy in host memory, if that is it.
+
+    Raises:
+      InvalidArgumentError: the tensor lives on a device without a way to the host.
+    """
+    if gpu_of(tensor) is not None:
+        return exported(tensor), None
+    host = on_host(tensor, operation)
+    return host, None if host is tensor else host
+
+
+class Moment:
+    """What the current streams of some tensors' GPUs were to do by now, for other streams."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            self._events.append((device, event))
+
+    def wait(self) -> None:
+        """What is queued in the current streams from now on comes after it."""
+        for device, event in self._events:
+            torch.cuda.current_stream(device).wait_event(event)
 
 
 class Streams:

@@ -118,7 +118,7 @@ def allreduce_async(
     """
     with called("allreduce", name, group) as name:
         dense = _target(tensor, "allreduce")
-        taken, host = _where(dense, "allreduce")
+        taken, host = devices.taken(dense, "allreduce")
     inner = herring.allreduce_async(
         taken,
         op,
@@ -157,7 +157,7 @@ def broadcast(
     """
     with called("broadcast", name, group) as name:
         dense = _target(tensor, "broadcast")
-        taken, host = _where(dense, "broadcast")
+        taken, host = devices.taken(dense, "broadcast")
     herring.broadcast(taken, root, name=name, timeout=timeout, group=group)
     if host is not None:
         dense.copy_(host)
@@ -337,14 +337,6 @@ def alltoall(
         words, dtype = _words(on_host(dense, "alltoall"))
     received = herring.alltoall(words, splits, name=name, group=group)
     return _tensor(received, dtype, tensor.device)
-
-
-def _where(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | None]:
-    """What the core takes for a tensor, and its copy in host memory, if that is it."""
-    if devices.gpu_of(tensor) is not None:
-        return devices.exported(tensor), None
-    host = on_host(tensor, operation)
-    return host, None if host is tensor else host
 
 
 def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:

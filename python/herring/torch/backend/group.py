@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from herring.arrays.collectives import submit
 from herring.errors import InvalidArgumentError, MismatchError
+from herring.torch import devices
 from herring.torch.backend.base import routed
 from herring.torch.backend.reducing import ReducingProcessGroup
 from herring.torch.backend.reductions import movable, place_for, typed
-from herring.torch.backend.tensors import as_dense, copy_back, limit_of, list_of, option
-from herring.torch.backend.works import JoinedWork, Operations
+from herring.torch.backend.tensors import as_dense, copy_back, limit_of, list_of, option, stays
+from herring.torch.backend.works import JoinedWork, Operations, Then, back_to
 
 __all__ = ["HerringProcessGroup"]
 
@@ -32,9 +33,11 @@ class HerringProcessGroup(ReducingProcessGroup):
         works = []
         for tensor in list_of(tensors):
             with self._call("broadcast") as name:
-                host = as_dense(tensor)
-            operation = self._start("broadcast", movable(host), name, opts, root=root)
-            then = None
+                there = stays(tensor)
+                host = tensor.data if there else as_dense(tensor)
+            taken = devices.exported(movable(host)) if there else movable(host)
+            operation = self._start("broadcast", taken, name, opts, root=root)
+            then: Then | None = back_to(taken) if there else None
             if host.data_ptr() != tensor.data_ptr():
                 then = functools.partial(_take, tensor, host)
             works.append(self._work(opts, [operation], [tensor], then))

@@ -9,6 +9,7 @@ import torch
 
 from herring.errors import InvalidArgumentError
 from herring.split import even_parts
+from herring.torch import devices
 from herring.torch.backend.base import BaseProcessGroup, routed
 from herring.torch.backend.reductions import (
     Reduction,
@@ -19,8 +20,8 @@ from herring.torch.backend.reductions import (
     typed,
 )
 from herring.torch.backend.sparse import SparseSum
-from herring.torch.backend.tensors import as_dense, copy_back, list_of, operator_of, packs
-from herring.torch.backend.works import JoinedWork, Operations
+from herring.torch.backend.tensors import as_dense, copy_back, list_of, operator_of, packs, stays
+from herring.torch.backend.works import JoinedWork, Operations, back_to
 
 __all__ = ["ReducingProcessGroup"]
 
@@ -58,18 +59,23 @@ class ReducingProcessGroup(BaseProcessGroup):
             return self._work(opts, [operation], outputs, steps.finish)
         with self._call("allreduce") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
-            host = as_dense(tensor)
+            there = stays(tensor) and reduction.fold is None and reduction.divisor == 1
+            host = tensor.data if there else as_dense(tensor)
         if reduction.fold is not None:
             return self._folded(reduction, host, tensor, outputs, name, opts)
+        wire = reduction.wire(host)
+        taken = devices.exported(wire) if there else wire
         operation = self._start(
             "allreduce",
-            reduction.wire(host),
+            taken,
             name,
             opts,
             reduction.about,
             op=reduction.op,
             prescale=reduction.prescale,
         )
+        if there:
+            return self._work(opts, [operation], outputs, back_to(taken))
         if host.data_ptr() == tensor.data_ptr() and reduction.divisor == 1:
             return self._work(opts, [operation], outputs)
 
@@ -118,20 +124,24 @@ class ReducingProcessGroup(BaseProcessGroup):
                 continue
             with self._call("allreduce") as name:
                 reduction = reduction_of(operator_of(opts), pack[0].dtype, self.size())
-                hosts = [as_dense(tensor) for tensor in pack]
+                there = all(map(stays, pack))
+                hosts = [tensor.data if there else as_dense(tensor) for tensor in pack]
             if reduction.fold is not None or reduction.divisor != 1:
                 works += [self._allreduce(tensor, [tensor], opts) for tensor in pack]
                 continue
             about = f"{[list(one.shape) for one in pack]} of {pack[0].dtype}"
             more = {"op": reduction.op, "prescale": reduction.prescale, "listed": True}
-            wires = [reduction.wire(host) for host in hosts]
-            operation = self._start("allreduce", wires, name, opts, about, **more)
+            taken: list[Any] = [reduction.wire(host) for host in hosts]
+            if there:
+                taken = list(map(devices.exported, taken))
+            operation = self._start("allreduce", taken, name, opts, about, **more)
 
             def spread(_: Any, pack: Any = pack, hosts: Any = hosts) -> None:
                 for tensor, host in zip(pack, hosts):
                     copy_back(tensor, host)
 
-            works.append(self._work(opts, [operation], pack, spread))
+            then = back_to(taken) if there else spread
+            works.append(self._work(opts, [operation], pack, then))
         return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
     @routed

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from herring.errors import InvalidArgumentError
+from herring.torch import devices
 from herring.torch.tensors import on_host
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "operator_of",
     "option",
     "packs",
+    "stays",
 ]
 
 _SMALL = 1 << 18  # bytes up to which a tensor of a list travels with others
@@ -76,6 +78,16 @@ def as_dense(tensor: torch.Tensor) -> torch.Tensor:
             f"the tensor has the layout {tensor.layout}; only all_reduce takes sparse ones (COO)"
         )
     return on_host(tensor.data.resolve_conj().resolve_neg(), "herring").contiguous()
+
+
+def stays(tensor: torch.Tensor) -> bool:
+    """Whether the core takes a tensor on a GPU where it lies."""
+    return (
+        tensor.layout == torch.strided
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.is_contiguous()
+        and devices.gpu_of(tensor) is not None
+    )
 
 
 def copy_back(tensor: torch.Tensor, found: torch.Tensor) -> None:

@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from herring import _core
+from herring.arrays.devices import take_back
 from herring.arrays.handles import call_later
 from herring.errors import HerringError, ShutdownError, TimeoutError
+from herring.torch import devices
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.promises import Promise
 
-__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner"]
+__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
 
 _SLICE = 0.5  # seconds after which a wait looks whether its group was aborted
 
@@ -53,6 +55,15 @@ class Owner:
             works = list(self._promised)
         for work in works:
             work.done(HerringError(why))
+
+
+def back_to(taken: Any) -> Then:
+    """Brings the result of one operation to the tensors on a GPU that the core has taken."""
+
+    def then(operations: Operations) -> None:
+        take_back(operations[0], taken, 0.0)
+
+    return then
 
 
 # What the core advises after a time-out, and what there is over torch.distributed instead.
@@ -176,6 +187,7 @@ class OperationWork(_Work):
         self._then = then
         self._step = threading.Lock()
         self._source = -1
+        self._returned: devices.Moment | None = None
         if follow and then is not None:
             self._follow()
 
@@ -202,6 +214,8 @@ class OperationWork(_Work):
             self._advance(operations)
         if self._error is not None:
             raise type(self._error)(*self._error.args)
+        if self._returned is not None:
+            self._returned.wait()
         return True
 
     def _wait_for(
@@ -242,6 +256,7 @@ class OperationWork(_Work):
                     self._source = _source_of(operations[0])
                 if self._then is not None:
                     following = self._then(operations)
+                    self._returned = devices.Moment(self._outputs)
             except Exception as raised:
                 error = raised
             except BaseException as raised:  # Ctrl-C; results may be taken in part
