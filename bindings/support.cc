@@ -82,6 +82,26 @@ std::string dtype_name(nb::handle array, const std::string& otherwise) {
                          : ""));
 }
 
+// A copy from elsewhere would be an error of the device, after which it is of no use any more.
+void require_memory_of(int device, const char* data, size_t bytes) {
+  const auto address = reinterpret_cast<device::Address>(data);
+  // Both ends: memory that a library has put together of pieces is several to the driver.
+  bool there = true;
+  for (const device::Address end : {address, address + bytes - 1}) {
+    const auto found = without_gil([end]() -> Result<device::Pointer> {
+      auto platform = device::platform();
+      return platform.ok() ? (*platform)->query(end) : platform.status();
+    });
+    if (!found.ok()) raise(found.status());
+    const bool is_memory =
+        found->kind == device::Kind::kDevice || found->kind == device::Kind::kManaged;
+    there &= is_memory && found->device == device;
+  }
+  if (there) return;
+  invalid(concat("its ", bytes, " bytes do not lie in memory of GPU ", device,
+                 ", as it says: was it freed, or has its library another view of the GPUs?"));
+}
+
 }  // namespace
 
 const char* class_of(Code code) {
@@ -189,7 +209,9 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   }
   for (size_t i = 0; i < array.ndim(); ++i) array_.shape.push_back(array.shape(i));
   data_ = static_cast<char*>(const_cast<void*>(array.data()));
+  if (copier_ && array_.bytes() > 0) require_memory_of(index, data_, array_.bytes());
   owner_ = nb::cast(array, nb::rv_policy::reference);
+  if (copier_) owner_ = nb::make_tuple(owner_, object);  // what it exports may be its own
 }
 
 void wait(worker::Future& future, double seconds, const std::string& what,

@@ -26,6 +26,8 @@ Result<std::shared_ptr<Copier>> Copier::create(Platform& platform, Device& devic
                   concat("GPU ", device.index(), " (", device.properties().name,
                          ") has no memory operations on streams"));
   }
+  // Before anything is queued: what has been could not be taken back.
+  watcher.start();
   std::shared_ptr<Copier> copier(new Copier(platform, device, watcher));
   HERRING_RETURN_IF_ERROR(copier->open());
   return copier;

@@ -34,13 +34,16 @@ Watcher::~Watcher() {
   for (const Flag& flag : left) give_up(flag, {Code::kShutdown, "herring was shut down"});
 }
 
+void Watcher::start() {
+  std::lock_guard lock(mutex_);
+  if (thread_.joinable()) return;
+  const WithoutSignals mask;
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "herring-device");
+}
+
 void Watcher::expect(const Flag& flag, uint32_t value, Then then) {
   std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) {
-    const WithoutSignals mask;
-    thread_ = std::thread([this] { run(); });
-    pthread_setname_np(thread_.native_handle(), "herring-device");
-  }
   Queue& queue = queues_[flag.word];
   queue.flag = flag;
   queue.expected.push_back({value, std::move(then)});

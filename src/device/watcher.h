@@ -31,9 +31,10 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
+  // Starts the thread, unless it runs. std::system_error if there is none to be had.
+  void start();
   // Calls `then` once the flag has the value, on the thread of this, which it must not block. Of
-  // one flag, in the order of the values, in which they must be given. std::system_error if there
-  // is no thread to be had.
+  // one flag, in the order of the values, in which they must be given.
   void expect(const Flag& flag, uint32_t value, Then then);
   // Calls all that is expected of a flag now, with why it does not come.
   void give_up(const Flag& flag, const Status& why);
@@ -63,7 +64,7 @@ class Watcher {
   bool calls_ = false;                                    // guarded by mutex_
   bool ends_ = false;                                     // guarded by mutex_
   std::atomic<uint64_t> looks_{0};
-  std::thread thread_;  // started with the first expectation
+  std::thread thread_;
 };
 
 }  // namespace herring::device

@@ -47,39 +47,27 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   if (!made.ok()) return made.status();
   const std::shared_ptr<Operation> operation = *made;
   HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
-  if (operation->on_device()) {
-    HERRING_RETURN_IF_ERROR(start_from_device(operation));
-    return operation;
-  }
   // Until it has started, nobody but its caller knows of it.
-  const auto starts = [this, operation] {
-    or_tell([&](const Status& why) { operation->set(why); },
-            [&] { start(operation); });
-  };
-  const auto forget = [&](const Status&) { names_.give_back(operation->name_); };
-  HERRING_RETURN_IF_ERROR(or_tell(forget, [&] { return engine_.run(starts, waits); }));
-  return operation;
-}
-
-Status NamedOperations::start_from_device(const std::shared_ptr<Operation>& operation) {
   const auto fail = [this, operation](const Status& why) {
     names_.give_back(operation->name_);
     operation->set(why);
   };
-  const auto starts = [this, operation, fail] {
-    or_tell(fail, [&] { start(operation); });
+  const auto starts = [this, operation] {
+    or_tell([&](const Status& why) { operation->set(why); }, [&] { start(operation); });
   };
-  // Called when what the device has is in the staging: nobody waits for it meanwhile.
+  // From a device: when its arrays are in the staging. Nobody waits for that.
   const auto is_out = [this, operation, fail, starts](const Status& out) {
     const Call& call = operation->call_;
     if (!out.ok()) refuse(call.group, call.what, call.name, out.message());
     const Status goes_on = out.ok() ? engine_.run(starts) : out;
     if (!goes_on.ok()) fail(goes_on);
   };
-  const auto forget = [&](const Status&) { names_.give_back(operation->name_); };
-  const Status queued = or_tell(forget, [&] { return operation->bring_out(is_out); });
-  if (!queued.ok()) forget(queued);
-  return queued;
+  const Status begun = or_tell(fail, [&] {
+    return operation->on_device() ? operation->bring_out(is_out) : engine_.run(starts, waits);
+  });
+  if (begun.ok()) return operation;
+  fail(begun);
+  return begun;
 }
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,

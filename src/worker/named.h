@@ -75,8 +75,6 @@ class NamedOperations {
   void on_formed(Operation& operation);
   // As finish(); of a join when nothing of others is left.
   void fail(Operation& operation, const Status& why);
-  // On a thread of the user's: an operation whose arrays lie on a device.
-  Status start_from_device(const std::shared_ptr<Operation>& operation);
   // What an operation is called in messages.
   static std::string title(const Operation& operation);
 

@@ -20,7 +20,7 @@ ENVIRONMENT = {
 # Likewise for `herring.torch`, with tensors of the CPU: see `on_gpus`.
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,
-    "STANDIN_JITTER": "200",
+    "STANDIN_JITTER": "50",
     "PYTHONPATH": f"{Path(__file__).parent / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
 }
 
@@ -159,11 +159,13 @@ class Adopted:
         self.code = 4 if kind == "bfloat16" else _CODES[kind[0]]
         self.bits = tensor.element_size() * 8
         self.address = tensor.data_ptr()
+        _adopted[self.address] = id(self)  # what had it before has it no more
         if tensor.numel():
             Driver().adopt(0, self.address, tensor.numel() * tensor.element_size())
 
     def __del__(self) -> None:
-        Driver().disown(self.address)
+        if _adopted.get(self.address) == id(self):
+            Driver().disown(self.address)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -192,3 +194,4 @@ def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits:
 
 
 _exported: list[object] = []
+_adopted: dict[int, int] = {}

@@ -22,6 +22,8 @@ from herring.errors import InvalidArgumentError
 
 __all__ = ["PlannedReduction"]
 
+_MOST_DEVICES = 1 << 16
+
 
 class PlannedReduction:
     """An all-reduce over the arenas of a plan, in place, in rounds.
@@ -74,7 +76,7 @@ class PlannedReduction:
             op = operator_of(op)
             buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
             note_bytes = count_of(note_bytes, "note_bytes")
-            device = None if device is None else count_of(device, "device")
+            device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             self._device = device
             self._arenas: list[Any] = []  # there
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")

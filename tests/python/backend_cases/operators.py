@@ -123,7 +123,7 @@ def _with_gradients() -> dict[str, Callable[[], None]]:
         given.requires_grad_()
         found = op(given, *options, name)
         found.sum().backward()
-        same(found.detach(), wanted)
+        same(_wait(found.detach()), wanted)
         assert given.grad is not None and given.grad.shape == given.shape
 
     return {

@@ -239,6 +239,7 @@ TEST_F(CopierTest, WhoExpectsSomethingOfALostDeviceIsTold) {
 
 TEST(Watcher, SleepsWhileNothingIsExpected) {
   Watcher watcher;
+  watcher.start();
   std::atomic<uint32_t> word{0};
   const Flag flag{&word, 0};
   std::promise<void> come;
@@ -252,6 +253,7 @@ TEST(Watcher, SleepsWhileNothingIsExpected) {
 
 TEST(Watcher, LooksRarelyWhileNothingComes) {
   Watcher watcher;
+  watcher.start();
   std::atomic<uint32_t> word{0};
   const Flag flag{&word, 0};
   std::promise<Status> told;
