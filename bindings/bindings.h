@@ -12,7 +12,7 @@
 #include "base/dtype.h"
 #include "base/interrupt.h"
 #include "base/status.h"
-#include "device/copier.h"
+#include "device/copiers.h"
 #include "gil.h"
 #include "wire/array.h"
 #include "worker/future.h"

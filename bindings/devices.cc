@@ -1,26 +1,11 @@
-#include "devices.h"
-
+// GPUs, for reports.
 #include <nanobind/stl/string.h>
-
-#include <map>
-#include <mutex>
-#include <vector>
 
 #include "bindings.h"
 #include "device/rates.h"
 
 namespace herring::bindings {
 namespace {
-
-struct Copiers {
-  std::mutex mutex;
-  std::map<int, std::shared_ptr<device::Copier>> by_device;
-};
-
-Copiers& copiers() {
-  static auto* const all = new Copiers;
-  return *all;
-}
 
 // Raises ConfigurationError with why there are none.
 device::Platform& platform() {
@@ -66,45 +51,12 @@ nb::dict measure_copies(int index, size_t bytes) {
   return found;
 }
 
-// What this process has copied out of a device and back.
-nb::dict copied(int index) {
-  const device::Copier::Counters counters = take(copier_of(index))->counters();
-  nb::dict found;
-  found["bytes_out"] = counters.bytes_out;
-  found["bytes_back"] = counters.bytes_back;
-  return found;
-}
-
 }  // namespace
-
-Result<std::shared_ptr<device::Copier>> copier_of(int index) {
-  auto all = device::platform();
-  if (!all.ok()) return all.status();
-  auto device = (*all)->device(index);
-  if (!device.ok()) return device.status();
-  std::lock_guard lock(copiers().mutex);
-  std::shared_ptr<device::Copier>& copier = copiers().by_device[index];
-  if (copier == nullptr) {
-    auto made = device::Copier::create(**all, **device, device::Watcher::shared());
-    if (!made.ok()) return made.status();
-    copier = *made;
-  }
-  return copier;
-}
-
-void drain_copiers() {
-  if (copiers().by_device.empty() || !device::platform().ok()) return;
-  std::lock_guard lock(copiers().mutex);
-  for (const auto& [index, copier] : copiers().by_device) {
-    if (copier != nullptr) copier->drain();
-  }
-}
 
 void register_devices(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe_devices", &describe_devices);
   module.def("measure_copies", &measure_copies, "device"_a, "bytes"_a);
-  module.def("copied", &copied, "device"_a);
 }
 
 }  // namespace herring::bindings

@@ -10,18 +10,16 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <iterator>
-#include <mutex>
 #include <tuple>
 
 #include "base/log.h"
 #include "bindings.h"
+#include "callbacks.h"
 #include "collective/schedule.h"
-#include "devices.h"
 
 namespace herring::bindings {
 namespace {
@@ -64,106 +62,6 @@ struct Handle : InFlight {
     release_abandoned();
   }
 };
-
-// What is to be called because operations of a job are complete: put here by the engine, which runs
-// no Python, for the one thread of Python's that calls it.
-class Callbacks {
- public:
-  nb::object thread = nb::none();  // that calls take(), once it was started
-
-  // Any thread, without the GIL; takes the reference.
-  void put(PyObject* callback) {
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back(callback);
-    }
-    changed_.notify_one();
-  }
-
-  // Waits for the next; None: there is none any more.
-  nb::object take() {
-    for (;;) {
-      {
-        std::lock_guard lock(mutex_);
-        if (!queue_.empty()) {
-          PyObject* const next = queue_.front();
-          queue_.pop_front();
-          return nb::steal(next);
-        }
-        if (closed_) return nb::none();
-      }
-      GilReleased release;
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
-    }
-  }
-
-  // Nothing more is put; what was, still is taken.
-  void close() {
-    {
-      std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    changed_.notify_one();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<PyObject*> queue_;  // guarded by mutex_
-  bool closed_ = false;          // guarded by mutex_
-};
-
-// By the loops of their jobs' engines. Guarded by the GIL; never destroyed.
-std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>& all_callbacks() {
-  static auto* const all = new std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>;
-  return *all;
-}
-
-std::shared_ptr<Callbacks> callbacks_of(const Handle& handle) {
-  auto& callbacks = all_callbacks()[&handle.operation->loop()];
-  if (!callbacks) callbacks = std::make_shared<Callbacks>();
-  return callbacks;
-}
-
-// False: it is complete already, and nothing will be called.
-bool call_when_done(const Handle& handle, nb::object callback) {
-  worker::Future& future = *handle.operation;
-  if (future.done()) return false;
-  if (!future.loop().here()) {
-    raise({Code::kShutdown, concat(handle.what, " was started before this process was forked, and "
-                                   "will be complete in the parent only")});
-  }
-  PyObject* const held = callback.inc_ref().ptr();
-  const bool waits =
-      future.then_unless_done([to = callbacks_of(handle), held] { to->put(held); });
-  if (!waits) callback.dec_ref();
-  return waits;
-}
-
-// After the job's end, with which all operations are complete: what they have put is still called.
-void end_callbacks(Job& job) {
-  constexpr Nanos kPatience = 10 * kSecond, kSlice = 100 * kMillisecond;
-  const auto found = all_callbacks().find(job.engine().loop().get());
-  if (found == all_callbacks().end()) return;
-  const std::shared_ptr<Callbacks> ending = std::move(found->second);
-  all_callbacks().erase(found);
-  ending->close();
-  const nb::object thread = ending->thread;
-  if (thread.is_none() || thread.is(nb::module_::import_("threading").attr("current_thread")())) {
-    return;
-  }
-  // To its very end: a thread in here when the interpreter ends would end the process.
-  const Nanos deadline = monotonic_now() + kPatience;
-  for (;;) {
-    thread.attr("join")(to_seconds(kSlice));
-    if (!nb::cast<bool>(thread.attr("is_alive")())) return;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (monotonic_now() < deadline) continue;
-    return log(LogLevel::kWarning, "a callback of a handle still runs ", in_seconds(kPatience),
-               " after herring.shutdown(), which does not wait for it any longer");
-  }
-}
 
 wire::Collective parse_kind(const std::string& name) {
   if (auto what = wire::collective_of(name)) return std::move(*what);
@@ -463,9 +361,9 @@ void shut_down(Job& job) {
   {
     GilReleased release;
     job.shutdown();
-    drain_copiers();  // what they bring is for a job that has ended
+    device::drain_shared_copiers();  // what they bring is for a job that has ended
   }
-  end_callbacks(job);
+  end_callbacks(job.engine().loop().get());
   release_abandoned();
 }
 
@@ -540,8 +438,12 @@ void register_job(nb::module_& module) {
       .def_prop_ro("on_device", [](const Handle& h) { return h.operation->on_device(); })
       .def("take_back", &take_back, nb::arg("streams"), nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->done(); })
-      .def("callbacks", &callbacks_of)
-      .def("call_when_done", &call_when_done, nb::arg("callback"))
+      .def("callbacks", [](const Handle& h) { return callbacks_of(*h.operation); })
+      .def("call_when_done",
+           [](const Handle& h, nb::object callback) {
+             return call_when_done(*h.operation, h.what, std::move(callback));
+           },
+           nb::arg("callback"))
       .def("result", &result_of)
       .def("results", &results_of)
       .def_prop_ro("placed", [](const Handle& h) {

@@ -9,7 +9,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "devices.h"
 #include "job/job.h"
 #include "worker/device_rounds.h"
 
@@ -69,7 +68,7 @@ PlanHandle make_plan(nb::object job_object,
     return handle;
   }
   handle.rounds = take(without_gil([&]() -> Result<std::unique_ptr<DeviceRounds>> {
-    auto copier = copier_of(*device);
+    auto copier = device::own_copier(*device);
     if (!copier.ok()) return copier.status();
     return DeviceRounds::create(job.engine(), list, std::move(options), *copier);
   }));
@@ -104,18 +103,21 @@ void place(PlanHandle& handle, const nb::list& arenas) {
   std::vector<std::shared_ptr<ArrayView>> views;
   std::vector<device::Address> addresses;
   const auto& expected = handle.on_device().planned().plan().arenas;
+  const device::Device& gpu = handle.on_device().copier()->device();
+  const auto lies_there = [&gpu](const ArrayView& view) {
+    return view.copier() && &view.copier()->device() == &gpu;
+  };
   for (const nb::handle arena : arenas) {
     views.push_back(ArrayView::anywhere(arena, true, concat("arena ", views.size(), ": ")));
     const ArrayView& view = *views.back();
     const size_t i = views.size() - 1;
     const size_t bytes = i < expected.size() ? expected[i].bytes : 0;
-    if (view.copier() != handle.on_device().copier() || view.array().bytes() != bytes) {
+    if (!lies_there(view) || view.array().bytes() != bytes) {
       raise({Code::kInvalidArgument,
              concat("arena ", i, " has ", view.array().bytes(), " bytes ",
                     view.copier() ? concat("on GPU ", view.copier()->device().index())
                                   : "in host memory",
-                    "; this plan needs ", bytes, " on GPU ",
-                    handle.on_device().copier()->device().index())});
+                    "; this plan needs ", bytes, " on GPU ", gpu.index())});
     }
     addresses.push_back(reinterpret_cast<device::Address>(view.data()));
   }

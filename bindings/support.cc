@@ -2,7 +2,6 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
-#include "devices.h"
 
 namespace herring::bindings {
 namespace {
@@ -174,7 +173,7 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   const int kind = nb::cast<int>(device[0]), index = nb::cast<int>(device[1]);
   nb::object exported = nb::borrow(object);
   if (kind == nb::device::cuda::value && anywhere) {
-    auto copier = without_gil([index] { return copier_of(index); });
+    auto copier = without_gil([index] { return device::shared_copier(index); });
     if (!copier.ok()) raise(copier.status());
     copier_ = *copier;
     // One that its library tells, or the copier's own, which the library then lets wait.

@@ -19,8 +19,8 @@ Status in_pieces(const Copy& copy, const Queue& queue) {
 
 }  // namespace
 
-Result<std::shared_ptr<Copier>> Copier::create(Platform& platform, Device& device,
-                                               Watcher& watcher) {
+Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
+  const Device& device = flags.device();
   if (!device.properties().stream_memory) {
     return Status(Code::kConfiguration,
                   concat("GPU ", device.index(), " (", device.properties().name,
@@ -28,7 +28,7 @@ Result<std::shared_ptr<Copier>> Copier::create(Platform& platform, Device& devic
   }
   // Before anything is queued: what has been could not be taken back.
   watcher.start();
-  std::shared_ptr<Copier> copier(new Copier(platform, device, watcher));
+  std::shared_ptr<Copier> copier(new Copier(flags, watcher));
   HERRING_RETURN_IF_ERROR(copier->open());
   return copier;
 }
@@ -49,22 +49,23 @@ Status Copier::open() {
     if (!taken.ok()) return taken.status();
     *flag = *taken;
   }
+  outs_ = is_out_.word->load();  // where whoever had them before has left them
+  backs_ = is_back_.word->load();
   return {};
 }
 
 Copier::~Copier() {
-  // Memory that copies still reach goes after this.
+  const bool open = is_back_.word != nullptr;
+  const Status lost = open ? drain() : Status();
   for (const Stream stream : {out_, back_}) {
-    if (stream == 0) continue;
-    static_cast<void>(device_.synchronize(stream));
-    device_.destroy_stream(stream);
-  }
-  const Status ended(Code::kShutdown, concat("the copies of GPU ", device_.index(), " have ended"));
-  for (const Flag& flag : {is_out_, is_back_}) {
-    if (flag.word != nullptr) watcher_.give_up(flag, ended);
+    if (stream != 0) device_.destroy_stream(stream);
   }
   for (const Event event : {produced_, consumed_, returned_}) {
     if (event != 0) device_.destroy_event(event);
+  }
+  // One that is lost may still write to its flags.
+  for (const Flag& flag : {is_out_, is_back_}) {
+    if (flag.word != nullptr && lost.ok()) flags_.give_back(flag);
   }
 }
 
@@ -93,8 +94,6 @@ Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector
   }
   for (const Copy& copy : copies) {
     HERRING_RETURN_IF_ERROR(in_pieces(copy, [&](Address from, char* to, size_t bytes) {
-      counters_.bytes_out += bytes;
-      ++counters_.copies_out;
       return device_.copy_out(to, from, bytes, out_);
     }));
   }
@@ -104,8 +103,6 @@ Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector
 Status Copier::queue_back(const std::vector<Copy>& copies) {
   for (const Copy& copy : copies) {
     HERRING_RETURN_IF_ERROR(in_pieces(copy, [&](Address to, const char* from, size_t bytes) {
-      counters_.bytes_back += bytes;
-      ++counters_.copies_back;
       return device_.copy_in(to, from, bytes, back_);
     }));
   }
@@ -148,10 +145,11 @@ Status Copier::join(Stream consumer) {
   return device_.wait(consumer, returned_);
 }
 
-void Copier::drain() {
+Status Copier::drain() {
   for (const Stream stream : {out_, back_}) static_cast<void>(device_.synchronize(stream));
-  if (!check().ok()) return;
+  HERRING_RETURN_IF_ERROR(check());
   for (const Flag& flag : {is_out_, is_back_}) watcher_.settle(flag);
+  return {};
 }
 
 Status Copier::check() {
@@ -167,9 +165,13 @@ Status Copier::check() {
   return lost;
 }
 
-Copier::Counters Copier::counters() const {
+void Copier::while_idle(const std::function<void()>& call) {
   std::lock_guard lock(mutex_);
-  return counters_;
+  for (const Stream stream : {out_, back_}) {
+    const auto idle = device_.idle(stream);
+    if (!idle.ok() || !*idle) return;
+  }
+  call();
 }
 
 }  // namespace herring::device

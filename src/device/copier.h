@@ -2,7 +2,8 @@
 // copy engines, and heard of by flags. So nobody waits for a device but other streams of its.
 //
 // The copies out of all calls follow one another in one stream, those back in another; the two
-// directions of the link are busy at the same time.
+// directions of the link are busy at the same time. What waits for a flag holds up what comes back
+// later: so whatever may be in another order on another rank has a copier of its own.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +28,11 @@ struct Copy {
 
 // Calls are made by threads of the user's. kDevice: what the driver says; then all that was queued
 // is through.
-class Copier : public std::enable_shared_from_this<Copier> {
+class Copier {
  public:
-  static Result<std::shared_ptr<Copier>> create(Platform& platform, Device& device,
-                                                Watcher& watcher);
+  // Both outlive it, and whatever waits for one of the flags.
+  static Result<std::shared_ptr<Copier>> create(Flags& flags, Watcher& watcher);
+  // Waits as drain().
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
@@ -57,19 +59,18 @@ class Copier : public std::enable_shared_from_this<Copier> {
   Status follow(Stream consumer);
 
   // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
-  // itself.
-  void drain();
+  // itself. An error that the device is in.
+  Status drain();
   // An error that the device is in, without waiting for it. What is expected is then told of it.
   Status check();
 
-  struct Counters {
-    uint64_t bytes_out = 0, bytes_back = 0, copies_out = 0, copies_back = 0;
-  };
-  Counters counters() const;
+  // Calls it if no copy is on its way, and none begins meanwhile. An error of the device counts as
+  // one that is.
+  void while_idle(const std::function<void()>& call);
 
  private:
-  Copier(Platform& platform, Device& device, Watcher& watcher)
-      : device_(device), watcher_(watcher), flags_(platform, device) {}
+  Copier(Flags& flags, Watcher& watcher)
+      : device_(flags.device()), watcher_(watcher), flags_(flags) {}
   Status open();
   Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
   Status queue_back(const std::vector<Copy>& copies);
@@ -78,13 +79,12 @@ class Copier : public std::enable_shared_from_this<Copier> {
 
   Device& device_;
   Watcher& watcher_;
-  Flags flags_;
-  mutable std::mutex mutex_;  // guards what follows, and the order of what is queued
+  Flags& flags_;
+  std::mutex mutex_;  // guards what follows, and the order of what is queued
   Stream out_ = 0, back_ = 0;
   Event produced_ = 0, consumed_ = 0, returned_ = 0;
   Flag is_out_, is_back_;  // count the calls of out() and when_back()
   uint32_t outs_ = 0, backs_ = 0;
-  Counters counters_;
 };
 
 }  // namespace herring::device

@@ -1,8 +1,5 @@
 #include "device/device.h"
 
-#include <mutex>
-#include <utility>
-
 #include "base/fork_guard.h"
 #include "device/cuda/cuda.h"
 

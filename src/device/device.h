@@ -6,7 +6,6 @@
 // until the device is idle, and the device may wait for what such a thread is about to do.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,7 +18,7 @@
 namespace herring::device {
 
 using Address = uint64_t;      // as devices see it
-using Stream = uintptr_t;      // 0, 1 and 2 are CUDA's default streams: see is_stream()
+using Stream = uintptr_t;
 using Event = uintptr_t;
 
 struct Properties {
@@ -36,11 +35,7 @@ enum class Kind { kHost, kPinned, kDevice, kManaged };
 // What an address is.
 struct Pointer {
   Kind kind = Kind::kHost;
-  int device = -1;        // of all but kHost
-  Address base = 0;       // of the allocation that it lies in
-  size_t bytes = 0;
-  uint64_t allocation = 0;  // its number, never used twice
-  bool exportable = false;  // to other processes by the old IPC handles
+  int device = -1;  // of all but kHost
 };
 
 // One GPU. Calls may be made from any thread, one that has no context too. kDevice: what the driver
@@ -101,7 +96,6 @@ class Platform {
   virtual Result<Device*> device(int index) = 0;
   virtual const Properties& properties(int index) const = 0;
   virtual Result<Pointer> query(Address address) = 0;
-  virtual Result<uint64_t> allocation_of(Address address) = 0;  // its number alone
   virtual bool can_access(int device, int peer) = 0;
 
   // Makes host memory known to all devices, so that their copy engines reach it. Whole pages.

@@ -35,6 +35,8 @@ class Flags {
   Flags(const Flags&) = delete;
   Flags& operator=(const Flags&) = delete;
 
+  Device& device() const { return device_; }
+
   // On a thread that may call the driver.
   Result<Flag> take();
   // Any thread.

@@ -32,7 +32,6 @@ Retirees& retirees() {
 void Pin::set(char* memory, size_t bytes) {
   std::lock_guard lock(mutex_);
   if (state_ != State::kNone) return;
-  unmap_pinned();
   auto devices = platform();
   const Status pinned = devices.ok() ? (*devices)->register_host(memory, bytes) : devices.status();
   state_ = pinned.ok() ? State::kSet : State::kRefused;
@@ -57,6 +56,12 @@ bool Pin::unmap_later(char* memory, size_t bytes) {
   std::lock_guard lock(all.mutex);
   all.list.push_back({memory, bytes});
   return true;
+}
+
+bool any_to_unmap() {
+  Retirees& all = retirees();
+  std::lock_guard lock(all.mutex);
+  return !all.list.empty();
 }
 
 void unmap_pinned() {

@@ -29,8 +29,10 @@ class Pin {
   uint32_t generation_ = 0;     // the fork that it was set in
 };
 
-// Unmaps what has been left to be unmapped later. On a thread that may call the driver, where it
-// may wait until devices are idle.
+// Whether memory has been left to be unmapped later. Any thread.
+bool any_to_unmap();
+// Unmaps it. On a thread that may call the driver, which may wait until devices are idle: so no
+// stream may wait then for what this thread is to do.
 void unmap_pinned();
 
 }  // namespace herring::device

@@ -87,17 +87,6 @@ SharedRegion::~SharedRegion() {
 
 void SharedRegion::pin() { pin_.set(data_, bytes_); }
 
-void SharedHeap::pin(const void* p) {
-  std::shared_ptr<SharedRegion> region;
-  {
-    ForkSection section;
-    std::lock_guard lock(mutex_);
-    const auto entry = entry_of(reinterpret_cast<uintptr_t>(p));
-    if (entry != entries_.end()) region = entry->second.region;
-  }
-  if (region) region->pin();
-}
-
 SharedHeap::Entries::iterator SharedHeap::entry_of(uintptr_t address) {
   auto next = entries_.upper_bound(address);
   if (next == entries_.begin()) return entries_.end();
@@ -109,16 +98,17 @@ SharedHeap::Entries::const_iterator SharedHeap::entry_of(uintptr_t address) cons
   return const_cast<SharedHeap*>(this)->entry_of(address);
 }
 
-Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes) {
-  auto region = SharedRegion::create(bytes, sharing_);
+Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes, Use use) {
+  auto region = SharedRegion::create(bytes, use == Use::kDevices ? Sharing::kNode : sharing_);
   if (!region.ok()) return region.status();
   const auto base = reinterpret_cast<uintptr_t>((*region)->data());
   auto entry = entries_.try_emplace(base).first;
   entry->second.region = std::move(*region);
+  entry->second.use = use;
   return entry;
 }
 
-Result<void*> SharedHeap::allocate_small(size_t bytes) {
+Result<void*> SharedHeap::allocate_small(size_t bytes, Use use) {
   auto take = [&](Entry& entry, std::map<size_t, size_t>::iterator hole) -> void* {
     const auto [offset, size] = *hole;
     entry.holes.erase(hole);
@@ -131,12 +121,12 @@ Result<void*> SharedHeap::allocate_small(size_t bytes) {
     return entry.region->data() + offset;
   };
   for (auto& [base, entry] : entries_) {
-    if (!entry.slab || entry.retired) continue;
+    if (!entry.slab || entry.retired || entry.use != use) continue;
     for (auto hole = entry.holes.begin(); hole != entry.holes.end(); ++hole) {
       if (hole->second >= bytes) return take(entry, hole);
     }
   }
-  auto added = add_region(kSlabBytes);
+  auto added = add_region(kSlabBytes, use);
   if (!added.ok()) return added.status();
   Entry& entry = (*added)->second;
   entry.slab = true;
@@ -144,17 +134,18 @@ Result<void*> SharedHeap::allocate_small(size_t bytes) {
   return take(entry, entry.holes.begin());
 }
 
-Result<void*> SharedHeap::allocate_large(size_t bytes) {
+Result<void*> SharedHeap::allocate_large(size_t bytes, Use use) {
   // The smallest cached region that fits and does not waste more than a quarter.
   auto best = entries_.end();
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     const Entry& candidate = entry->second;
     const size_t size = candidate.region->bytes();
-    if (!candidate.cached || candidate.slab || size < bytes || size - bytes > size / 4) continue;
+    if (!candidate.cached || candidate.slab || candidate.use != use) continue;
+    if (size < bytes || size - bytes > size / 4) continue;
     if (best == entries_.end() || size < best->second.region->bytes()) best = entry;
   }
   if (best == entries_.end()) {
-    auto added = add_region(bytes);
+    auto added = add_region(bytes, use);
     if (!added.ok()) return added.status();
     best = *added;
   } else {
@@ -165,15 +156,25 @@ Result<void*> SharedHeap::allocate_large(size_t bytes) {
   return best->second.region->data();
 }
 
-Result<void*> SharedHeap::allocate(size_t bytes) {
+Result<void*> SharedHeap::allocate(size_t bytes, Use use) {
   if (bytes > SIZE_MAX / 4) {
     return Status(Code::kInvalidArgument, concat("an allocation of ", bytes, " bytes"));
   }
   bytes = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  ForkSection section;
-  std::lock_guard lock(mutex_);
-  Result<void*> block = bytes >= kLargeBytes ? allocate_large(bytes) : allocate_small(bytes);
-  if (block.ok()) allocated_ += bytes;
+  std::shared_ptr<SharedRegion> for_devices;  // pinned after the lock is let go
+  const Result<void*> block = [&] {
+    ForkSection section;
+    std::lock_guard lock(mutex_);
+    Result<void*> found =
+        bytes >= kLargeBytes ? allocate_large(bytes, use) : allocate_small(bytes, use);
+    if (!found.ok()) return found;
+    allocated_ += bytes;
+    if (use == Use::kDevices) {
+      for_devices = entry_of(reinterpret_cast<uintptr_t>(*found))->second.region;
+    }
+    return found;
+  }();
+  if (for_devices) for_devices->pin();
   return block;
 }
 

@@ -22,6 +22,8 @@ namespace herring {
 
 // Who may map a region: the workers of the node, or this process alone.
 enum class Sharing { kNode, kProcess };
+// What else than the host's processors reads and writes memory: nothing, or devices.
+enum class Use { kHost, kDevices };
 
 // One mapping, readable and writable, page aligned. Either created here (other processes map it
 // through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into being on
@@ -82,15 +84,14 @@ class SharedHeap {
   SharedHeap& operator=(const SharedHeap&) = delete;
 
   // At least `bytes` bytes with undefined content, aligned to kAlignment. Zero bytes give a pointer
-  // too, that has to be freed.
-  Result<void*> allocate(size_t bytes);
+  // too, that has to be freed. For devices it is pinned, on a thread that may call their driver,
+  // and never private: of that a fork may give the parent a copy while devices keep the pages.
+  Result<void*> allocate(size_t bytes, Use use = Use::kHost);
   // False, and nothing happens, if `p` does not come from allocate() (nullptr included).
   bool free(void* p);
 
   // Where [p, p + bytes) lies, if it lies inside one region of this heap.
   std::optional<Location> locate(const void* p, size_t bytes) const;
-  // Of memory that allocate() gave: pins its region.
-  void pin(const void* p);
   // The region of that id, kept alive by the result; nullptr once it was given back.
   std::shared_ptr<SharedRegion> region(uint32_t id) const;
 
@@ -112,6 +113,7 @@ class SharedHeap {
  private:
   struct Entry {
     std::shared_ptr<SharedRegion> region;
+    Use use = Use::kHost;
     bool slab = false;
     bool cached = false;
     bool retired = false;  // nothing is handed out from it any more
@@ -123,9 +125,9 @@ class SharedHeap {
 
   Entries::iterator entry_of(uintptr_t address);
   Entries::const_iterator entry_of(uintptr_t address) const;
-  Result<Entries::iterator> add_region(size_t bytes);
-  Result<void*> allocate_small(size_t bytes);
-  Result<void*> allocate_large(size_t bytes);
+  Result<Entries::iterator> add_region(size_t bytes, Use use);
+  Result<void*> allocate_small(size_t bytes, Use use);
+  Result<void*> allocate_large(size_t bytes, Use use);
   // Keeps a region in which nothing is handed out any more, and evicts the oldest ones above the
   // cap; the caller drops the result after the lock is let go.
   std::vector<std::shared_ptr<SharedRegion>> keep(Entries::iterator entry);

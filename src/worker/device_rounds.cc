@@ -9,6 +9,7 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
     Engine& engine, const std::vector<plan::Gradient>& gradients, PlannedOptions options,
     std::shared_ptr<device::Copier> copier) {
   auto flags = std::make_shared<Flags>();
+  options.use = Use::kDevices;
   options.averaged = [flags](uint32_t buffer) {
     flags->of_buffers[buffer].set(flags->values[buffer]);
   };
@@ -17,7 +18,6 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   if (!planned.ok()) return planned.status();
   rounds->planned_ = std::move(*planned);
   HERRING_RETURN_IF_ERROR(rounds->take_flags());
-  rounds->planned_->pin();
   return rounds;
 }
 
@@ -46,9 +46,9 @@ DeviceRounds::~DeviceRounds() {
   while (round && !round->done() && round->loop().here()) {
     static_cast<void>(round->wait_for(100 * kMillisecond));
   }
-  copier_->drain();
+  const Status lost = copier_->drain();
   // The engine may set the flags of a round that has failed once more: nobody else has them then.
-  if (round && (!round->done() || !round->status().ok())) return;
+  if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return;
   for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);
 }
 

@@ -18,7 +18,7 @@ namespace herring::worker {
 // ends with that on all ranks.
 class DeviceRounds {
  public:
-  // As Planned::create().
+  // As Planned::create(). The copier is for this alone.
   static Result<std::unique_ptr<DeviceRounds>> create(Engine& engine,
                                                       const std::vector<plan::Gradient>& gradients,
                                                       PlannedOptions options,

@@ -30,10 +30,9 @@ Status Operation::prepare() {
 }
 
 Status Operation::stage(size_t bytes) {
-  auto staging = heap_->allocate(bytes);
+  auto staging = heap_->allocate(bytes, on_device() ? Use::kDevices : Use::kHost);
   if (!staging.ok()) return staging.status();
   staging_ = static_cast<char*>(*staging);
-  if (on_device()) heap_->pin(staging_);
   return {};
 }
 
@@ -57,7 +56,13 @@ Status Operation::bring_out(device::Watcher::Then then) {
 }
 
 Status Operation::take_back(const std::vector<device::Stream>& streams) {
-  if (taken_back_ != nullptr) return {};
+  std::lock_guard lock(taking_back_);
+  if (taken_back_ == nullptr) HERRING_RETURN_IF_ERROR(queue_back(streams));
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier()->join(stream));
+  return {};
+}
+
+Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   auto taken = std::make_shared<Future>(loop_of());
   device::Copier& copier = *call_.copier;
   for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
@@ -69,7 +74,6 @@ Status Operation::take_back(const std::vector<device::Stream>& streams) {
         taken->set(status);
       }));
   taken_back_ = std::move(taken);
-  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.join(stream));
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,8 +56,8 @@ class Operation : public Future,
   const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
   bool on_device() const { return copier() != nullptr; }
   // Once complete, queues its results to be copied to where its arrays lie, after what is queued in
-  // the streams and before what will be. Once; later calls do nothing. On a thread that may call
-  // the device's driver.
+  // the streams and before what will be; that comes after it in the streams of later calls, too,
+  // which copy nothing. On threads that may call the device's driver.
   Status take_back(const std::vector<device::Stream>& streams);
   // Of a take_back(): done when the results are there.
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
@@ -72,6 +73,7 @@ class Operation : public Future,
   Status stage(size_t bytes);
   // Queues the copies of what the device has; see Copier::out.
   Status bring_out(device::Watcher::Then then);
+  Status queue_back(const std::vector<device::Stream>& streams);
   std::vector<device::Copy> device_copies();
   size_t bytes() const;                // of all bundles
   char* place_result(size_t bytes);    // null: no memory
@@ -90,6 +92,7 @@ class Operation : public Future,
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
   bool called_off_ = false;            // a part of it was
+  std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null: it was not asked for
   bool absent_ = false;                // of others: this rank has joined and adds nothing
   Status failed_;                      // of a join: why, though others' operations go on

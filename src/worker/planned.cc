@@ -75,7 +75,7 @@ uint32_t Planned::contributors() const { return work_->contributors.load(); }
 bool Planned::has_note() const { return work_->note != nullptr; }
 
 Status Planned::Work::take_memory(size_t bytes, char*& place) {
-  auto memory = engine.heap().allocate(bytes);
+  auto memory = engine.heap().allocate(bytes, options.use);
   if (!memory.ok()) return memory.status();
   place = memory_.emplace_back(static_cast<char*>(*memory));
   return {};
@@ -270,10 +270,6 @@ bool Planned::lacks_note() const {
 std::shared_ptr<Future> Planned::round() const {
   std::lock_guard lock(mutex_);
   return round_ == nullptr ? nullptr : round_->future;
-}
-
-void Planned::pin() {
-  for (char* arena : work_->arenas) work_->engine.heap().pin(arena);
 }
 
 void Planned::fail(const Status& why) { work_->engine.abort(why); }

@@ -27,6 +27,7 @@ struct PlannedOptions {
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
   size_t note_bytes = 0;                // of a round's note; 0: it has none
   std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
+  Use use = Use::kHost;                 // of the arenas' memory
   std::function<void(uint32_t buffer)> averaged;  // called on the engine's thread; may be null
 };
 
@@ -57,8 +58,6 @@ class Planned {
   bool lacks_note() const;  // which the round needs
   // Of the round begun last; null before the first.
   std::shared_ptr<Future> round() const;
-  // Pins its memory, for copies from and to a device; on a thread that may call the driver.
-  void pin();
   // Ends the job, which cannot go on without what this rank was to bring.
   void fail(const Status& why);
   // The running round's future; kInvalidArgument names gradients that are not ready.

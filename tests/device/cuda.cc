@@ -135,7 +135,7 @@ int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
       (next != driver().blocks.end() && next->first < address + bytes)) {
     return kRegisteredAlready;
   }
-  driver().blocks[address] = {bytes, static_cast<char*>(memory), -1, driver().next_number++};
+  driver().blocks[address] = {bytes, static_cast<char*>(memory), -1};
   return kOk;
 }
 int cuMemHostUnregister(void* memory) {
@@ -156,14 +156,6 @@ int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
   return kOk;
 }
 
-int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
-  BEGIN(cuPointerGetAttribute);
-  std::lock_guard lock(driver().mutex);
-  const auto block = driver().block_of(address);
-  if (attribute != 7 || block == driver().blocks.end()) return kInvalidValue;
-  *static_cast<uint64_t*>(value) = block->second.number;
-  return kOk;
-}
 int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uint64_t address) {
   BEGIN(cuPointerGetAttributes);
   std::lock_guard lock(driver().mutex);
@@ -172,15 +164,10 @@ int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uint6
   const bool device = known && block->second.device >= 0;
   for (unsigned i = 0; i < count; ++i) {
     auto* const word = static_cast<uint32_t*>(values[i]);
-    auto* const number = static_cast<uint64_t*>(values[i]);
     switch (attributes[i]) {
       case 2: *word = !known ? 0 : device ? 2 : 1; break;
-      case 7: *number = known ? block->second.number : 0; break;
       case 8: *word = 0; break;
       case 9: *word = !known ? static_cast<uint32_t>(-2) : device ? block->second.device : 0; break;
-      case 10: *word = device; break;
-      case 11: *number = known ? block->first : 0; break;
-      case 12: *number = known ? block->second.bytes : 0; break;
       default: return kInvalidValue;
     }
   }
@@ -226,47 +213,38 @@ int cuStreamIsCapturing(void* stream, int* state) {
   return kOk;
 }
 
-int cuEventCreate(std::shared_ptr<Event>** event, unsigned) {
+int cuEventCreate(Event** event, unsigned) {
   BEGIN(cuEventCreate);
   NEEDS_CONTEXT;
-  *event = new std::shared_ptr<Event>(std::make_shared<Event>());
+  *event = new Event;
   return kOk;
 }
-int cuEventDestroy_v2(std::shared_ptr<Event>* event) {
+int cuEventDestroy_v2(Event* event) {
   BEGIN(cuEventDestroy);
   NEEDS_CONTEXT;
   delete event;
   return kOk;
 }
-int cuEventRecord(std::shared_ptr<Event>* event, void* stream) {
+int cuEventRecord(Event* event, void* stream) {
   BEGIN(cuEventRecord);
   NEEDS_CONTEXT;
-  uint64_t number;
+  auto through = std::make_shared<std::promise<void>>();
   {
-    std::lock_guard lock((*event)->mutex);
-    number = ++(*event)->recorded;
+    std::lock_guard lock(event->mutex);
+    event->last = through->get_future().share();
   }
-  stream_of(stream)->put([event = *event, number] {
-    {
-      std::lock_guard lock(event->mutex);
-      event->done = std::max(event->done, number);
-    }
-    event->changed.notify_all();
-  });
+  stream_of(stream)->put([through] { through->set_value(); });
   return kOk;
 }
-int cuStreamWaitEvent(void* stream, std::shared_ptr<Event>* event, unsigned) {
+int cuStreamWaitEvent(void* stream, Event* event, unsigned) {
   BEGIN(cuStreamWaitEvent);
   NEEDS_CONTEXT;
-  uint64_t number;
+  std::shared_future<void> last;
   {
-    std::lock_guard lock((*event)->mutex);
-    number = (*event)->recorded;
+    std::lock_guard lock(event->mutex);
+    last = event->last;
   }
-  stream_of(stream)->put([event = *event, number] {
-    std::unique_lock lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->done >= number; });
-  });
+  if (last.valid()) stream_of(stream)->put([last] { last.wait(); });
   return kOk;
 }
 
@@ -338,7 +316,6 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuMemHostRegister, 6050, cuMemHostRegister_v2),
       HAS(cuMemHostUnregister, 4000, cuMemHostUnregister),
       HAS(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),
-      HAS(cuPointerGetAttribute, 4000, cuPointerGetAttribute),
       HAS(cuPointerGetAttributes, 7000, cuPointerGetAttributes),
       HAS(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority),
       HAS(cuStreamDestroy, 4000, cuStreamDestroy_v2),

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -102,10 +103,10 @@ class Stream {
   std::thread thread_;
 };
 
+// Each time that it is recorded it stands for other work; who waits keeps to what it was then.
 struct Event {
   std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;
+  std::shared_future<void> last;  // guarded by mutex; none: it was not recorded
 };
 
 struct Context {
@@ -132,7 +133,6 @@ struct Block {
   size_t bytes;
   char* memory;  // where its bytes are; of registered memory its own address
   int device;    // -1: the host's, registered
-  uint64_t number;
 };
 
 class Driver {
@@ -142,7 +142,6 @@ class Driver {
   std::vector<Context*> contexts;  // by device; null until it is retained
   std::map<uintptr_t, Block> blocks;
   std::vector<size_t> used;
-  uint64_t next_number = 1;
   std::map<std::string, uint64_t> calls;
   std::set<std::thread::id> threads;
   std::string fails;
@@ -245,7 +244,7 @@ inline int allocate(int device, uint64_t* address, size_t bytes) {
   if (out == MAP_FAILED || memory == MAP_FAILED) return kOutOfMemory;
   driver().used[device] += whole;
   *address = reinterpret_cast<uintptr_t>(out);
-  driver().blocks[*address] = {whole, static_cast<char*>(memory), device, driver().next_number++};
+  driver().blocks[*address] = {whole, static_cast<char*>(memory), device};
   return kOk;
 }
 

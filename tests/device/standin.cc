@@ -78,8 +78,7 @@ void standin_free(int device, uint64_t address) { release(device, address); }
 void standin_adopt(int device, uint64_t address, size_t bytes) {
   context_of(device);
   std::lock_guard lock(driver().mutex);
-  driver().blocks[address] = {bytes, reinterpret_cast<char*>(address), device,
-                              driver().next_number++};
+  driver().blocks[address] = {bytes, reinterpret_cast<char*>(address), device};
 }
 void standin_disown(uint64_t address) {
   std::lock_guard lock(driver().mutex);

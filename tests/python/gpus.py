@@ -159,13 +159,19 @@ class Adopted:
         self.code = 4 if kind == "bfloat16" else _CODES[kind[0]]
         self.bits = tensor.element_size() * 8
         self.address = tensor.data_ptr()
-        _adopted[self.address] = id(self)  # what had it before has it no more
-        if tensor.numel():
-            Driver().adopt(0, self.address, tensor.numel() * tensor.element_size())
+        _adopted.setdefault(self.address, {})[id(self)] = tensor.numel() * tensor.element_size()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """As many bytes as the longest of those that begin there."""
+        if longest := max(_adopted[self.address].values(), default=0):
+            Driver().adopt(0, self.address, longest)
+        else:
+            Driver().disown(self.address)
 
     def __del__(self) -> None:
-        if _adopted.get(self.address) == id(self):
-            Driver().disown(self.address)
+        del _adopted[self.address][id(self)]
+        self._adopt()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -194,4 +200,4 @@ def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits:
 
 
 _exported: list[object] = []
-_adopted: dict[int, int] = {}
+_adopted: dict[int, dict[int, int]] = {}  # bytes of tensors, by address

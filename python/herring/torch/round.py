@@ -48,7 +48,8 @@ class Round:
         if state[index] == _MISSING:
             state[index] = _PRODUCED
             self._waiting.append(index)
-            self._streams.join(layout.parameters[index])
+            if layout.gpu is not None:
+                self._streams.join(layout.parameters[index])
             self._waiting_bytes += layout.nbytes[index]
             # A user's hook that comes after ours may still change or replace the gradient, which is
             # then taken at the end of the pass; from the next pass on ours comes after it.

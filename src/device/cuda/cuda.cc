@@ -245,40 +245,20 @@ class CudaPlatform : public Platform {
 
   const Properties& properties(int index) const override { return devices_[index]->properties(); }
   Result<Pointer> query(Address address) override {
-    unsigned type = 0, managed = 0, exportable = 0;
+    unsigned type = 0, managed = 0;
     int ordinal = -1;
-    DevicePointer start = 0;
-    size_t bytes = 0;
-    unsigned long long number = 0;
-    int attributes[] = {kMemoryType, kIsManaged, kDeviceOrdinal, kRangeStart,
-                        kRangeBytes, kBufferNumber, kIpcCapable};
-    void* values[] = {&type, &managed, &ordinal, &start, &bytes, &number, &exportable};
-    Pointer pointer;
+    int attributes[] = {kMemoryType, kIsManaged, kDeviceOrdinal};
+    void* values[] = {&type, &managed, &ordinal};
     // It succeeds for what the driver does not know, and leaves zeros.
     HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
       HERRING_CUDA(pointer_attributes, std::size(attributes), attributes, values, address);
       return {};
     }));
-    if (type == 0) return pointer;
-    pointer.kind = managed != 0               ? Kind::kManaged
-                   : type == kMemoryTypeDevice ? Kind::kDevice
-                                               : Kind::kPinned;
-    pointer.device = ordinal;
-    pointer.base = start;
-    pointer.bytes = bytes;
-    pointer.allocation = number;
-    pointer.exportable = exportable != 0;
-    return pointer;
-  }
-
-  Result<uint64_t> allocation_of(Address address) override {
-    unsigned long long number = 0;
-    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
-      const Answer result = driver_.pointer_attribute(&number, kBufferNumber, address);
-      if (result == kInvalidValue) return {};  // memory of the host's that it does not know
-      return driver_.check(result, symbol_of_pointer_attribute, who_);
-    }));
-    return uint64_t{number};
+    if (type == 0) return Pointer{};
+    const Kind kind = managed != 0               ? Kind::kManaged
+                      : type == kMemoryTypeDevice ? Kind::kDevice
+                                                  : Kind::kPinned;
+    return Pointer{kind, ordinal};
   }
 
   bool can_access(int device, int peer) override {

@@ -18,7 +18,7 @@ using Context = struct ContextState*;
 using StreamHandle = struct StreamState*;
 using EventHandle = struct EventState*;
 
-constexpr Answer kSuccess = 0, kInvalidValue = 1, kNotReady = 600;
+constexpr Answer kSuccess = 0, kNotReady = 600;
 
 enum Attribute : int {
   kUnifiedAddressing = 41,
@@ -31,23 +31,19 @@ enum Attribute : int {
 
 enum PointerAttribute : int {
   kMemoryType = 2,
-  kBufferNumber = 7,
   kIsManaged = 8,
   kDeviceOrdinal = 9,
-  kIpcCapable = 10,
-  kRangeStart = 11,
-  kRangeBytes = 12,
 };
 
-constexpr unsigned kMemoryTypeHost = 1, kMemoryTypeDevice = 2;
+constexpr unsigned kMemoryTypeDevice = 2;
 constexpr unsigned kStreamNonBlocking = 1, kEventWithoutTiming = 2;
 constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
 
 // Member, name in the library, version of CUDA whose form of it is meant, arguments.
 #define HERRING_CUDA_FUNCTIONS(X)                                                              \
-  X(error_name, "cuGetErrorName", 6000, (Answer, const char**))                               \
-  X(error_text, "cuGetErrorString", 6000, (Answer, const char**))                             \
+  X(error_name, "cuGetErrorName", 6000, (Answer, const char**))                                \
+  X(error_text, "cuGetErrorString", 6000, (Answer, const char**))                              \
   X(init, "cuInit", 2000, (unsigned))                                                          \
   X(driver_version, "cuDriverGetVersion", 2020, (int*))                                        \
   X(device_count, "cuDeviceGetCount", 2000, (int*))                                            \
@@ -66,7 +62,6 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(register_host, "cuMemHostRegister", 6050, (void*, size_t, unsigned))                       \
   X(unregister_host, "cuMemHostUnregister", 4000, (void*))                                     \
   X(address_of, "cuMemHostGetDevicePointer", 3020, (DevicePointer*, void*, unsigned))          \
-  X(pointer_attribute, "cuPointerGetAttribute", 4000, (void*, int, DevicePointer))             \
   X(pointer_attributes, "cuPointerGetAttributes", 7000,                                        \
     (unsigned, int*, void**, DevicePointer))                                                   \
   X(create_stream, "cuStreamCreateWithPriority", 5050, (StreamHandle*, unsigned, int))         \

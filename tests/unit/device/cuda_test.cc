@@ -21,21 +21,15 @@ constexpr bool same(auto ours, auto theirs) {
   return static_cast<int>(ours) == static_cast<int>(theirs);
 }
 
-static_assert(cuda::kSuccess == CUDA_SUCCESS && cuda::kInvalidValue == CUDA_ERROR_INVALID_VALUE &&
-              cuda::kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(cuda::kSuccess == CUDA_SUCCESS && cuda::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(same(cuda::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) &&
               same(cuda::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) &&
               same(cuda::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) &&
               same(cuda::kStreamMemory64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
 static_assert(same(cuda::kMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
-              same(cuda::kBufferNumber, CU_POINTER_ATTRIBUTE_BUFFER_ID) &&
               same(cuda::kIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED) &&
-              same(cuda::kDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) &&
-              same(cuda::kIpcCapable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) &&
-              same(cuda::kRangeStart, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) &&
-              same(cuda::kRangeBytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE));
-static_assert(cuda::kMemoryTypeHost == CU_MEMORYTYPE_HOST &&
-              cuda::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE &&
+              same(cuda::kDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL));
+static_assert(cuda::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE &&
               cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING &&
               cuda::kEventWithoutTiming == CU_EVENT_DISABLE_TIMING &&
               cuda::kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
@@ -85,12 +79,8 @@ TEST(Cuda, TellsWhatAnAddressIs) {
   const Pointer inside = *platform.query(address + 5000);
   EXPECT_EQ(inside.kind, Kind::kDevice);
   EXPECT_EQ(inside.device, 1);
-  EXPECT_EQ(inside.base, address);
-  EXPECT_GE(inside.bytes, 10000u);
-  EXPECT_EQ(*platform.allocation_of(address + 1), inside.allocation);
   gpu(1).free(address);
   EXPECT_EQ(platform.query(address)->kind, Kind::kHost);
-  EXPECT_EQ(*platform.allocation_of(address), 0u);
   void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                             -1, 0);
   ASSERT_TRUE(platform.register_host(page, 4096).ok());
