@@ -2,7 +2,7 @@
 
     python tests/device/soak.py --runs 1000 --first 1
 
-Each is a job of `tests/python/test_devices.py`. The first that is wrong or hangs ends it.
+Each is a job of `tests/python/gpu_scripts.py`. The first that is wrong or hangs ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from gpus import ENVIRONMENT
 from jobs import run_job
-from test_devices import COLLECTIVES, ROUNDS
+from gpu_scripts import COLLECTIVES, ROUNDS
 
 
 def layout_of(choice: random.Random) -> list[str]:

@@ -1,4 +1,4 @@
-"""Arrays on GPUs that do exist, for the scripts of `tests/python/test_devices.py`; with torch.
+"""Arrays on GPUs that do exist, for the scripts of `tests/python/gpu_scripts.py`; with torch.
 
 What is asked of the stand-in for CUDA's driver there, this module does on a real one, or says that
 nothing was found.

@@ -12,9 +12,9 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # behind this folder
 
+from gpu_scripts import COLLECTIVES, ROUNDS  # noqa: E402
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, run_job  # noqa: E402
-from test_devices import COLLECTIVES, ROUNDS  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
