@@ -57,16 +57,44 @@ Status Copier::open() {
 Copier::~Copier() {
   const bool open = is_back_.word != nullptr;
   const Status lost = open ? drain() : Status();
-  for (const Stream stream : {out_, back_}) {
+  for (const Stream stream : {out_, back_, sums_stream_}) {
     if (stream != 0) device_.destroy_stream(stream);
   }
   for (const Event event : {produced_, consumed_, returned_}) {
     if (event != 0) device_.destroy_event(event);
   }
   // One that is lost may still write to its flags.
-  for (const Flag& flag : {is_out_, is_back_}) {
+  for (const Flag& flag : {is_out_, is_back_, is_combined_}) {
     if (flag.word != nullptr && lost.ok()) flags_.give_back(flag);
   }
+}
+
+// With the lock.
+Status Copier::open_sums() {
+  if (sums_stream_ != 0) return {};
+  auto flag = flags_.take();
+  if (!flag.ok()) return flag.status();
+  auto made = device_.make_stream();
+  if (!made.ok()) {
+    flags_.give_back(*flag);
+    return made.status();
+  }
+  is_combined_ = *flag;
+  sums_ = flag->word->load();
+  sums_stream_ = *made;
+  return {};
+}
+
+std::vector<Stream> Copier::streams() const {
+  std::vector<Stream> all = {out_, back_};
+  if (sums_stream_ != 0) all.push_back(sums_stream_);
+  return all;
+}
+
+std::vector<Flag> Copier::flags_in_use() const {
+  std::vector<Flag> all = {is_out_, is_back_};
+  if (sums_stream_ != 0) all.push_back(is_combined_);
+  return all;
 }
 
 Status Copier::give_up(Stream stream, const Status& why) {
@@ -145,29 +173,58 @@ Status Copier::join(Stream consumer) {
   return device_.wait(consumer, returned_);
 }
 
+Status Copier::combine_when(Flag flag, uint32_t value, Kernel kernel, const Combination& what,
+                            uint32_t blocks, Watcher::Then then) {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(open_sums());
+  const Status queued = device_.together([&]() -> Status {
+    HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
+    HERRING_RETURN_IF_ERROR(device_.combine(kernel, what, blocks, sums_stream_));
+    return device_.write_word(is_combined_.address, sums_ + 1, sums_stream_);
+  });
+  if (queued.ok()) watcher_.expect(is_combined_, ++sums_, std::move(then));
+  return queued;
+}
+
+Status Copier::try_kernel(Kernel kernel, const Combination& nothing) {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(open_sums());
+  HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, sums_stream_));
+  return device_.synchronize(sums_stream_);
+}
+
 Status Copier::drain() {
-  for (const Stream stream : {out_, back_}) static_cast<void>(device_.synchronize(stream));
+  std::vector<Stream> streams;
+  std::vector<Flag> flags;
+  {
+    std::lock_guard lock(mutex_);
+    streams = this->streams();
+    flags = flags_in_use();
+  }
+  for (const Stream stream : streams) static_cast<void>(device_.synchronize(stream));
   HERRING_RETURN_IF_ERROR(check());
-  for (const Flag& flag : {is_out_, is_back_}) watcher_.settle(flag);
+  for (const Flag& flag : flags) watcher_.settle(flag);
   return {};
 }
 
 Status Copier::check() {
   Status lost;
+  std::vector<Flag> flags;
   {
     std::lock_guard lock(mutex_);
-    for (const Stream stream : {out_, back_}) {
+    flags = flags_in_use();
+    for (const Stream stream : streams()) {
       if (auto idle = device_.idle(stream); !idle.ok() && lost.ok()) lost = idle.status();
     }
   }
   if (lost.ok()) return lost;
-  for (const Flag& flag : {is_out_, is_back_}) watcher_.give_up(flag, lost);
+  for (const Flag& flag : flags) watcher_.give_up(flag, lost);
   return lost;
 }
 
 void Copier::while_idle(const std::function<void()>& call) {
   std::lock_guard lock(mutex_);
-  for (const Stream stream : {out_, back_}) {
+  for (const Stream stream : streams()) {
     const auto idle = device_.idle(stream);
     if (!idle.ok() || !*idle) return;
   }

@@ -58,6 +58,15 @@ class Copier {
   // Copies back come after all that is queued in `consumer` now.
   Status follow(Stream consumer);
 
+  // Combines once the flag has the value, in a stream of its own, and then calls `then` on the
+  // watcher's thread. Until then the flag holds up what is to be combined later, and what is
+  // combined stays where it is.
+  Status combine_when(Flag flag, uint32_t value, Kernel kernel, const Combination& what,
+                      uint32_t blocks, Watcher::Then then);
+  // Runs the kernel over nothing, and waits for that: drivers load a kernel when it is run first,
+  // for which they may wait until the device is idle.
+  Status try_kernel(Kernel kernel, const Combination& nothing);
+
   // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
   // itself. An error that the device is in.
   Status drain();
@@ -72,6 +81,9 @@ class Copier {
   Copier(Flags& flags, Watcher& watcher)
       : device_(flags.device()), watcher_(watcher), flags_(flags) {}
   Status open();
+  Status open_sums();
+  std::vector<Stream> streams() const;
+  std::vector<Flag> flags_in_use() const;
   Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
   Status queue_back(const std::vector<Copy>& copies);
   // Of what was queued before something failed, nothing reaches the host's memory any more.
@@ -82,9 +94,11 @@ class Copier {
   Flags& flags_;
   std::mutex mutex_;  // guards what follows, and the order of what is queued
   Stream out_ = 0, back_ = 0;
+  Stream sums_stream_ = 0;  // made when it is needed
   Event produced_ = 0, consumed_ = 0, returned_ = 0;
-  Flag is_out_, is_back_;  // count the calls of out() and when_back()
-  uint32_t outs_ = 0, backs_ = 0;
+  // They count the calls of out(), when_back() and combine_when().
+  Flag is_out_, is_back_, is_combined_;
+  uint32_t outs_ = 0, backs_ = 0, sums_ = 0;
 };
 
 }  // namespace herring::device

@@ -6,6 +6,7 @@
 // until the device is idle, and the device may wait for what such a thread is about to do.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,19 +14,25 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/status.h"
+#include "device/combination.h"
 
 namespace herring::device {
 
 using Address = uint64_t;      // as devices see it
 using Stream = uintptr_t;
 using Event = uintptr_t;
+using Kernel = uintptr_t;
+using Uuid = std::array<char, 16>;
 
 struct Properties {
   std::string name;
   std::string bus;             // PCI address
+  Uuid uuid = {};              // the same in every process that sees the device
   size_t memory = 0;           // bytes
   int major = 0, minor = 0;    // compute capability
+  int multiprocessors = 0;
   int numa_node = -1;          // of the host's memory next to it; -1: not known
   bool stream_memory = false;  // streams can write and wait for words in host memory
 };
@@ -36,6 +43,12 @@ enum class Kind { kHost, kPinned, kDevice, kManaged };
 struct Pointer {
   Kind kind = Kind::kHost;
   int device = -1;  // of all but kHost
+};
+
+// Memory of a device as another process of this machine may map it.
+struct Exported {
+  std::array<char, 64> handle = {};  // of an allocation
+  uint64_t offset = 0;               // in it
 };
 
 // One GPU. Calls may be made from any thread, one that has no context too. kDevice: what the driver
@@ -78,6 +91,20 @@ class Device {
   virtual void free(Address address) = 0;
   // Where the device sees registered host memory.
   virtual Result<Address> address_of(const void* host) = 0;
+
+  // Compiles and loads the kernel, unless that was done; it may take a second. kConfiguration: there
+  // is no compiler for it.
+  virtual Result<Kernel> kernel(DType dtype, ReduceOp op) = 0;
+  // Queues it, in so many blocks of kThreads.
+  virtual Status combine(Kernel kernel, const Combination& what, uint32_t blocks,
+                         Stream stream) = 0;
+  static constexpr uint32_t kThreads = 512;
+
+  // kDevice: memory that cannot be exported, such as that of expandable segments.
+  virtual Result<Exported> export_memory(Address address) = 0;
+  // Maps what another process has exported; as often as it was, it is closed.
+  virtual Result<Address> import_memory(const Exported& memory) = 0;
+  virtual void close_import(const Exported& memory) = 0;
 
  protected:
   Device() = default;

@@ -1,8 +1,11 @@
 // CUDA's functions.
+#include <fcntl.h>
+
 #include <cstdio>
 #include <cstring>
 
 #include "tests/device/driver.h"
+#include "tests/device/kernels.h"
 
 namespace {
 
@@ -13,6 +16,14 @@ using namespace std::chrono_literals;
   if (const int failed = driver().begin(#name); failed != kOk) return failed
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
+
+// CUipcMemHandle.
+struct Shared {
+  int process, fd, device, unused;
+  size_t bytes;
+  char rest[40];
+};
+static_assert(sizeof(Shared) == 64);
 
 }  // namespace
 
@@ -77,6 +88,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   BEGIN(cuDeviceGetAttribute);
   switch (attribute) {
     case 41: *value = 1; return kOk;               // unified addresses
+    case 16: *value = 4; return kOk;               // multiprocessors
     case 75: *value = 9; return kOk;               // compute capability
     case 76: *value = 0; return kOk;
     case 122: *value = has_stream_memory; return kOk;
@@ -86,7 +98,12 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 int cuDeviceCanAccessPeer(int* can, int, int) {
   BEGIN(cuDeviceCanAccessPeer);
-  *can = 0;
+  *can = has_peers;
+  return kOk;
+}
+int cuDeviceGetUuid_v2(char* uuid, int device) {
+  BEGIN(cuDeviceGetUuid);
+  std::snprintf(uuid, 16, "stand-in %d", device);
   return kOk;
 }
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
@@ -153,6 +170,83 @@ int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
   NEEDS_CONTEXT;
   if (!driver().is_registered(memory, 1)) return kInvalidValue;
   *address = reinterpret_cast<uintptr_t>(memory);
+  return kOk;
+}
+
+int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
+  BEGIN(cuMemGetAddressRange);
+  NEEDS_CONTEXT;
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().block_of(address);
+  if (block == driver().blocks.end() || block->second.device < 0) return kInvalidValue;
+  *base = block->first;
+  *bytes = block->second.bytes;
+  return kOk;
+}
+int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
+  BEGIN(cuIpcGetMemHandle);
+  NEEDS_CONTEXT;
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().blocks.find(address);
+  if (block == driver().blocks.end() || block->second.fd < 0) return kInvalidValue;
+  *handle = {::getpid(), block->second.fd, block->second.device, 0, block->second.bytes, {}};
+  return kOk;
+}
+int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {
+  BEGIN(cuIpcOpenMemHandle);
+  NEEDS_CONTEXT;
+  // As with the real driver, whoever exports memory cannot open it.
+  if (flags != 1 || handle.process == ::getpid()) return kInvalidContext;
+  if (handle.device != current.back()->device && !has_peers) return kNoPeerAccess;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.process, handle.fd);
+  const int fd = ::open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return kInvalidValue;
+  void* const out = ::mmap(nullptr, handle.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory = ::mmap(nullptr, handle.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (out == MAP_FAILED || memory == MAP_FAILED) return kOutOfMemory;
+  *address = reinterpret_cast<uintptr_t>(out);
+  std::lock_guard lock(driver().mutex);
+  driver().blocks[*address] = {handle.bytes, static_cast<char*>(memory), handle.device};
+  return kOk;
+}
+int cuIpcCloseMemHandle(uint64_t address) {
+  BEGIN(cuIpcCloseMemHandle);
+  NEEDS_CONTEXT;
+  for (Context* context : contexts_now()) context->wait_idle();
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().blocks.find(address);
+  if (block == driver().blocks.end()) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(address), block->second.bytes);
+  ::munmap(block->second.memory, block->second.bytes);
+  driver().blocks.erase(block);
+  return kOk;
+}
+
+// What the stand-in for the compiler has made.
+int cuModuleLoadData(const KernelEntry** module, const void* image) {
+  BEGIN(cuModuleLoadData);
+  NEEDS_CONTEXT;
+  *module = find_kernel(static_cast<const char*>(image));
+  return *module == nullptr ? kInvalidImage : kOk;
+}
+int cuModuleGetFunction(const KernelEntry** function, const KernelEntry* module,
+                        const char* name) {
+  BEGIN(cuModuleGetFunction);
+  NEEDS_CONTEXT;
+  if (std::strcmp(name, "herring_combine") != 0) return kNotFound;
+  *function = module;
+  return kOk;
+}
+int cuLaunchKernel(const KernelEntry* kernel, unsigned blocks, unsigned, unsigned,
+                   unsigned threads, unsigned, unsigned, unsigned, void* stream, void** arguments,
+                   void**) {
+  BEGIN(cuLaunchKernel);
+  NEEDS_CONTEXT;
+  if (blocks == 0 || threads == 0 || threads > 1024) return kInvalidValue;
+  const auto what = *static_cast<const herring_kernels::Combination*>(arguments[0]);
+  stream_of(stream)->put([=] { run_kernel(*kernel, what); });
   return kOk;
 }
 
@@ -316,6 +410,14 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuMemHostRegister, 6050, cuMemHostRegister_v2),
       HAS(cuMemHostUnregister, 4000, cuMemHostUnregister),
       HAS(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),
+      HAS(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2),
+      HAS(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2),
+      HAS(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle),
+      HAS(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2),
+      HAS(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle),
+      HAS(cuModuleLoadData, 2000, cuModuleLoadData),
+      HAS(cuModuleGetFunction, 2000, cuModuleGetFunction),
+      HAS(cuLaunchKernel, 4000, cuLaunchKernel),
       HAS(cuPointerGetAttributes, 7000, cuPointerGetAttributes),
       HAS(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority),
       HAS(cuStreamDestroy, 4000, cuStreamDestroy_v2),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,7 +31,8 @@
 namespace standin {
 
 constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
-              kNoSuchDevice = 101, kInvalidContext = 201, kInvalidHandle = 400,
+              kNoSuchDevice = 101, kInvalidImage = 200, kInvalidContext = 201,
+              kNoPeerAccess = 217, kInvalidHandle = 400,
               kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713;
 constexpr size_t kPage = 4096;
 constexpr size_t kDeviceBytes = size_t{4} << 30;
@@ -43,6 +45,8 @@ inline uint32_t number_of(const char* variable, uint32_t otherwise) {
 }
 
 inline std::atomic<uint32_t> jitter{number_of("STANDIN_JITTER", 0)};
+// Whether devices reach each other's memory.
+inline const bool has_peers = number_of("STANDIN_PEERS", 0) != 0;
 inline std::atomic<bool> has_stream_memory{number_of("STANDIN_STREAM_MEMORY", 1) != 0};
 inline std::atomic<uint64_t> bytes_out{0}, bytes_in{0}, bytes_pageable{0};
 
@@ -133,6 +137,7 @@ struct Block {
   size_t bytes;
   char* memory;  // where its bytes are; of registered memory its own address
   int device;    // -1: the host's, registered
+  int fd = -1;   // of a file that other processes may map; -1: not theirs to see
 };
 
 class Driver {
@@ -239,12 +244,13 @@ inline int allocate(int device, uint64_t* address, size_t bytes) {
   std::lock_guard lock(driver().mutex);
   if (driver().used[device] + whole > kDeviceBytes) return kOutOfMemory;
   void* const out = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  void* const memory =
-      ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int fd = ::memfd_create("standin", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(whole)) != 0) return kOutOfMemory;
+  void* const memory = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (out == MAP_FAILED || memory == MAP_FAILED) return kOutOfMemory;
   driver().used[device] += whole;
   *address = reinterpret_cast<uintptr_t>(out);
-  driver().blocks[*address] = {whole, static_cast<char*>(memory), device};
+  driver().blocks[*address] = {whole, static_cast<char*>(memory), device, fd};
   return kOk;
 }
 
@@ -255,6 +261,7 @@ inline int release(int device, uint64_t address) {
   if (block == driver().blocks.end() || block->second.device != device) return kInvalidValue;
   ::munmap(reinterpret_cast<void*>(address), block->second.bytes);
   ::munmap(block->second.memory, block->second.bytes);
+  if (block->second.fd >= 0) ::close(block->second.fd);
   driver().used[device] -= block->second.bytes;
   driver().blocks.erase(block);
   return kOk;

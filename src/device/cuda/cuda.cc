@@ -1,10 +1,14 @@
 #include "device/cuda/cuda.h"
 
+#include <algorithm>
+#include <cstring>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <utility>
 
 #include "base/fork_guard.h"
+#include "device/cuda/compiler.h"
 #include "device/cuda/driver.h"
 
 namespace herring::device::cuda {
@@ -161,6 +165,76 @@ class CudaDevice : public Device {
     return Address{address};
   }
 
+  Result<Kernel> kernel(DType dtype, ReduceOp op) override {
+    std::lock_guard lock(kernels_mutex_);
+    Kernel& found = kernels_[{dtype, op}];
+    if (found != 0) return found;
+    auto code = compile_combination(properties_.major, properties_.minor, dtype, op);
+    if (!code.ok()) return code.status();
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      Module module = nullptr;  // stays loaded
+      Function function = nullptr;
+      HERRING_CUDA(load_module, &module, code->data());
+      HERRING_CUDA(find_function, &function, module, kCombine);
+      found = reinterpret_cast<Kernel>(function);
+      return {};
+    }));
+    return found;
+  }
+  Status combine(Kernel kernel, const Combination& what, uint32_t blocks,
+                 Stream stream) override {
+    return within([&]() -> Status {
+      void* arguments[] = {const_cast<Combination*>(&what)};
+      HERRING_CUDA(launch, reinterpret_cast<Function>(kernel), blocks, 1, 1, kThreads, 1, 1, 0,
+                   stream_of(stream), arguments, nullptr);
+      return {};
+    });
+  }
+
+  Result<Exported> export_memory(Address address) override {
+    Exported exported;
+    HERRING_RETURN_IF_ERROR(within([&]() -> Status {
+      DevicePointer base = 0;
+      size_t bytes = 0;
+      IpcHandle handle;
+      HERRING_CUDA(range_of, &base, &bytes, address);
+      HERRING_CUDA(export_memory, &handle, base);
+      std::memcpy(exported.handle.data(), handle.bytes, sizeof handle.bytes);
+      exported.offset = address - base;
+      return {};
+    }));
+    return exported;
+  }
+  // An allocation is mapped once, however many arenas lie in it.
+  Result<Address> import_memory(const Exported& memory) override {
+    std::lock_guard lock(imports_mutex_);
+    Import& import = imports_[memory.handle];
+    if (import.users == 0) {
+      const Status opened = within([&]() -> Status {
+        IpcHandle handle;
+        std::memcpy(handle.bytes, memory.handle.data(), sizeof handle.bytes);
+        HERRING_CUDA(import_memory, &import.base, handle, kLazyPeerAccess);
+        return {};
+      });
+      if (!opened.ok()) {
+        imports_.erase(memory.handle);
+        return opened;
+      }
+    }
+    ++import.users;
+    return Address{import.base + memory.offset};
+  }
+  void close_import(const Exported& memory) override {
+    std::lock_guard lock(imports_mutex_);
+    const auto import = imports_.find(memory.handle);
+    if (import == imports_.end() || --import->second.users > 0) return;
+    static_cast<void>(within([&]() -> Status {
+      driver_.close_import(import->second.base);
+      return {};
+    }));
+    imports_.erase(import);
+  }
+
   // Makes `call` while the primary context is the thread's current one.
   template <typename Call>
   Status within(Call&& call) {
@@ -185,6 +259,14 @@ class CudaDevice : public Device {
   Properties properties_;
   std::mutex mutex_;
   Context context_ = nullptr;  // set once; kept to the end, as frameworks keep it
+  std::mutex kernels_mutex_;
+  std::map<std::pair<DType, ReduceOp>, Kernel> kernels_;  // guarded by kernels_mutex_
+  struct Import {
+    DevicePointer base = 0;
+    size_t users = 0;
+  };
+  std::mutex imports_mutex_;
+  std::map<std::array<char, 64>, Import> imports_;  // by handle; guarded by imports_mutex_
 };
 
 Status CudaDevice::look() {
@@ -195,6 +277,7 @@ Status CudaDevice::look() {
   HERRING_CUDA(device_bus, text, sizeof text - 1, number_);
   properties_.bus = text;
   HERRING_CUDA(device_memory, &properties_.memory, number_);
+  HERRING_CUDA(device_uuid, properties_.uuid.data(), number_);
   const auto read = [&](Attribute attribute, int otherwise) {
     int value = 0;
     const Answer result = driver_.device_attribute(&value, attribute, number_);
@@ -202,6 +285,7 @@ Status CudaDevice::look() {
   };
   properties_.major = read(kCapabilityMajor, 0);
   properties_.minor = read(kCapabilityMinor, 0);
+  properties_.multiprocessors = std::max(1, read(kMultiprocessors, 1));
   properties_.numa_node = read(kHostNumaNode, -1);
   properties_.stream_memory = read(kStreamMemory64, 0) != 0 || read(kStreamMemoryFirst, 0) != 0;
   if (read(kUnifiedAddressing, 0) == 0) {

@@ -17,10 +17,16 @@ using DevicePointer = unsigned long long;
 using Context = struct ContextState*;
 using StreamHandle = struct StreamState*;
 using EventHandle = struct EventState*;
+using Module = struct ModuleState*;
+using Function = struct FunctionState*;
+struct IpcHandle {
+  char bytes[64];
+};
 
 constexpr Answer kSuccess = 0, kNotReady = 600;
 
 enum Attribute : int {
+  kMultiprocessors = 16,
   kUnifiedAddressing = 41,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,
@@ -38,6 +44,7 @@ enum PointerAttribute : int {
 constexpr unsigned kMemoryTypeDevice = 2;
 constexpr unsigned kStreamNonBlocking = 1, kEventWithoutTiming = 2;
 constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
+constexpr unsigned kLazyPeerAccess = 1;
 constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
 
 // Member, name in the library, version of CUDA whose form of it is meant, arguments.
@@ -51,6 +58,7 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(device_name, "cuDeviceGetName", 2000, (char*, int, DeviceNumber))                          \
   X(device_memory, "cuDeviceTotalMem", 3020, (size_t*, DeviceNumber))                          \
   X(device_bus, "cuDeviceGetPCIBusId", 4010, (char*, int, DeviceNumber))                       \
+  X(device_uuid, "cuDeviceGetUuid", 11040, (char*, DeviceNumber))                              \
   X(device_attribute, "cuDeviceGetAttribute", 2000, (int*, int, DeviceNumber))                 \
   X(can_access_peer, "cuDeviceCanAccessPeer", 4000, (int*, DeviceNumber, DeviceNumber))        \
   X(retain_primary, "cuDevicePrimaryCtxRetain", 7000, (Context*, DeviceNumber))                \
@@ -62,6 +70,10 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(register_host, "cuMemHostRegister", 6050, (void*, size_t, unsigned))                       \
   X(unregister_host, "cuMemHostUnregister", 4000, (void*))                                     \
   X(address_of, "cuMemHostGetDevicePointer", 3020, (DevicePointer*, void*, unsigned))          \
+  X(range_of, "cuMemGetAddressRange", 3020, (DevicePointer*, size_t*, DevicePointer))          \
+  X(export_memory, "cuIpcGetMemHandle", 4010, (IpcHandle*, DevicePointer))                     \
+  X(import_memory, "cuIpcOpenMemHandle", 11000, (DevicePointer*, IpcHandle, unsigned))         \
+  X(close_import, "cuIpcCloseMemHandle", 4010, (DevicePointer))                                \
   X(pointer_attributes, "cuPointerGetAttributes", 7000,                                        \
     (unsigned, int*, void**, DevicePointer))                                                   \
   X(create_stream, "cuStreamCreateWithPriority", 5050, (StreamHandle*, unsigned, int))         \
@@ -75,6 +87,11 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(record_event, "cuEventRecord", 2000, (EventHandle, StreamHandle))                          \
   X(copy_in, "cuMemcpyHtoDAsync", 3020, (DevicePointer, const void*, size_t, StreamHandle))    \
   X(copy_out, "cuMemcpyDtoHAsync", 3020, (void*, DevicePointer, size_t, StreamHandle))         \
+  X(load_module, "cuModuleLoadData", 2000, (Module*, const void*))                             \
+  X(find_function, "cuModuleGetFunction", 2000, (Function*, Module, const char*))              \
+  X(launch, "cuLaunchKernel", 4000,                                                            \
+    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,           \
+     StreamHandle, void**, void**))                                                            \
   X(write_word, "cuStreamWriteValue32", 11070,                                                 \
     (StreamHandle, DevicePointer, uint32_t, unsigned))                                         \
   X(wait_word, "cuStreamWaitValue32", 11070,                                                   \

@@ -1,0 +1,148 @@
+// What the text of the kernels does, compiled for the host: bit by bit what reduce::combine() does.
+#include "device/cuda/kernels.cu"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "device/combination.h"
+#include "reduce/reduce.h"
+#include "tests/unit/device/standin_driver.h"
+
+namespace herring::device {
+namespace {
+
+namespace kernels = herring_kernels;
+
+static_assert(sizeof(Combination) == sizeof(kernels::Combination) &&
+              offsetof(Combination, targets) == offsetof(kernels::Combination, targets) &&
+              offsetof(Combination, command) == offsetof(kernels::Combination, command) &&
+              offsetof(Combination, elements) == offsetof(kernels::Combination, elements) &&
+              offsetof(Combination, postscale) == offsetof(kernels::Combination, postscale) &&
+              offsetof(Combination, number_of_sources) ==
+                  offsetof(kernels::Combination, number_of_sources));
+static_assert(offsetof(Command, stop) == offsetof(kernels::Command, stop) &&
+              offsetof(Command, active) == offsetof(kernels::Command, active) &&
+              offsetof(Command, divisor) == offsetof(kernels::Command, divisor));
+static_assert(kMostSources == kernels::kMostSources && kMostSources == reduce::kTreeGroup);
+
+using Kernel = void (*)(const kernels::Combination&, const kernels::Command&, kernels::U64 first,
+                        kernels::U64 step);
+
+template <typename T>
+Kernel of_type(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage: return kernels::combine<T, kernels::Sum>;
+    case ReduceOp::kMin: return kernels::combine<T, kernels::Min>;
+    case ReduceOp::kMax: return kernels::combine<T, kernels::Max>;
+    case ReduceOp::kProduct: return kernels::combine<T, kernels::Product>;
+  }
+  return nullptr;
+}
+
+Kernel kernel_of(DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kFloat32: return of_type<kernels::Float32>(op);
+    case DType::kFloat64: return of_type<kernels::Float64>(op);
+    case DType::kFloat16: return of_type<kernels::Float16>(op);
+    case DType::kBFloat16: return of_type<kernels::BFloat16>(op);
+    case DType::kInt8: return of_type<kernels::Int8>(op);
+    case DType::kInt16: return of_type<kernels::Int16>(op);
+    case DType::kInt32: return of_type<kernels::Int32>(op);
+    case DType::kInt64: return of_type<kernels::Int64>(op);
+    case DType::kUInt8: return of_type<kernels::UInt8>(op);
+    case DType::kBool:
+      return op == ReduceOp::kMin || op == ReduceOp::kProduct
+                 ? kernels::combine<kernels::Bool, kernels::And>
+                 : kernels::combine<kernels::Bool, kernels::Or>;
+  }
+  return nullptr;
+}
+
+class Kernels : public testing::TestWithParam<int> {};
+
+// Random bits have NaN, infinities and subnormals among them; some are made to be ordinary numbers,
+// of which sums do not end in those.
+TEST_P(Kernels, HaveTheBitsOfTheHost) {
+  const DType dtype = static_cast<DType>(GetParam());
+  std::mt19937_64 random(42 + GetParam());
+  constexpr size_t kCount = 1003;  // ends in single elements
+  const size_t item = size_of(dtype);
+  for (size_t n = 1; n <= kMostSources; ++n) {
+    for (int number = 0; number < kNumReduceOps; ++number) {
+      const auto op = static_cast<ReduceOp>(number);
+      if (op == ReduceOp::kAverage && !is_float(dtype)) continue;
+      for (const size_t shift : {size_t{0}, item}) {  // whole words, and single elements only
+        std::vector<std::vector<char>> sources;
+        Combination what;
+        Command command;
+        std::vector<const void*> active;
+        for (size_t s = 0; s < n; ++s) {
+          std::vector<char>& bytes = sources.emplace_back((kCount + 1) * item + 16);
+          for (char& byte : bytes) byte = static_cast<char>(random());
+          if (dtype == DType::kFloat32 && s % 2 == 0) {
+            for (size_t i = 0; i < kCount; i += 2) {
+              const float value = static_cast<float>(random() % 2000) / 7 - 100;
+              std::memcpy(bytes.data() + i * item, &value, item);
+            }
+          }
+          char* const first = bytes.data() + shift;
+          what.sources[s] = reinterpret_cast<uint64_t>(first);
+          if (n > 1 && s == n / 2 && random() % 2 == 0) continue;  // has nothing to add
+          command.active |= 1u << s;
+          active.push_back(first);
+        }
+        what.number_of_sources = static_cast<uint32_t>(n);
+        if (is_float(dtype) && random() % 2 == 0) {
+          what.prescale = 0.3;
+          command.divisor = 3;
+          what.postscale = 1.7;
+        }
+        const reduce::Stage stage{dtype,         dtype, op, what.prescale, command.divisor,
+                                  what.postscale};
+        std::vector<char> expected((kCount + 1) * item), found(expected.size()), other(found);
+        reduce::combine(active.data(), active.size(), expected.data(), kCount, stage);
+        what.targets[0] = reinterpret_cast<uint64_t>(found.data());
+        what.targets[1] = reinterpret_cast<uint64_t>(other.data());
+        what.number_of_targets = 2;
+        what.elements = kCount;
+        kernels::Combination told;
+        kernels::Command commanded;
+        std::memcpy(&told, &what, sizeof told);
+        commanded.stop = 0;
+        commanded.active = command.active;
+        commanded.divisor = command.divisor;
+        for (kernels::U64 thread = 0; thread < 3; ++thread) {
+          kernel_of(dtype, op)(told, commanded, thread, 3);
+        }
+        const std::string which = concat(name_of(dtype), " ", name_of(op), " of ", n, ", shift ",
+                                         shift);
+        ASSERT_EQ(std::memcmp(expected.data(), found.data(), kCount * item), 0) << which;
+        ASSERT_EQ(std::memcmp(expected.data(), other.data(), kCount * item), 0) << which;
+        commanded.stop = 1;
+        std::vector<char> untouched(found.size(), 'x');
+        told.targets[0] = reinterpret_cast<uint64_t>(untouched.data());
+        told.number_of_targets = 1;
+        kernel_of(dtype, op)(told, commanded, 0, 1);
+        ASSERT_EQ(untouched, std::vector<char>(found.size(), 'x'));
+        commanded.stop = 0;
+        commanded.active = 0;
+        kernel_of(dtype, op)(told, commanded, 0, 1);
+        ASSERT_EQ(untouched[kCount * item - 1], 0);
+        ASSERT_EQ(untouched[kCount * item], 'x');
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllTypes, Kernels, testing::Range(0, kNumDTypes),
+                         [](const auto& info) {
+                           return std::string(name_of(static_cast<DType>(info.param)));
+                         });
+
+}  // namespace
+}  // namespace herring::device
