@@ -1,7 +1,9 @@
 """Measures averaging on a GPU: `make bench-gpu`, or python benchmarks/gpu.py [--workers 2].
 
 All workers share one GPU, whose link they share too. Per figure a line of JSON, and a table at the
-end. Ratios are to what was measured in the same run: plain copies in pinned memory, the same step
+end. For each way in which
+a node's gradients can be added (the setting node_stage), ratios are to what was measured in the same
+run: plain copies in pinned memory, the same step
 without averaging, torch's Gloo on the same tensors. With --device cpu it only shows that it runs.
 """
 
@@ -18,14 +20,19 @@ from collections.abc import Callable
 
 FIGURES = {
     "copies": "GB/s out, in, and both at once, of 64 MB in pinned memory",
+    "memory": "GB/s of the GPU's memory, read and written by a copy inside it",
+    "plain step": "seconds for a step of the model without averaging",
     "round": "seconds for a round of 100 MB, and GB/s out and back together of all workers",
     "round/copies": "rate of the round as a share of that of copies both at once; wanted 0.8",
+    "round/memory": "ipc: seconds of the round as a multiple of what the GPU's memory takes; wanted "
+    "1.3",
     "wait": "microseconds in wait() when all is averaged; wanted 10",
-    "step": "seconds for a step of the model without averaging, and with it",
+    "step": "seconds for a step of the model with averaging",
     "slowed": "by how much averaging slows the step, and by how much copies alone would; wanted "
     "5 % beyond those",
     "gloo": "seconds for an all-reduce of 100 MB by torch's Gloo, and by Herring; wanted 0.3",
 }
+STAGES = ("host", "staged", "ipc")
 _BYTES = 100 << 20
 
 
@@ -35,13 +42,13 @@ def timed(call: Callable[[], object], device: str, times: int = 7) -> float:
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     found = []
-    for _ in range(times + 2):
+    for _ in range(times + 5):
         wait()
         start = time.monotonic()
         call()
         wait()
         found.append(time.monotonic() - start)
-    return statistics.median(found[2:])
+    return statistics.median(found[5:])
 
 
 def model(device: str):
@@ -55,8 +62,8 @@ def model(device: str):
     return torch.nn.TransformerEncoder(layer, 2 if small else 12).to(device)
 
 
-def measure_round(device: str, nbytes: int) -> tuple[float, float]:
-    """Seconds of a planned round, and in wait() once all is averaged."""
+def measure_round(device: str, nbytes: int) -> tuple[float, float, str]:
+    """Seconds of a planned round, and in wait() once all is averaged; and what has added."""
     import torch
 
     import herring
@@ -78,14 +85,17 @@ def measure_round(device: str, nbytes: int) -> tuple[float, float]:
         plan.wait()
 
     seconds = timed(step, device)
-    plan.begin()
-    plan.ready_all(range(parts))
-    time.sleep(5 * seconds + 0.1)
-    start = time.monotonic()
-    plan.wait()
-    waited = time.monotonic() - start
+    waits = []
+    for _ in range(20):
+        plan.begin()
+        plan.ready_all(range(parts))
+        time.sleep(5 * seconds + 0.01)
+        start = time.monotonic()
+        plan.wait()
+        waits.append(time.monotonic() - start)
+    stage = plan.node_stage
     plan.close()
-    return seconds, waited
+    return seconds, statistics.median(waits), stage
 
 
 def measure_step(device: str, averaged: bool) -> float:
@@ -136,32 +146,70 @@ def work(device: str) -> dict[str, list[float]]:
     import herring.torch
 
     herring.init()
+    stage = os.environ.get("HERRING_NODE_STAGE", "host")
     nbytes = _BYTES if device == "cuda" else 1 << 20
+    size = herring.size()
     found: dict[str, list[float]] = {}
+    copies = memory = 0.0
     if device == "cuda":
         from herring import _core
 
+        rates = herring.broadcast_object(
+            _core.measure_copies(torch.cuda.current_device(), 64 << 20)
+            if herring.rank() == 0
+            else None
+        )
+        copies = rates["both"]
         if herring.rank() == 0:
-            rates = _core.measure_copies(torch.cuda.current_device(), 64 << 20)
+            ones, other = (torch.ones(256 << 18, device=device) for _ in range(2))
+            memory = 2 * ones.nbytes / timed(lambda: other.copy_(ones), device)
+            del ones, other
+        memory = herring.broadcast_object(memory)
+        if stage == STAGES[0]:
             found["copies"] = [rates[way] / 1e9 for way in ("out", "in", "both")]
-        herring.barrier()
-    seconds, waited = measure_round(device, nbytes)
-    found["round"] = [seconds, 2 * nbytes * herring.size() / seconds / 1e9]
-    if "copies" in found:
-        found["round/copies"] = [found["round"][1] / found["copies"][2]]
+            found["memory"] = [memory / 1e9]
+    plain = measure_step(device, False)
+    found["plain step"] = [plain]
+    seconds, waited, really = measure_round(device, nbytes)
+    if really != stage and device == "cuda":
+        print(f"{stage} is not to be had here: {really} was measured", flush=True)
+    found["round"] = [seconds, 2 * nbytes * size / seconds / 1e9]
+    if copies:
+        found["round/copies"] = [found["round"][1] * 1e9 / copies]
+        if really == "ipc":
+            # Every rank reads its slice of all arenas, and writes it to all of them.
+            found["round/memory"] = [seconds / (2 * size * nbytes / memory)]
     found["wait"] = [1e6 * waited]
-    plain, averaged = measure_step(device, False), measure_step(device, True)
-    found["step"] = [plain, averaged]
-    if "copies" in found:
+    averaged = measure_step(device, True)
+    found["step"] = [averaged]
+    if copies:
         bytes_each_way = 4 * sum(p.numel() for p in model(device).parameters())
-        copies = 2 * bytes_each_way * herring.size() / (found["copies"][2] * 1e9)
-        found["slowed"] = [averaged / plain - 1, copies / plain]
-    tensor = torch.ones(nbytes // 4, device=device)
-    mine = timed(lambda: herring.torch.allreduce(tensor), device)
-    gloo = measure_gloo(device, nbytes)
-    found["gloo"] = [gloo, mine, mine / gloo]
+        found["slowed"] = [averaged / plain - 1, 2 * bytes_each_way * size / copies / plain]
+    if stage == STAGES[0]:
+        tensor = torch.ones(nbytes // 4, device=device)
+        mine = timed(lambda: herring.torch.allreduce(tensor), device)
+        gloo = measure_gloo(device, nbytes)
+        found["gloo"] = [gloo, mine, mine / gloo]
     herring.shutdown()
     return found
+
+
+def run(stage: str, options: argparse.Namespace) -> dict[str, list[float]] | None:
+    """Starts the workers; what rank 0 has measured, or None."""
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(options.workers)]
+    job = subprocess.run(
+        [*command, "--timeout", "400", "--", sys.executable, __file__, "--device", options.device],
+        env={**os.environ, "HERRING_NODE_STAGE": stage},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = job.stdout.splitlines()
+    found = [json.loads(line.split("FIGURES ", 1)[1]) for line in lines if "FIGURES " in line]
+    for line in lines:
+        if "FIGURES " not in line:
+            print(line)
+    return found[0] if found and job.returncode == 0 else None
 
 
 def main() -> int:
@@ -175,23 +223,17 @@ def main() -> int:
         if os.environ["HERRING_RANK"] == "0":
             print("FIGURES", json.dumps(found), flush=True)
         return 0
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(options.workers)]
-    job = subprocess.run(
-        [*command, "--timeout", "400", "--", sys.executable, __file__, "--device", options.device],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in job.stdout.splitlines() if "FIGURES " in line]
-    if job.returncode or not lines:
-        print(job.stdout)
-        return job.returncode or 1
     if options.device == "cuda":
         subprocess.run(["nvidia-smi", "-L"], check=False)
     print(time.strftime("%Y-%m-%d"), f"{options.workers} workers")
-    for name, values in json.loads(lines[0].split("FIGURES ", 1)[1]).items():
-        shown = ", ".join(f"{value:.4g}" for value in values)
-        print(f"{name:14}{shown:34}{FIGURES[name]}")
+    for stage in STAGES if options.device == "cuda" else STAGES[:1]:
+        found = run(stage, options)
+        if found is None:
+            return 1
+        print(f"node_stage {stage}")
+        for name, values in found.items():
+            shown = ", ".join(f"{value:.4g}" for value in values)
+            print(f"  {name:14}{shown:34}{FIGURES[name]}", flush=True)
     return 0
 
 

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "device/cuda/compiler.h"
 #include "device/rates.h"
 
 namespace herring::bindings {
@@ -33,6 +34,8 @@ nb::dict describe_devices() {
   }
   nb::dict found;
   found["driver"] = all.version();
+  const auto compiler = device::cuda::compiler_version();
+  found["compiler"] = compiler.ok() ? *compiler : concat("none (", compiler.status().message(), ")");
   found["devices"] = devices;
   return found;
 }
@@ -56,6 +59,7 @@ nb::dict measure_copies(int index, size_t bytes) {
 void register_devices(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe_devices", &describe_devices);
+  module.def("add_compiler_folder", &device::cuda::add_compiler_folder, "folder"_a);
   module.def("measure_copies", &measure_copies, "device"_a, "bytes"_a);
 }
 

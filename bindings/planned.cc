@@ -43,7 +43,7 @@ PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
                      size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
-                     std::optional<int> device) {
+                     std::optional<int> device, bool on_devices) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -62,6 +62,7 @@ PlanHandle make_plan(nb::object job_object,
   if (options.narrow) options.wire = take(parse_dtype(wire_dtype));
   options.buffer_bytes = buffer_bytes;
   options.note_bytes = note_bytes;
+  options.on_devices = on_devices;
   PlanHandle handle(job_object);
   if (!device) {
     handle.on_host = take(Planned::create(job.engine(), list, std::move(options)));
@@ -147,7 +148,7 @@ void register_planned(nb::module_& module) {
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
                   "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none(),
-                  "device"_a = nb::none())
+                  "device"_a = nb::none(), "on_devices"_a = false)
       .def("place", &place, "arenas"_a)
       .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
       .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {
@@ -160,6 +161,9 @@ void register_planned(nb::module_& module) {
       .def("join", [](PlanHandle& h, device::Stream stream) {
         queue([&] { return h.on_device().join(stream); });
       }, "stream"_a)
+      .def_prop_ro("node_stage", [](PlanHandle& h) {
+        return h.rounds ? name_of(h.rounds->level()) : "host";
+      })
       .def("await_back", [](PlanHandle& h, double seconds) {
         DeviceRounds& rounds = h.on_device();
         const auto back = take(without_gil([&] { return rounds.when_back(); }));

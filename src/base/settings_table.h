@@ -21,6 +21,7 @@ inline constexpr int64_t kAlignment = 64;  // of plan/plan.h, which this room ma
 
 inline constexpr std::string_view kLogLevels[] = {"debug", "info", "warning", "error"};
 inline constexpr std::string_view kSimdLevels[] = {"auto", "baseline", "avx2", "avx512"};
+inline constexpr std::string_view kNodeStages[] = {"auto", "host", "staged", "ipc"};
 inline constexpr std::string_view kJaxCalls[] = {"auto", "ffi", "callback"};
 inline constexpr std::string_view kTensorflowCalls[] = {"op", "function"};
 
@@ -72,6 +73,11 @@ inline constexpr SettingSpec kSpecs[] = {
      {.choices = kLogLevels}},
     {"simd", kEnum, kProcess, "auto",
      "Instruction set of the reductions; every one gives the same bits", {.choices = kSimdLevels}},
+    {"node_stage", kEnum, kProcess, "auto",
+     "What adds the planned gradients of a node's GPUs: host, its processors; staged, GPUs that read "
+     "them in host memory; ipc, GPUs that reach each other's memory; auto: the last of these that "
+     "works",
+     {.choices = kNodeStages}},
     {"shm", kBool, kProcess, "true", "Whether the workers of a node meet in shared memory"},
     {"timeout", kSeconds, kProcess, "1800", "Deadline of every wait", {0.01, kWeek}},
     {"warn_after", kSeconds, kProcess, "60",

@@ -6,7 +6,7 @@ namespace herring::device {
 namespace {
 
 // So that a stream's other copies, and those of other streams, get their turn.
-constexpr size_t kPiece = size_t{2} << 20;
+constexpr size_t kPiece = size_t{4} << 20;
 
 template <typename Queue>
 Status in_pieces(const Copy& copy, const Queue& queue) {
@@ -57,10 +57,10 @@ Status Copier::open() {
 Copier::~Copier() {
   const bool open = is_back_.word != nullptr;
   const Status lost = open ? drain() : Status();
-  for (const Stream stream : {out_, back_, sums_stream_}) {
+  for (const Stream stream : {out_, back_, sums_stream_, results_}) {
     if (stream != 0) device_.destroy_stream(stream);
   }
-  for (const Event event : {produced_, consumed_, returned_}) {
+  for (const Event event : {produced_, consumed_, returned_, combined_}) {
     if (event != 0) device_.destroy_event(event);
   }
   // One that is lost may still write to its flags.
@@ -71,29 +71,34 @@ Copier::~Copier() {
 
 // With the lock.
 Status Copier::open_sums() {
-  if (sums_stream_ != 0) return {};
+  if (is_combined_.word != nullptr) return {};
+  for (Stream* stream : {&sums_stream_, &results_}) {
+    if (*stream != 0) continue;
+    auto made = device_.make_stream();
+    if (!made.ok()) return made.status();
+    *stream = *made;
+  }
+  if (combined_ == 0) {
+    auto made = device_.make_event();
+    if (!made.ok()) return made.status();
+    combined_ = *made;
+  }
   auto flag = flags_.take();
   if (!flag.ok()) return flag.status();
-  auto made = device_.make_stream();
-  if (!made.ok()) {
-    flags_.give_back(*flag);
-    return made.status();
-  }
   is_combined_ = *flag;
   sums_ = flag->word->load();
-  sums_stream_ = *made;
   return {};
 }
 
 std::vector<Stream> Copier::streams() const {
-  std::vector<Stream> all = {out_, back_};
-  if (sums_stream_ != 0) all.push_back(sums_stream_);
+  std::vector<Stream> all = {out_, back_, sums_stream_, results_};
+  std::erase(all, Stream{0});
   return all;
 }
 
 std::vector<Flag> Copier::flags_in_use() const {
   std::vector<Flag> all = {is_out_, is_back_};
-  if (sums_stream_ != 0) all.push_back(is_combined_);
+  if (is_combined_.word != nullptr) all.push_back(is_combined_);
   return all;
 }
 
@@ -120,18 +125,23 @@ Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector
     HERRING_RETURN_IF_ERROR(device_.record(produced_, producer));
     HERRING_RETURN_IF_ERROR(device_.wait(out_, produced_));
   }
-  for (const Copy& copy : copies) {
-    HERRING_RETURN_IF_ERROR(in_pieces(copy, [&](Address from, char* to, size_t bytes) {
-      return device_.copy_out(to, from, bytes, out_);
-    }));
-  }
+  HERRING_RETURN_IF_ERROR(queue_out(copies, out_));
   return device_.write_word(is_out_.address, outs_ + 1, out_);
 }
 
-Status Copier::queue_back(const std::vector<Copy>& copies) {
+Status Copier::queue_out(const std::vector<Copy>& copies, Stream stream) {
+  for (const Copy& copy : copies) {
+    HERRING_RETURN_IF_ERROR(in_pieces(copy, [&](Address from, char* to, size_t bytes) {
+      return device_.copy_out(to, from, bytes, stream);
+    }));
+  }
+  return {};
+}
+
+Status Copier::queue_back(const std::vector<Copy>& copies, Stream stream) {
   for (const Copy& copy : copies) {
     HERRING_RETURN_IF_ERROR(in_pieces(copy, [&](Address to, const char* from, size_t bytes) {
-      return device_.copy_in(to, from, bytes, back_);
+      return device_.copy_in(to, from, bytes, stream);
     }));
   }
   return {};
@@ -139,7 +149,7 @@ Status Copier::queue_back(const std::vector<Copy>& copies) {
 
 Status Copier::back(const std::vector<Copy>& copies) {
   std::lock_guard lock(mutex_);
-  const Status queued = device_.together([&] { return queue_back(copies); });
+  const Status queued = device_.together([&] { return queue_back(copies, back_); });
   return queued.ok() ? queued : give_up(back_, queued);
 }
 
@@ -155,15 +165,21 @@ Status Copier::back_when(Flag flag, uint32_t value, const std::vector<Copy>& cop
   std::lock_guard lock(mutex_);
   return device_.together([&]() -> Status {
     HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, back_));
-    return queue_back(copies);
+    return queue_back(copies, back_);
   });
 }
 
-Status Copier::follow(Stream consumer) {
+Status Copier::follow(Stream consumer, bool out_too) {
   HERRING_RETURN_IF_ERROR(device_.check_not_capturing(consumer));
   std::lock_guard lock(mutex_);
   HERRING_RETURN_IF_ERROR(device_.record(consumed_, consumer));
+  if (out_too) HERRING_RETURN_IF_ERROR(device_.wait(out_, consumed_));
   return device_.wait(back_, consumed_);
+}
+
+void Copier::settle_out() {
+  static_cast<void>(device_.synchronize(out_));
+  if (check().ok()) watcher_.settle(is_out_);
 }
 
 Status Copier::join(Stream consumer) {
@@ -173,17 +189,23 @@ Status Copier::join(Stream consumer) {
   return device_.wait(consumer, returned_);
 }
 
-Status Copier::combine_when(Flag flag, uint32_t value, Kernel kernel, const Combination& what,
-                            uint32_t blocks, Watcher::Then then) {
+Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then) {
   std::lock_guard lock(mutex_);
   HERRING_RETURN_IF_ERROR(open_sums());
-  const Status queued = device_.together([&]() -> Status {
-    HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
-    HERRING_RETURN_IF_ERROR(device_.combine(kernel, what, blocks, sums_stream_));
-    return device_.write_word(is_combined_.address, sums_ + 1, sums_stream_);
-  });
+  const Status queued = device_.together([&] { return queue_sum(flag, value, sum); });
   if (queued.ok()) watcher_.expect(is_combined_, ++sums_, std::move(then));
   return queued;
+}
+
+// Of two sums one may be copied in while the other is copied out.
+Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
+  HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
+  HERRING_RETURN_IF_ERROR(queue_back(sum.in, sums_stream_));
+  HERRING_RETURN_IF_ERROR(device_.combine(sum.kernel, sum.what, sum.blocks, sums_stream_));
+  HERRING_RETURN_IF_ERROR(device_.record(combined_, sums_stream_));
+  HERRING_RETURN_IF_ERROR(device_.wait(results_, combined_));
+  HERRING_RETURN_IF_ERROR(queue_out(sum.out, results_));
+  return device_.write_word(is_combined_.address, sums_ + 1, results_);
 }
 
 Status Copier::try_kernel(Kernel kernel, const Combination& nothing) {

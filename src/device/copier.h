@@ -55,14 +55,21 @@ class Copier {
   Status when_back(Watcher::Then then);
   // What is queued in `consumer` from now on comes after all that was to come back.
   Status join(Stream consumer);
-  // Copies back come after all that is queued in `consumer` now.
-  Status follow(Stream consumer);
+  // Copies back come after all that is queued in `consumer` now; with `out_too` those out as well.
+  Status follow(Stream consumer, bool out_too = false);
+  // Waits until what was to be copied out is there, and that was told.
+  void settle_out();
 
-  // Combines once the flag has the value, in a stream of its own, and then calls `then` on the
-  // watcher's thread. Until then the flag holds up what is to be combined later, and what is
-  // combined stays where it is.
-  Status combine_when(Flag flag, uint32_t value, Kernel kernel, const Combination& what,
-                      uint32_t blocks, Watcher::Then then);
+  // Once the flag has the value, copies in, combines, copies out and calls `then` on the watcher's
+  // thread: in streams of their own, where each of the three follows what came before it. Until
+  // then the flag holds up what is to be combined later, and all of it stays where it is.
+  struct Sum {
+    std::vector<Copy> in, out;
+    Kernel kernel = 0;
+    Combination what;
+    uint32_t blocks = 0;
+  };
+  Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
   // Runs the kernel over nothing, and waits for that: drivers load a kernel when it is run first,
   // for which they may wait until the device is idle.
   Status try_kernel(Kernel kernel, const Combination& nothing);
@@ -85,7 +92,9 @@ class Copier {
   std::vector<Stream> streams() const;
   std::vector<Flag> flags_in_use() const;
   Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
-  Status queue_back(const std::vector<Copy>& copies);
+  Status queue_out(const std::vector<Copy>& copies, Stream stream);
+  Status queue_back(const std::vector<Copy>& copies, Stream stream);
+  Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
   // Of what was queued before something failed, nothing reaches the host's memory any more.
   Status give_up(Stream stream, const Status& why);
 
@@ -94,7 +103,8 @@ class Copier {
   Flags& flags_;
   std::mutex mutex_;  // guards what follows, and the order of what is queued
   Stream out_ = 0, back_ = 0;
-  Stream sums_stream_ = 0;  // made when it is needed
+  Stream sums_stream_ = 0, results_ = 0;  // made when they are needed
+  Event combined_ = 0;
   Event produced_ = 0, consumed_ = 0, returned_ = 0;
   // They count the calls of out(), when_back() and combine_when().
   Flag is_out_, is_back_, is_combined_;

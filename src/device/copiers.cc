@@ -80,7 +80,7 @@ class Copiers {
         if (auto copier = one.lock()) all.push_back(std::move(copier));
       }
     }
-    while_all_idle(all, 0, unmap_pinned);
+    while_all_idle(all, 0, unmap_left);
   }
 
   static void while_all_idle(const std::vector<std::shared_ptr<Copier>>& copiers, size_t first,

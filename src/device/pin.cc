@@ -12,18 +12,13 @@
 namespace herring::device {
 namespace {
 
-struct Retired {
-  char* memory;
-  size_t bytes;
-};
-
-struct Retirees {
+struct Left {
   std::mutex mutex;
-  std::vector<Retired> list;
+  std::vector<std::function<void(Platform&)>> list;
 };
 
-Retirees& retirees() {
-  static auto* const all = new Retirees;
+Left& left() {
+  static auto* const all = new Left;
   return *all;
 }
 
@@ -52,32 +47,33 @@ bool Pin::is_set() const {
 
 bool Pin::unmap_later(char* memory, size_t bytes) {
   if (!is_set()) return false;
-  Retirees& all = retirees();
-  std::lock_guard lock(all.mutex);
-  all.list.push_back({memory, bytes});
+  leave_to_unmap([memory, bytes](Platform& platform) {
+    static_cast<void>(platform.unregister_host(memory));
+    ::munmap(memory, bytes);
+  });
   return true;
 }
 
-bool any_to_unmap() {
-  Retirees& all = retirees();
-  std::lock_guard lock(all.mutex);
-  return !all.list.empty();
+void leave_to_unmap(std::function<void(Platform&)> unmap) {
+  std::lock_guard lock(left().mutex);
+  left().list.push_back(std::move(unmap));
 }
 
-void unmap_pinned() {
-  std::vector<Retired> now;
+bool any_to_unmap() {
+  std::lock_guard lock(left().mutex);
+  return !left().list.empty();
+}
+
+void unmap_left() {
+  std::vector<std::function<void(Platform&)>> now;
   {
-    Retirees& all = retirees();
-    std::lock_guard lock(all.mutex);
-    now.swap(all.list);
+    std::lock_guard lock(left().mutex);
+    now.swap(left().list);
   }
   if (now.empty()) return;
   auto devices = platform();
-  if (!devices.ok()) return;  // in a forked child: they stay mapped there
-  for (const Retired& one : now) {
-    static_cast<void>((*devices)->unregister_host(one.memory));
-    ::munmap(one.memory, one.bytes);
-  }
+  if (!devices.ok()) return;  // in a forked child: it all stays mapped there
+  for (const auto& unmap : now) unmap(**devices);
 }
 
 }  // namespace herring::device

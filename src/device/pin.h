@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 
 #include "base/status.h"
+#include "device/device.h"
 
 namespace herring::device {
 
@@ -29,10 +31,13 @@ class Pin {
   uint32_t generation_ = 0;     // the fork that it was set in
 };
 
-// Whether memory has been left to be unmapped later. Any thread.
+// Leaves something to be done by some thread that may call the driver, while devices are idle:
+// unmapping does wait for that, so no stream may wait then for what this thread is to do. Any
+// thread.
+void leave_to_unmap(std::function<void(Platform&)> unmap);
+// Whether anything was left. Any thread.
 bool any_to_unmap();
-// Unmaps it. On a thread that may call the driver, which may wait until devices are idle: so no
-// stream may wait then for what this thread is to do.
-void unmap_pinned();
+// Does it.
+void unmap_left();
 
 }  // namespace herring::device

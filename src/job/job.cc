@@ -157,6 +157,7 @@ Status Job::connect() {
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
   engine.timeout = settings.get_seconds("timeout");
+  engine.node_stage = settings.get_string("node_stage");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),

@@ -103,6 +103,9 @@ class LocalBus {
   Result<std::shared_ptr<char>> peer_memory(uint32_t peer, uint32_t region, uint64_t offset,
                                             uint64_t bytes) const;
 
+  // The region itself, as it is mapped here.
+  Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
+
   // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all
   // that is queued could be sent. No handler runs.
   void close();
@@ -137,7 +140,6 @@ class LocalBus {
   std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes, UniqueFd passed);
   std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message, UniqueFd passed);
   void fail(uint32_t rank, const Status& status);
-  Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
   Status lost(uint32_t rank) const;
 
   LocalListener listener_;

@@ -1,6 +1,8 @@
 #include "node/node_stage.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -8,6 +10,8 @@
 
 namespace herring {
 namespace {
+
+constexpr auto kAdderPatience = std::chrono::milliseconds(500);
 
 uint32_t interest(bool wants_write) {
   return transport::kForReading | (wants_write ? transport::kForWriting : 0u);
@@ -162,6 +166,8 @@ void NodeStage::on_message(const LocalMessage& message) {
   peer.active = !(message.flags & kInactive);
   peer.data = std::move(*memory);
   peer.bytes = message.bytes;
+  peer.region = message.region;
+  peer.offset = message.offset;
   ++work.posted;
   // A neighbour may know a group before this rank does.
   if (work.mine && work.posted == work.locals()) all_posted(work);
@@ -169,8 +175,49 @@ void NodeStage::on_message(const LocalMessage& message) {
 
 void NodeStage::all_posted(NodeWork& work) {
   if (Status begun = work.begin(); !begun.ok()) return on_failure_(begun);
+  if (Status told = tell_posted(work); !told.ok()) return on_failure_(told);
+  if (work.task.adder && work.slice.bytes > 0) {
+    const bool divides = work.last_stage() && work.task.reduction.op == ReduceOp::kAverage;
+    work.adding = true;
+    return work.task.adder->start(work.active(), divides ? std::max(1u, work.workers) : 1.0);
+  }
   ready_.push(work.task.key);
   schedule_work();
+}
+
+Status NodeStage::tell_posted(const NodeWork& work) {
+  if (!work.task.on_posted) return {};
+  std::vector<PostedMemory> all;
+  for (const uint32_t local : work.group().locals()) {
+    PostedMemory& one = all.emplace_back();
+    const NodeWork::Posted& posted = work.ranks[local];
+    if (local == options_.local_rank || posted.bytes == 0) continue;
+    auto region = bus_.peer_region(local, posted.region);
+    if (!region.ok()) return region.status();
+    one = {std::move(*region), posted.offset};
+  }
+  work.task.on_posted(std::move(all));
+  return {};
+}
+
+void NodeStage::added(const wire::Key& key) {
+  const auto found = works_.find(key);
+  if (found == works_.end()) return;  // cleared
+  const std::shared_ptr<NodeWork> work = found->second;
+  work->adding = false;
+  work->worked = work->slice.bytes;
+  work->moved = moved_ = loop_.now();
+  called_off_.contains(key.group) ? settle(key.group) : combined(work);
+}
+
+void NodeStage::combined(const std::shared_ptr<NodeWork>& work) {
+  work->last_stage() ? slice_done(*work) : push_slice(work);
+}
+
+bool NodeStage::adds(uint32_t group) const {
+  return std::any_of(works_.begin(), works_.end(), [group](const auto& one) {
+    return one.first.group == group && one.second->adding;
+  });
 }
 
 void NodeStage::schedule_work() {
@@ -198,7 +245,7 @@ void NodeStage::do_work() {
     budget -= bytes;
     if (work->worked == work->slice.bytes) {
       ready_.pop();
-      work->last_stage() ? slice_done(*work) : push_slice(work);
+      combined(work);
     }
   }
   moved_ = loop_.now();
@@ -287,14 +334,18 @@ void NodeStage::forget(const LocalGroup& group) {
 }
 
 void NodeStage::call_off(const std::shared_ptr<const LocalGroup>& group) {
-  if (!cleared_ && called_off_.add(group)) settle(group->id());
+  if (cleared_ || !called_off_.add(group)) return;
+  for (const auto& [key, work] : works_) {
+    if (key.group == group->id() && work->task.adder) work->task.adder->stop();
+  }
+  settle(group->id());
 }
 
 // From here on nothing of this group touches neighbours' memory: what is on its way from servers
 // lands in memory here and is not copied to them any more.
 void NodeStage::settle(uint32_t number) {
   const auto group = called_off_.find(number);
-  if (!group) return;
+  if (!group || adds(number)) return;
   if (called_off_.tells(number)) let_go(*group);
   if (!called_off_.untouched(number)) return;
   std::vector<std::shared_ptr<NodeWork>> ended;
@@ -337,6 +388,17 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
 
 void NodeStage::clear() {
   cleared_ = true;
+  for (const auto& [key, work] : works_) {
+    if (work->task.adder) work->task.adder->stop();
+  }
+  // What runs on a device takes milliseconds, if it does not hang.
+  for (const auto& [key, work] : works_) {
+    const auto until = std::chrono::steady_clock::now() + kAdderPatience;
+    while (work->adding && !work->task.adder->through() &&
+           std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
   works_.clear();
   called_off_.clear();
   ready_.clear();

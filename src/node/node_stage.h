@@ -34,6 +34,8 @@ class NodeStage : private TransferOwner {
   void attach();
 
   void post(NodeTask task);
+  // The adder of a buffer is through.
+  void added(const wire::Key& key);
   // The regions that are gone can be let go by the peers.
   void release_regions();
   // Who is missing for how long; fails what is past its deadline. Where servers keep deadlines too,
@@ -75,6 +77,10 @@ class NodeStage : private TransferOwner {
   void on_closed(uint32_t local_rank, const Status& why);
   void send(const NodeWork& work, LocalMessage message);
   void all_posted(NodeWork& work);
+  Status tell_posted(const NodeWork& work);
+  // Its slice is combined: the next stage has it.
+  void combined(const std::shared_ptr<NodeWork>& work);
+  bool adds(uint32_t group) const;
   void do_work();
   void schedule_work();
   void push_slice(const std::shared_ptr<NodeWork>& work);

@@ -15,6 +15,12 @@ constexpr size_t kBlockBytes = 16 << 10;
 
 }  // namespace
 
+double wire_scale(const control::Group& members, DType wire, ReduceOp op) {
+  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  if (members.nodes() == 1 || wire != DType::kFloat16 || !sums) return 1.0;
+  return 1.0 / static_cast<double>(std::bit_ceil(members.most_on_a_node()));
+}
+
 Status NodeWork::check_posted() const {
   for (const uint32_t r : group().locals()) {
     if (!ranks[r].here) {
@@ -84,20 +90,17 @@ Status NodeWork::begin() {
   return {};
 }
 
+uint32_t NodeWork::active() const {
+  uint32_t bits = 0;
+  for (uint32_t place = 0; place < locals(); ++place) {
+    bits |= uint32_t{ranks[group().locals()[place]].active} << place;
+  }
+  return bits;
+}
+
 void NodeWork::work(size_t bytes) {
   if (bytes > 0) task.exchanges ? take(worked, bytes) : reduce(slice.offset + worked, bytes);
   worked += bytes;
-}
-
-// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a
-// power of two that the server takes back (exact, but for the smallest subnormals).
-double NodeWork::wire_scale() const {
-  const control::Group& members = task.group->members();
-  if (members.nodes() == 1 || task.wire != DType::kFloat16 ||
-      (task.reduction.op != ReduceOp::kSum && task.reduction.op != ReduceOp::kAverage)) {
-    return 1.0;
-  }
-  return 1.0 / static_cast<double>(std::bit_ceil(members.most_on_a_node()));
 }
 
 void NodeWork::reduce(size_t begin, size_t bytes) {
@@ -110,7 +113,7 @@ void NodeWork::reduce(size_t begin, size_t bytes) {
                             task.reduction.op,
                             task.reduction.prescale,
                             last ? divisor : 1.0,
-                            last ? task.reduction.postscale : wire_scale()};
+                            last ? task.reduction.postscale : scale()};
   size_t element = begin / wire_item;
   const size_t end = element + bytes / wire_item;
   std::vector<const void*> sources;
@@ -181,7 +184,7 @@ wire::Open NodeWork::open() const {
   open.reduction.op = task.reduction.op;
   open.participants = wire::Participants::kNodes;
   open.workers = workers;
-  open.reduction.postscale = task.reduction.postscale / wire_scale();
+  open.reduction.postscale = task.reduction.postscale / scale();
   open.deadline = task.deadline;
   open.name = task.name;
   return open;
@@ -196,6 +199,7 @@ void NodeWork::prepare_push() {
 }
 
 void NodeWork::place(plan::Range range) {
+  if (task.adder) return;
   const size_t wire_item = size_of(task.wire), item = size_of(task.dtype);
   const size_t element = range.offset / wire_item, count = range.bytes / wire_item;
   if (converts()) {

@@ -10,6 +10,8 @@
 #include "base/deadline.h"
 #include "base/settings.h"
 #include "node/local_group.h"
+#include "node/shared_memory.h"
+#include "node/slice_adder.h"
 #include "node/transfer.h"
 
 namespace herring {
@@ -32,6 +34,12 @@ struct NodePiece {
   size_t bytes = 0;
 };
 
+// Where a rank of the node has what it has posted.
+struct PostedMemory {
+  std::shared_ptr<SharedRegion> region;  // as it is mapped here; null: it is this rank's own
+  uint64_t offset = 0;
+};
+
 // One buffer of an all-reduce, as every local rank posts it, or an exchange.
 struct NodeTask {
   std::shared_ptr<const LocalGroup> group;
@@ -46,6 +54,11 @@ struct NodeTask {
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
+  // Null: the processor combines the slice. Else the results of other slices stay with the ranks
+  // whose they are, too; who wants them takes them from there. Without a wire dtype of its own.
+  std::shared_ptr<SliceAdder> adder;
+  // All have posted: by place among the group's members here. May be null.
+  std::function<void(std::vector<PostedMemory>)> on_posted;
   // Of an exchange, in a group on one node: `data` is only read, and may be nothing.
   bool exchanges = false;
   std::vector<NodePiece> pieces;
@@ -56,11 +69,17 @@ struct NodeTask {
   std::shared_ptr<void> keeps;         // what data and staging lie in; let go of when all is done
 };
 
+// A sum of 16-bit floats must not overflow before the servers divide it: it travels scaled by a
+// power of two that the server takes back (exact, but for the smallest subnormals).
+double wire_scale(const control::Group& members, DType wire, ReduceOp op);
+
 struct NodeWork {
   struct Posted {
     bool here = false, active = true, done = false;
     std::shared_ptr<char> data;      // a neighbour's stays mapped, whatever it does meanwhile
     uint64_t bytes = 0;
+    uint32_t region = 0;             // of a neighbour's, as it names it
+    uint64_t offset = 0;
   };
 
   NodeWork(const NodeStageOptions& stage, const wire::Key& key, size_t local_size, Nanos now)
@@ -71,7 +90,9 @@ struct NodeWork {
   const LocalGroup& group() const { return *task.group; }
   uint32_t locals() const { return task.group->local_size(); }
   // No server is asked.
-  bool last_stage() const { return task.group->members().nodes() == 1; }
+  bool last_stage() const { return task.exchanges || task.group->members().nodes() == 1; }
+  // By place among the group's members here (bits).
+  uint32_t active() const;
   Posted& own() { return ranks[options.local_rank]; }
   const Posted& own() const { return ranks[options.local_rank]; }
 
@@ -98,6 +119,7 @@ struct NodeWork {
   Transfer transfer;                 // of this rank's slice
   plan::Range slice;                 // wire bytes; of an exchange, all that is taken
   size_t worked = 0;                 // of slice.bytes
+  bool adding = false;               // the adder was started, and is not through
   bool pushed = false;               // the transfer is the Pusher's
 
  private:
@@ -109,7 +131,9 @@ struct NodeWork {
   // Takes bytes [begin, begin + bytes) of an exchange's pieces, as if they lay in a row.
   void take(size_t begin, size_t bytes);
   wire::Open open() const;
-  double wire_scale() const;
+  double scale() const {
+    return wire_scale(task.group->members(), task.wire, task.reduction.op);
+  }
   bool converts() const { return task.wire != task.dtype; }
 };
 

@@ -79,6 +79,7 @@ struct Cluster {
 struct Options {
   size_t buffer_bytes = 0;   // 0: chosen from model and cluster size
   size_t segment_bytes = kDefaultSegmentBytes;
+  bool on_devices = false;   // gradients lie on GPUs, so that a buffer should be larger
 };
 
 // Where a gradient lies: arena `arena`, at byte range `range` (in production order, packed without
@@ -122,6 +123,6 @@ Result<Plan> make_plan(const std::vector<Gradient>& gradients, const Cluster& cl
 
 // The automatic fusion buffer size: see the comment at its definition for the reasoning.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
-                           size_t segment_bytes);
+                           size_t segment_bytes, bool on_devices = false);
 
 }  // namespace herring::plan

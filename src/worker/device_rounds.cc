@@ -13,7 +13,10 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   options.averaged = [flags](uint32_t buffer) {
     flags->of_buffers[buffer].set(flags->values[buffer]);
   };
-  std::unique_ptr<DeviceRounds> rounds(new DeviceRounds(std::move(copier), flags));
+  auto node = std::make_shared<DeviceNode>(copier);
+  options.devices = node;
+  std::unique_ptr<DeviceRounds> rounds(
+      new DeviceRounds(std::move(copier), flags, std::move(node)));
   auto planned = Planned::create(engine, gradients, std::move(options));
   if (!planned.ok()) return planned.status();
   rounds->planned_ = std::move(*planned);
@@ -32,6 +35,8 @@ Status DeviceRounds::take_flags() {
 }
 
 DeviceRounds::~DeviceRounds() {
+  // A round of which everything is on its way goes on.
+  if (planned_ && std::find(out_.begin(), out_.end(), false) == out_.end()) copier_->settle_out();
   {
     std::lock_guard lock(alive_->mutex);
     alive_->rounds = nullptr;
@@ -50,6 +55,7 @@ DeviceRounds::~DeviceRounds() {
   // The engine may set the flags of a round that has failed once more: nobody else has them then.
   if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return;
   for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);
+  node_->give_back_flags();
 }
 
 Status DeviceRounds::place(std::vector<device::Address> arenas) {
@@ -59,6 +65,7 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
             concat(arenas.size(), " arenas on the device; this plan has ", expected)};
   }
   arenas_ = std::move(arenas);
+  node_->attach(*planned_, arenas_);
   return {};
 }
 
@@ -81,11 +88,18 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
   const std::shared_ptr<Future> before = planned_->round();
   if (before == nullptr || before->done()) {
     for (uint32_t& value : flags_->values) ++value;  // nobody reads them now
+    node_->count_on();
+    if (before == nullptr || before->status().ok()) node_->prepare(planned_->rounds());
   }
-  HERRING_RETURN_IF_ERROR(planned_->begin(active));
+  // Who has nothing to add says so when what it reads in its arenas is through: neighbours may write
+  // there.
+  const bool held = !active && node_->level() != DeviceNode::kHost;
+  HERRING_RETURN_IF_ERROR(planned_->begin(active, held));
   // What waits for a round that fails goes on.
-  planned_->round()->then(Where::kEngine, [flags = flags_, round = planned_->round()] {
+  planned_->round()->then(Where::kEngine, [flags = flags_, node = node_,
+                                           round = planned_->round()] {
     if (round->status().ok()) return;
+    node->release();
     for (size_t i = 0; i < flags->of_buffers.size(); ++i) {
       flags->of_buffers[i].set(flags->values[i]);
     }
@@ -98,7 +112,14 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
     }
   }
   next_back_ = 0;
-  if (Status follows = copier_->follow(stream); !follows.ok()) return failed(follows);
+  const bool shared = node_->level() != DeviceNode::kHost;
+  if (Status follows = copier_->follow(stream, shared); !follows.ok()) return failed(follows);
+  if (held) {
+    const auto let_go = [](DeviceRounds& self, const Status& status) {
+      status.ok() ? self.planned_->let_go() : self.planned_->fail(status);
+    };
+    if (Status told = copier_->out({}, {}, later(let_go)); !told.ok()) return failed(told);
+  }
   return failed(queue_back());
 }
 
@@ -129,20 +150,21 @@ Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>&
   for (const size_t index : indices) {
     const auto& [arena, range] = plan.placements[index];
     if (range.bytes == 0) continue;
-    const device::Copy copy = place_of(arena, range);
-    // Neighbours travel together.
-    if (!copies.empty() && arena == last_arena &&
-        copies.back().host + copies.back().bytes == copy.host) {
-      copies.back().bytes += copy.bytes;
-    } else {
-      copies.push_back(copy);
+    for (const plan::Range& part : node_->to_copy_out(index, arena, range)) {
+      const device::Copy copy = place_of(arena, part);
+      // Neighbours travel together.
+      if (!copies.empty() && arena == last_arena &&
+          copies.back().host + copies.back().bytes == copy.host) {
+        copies.back().bytes += copy.bytes;
+      } else {
+        copies.push_back(copy);
+      }
+      last_arena = arena;
     }
-    last_arena = arena;
   }
-  return copier_->out({stream}, copies, [alive = alive_, indices](const Status& status) {
-    std::lock_guard lock(alive->mutex);
-    if (alive->rounds != nullptr) alive->rounds->is_out(indices, status);
-  });
+  return copier_->out({stream}, copies, later([indices](DeviceRounds& self, const Status& status) {
+    self.is_out(indices, status);
+  }));
 }
 
 void DeviceRounds::is_out(const std::vector<size_t>& indices, const Status& status) {
@@ -152,12 +174,14 @@ void DeviceRounds::is_out(const std::vector<size_t>& indices, const Status& stat
 }
 
 Status DeviceRounds::queue_back() {
-  const plan::Plan& plan = planned_->plan();
   for (; next_back_ < missing_.size() && missing_[next_back_] == 0; ++next_back_) {
-    const plan::Buffer& buffer = plan.buffers[next_back_];
-    HERRING_RETURN_IF_ERROR(copier_->back_when(flags_->of_buffers[next_back_],
-                                               flags_->values[next_back_],
-                                               {place_of(buffer.arena, buffer.range)}));
+    const auto buffer = static_cast<uint32_t>(next_back_);
+    HERRING_RETURN_IF_ERROR(
+        node_->queue(buffer, later([buffer](DeviceRounds& self, const Status& status) {
+          status.ok() ? self.planned_->added(buffer) : self.planned_->fail(status);
+        })));
+    HERRING_RETURN_IF_ERROR(copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer],
+                                               node_->to_copy_back(buffer)));
   }
   return {};
 }

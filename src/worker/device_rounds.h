@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/copier.h"
+#include "worker/device_node.h"
 #include "worker/planned.h"
 
 namespace herring::worker {
@@ -28,6 +29,8 @@ class DeviceRounds {
 
   Planned& planned() { return *planned_; }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
+  // What adds in the node, in the rounds from now on.
+  DeviceNode::Level level() const { return node_->level(); }
 
   // Where the plan's arenas lie on the device; before the first round. They outlive this.
   Status place(std::vector<device::Address> arenas);
@@ -56,18 +59,30 @@ class DeviceRounds {
     DeviceRounds* rounds;
   };
 
-  DeviceRounds(std::shared_ptr<device::Copier> copier, std::shared_ptr<Flags> flags)
-      : copier_(std::move(copier)), flags_(std::move(flags)), alive_(new Alive{{}, this}) {}
+  DeviceRounds(std::shared_ptr<device::Copier> copier, std::shared_ptr<Flags> flags,
+               std::shared_ptr<DeviceNode> node)
+      : copier_(std::move(copier)), flags_(std::move(flags)), node_(std::move(node)),
+        alive_(new Alive{{}, this}) {}
   Status take_flags();
   Status queue_out(device::Stream stream, const std::vector<size_t>& indices);
-  // Queues the buffers to come back of which all gradients are on their way out, in plan order.
+  // Queues the node stage, and the way back, of the buffers of which all gradients are on their way
+  // out, in plan order.
   Status queue_back();
+  // What the watcher is to call, if this is still there then.
+  template <typename Call>
+  device::Watcher::Then later(Call call) {
+    return [alive = alive_, call = std::move(call)](const Status& status) {
+      std::lock_guard lock(alive->mutex);
+      if (alive->rounds != nullptr) call(*alive->rounds, status);
+    };
+  }
   void is_out(const std::vector<size_t>& indices, const Status& status);
   Status failed(const Status& why);
   device::Copy place_of(uint32_t arena, const plan::Range& range) const;  // both its places
 
   const std::shared_ptr<device::Copier> copier_;
   const std::shared_ptr<Flags> flags_;
+  const std::shared_ptr<DeviceNode> node_;
   const std::shared_ptr<Alive> alive_;
   std::unique_ptr<Planned> planned_;
   std::vector<device::Address> arenas_;

@@ -23,6 +23,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
   const control::Group& members() const { return options.group->members(); }
   uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
+  plan::Range slice(uint32_t part, uint32_t place) const;
 
   EngineCore& engine;
   const PlannedOptions options;
@@ -32,6 +33,9 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   std::vector<char*> arenas;
   char* note = nullptr;  // null: rounds have none
   std::atomic<uint32_t> contributors{0};
+  // In the first rounds, between the ranks of a node; null: this one is alone.
+  char* card = nullptr;
+  std::vector<char> cards;  // that have come
 
  private:
   class Part;
@@ -39,6 +43,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   Status take_memory(size_t bytes, char*& place);
   void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
   void launch_one(uint32_t part, const std::shared_ptr<Round>& round);
+  void exchange_cards(const std::shared_ptr<Round>& round);
   void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
 
   std::vector<char*> memory_;
@@ -97,9 +102,13 @@ Status Planned::Work::allocate() {
     add_part(arenas[buffer.arena] + offset, bytes, plan.arenas[buffer.arena].dtype, options.op,
              narrow == nullptr ? nullptr : narrow + offset / 2);
   }
-  if (options.note_bytes == 0) return {};
-  HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
-  add_part(note, options.note_bytes, DType::kUInt8, ReduceOp::kMax, nullptr);
+  if (options.note_bytes > 0) {
+    HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
+    add_part(note, options.note_bytes, DType::kUInt8, ReduceOp::kMax, nullptr);
+  }
+  if (!staged_ || options.group->local_size() == 1 || count() == 0) return {};
+  HERRING_RETURN_IF_ERROR(take_memory(PlannedDevices::kCardBytes, card));
+  cards.assign(options.group->local_size() * PlannedDevices::kCardBytes, 0);
   return {};
 }
 
@@ -122,6 +131,21 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op,
   } else {
     task.shards = plan::shard_layout(wire_bytes, weights);
   }
+}
+
+// As NodeWork has it.
+plan::Range Planned::Work::slice(uint32_t part, uint32_t place) const {
+  const NodeTask& task = parts_[part]->task;
+  const std::vector<plan::Shard>& shards = task.shards;
+  plan::Range whole;  // first of the wire's bytes
+  for (const plan::SegmentRun& run :
+       plan::local_slice(shards, plan.segment_bytes, place, options.group->local_size())) {
+    const plan::Range range = plan::run_range(shards, plan.segment_bytes, run);
+    if (whole.bytes == 0) whole.offset = range.offset;
+    whole.bytes += range.bytes;
+  }
+  const size_t wider = size_of(task.dtype) / size_of(task.wire);
+  return {whole.offset * wider, whole.bytes * wider};
 }
 
 Planned::Work::~Work() {
@@ -147,6 +171,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
   plan_options.buffer_bytes =
       options.buffer_bytes != 0 ? options.buffer_bytes : engine.options().buffer_bytes;
   plan_options.segment_bytes = engine.options().links.segment_bytes;
+  plan_options.on_devices = options.on_devices;
   auto plan = plan::make_plan(gradients, shape, plan_options);
   if (!plan.ok()) return plan.status();
 
@@ -183,7 +208,7 @@ uint64_t Planned::signature() const {
   return hash.value();
 }
 
-Status Planned::begin(bool active) {
+Status Planned::begin(bool active, bool held) {
   HERRING_RETURN_IF_ERROR(work_->engine.incomplete(*work_->options.group));
   std::unique_lock lock(mutex_);
   if (round_ != nullptr && !round_->future->done()) {
@@ -196,6 +221,11 @@ Status Planned::begin(bool active) {
   round->number = next_round_++;
   round->active = active;
   round->buffers_left = work_->count();
+  if (work_->card != nullptr && round->number < PlannedDevices::kCardRounds) {
+    ++round->buffers_left;
+    std::fill_n(work_->card, PlannedDevices::kCardBytes, 0);
+    if (work_->options.devices) work_->options.devices->write_card(round->number, work_->card);
+  }
   round_ = std::move(round);
   ready_.assign(plan().gradients.size(), !active);
   missing_.assign(work_->count(), 0);
@@ -206,6 +236,7 @@ Status Planned::begin(bool active) {
     }
   }
   next_buffer_ = 0;
+  held_ = held;
   if (missing_.empty()) {
     round_->future->set({});
     return {};
@@ -215,7 +246,14 @@ Status Planned::begin(bool active) {
   return {};
 }
 
+void Planned::let_go() {
+  std::lock_guard lock(mutex_);
+  held_ = false;
+  advance();
+}
+
 void Planned::advance() {
+  if (held_) return;
   const uint32_t from = next_buffer_;
   while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
   if (next_buffer_ > from) work_->launch(from, next_buffer_, round_);
@@ -272,6 +310,32 @@ std::shared_ptr<Future> Planned::round() const {
   return round_ == nullptr ? nullptr : round_->future;
 }
 
+void Planned::added(uint32_t buffer) {
+  std::shared_ptr<Round> round;
+  {
+    std::lock_guard lock(mutex_);
+    round = round_;
+  }
+  work_->run(round, [work = work_, round, buffer] {
+    work->engine.node_stage().added({work->stream, round->number, buffer, work->members().id()});
+  });
+}
+
+uint32_t Planned::rounds() const {
+  std::lock_guard lock(mutex_);
+  return next_round_;
+}
+
+std::vector<char> Planned::cards() const { return work_->cards; }
+const Group& Planned::group() const { return *work_->options.group; }
+const PlannedOptions& Planned::options() const { return work_->options; }
+const std::string& Planned::node_stage() const { return work_->engine.options().node_stage; }
+std::shared_ptr<SharedHeap> Planned::shared_heap() const { return work_->engine.shared_heap(); }
+
+plan::Range Planned::slice(uint32_t buffer, uint32_t place) const {
+  return work_->slice(buffer, place);
+}
+
 void Planned::fail(const Status& why) { work_->engine.abort(why); }
 
 std::string Planned::missing() const {
@@ -293,7 +357,7 @@ Result<std::shared_ptr<Future>> Planned::waiting() {
   if (round_ == nullptr) {
     return Status(Code::kInvalidArgument, concat("'", name, "': wait() before begin()"));
   }
-  if (!round_->future->done() && next_buffer_ < work_->count()) {
+  if (!round_->future->done() && next_buffer_ < work_->count() && !held_) {
     return Status(Code::kInvalidArgument,
                   concat("'", name, "': wait() before ", missing(), "; call ready() for each ",
                          "gradient", has_note() ? " and note() once" : ""));
@@ -319,7 +383,36 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
   };
   run(round, [self = shared_from_this(), round, tracks] {
     or_tell([&](const Status& why) { round->future->set(why); }, tracks);
+    if (self->card != nullptr && round->number < PlannedDevices::kCardRounds &&
+        !round->future->done()) {
+      self->exchange_cards(round);
+    }
   });
+}
+
+// By the node stage, as each rank reads it where its neighbours have posted it.
+void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
+  NodeTask task;
+  task.group = options.group;
+  task.key = {stream, round->number, count(), members().id()};
+  task.name = options.name;
+  task.data = card;
+  task.bytes = PlannedDevices::kCardBytes;
+  task.dtype = task.wire = DType::kUInt8;
+  task.deadline = engine.deadline(0);
+  task.exchanges = true;
+  for (uint32_t place = 0; place < options.group->local_size(); ++place) {
+    NodePiece& piece = task.pieces.emplace_back();
+    piece.from = place;
+    piece.receive = place * PlannedDevices::kCardBytes;
+    piece.bytes = PlannedDevices::kCardBytes;
+  }
+  task.out = cards.data();
+  task.on_done = [this, round](uint32_t) {
+    if (options.group->called_off().ok()) part_done(round, count(), contributors.load());
+  };
+  task.keeps = shared_from_this();
+  engine.node_stage().post(std::move(task));
 }
 
 void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
@@ -339,6 +432,14 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
       if (options.group->called_off().ok()) part_done(round, index, workers);
     };
     task.keeps = shared_from_this();
+    if (options.devices && index < plan.buffers.size() && options.group->local_size() > 1) {
+      task.adder = options.devices->adder(index);
+      if (round->number == 0) {
+        task.on_posted = [devices = options.devices, index](std::vector<PostedMemory> memory) {
+          devices->learn(index, std::move(memory));
+        };
+      }
+    }
     engine.node_stage().post(std::move(task));
     return;
   }

@@ -13,10 +13,28 @@
 #include <string_view>
 #include <vector>
 
+#include "node/node_work.h"
 #include "plan/plan.h"
 #include "worker/engine.h"
 
 namespace herring::worker {
+
+// What devices do in the node stage of a plan's rounds: see DeviceNode. Engine thread, but for what
+// says otherwise.
+class PlannedDevices {
+ public:
+  // Each rank of a node tells the others so much in each of the first rounds.
+  static constexpr size_t kCardBytes = 1024;
+  static constexpr uint32_t kCardRounds = 2;
+
+  virtual ~PlannedDevices() = default;
+  // What this rank tells; the thread that begins the round.
+  virtual void write_card(uint32_t round, char* card) = 0;
+  // All have posted a buffer of the first round: where, by place among the members here.
+  virtual void learn(uint32_t buffer, std::vector<PostedMemory> memory) = 0;
+  // Null: the processor combines this rank's slice of it.
+  virtual std::shared_ptr<SliceAdder> adder(uint32_t buffer) = 0;
+};
 
 struct PlannedOptions {
   std::string name;
@@ -28,7 +46,9 @@ struct PlannedOptions {
   size_t note_bytes = 0;                // of a round's note; 0: it has none
   std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
   Use use = Use::kHost;                 // of the arenas' memory
+  bool on_devices = false;              // gradients of some rank lie on a device
   std::function<void(uint32_t buffer)> averaged;  // called on the engine's thread; may be null
+  std::shared_ptr<PlannedDevices> devices;        // null: none is at work
 };
 
 class Planned {
@@ -48,8 +68,11 @@ class Planned {
   // Equal on two ranks exactly when their planned operations fit together.
   uint64_t signature() const;
 
-  // Starts a round. active = false: this worker contributes nothing; all buffers go at once.
-  Status begin(bool active);
+  // Starts a round. active = false: this worker contributes nothing; all buffers go at once, or if
+  // they are held, with let_go().
+  Status begin(bool active, bool held = false);
+  // Any thread.
+  void let_go();
   // Gradient `index` is in its place in the arena. Any thread.
   Status ready(size_t index);
   // This rank's note of the round, once: an active rank's round is not complete without it. Best
@@ -58,6 +81,19 @@ class Planned {
   bool lacks_note() const;  // which the round needs
   // Of the round begun last; null before the first.
   std::shared_ptr<Future> round() const;
+  // The adder of a buffer of the running round is through. Any thread.
+  void added(uint32_t buffer);
+  // How many rounds have begun.
+  uint32_t rounds() const;
+  // What the ranks of the node have told in a round that is over, by place among the members here;
+  // empty: this rank is alone here.
+  std::vector<char> cards() const;
+  const Group& group() const;
+  const PlannedOptions& options() const;
+  const std::string& node_stage() const;  // the setting
+  std::shared_ptr<SharedHeap> shared_heap() const;
+  // Which part of a fusion buffer the rank at that place among the members here combines.
+  plan::Range slice(uint32_t buffer, uint32_t place) const;
   // Ends the job, which cannot go on without what this rank was to bring.
   void fail(const Status& why);
   // The running round's future; kInvalidArgument names gradients that are not ready.
@@ -90,6 +126,7 @@ class Planned {
   std::vector<bool> ready_;
   std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; behind them the note
   uint32_t next_buffer_ = 0;
+  bool held_ = false;
   uint32_t next_round_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <future>
+#include <vector>
 
 #include "tests/device/driver.h"
 
@@ -57,6 +58,14 @@ void standin_stream_memory(bool has) { has_stream_memory.store(has); }
 void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds) {
   run_kernel(stream, to, count, microseconds,
              [=](float* floats) { std::fill(floats, floats + count, value); });
+}
+void standin_store(void* stream, uint64_t to, const void* from, size_t bytes,
+                   uint32_t microseconds) {
+  const auto* const first = static_cast<const char*>(from);
+  run_kernel(stream, to, bytes / sizeof(float), microseconds,
+             [=, copy = std::vector<char>(first, first + bytes)](float* at) {
+               std::memcpy(at, copy.data(), bytes);
+             });
 }
 void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds) {
   run_kernel(stream, at, count, microseconds, [=](float* floats) {

@@ -24,6 +24,9 @@ void standin_stream_memory(bool has);
 
 // Kernels. Each takes so long, then does what it says with floats in device memory.
 void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds);
+// Writes these bytes, of which it takes a copy at once.
+void standin_store(void* stream, uint64_t to, const void* from, size_t bytes,
+                   uint32_t microseconds);
 void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds);
 // Copies at once, waiting for nothing.
 void standin_peek(void* to, uint64_t from, size_t bytes);

@@ -46,7 +46,9 @@ class GpuArray:
         place = torch.device("cuda", device)
         with torch.cuda.device(place):
             self._stream = torch.cuda.Stream()
-        self.tensor = torch.from_numpy(np.ascontiguousarray(values).copy()).to(place)
+        values = np.ascontiguousarray(values)
+        self.dtype = values.dtype
+        self.tensor = torch.from_numpy(values.copy()).to(place)
         torch.cuda.synchronize(place)
 
     def get(self) -> np.ndarray:
@@ -59,8 +61,14 @@ class GpuArray:
             torch.cuda._sleep(int(microseconds * 1e-6 * _cycles_per_second()))
             self.tensor.fill_(value)
 
-    def scale(self, factor: float) -> None:
+    def store(self, values, microseconds: int = 0) -> None:
         with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(int(microseconds * 1e-6 * _cycles_per_second()))
+            self.tensor.copy_(torch.from_numpy(np.ascontiguousarray(values)), non_blocking=False)
+
+    def scale(self, factor: float, microseconds: int = 0) -> None:
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(int(microseconds * 1e-6 * _cycles_per_second()))
             self.tensor.mul_(factor)
 
     def __dlpack_device__(self) -> tuple[int, int]:

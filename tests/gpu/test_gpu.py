@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # behind this folder
 
-from gpu_scripts import COLLECTIVES, ROUNDS  # noqa: E402
+from gpu_scripts import COLLECTIVES, ROUNDS, STAGES  # noqa: E402
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, run_job  # noqa: E402
 
@@ -93,3 +93,12 @@ herring.shutdown()
 def test_right(name: str, layout: str) -> None:
     script = {"collectives": COLLECTIVES, "rounds": ROUNDS, "training": TRAINING}[name]
     expect_success(run_job(LAYOUTS[layout], script, timeout=150, **ENVIRONMENT))
+
+
+@pytest.mark.parametrize("layout", ["one-node", "two-nodes", "four"])
+@pytest.mark.parametrize("stage", ["ipc", "staged", "host"])
+def test_gpus_add_with_the_bits_of_processors(stage: str, layout: str) -> None:
+    options = {**LAYOUTS, "four": ["-n", "4"]}[layout]
+    nodes = "2" if layout == "two-nodes" else "1"
+    environment = {"WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1", "NODES": nodes}
+    expect_success(run_job(options, STAGES, timeout=150, **environment, **ENVIRONMENT))

@@ -67,6 +67,7 @@ for tells in (True, False):
         sizes, name="p", op="sum", note_bytes=size, device=None if on_host else rank % gpus,
         buffer_bytes=1 << 20, wire_dtype=None if tells else "bfloat16",
     )
+    assert plan.node_stage == "host"
     [(_, nbytes)] = plan.arenas
     if on_host:
         arena = plan.arena(0).view(np.float32)
@@ -98,7 +99,7 @@ for tells in (True, False):
         for _, offset, count in plan.placements:
             part = found[offset // 4 : (offset + count) // 4]
             assert (part == 2 * sum(r + step for r in there)).all(), (step, part[:3])
-    if before and not on_host:
+    if before and not on_host and plan.node_stage == "host":
         # Each link carries all bytes out and in once a round.
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
         rounds_out = 5 if rank == 1 and size > 1 else 6
@@ -107,6 +108,80 @@ for tells in (True, False):
         assert returned - back == 6 * total and pageable == 0
         assert driver.calls(b"cuStreamSynchronize") == waits  # nothing blocks in a step
     plan.close()
+assert driver.threads() == 1
+herring.shutdown()
+"""
+)
+
+# Rounds in which GPUs add; the bits are those of host memory.
+STAGES = (
+    GPUS
+    + """
+import random
+wanted = os.environ["WANTED"]
+gpus = int(os.environ.get("GPUS", gpus))
+total = 200_003 + 7 + 600_000 + 50_001
+for dtype in (np.float32, np.float64, np.float16, np.int32):
+    op = "average" if np.issubdtype(dtype, np.floating) else "max"
+    sizes = [(n, np.dtype(dtype).name) for n in (200_003, 7, 600_000, 50_001)]
+    plan, reference = (
+        herring.PlannedReduction(sizes, name=name, op=op, device=gpu, buffer_bytes=1 << 19)
+        for name, gpu in (("gpu", rank % gpus), ("host", None))
+    )
+    [(_, nbytes)] = plan.arenas
+    items = nbytes // np.dtype(dtype).itemsize
+    arena = GpuArray(np.zeros(items, dtype), rank % gpus)
+    plan.place([arena])
+    host = reference.arena(0).view(dtype)
+    numbers = np.random.default_rng(rank)
+    copied = driver.bytes()
+    for step in range(8):
+        active = not (step in (3, 5) and rank == size - 1 and size > 1)
+        values = (100 * numbers.standard_normal(items)).astype(dtype)
+        if active:
+            if np.issubdtype(dtype, np.floating) and rank == 0:
+                values[step] = [np.nan, np.inf, -0.0, 6e-8][step % 4]
+            host[:] = values
+        if step == 3:
+            copied = driver.bytes()
+        plan.begin(active)
+        if active:
+            arena.store(values, 1000)
+            order = list(range(len(sizes)))
+            random.shuffle(order)
+            for index in order:
+                plan.ready(index)
+        plan.wait()
+        reference.begin(active)
+        if active:
+            reference.ready_all(range(len(sizes)))
+        reference.wait()
+        assert plan.contributors == reference.contributors == size - (step in (3, 5) and size > 1)
+        stage = plan.node_stage
+        assert stage == (wanted if step > 1 else "host"), (stage, step)
+        found = arena.get()
+        for _, offset, count in plan.placements:
+            part = slice(offset // arena.dtype.itemsize, (offset + count) // arena.dtype.itemsize)
+            same = found[part].tobytes() == host[part].tobytes()
+            assert same, (dtype, step, found[part][:4], host[part][:4])
+        if active and dtype == np.float32:
+            arena.scale(2, 500)  # which neighbours' results must not overtake
+    if copied and dtype == np.float32:
+        out, back, _ = (now - then for now, then in zip(driver.bytes(), copied))
+        nodes = int(os.environ.get("NODES", 1))
+        rounds_out = 3 if rank == size - 1 and size > 1 else 5
+        whole = 4 * total
+        if wanted == "ipc" and nodes == 1:
+            assert out == back == 0
+        elif wanted == "ipc":
+            assert 0 < out < whole * 5 and back == whole * 5, (out, back)  # one sum a node leaves
+        elif wanted == "staged":
+            # Out goes what others add, and this rank's sum; in comes what this one adds, and sums.
+            assert whole * rounds_out <= out <= whole * 5, (out, whole, rounds_out)
+            most = whole * (2 if nodes == 1 else 3)
+            assert whole * 5 <= back <= most * 5, (back, whole)
+    plan.close()
+    reference.close()
 assert driver.threads() == 1
 herring.shutdown()
 """

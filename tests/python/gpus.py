@@ -73,6 +73,7 @@ class Driver:
             ("poke", None, (u64, pointer, size)),
             ("registrations", size, ()),
             ("scale", None, (pointer, u64, size, ctypes.c_float, u32)),
+            ("store", None, (pointer, u64, pointer, size, u32)),
             ("stream", pointer, (ctypes.c_int,)),
             ("synchronize", None, (ctypes.c_int,)),
             ("threads", size, ()),
@@ -130,6 +131,13 @@ class GpuArray:
     def fill(self, value: float, microseconds: int = 0) -> None:
         """Queues a kernel of some length that writes a number to all places."""
         self.driver.fill(self.stream, self.address, self.size, value, microseconds)
+
+    def store(self, values, microseconds: int = 0) -> None:
+        """Queues a kernel of some length that writes these values."""
+        values = np.ascontiguousarray(values, self.dtype)
+        self.driver.store(
+            self.stream, self.address, values.ctypes.data, values.nbytes, microseconds
+        )
 
     def scale(self, factor: float, microseconds: int = 0) -> None:
         self.driver.scale(self.stream, self.address, self.size, factor, microseconds)

@@ -7,12 +7,27 @@ the result. Where the library does not tell its stream, the host waits for the r
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 from herring import _core
 
-__all__ = ["stream_of", "take_back"]
+__all__ = ["find_compiler", "stream_of", "take_back"]
+
+
+@functools.cache
+def find_compiler() -> None:
+    """Tells the core where wheels of NVIDIA's have CUDA's run-time compiler.
+
+    Kernels need it. A framework that has loaded it, the system and CUDA_HOME are asked as well.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec and spec.submodule_search_locations) or ():
+        for library in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
+            _core.add_compiler_folder(str(library.parent))
 
 
 def stream_of(array: Any) -> int | None:

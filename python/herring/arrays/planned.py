@@ -14,8 +14,8 @@ import numpy as np
 from herring import _core
 from herring.arrays.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
 from herring.arrays.calls import called, named
-from herring.arrays.collectives import check_same
-from herring.arrays.devices import stream_of
+from herring.arrays.collectives import allgather_object, check_same
+from herring.arrays.devices import find_compiler, stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
@@ -77,11 +77,26 @@ class PlannedReduction:
             buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
             note_bytes = count_of(note_bytes, "note_bytes")
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
-            self._device = device
-            self._arenas: list[Any] = []  # there
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
+        self._device = device
+        self._arenas: list[Any] = []  # there
+        # Ranks may differ in where their gradients lie, and must not in what they make of it.
+        on_devices = any(allgather_object(device is not None, name=f"{name}.plan", group=group))
+        with called("allgather", f"{name}.plan", group):
+            if device is not None:
+                find_compiler()
             self._planned: _core.Planned | None = _core.Planned.create(
-                self._job, listed, name, op, wire, buffer_bytes, note_bytes, stream, handle, device
+                self._job,
+                listed,
+                name,
+                op,
+                wire,
+                buffer_bytes,
+                note_bytes,
+                stream,
+                handle,
+                device,
+                on_devices,
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
@@ -117,6 +132,15 @@ class PlannedReduction:
     def contributors(self) -> int:
         """Workers whose gradients are in the last round's result."""
         return self._open.contributors
+
+    @property
+    def node_stage(self) -> str:
+        """What adds the gradients of this node's ranks: "host", "staged" or "ipc".
+
+        On GPUs the first two rounds are added by processors; in them the ranks learn what they can
+        reach. See the setting of that name.
+        """
+        return self._open.node_stage
 
     def arena(self, index: int) -> np.ndarray:
         """Arena `index` as uint8 bytes, shared with the workers of this node."""

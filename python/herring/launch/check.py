@@ -196,7 +196,9 @@ def _described() -> tuple[dict[str, Any], str]:
     """The GPUs that this process sees, or why it sees none."""
     try:
         from herring import _core
+        from herring.arrays.devices import find_compiler
 
+        find_compiler()
         return _core.describe_devices(), ""
     except ImportError:
         return {}, "not known without the extension module"
@@ -222,6 +224,11 @@ def _devices() -> list[Finding]:
         else:
             advice = "without memory operations on streams Herring takes no arrays of this GPU"
             found.append(Finding(f"GPU {index}", value, "note", advice))
+    if described["compiler"].startswith("none"):
+        advice = "pip install nvidia-cuda-nvrtc; without it processors add what GPUs could"
+        found.append(Finding("GPU compiler", described["compiler"], "note", advice))
+    else:
+        found.append(Finding("GPU compiler", described["compiler"]))
     if len(devices) > 1:
         pairs = [f"{i} -> {peer}" for i, each in enumerate(devices) for peer in each["peers"]]
         all_of_them = len(pairs) == len(devices) * (len(devices) - 1)

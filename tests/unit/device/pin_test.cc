@@ -10,7 +10,7 @@ size_t registrations() { return STANDIN(standin_registrations)(); }
 
 TEST(Pin, MemoryForDevicesIsPinnedAndSharedWhateverTheHeap) {
   SharedHeap heap(SharedHeap::kDefaultCacheBytes, Sharing::kProcess);
-  unmap_pinned();  // of other tests
+  unmap_left();  // of other tests
   const size_t before = registrations();
   for (const size_t bytes : {size_t{100}, size_t{3} << 20}) {
     char* const host = static_cast<char*>(*heap.allocate(bytes));
@@ -31,7 +31,7 @@ TEST(Pin, MemoryForDevicesIsPinnedAndSharedWhateverTheHeap) {
 
 TEST(Pin, MemoryStaysMappedUntilTheDriverHasLetGoOfIt) {
   SharedHeap heap(0);  // keeps nothing
-  unmap_pinned();  // of other tests
+  unmap_left();  // of other tests
   const size_t before = registrations();
   char* const pinned = static_cast<char*>(*heap.allocate(size_t{2} << 20, Use::kDevices));
   EXPECT_EQ(registrations(), before + 1);
@@ -39,14 +39,14 @@ TEST(Pin, MemoryStaysMappedUntilTheDriverHasLetGoOfIt) {
   EXPECT_TRUE(any_to_unmap());
   EXPECT_EQ(registrations(), before + 1);
   pinned[0] = 1;  // is there still
-  unmap_pinned();
+  unmap_left();
   EXPECT_FALSE(any_to_unmap());
   EXPECT_EQ(registrations(), before);
 }
 
 TEST(Pin, WhereTheDriverRefusesItWorksOn) {
   SharedHeap heap(0);
-  unmap_pinned();  // of other tests
+  unmap_left();  // of other tests
   const size_t before = registrations();
   STANDIN(standin_fail)("cuMemHostRegister", 1, 2, false);
   auto memory = heap.allocate(size_t{2} << 20, Use::kDevices);

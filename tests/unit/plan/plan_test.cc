@@ -314,6 +314,8 @@ TEST(ChooseBufferBytes, KnownModels) {
   EXPECT_EQ(choose_buffer_bytes(100'000'000, 64, 64, kDefaultSegmentBytes), 8 * kMiB);
   EXPECT_LE(choose_buffer_bytes(16 * kMiB, 64, 64, kDefaultSegmentBytes), 4 * kMiB + 512 * kKiB);
   EXPECT_EQ(choose_buffer_bytes(size_t{1} << 40, 512, 512, kDefaultSegmentBytes), 32 * kMiB);
+  EXPECT_EQ(choose_buffer_bytes(100 * kMiB, 1, 1, kDefaultSegmentBytes, true), 25 * kMiB / 2);
+  EXPECT_EQ(choose_buffer_bytes(1000, 1, 1, kDefaultSegmentBytes, true), 4 * kMiB);
 }
 
 // --- the paper's Table III from its Table II ---

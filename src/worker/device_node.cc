@@ -1,0 +1,381 @@
+#include "worker/device_node.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "device/pin.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr uint32_t kMagic = 0x44524748;  // "HGRD"
+constexpr size_t kMostArenas = 10;       // one for each dtype
+constexpr size_t kScratchAlignment = 256;
+
+}  // namespace
+
+const char* name_of(DeviceNode::Level level) {
+  return level == DeviceNode::kHost ? "host" : level == DeviceNode::kStaged ? "staged" : "ipc";
+}
+
+// What a rank tells of its GPU, in the first round; in the second what it can reach.
+struct DeviceNode::Card {
+  uint32_t magic = 0;
+  uint32_t level = kHost;
+  uint32_t arenas = 0;
+  uint32_t exported = 0;  // bits
+  device::Exported memory[kMostArenas];
+
+  static Card read(const std::vector<char>& cards, uint32_t place) {
+    Card card;
+    std::memcpy(&card, cards.data() + place * kCardBytes, sizeof card);
+    return card;
+  }
+};
+
+// One buffer's.
+class DeviceNode::Adder : public SliceAdder {
+ public:
+  Adder(device::Flag flag, std::shared_ptr<device::Command> command)
+      : flag(flag), value(flag.word->load()), command(std::move(command)) {}
+
+  void start(uint32_t active, double divisor) override {
+    command->active = active;
+    command->divisor = divisor;
+    through_.store(false);
+    flag.set(value);
+  }
+  // Kernels that wait behind it may run then, and read this first.
+  void stop() override {
+    std::atomic_ref(command->stop).store(1);
+    flag.set(value);
+  }
+  bool through() const override { return through_.load(); }
+  void is_through() { through_.store(true); }
+
+  const device::Flag flag;
+  uint32_t value;  // that means the running round
+  const std::shared_ptr<device::Command> command;
+
+ private:
+  std::atomic<bool> through_{true};
+};
+
+DeviceNode::~DeviceNode() {
+  if (scratch_ != 0) {
+    device::leave_to_unmap([&device = copier_->device(), scratch = scratch_](device::Platform&) {
+      device.free(scratch);
+    });
+  }
+  for (std::vector<Part>& parts : parts_) {
+    for (Part& part : parts) {
+      if (!part.from) continue;
+      device::leave_to_unmap([&device = copier_->device(), from = *part.from](device::Platform&) {
+        device.close_import(from);
+      });
+    }
+  }
+}
+
+void DeviceNode::attach(const Planned& planned, std::vector<device::Address> arenas) {
+  planned_ = &planned;
+  arenas_ = std::move(arenas);
+  std::lock_guard lock(mutex_);
+  parts_.resize(places());
+  for (std::vector<Part>& parts : parts_) parts.resize(arenas_.size());
+}
+
+Status DeviceNode::usable() const {
+  const PlannedOptions& options = planned_->options();
+  if (planned_->node_stage() == "host") return {Code::kConfiguration, "node_stage is host"};
+  if (places() > device::kMostSources) {
+    return {Code::kConfiguration, concat("a node of ", places(), " ranks; GPUs add for up to ",
+                                         device::kMostSources)};
+  }
+  if (options.narrow && !one_node()) {
+    return {Code::kConfiguration, "what travels between nodes has another dtype"};
+  }
+  if (arenas_.size() > kMostArenas) return {Code::kConfiguration, "too many dtypes"};
+  return {};
+}
+
+void DeviceNode::write_card(uint32_t round, char* to) {
+  Card card;
+  static_assert(sizeof card <= kCardBytes && std::is_trivially_copyable_v<Card>);
+  if (round == 0 && usable().ok()) {
+    card.magic = kMagic;
+    card.arenas = static_cast<uint32_t>(arenas_.size());
+    for (uint32_t i = 0; i < card.arenas; ++i) {
+      auto memory = copier_->device().export_memory(arenas_[i]);
+      if (!memory.ok()) continue;
+      card.memory[i] = *memory;
+      card.exported |= 1u << i;
+    }
+  } else if (round == 1) {
+    card.magic = kMagic;
+    card.level = reached_;
+  }
+  std::memcpy(to, &card, sizeof card);
+}
+
+void DeviceNode::learn(uint32_t buffer, std::vector<PostedMemory> memory) {
+  const plan::Buffer& one = plan().buffers[buffer];
+  std::lock_guard lock(mutex_);
+  for (uint32_t place = 0; place < memory.size(); ++place) {
+    if (!memory[place].region) continue;
+    memory[place].offset -= one.range.offset;  // where the arena begins
+    parts_[place][one.arena].host = std::move(memory[place]);
+  }
+}
+
+void DeviceNode::prepare(uint32_t round) {
+  if (places() == 1 || plan().buffers.empty()) return;
+  if (round == 1) {
+    auto reached = meet(planned_->cards());
+    if (reached.ok()) {
+      reached_ = *reached;
+    } else {
+      log(LogLevel::kInfo, "'", planned_->options().name, "': processors add for GPU ",
+          copier_->device().index(), ": ", reached.status().message());
+    }
+  } else if (round == 2) {
+    level_ = kIpc;
+    const std::vector<char> cards = planned_->cards();
+    for (uint32_t place = 0; place < places(); ++place) {
+      const Card card = Card::read(cards, place);
+      level_ = std::min(level_, card.magic == kMagic ? static_cast<Level>(card.level) : kHost);
+    }
+  }
+}
+
+Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
+  HERRING_RETURN_IF_ERROR(usable());
+  for (uint32_t place = 0; place < places(); ++place) {
+    const Card card = Card::read(cards, place);
+    if (card.magic == kMagic && card.arenas == arenas_.size()) continue;
+    return Status(Code::kConfiguration, concat("local rank ", place, " has no GPU that adds"));
+  }
+  HERRING_RETURN_IF_ERROR(load_kernels());
+  HERRING_RETURN_IF_ERROR(reach_host_memory());
+  HERRING_RETURN_IF_ERROR(take_scratch());
+  HERRING_RETURN_IF_ERROR(make_adders());
+  if (planned_->node_stage() == "staged") return kStaged;
+  if (Status reached = reach_devices(cards); !reached.ok()) {
+    log(LogLevel::kInfo, "'", planned_->options().name, "': GPU ", copier_->device().index(),
+        " reaches its neighbours through host memory: ", reached.message());
+    return kStaged;
+  }
+  return kIpc;
+}
+
+Status DeviceNode::load_kernels() {
+  for (const plan::Arena& arena : plan().arenas) {
+    auto kernel = copier_->device().kernel(arena.dtype, planned_->options().op);
+    if (!kernel.ok()) return kernel.status();
+    kernels_.push_back(*kernel);
+  }
+  return {};
+}
+
+Status DeviceNode::reach_host_memory() {
+  std::lock_guard lock(mutex_);
+  for (uint32_t place = 0; place < places(); ++place) {
+    for (size_t i = 0; i < arenas_.size(); ++i) {
+      Part& part = parts_[place][i];
+      part.address = place == own_place() ? arenas_[i] : 0;
+      if (plan().arenas[i].bytes == 0) continue;
+      if (place == own_place()) {
+        part.memory = planned_->arena(i).get();
+      } else if (part.host.region) {
+        part.host.region->pin();
+        part.memory = part.host.region->data() + part.host.offset;
+      } else {
+        return {Code::kConfiguration, concat("local rank ", place, " has posted no memory")};
+      }
+    }
+  }
+  return {};
+}
+
+Status DeviceNode::reach_devices(const std::vector<char>& cards) {
+  for (uint32_t place = 0; place < places(); ++place) {
+    if (place == own_place()) continue;
+    const Card card = Card::read(cards, place);
+    for (size_t i = 0; i < arenas_.size(); ++i) {
+      if (plan().arenas[i].bytes == 0) continue;
+      if ((card.exported >> i & 1u) == 0) {
+        return {Code::kConfiguration, concat("local rank ", place, " cannot export its memory")};
+      }
+      auto address = copier_->device().import_memory(card.memory[i]);
+      if (!address.ok()) return address.status();
+      parts_[place][i].address = *address;
+      parts_[place][i].from = std::make_unique<device::Exported>(card.memory[i]);
+    }
+  }
+  return {};
+}
+
+size_t DeviceNode::largest_slice() const {
+  size_t largest = 0;
+  for (uint32_t buffer = 0; buffer < plan().buffers.size(); ++buffer) {
+    largest = std::max(largest, planned_->slice(buffer, own_place()).bytes);
+  }
+  return (largest + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+Status DeviceNode::take_scratch() {
+  auto scratch = copier_->device().allocate((places() - 1) * std::max<size_t>(largest_slice(), 1));
+  if (!scratch.ok()) return scratch.status();
+  scratch_ = *scratch;
+  return {};
+}
+
+Status DeviceNode::make_adders() {
+  const size_t count = plan().buffers.size();
+  const std::shared_ptr<SharedHeap> heap = planned_->shared_heap();
+  auto memory = heap->allocate(count * sizeof(device::Command), Use::kDevices);
+  if (!memory.ok()) return memory.status();
+  const std::shared_ptr<device::Command> commands(
+      static_cast<device::Command*>(*memory), [heap](device::Command* all) { heap->free(all); });
+  std::vector<std::shared_ptr<Adder>> made;
+  Status status;
+  for (size_t i = 0; i < count && status.ok(); ++i) {
+    auto flag = copier_->flags().take();
+    status = flag.status();
+    if (!flag.ok()) break;
+    auto* const command = new (commands.get() + i) device::Command;
+    made.push_back(std::make_shared<Adder>(
+        *flag, std::shared_ptr<device::Command>(commands, command)));
+  }
+  for (size_t arena = 0; arena < arenas_.size() && status.ok(); ++arena) {
+    device::Combination nothing;
+    auto address = copier_->device().address_of(commands.get());
+    status = address.status();
+    if (!status.ok()) break;
+    nothing.command = *address;
+    status = copier_->try_kernel(kernels_[arena], nothing);
+  }
+  if (!status.ok()) {
+    for (const auto& adder : made) copier_->flags().give_back(adder->flag);
+    return status;
+  }
+  std::lock_guard lock(mutex_);
+  adders_ = std::move(made);
+  return {};
+}
+
+std::shared_ptr<SliceAdder> DeviceNode::adder(uint32_t buffer) {
+  return level_ == kHost ? nullptr : adders_[buffer];
+}
+
+void DeviceNode::count_on() {
+  for (const auto& adder : adders_) ++adder->value;
+}
+
+void DeviceNode::give_back_flags() {
+  for (const auto& adder : adders_) copier_->flags().give_back(adder->flag);
+}
+
+void DeviceNode::release() {
+  std::lock_guard lock(mutex_);
+  for (const auto& adder : adders_) std::atomic_ref(adder->command->stop).store(1);
+  for (const auto& adder : adders_) adder->stop();
+}
+
+std::vector<plan::Range> DeviceNode::to_copy_out(size_t gradient, uint32_t arena,
+                                                 const plan::Range& range) const {
+  if (level_ == kHost) return {range};
+  std::vector<plan::Range> all;
+  if (level_ == kIpc) return all;
+  for (const uint32_t buffer : plan().buffers_of[gradient]) {
+    const plan::Buffer& one = plan().buffers[buffer];
+    if (one.arena != arena) continue;
+    const size_t from = std::max(range.offset, one.range.offset);
+    const size_t to = std::min(range.end(), one.range.end());
+    const plan::Range own = planned_->slice(buffer, own_place());
+    const size_t own_from = one.range.offset + own.offset, own_to = own_from + own.bytes;
+    for (const auto& [begin, end] : {std::pair{from, std::min(to, own_from)},
+                                     std::pair{std::max(from, own_to), to}}) {
+      if (begin < end) all.push_back({begin, end - begin});
+    }
+  }
+  return all;
+}
+
+// The sum takes the place of this rank's slice in its own arena.
+device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
+  const plan::Buffer& one = plan().buffers[buffer];
+  const plan::Range slice = planned_->slice(buffer, own_place());
+  const size_t offset = one.range.offset + slice.offset;
+  const DType dtype = plan().arenas[one.arena].dtype;
+  device::Copier::Sum sum;
+  device::Combination& what = sum.what;
+  what.elements = slice.bytes / size_of(dtype);
+  what.number_of_sources = places();
+  device::Address scratch = scratch_;
+  for (uint32_t place = 0; place < places(); ++place) {
+    const Part& part = parts_[place][one.arena];
+    const bool own = place == own_place();
+    what.sources[place] = part.address + offset;
+    if (own || (level_ == kIpc && one_node())) {
+      what.targets[what.number_of_targets++] = part.address + offset;
+    }
+    if (own || level_ == kIpc) continue;
+    what.sources[place] = scratch;
+    sum.in.push_back({scratch, part.memory + offset, slice.bytes});
+    scratch += largest_slice();
+  }
+  if (level_ == kStaged || !one_node()) {
+    const Part& own = parts_[own_place()][one.arena];
+    sum.out.push_back({own.address + offset, own.memory + offset, slice.bytes});
+  }
+  if (!one_node()) {
+    what.postscale = wire_scale(planned_->group().members(), dtype, planned_->options().op);
+  }
+  const uint64_t wanted = slice.bytes / 16 / device::Device::kThreads + 1;
+  const uint64_t most = 2 * copier_->device().properties().multiprocessors;
+  sum.blocks = static_cast<uint32_t>(std::min(wanted, most));
+  sum.kernel = kernels_[one.arena];
+  return sum;
+}
+
+Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
+  if (level_ == kHost) return {};
+  device::Copier::Sum sum = sum_of(buffer);
+  if (sum.what.elements == 0) return {};
+  const std::shared_ptr<Adder>& adder = adders_[buffer];
+  auto command = copier_->device().address_of(adder->command.get());
+  if (!command.ok()) return command.status();
+  sum.what.command = *command;
+  return copier_->combine_when(adder->flag, adder->value, sum,
+                               [adder, then = std::move(then)](const Status& status) {
+                                 adder->is_through();
+                                 then(status);
+                               });
+}
+
+std::vector<device::Copy> DeviceNode::to_copy_back(uint32_t buffer) const {
+  const plan::Buffer& one = plan().buffers[buffer];
+  const device::Address to = arenas_[one.arena];
+  if (level_ == kHost) {
+    return {{to + one.range.offset, planned_->arena(one.arena).get() + one.range.offset,
+             one.range.bytes}};
+  }
+  std::vector<device::Copy> all;
+  if (level_ == kIpc && one_node()) return all;
+  for (uint32_t place = 0; place < places(); ++place) {
+    if (place == own_place() && one_node()) continue;
+    const plan::Range slice = planned_->slice(buffer, place);
+    const size_t offset = one.range.offset + slice.offset;
+    if (slice.bytes > 0) {
+      all.push_back({to + offset, parts_[place][one.arena].memory + offset, slice.bytes});
+    }
+  }
+  return all;
+}
+
+}  // namespace herring::worker
