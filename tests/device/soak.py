@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from gpu_scripts import COLLECTIVES, ROUNDS
 from gpus import ENVIRONMENT
 from jobs import run_job
-from gpu_scripts import COLLECTIVES, ROUNDS
 
 
 def layout_of(choice: random.Random) -> list[str]:

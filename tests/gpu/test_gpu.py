@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,3 +105,46 @@ def test_gpus_add_with_the_bits_of_processors(stage: str, layout: str) -> None:
     nodes = "2" if layout == "two-nodes" else "1"
     environment = {"WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1", "NODES": nodes}
     expect_success(run_job(options, STAGES, timeout=150, **environment, **ENVIRONMENT))
+
+
+def run_bench(workers: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)]
+    command += ["--timeout", "100", "--", sys.executable, "-m", "herring.bench", *arguments]
+    return subprocess.run(
+        [*command, "--check", "--sizes", "4K,5M", "--warmup", "1", "--iterations", "3"],
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operation", ["allreduce", "planned", "variables"])
+def test_the_benchmark_is_right(operation: str, dtype: str) -> None:
+    said = expect_success(run_bench(2, operation, "--device", "cuda", "--dtype", dtype))
+    assert "# wrong elements: 0 OK" in said
+    assert "# device: cuda:0 (" in said
+
+
+def test_the_benchmark_measures_gloo_on_a_gpu() -> None:
+    if importlib.util.find_spec("herring.bench.peers") is None:
+        pytest.skip("herring-dl-lab is not installed")
+    arguments = ["--peer", "gloo", "--device", "cuda", "--op", "sum"]
+    said = expect_success(run_bench(2, "allreduce", *arguments))
+    assert "# wrong elements: 0 OK" in said
+
+
+def test_the_benchmark_refuses_nccl_with_more_ranks_than_gpus() -> None:
+    if importlib.util.find_spec("herring.bench.peers") is None:
+        pytest.skip("herring-dl-lab is not installed")
+    if not torch.distributed.is_nccl_available():
+        pytest.skip("this build of torch has no NCCL")
+    gpus = torch.cuda.device_count()
+    said = expect_success(run_bench(gpus, "allreduce", "--peer", "nccl", "--op", "sum"))
+    assert "# wrong elements: 0 OK" in said
+    job = run_bench(gpus + 1, "allreduce", "--peer", "nccl", "--op", "sum")
+    assert job.returncode == 3, job.stdout
+    assert f"ConfigurationError: --peer nccl: ranks 0, {gpus} would share the GPU" in job.stdout

@@ -188,6 +188,48 @@ class Adopted:
         return _capsule(self.address, 0, self.shape, self.code, self.bits)
 
 
+class BenchGpus:
+    """The stand-in's, in place of those of `herring.bench.gpus`."""
+
+    def __init__(self, option: str) -> None:
+        del option
+
+    def of(self, rank: int) -> BenchGpu:
+        del rank
+        return BenchGpu()
+
+
+class BenchGpu:
+    """One of them: its tensors lie in the CPU's memory, and their stream is the stand-in's."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+        self.device, self.index = "cpu", 0
+        self.stream = self.driver.stream(0)
+
+    def describe(self) -> str:
+        return "stand-in"
+
+    def zeros(self, count: int, dtype: str):
+        import torch
+
+        return torch.zeros(count, dtype=getattr(torch, dtype))
+
+    def exported(self, tensor) -> Queued:
+        return Queued(tensor, self.stream)
+
+    def synchronize(self) -> None:
+        self.driver.order(ctypes.c_void_p(self.stream), None)  # waits
+
+
+class Queued(Adopted):
+    """A tensor whose library tells a stream of the stand-in."""
+
+    def __init__(self, tensor, stream: int) -> None:
+        super().__init__(tensor)
+        self.__cuda_array_interface__ = {"stream": stream}
+
+
 def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits: int) -> object:
     dimensions = (ctypes.c_int64 * len(shape))(*shape)
     tensor = _Tensor(

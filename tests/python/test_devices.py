@@ -22,6 +22,7 @@ pytestmark = [
     ),
 ]
 
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("stage", ["auto", "host"])
 @pytest.mark.parametrize("script", [COLLECTIVES, ROUNDS], ids=["collectives", "rounds"])

@@ -10,7 +10,8 @@ from typing import Any
 from herring import models
 from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
-from herring.bench.libraries import ALGORITHMS, PEERS
+from herring.bench.gpus import Gpus
+from herring.bench.libraries import ALGORITHMS, OF_TORCH, PEERS
 from herring.bench.measure import Request, measure
 from herring.command_line import Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
@@ -57,6 +58,9 @@ examples:
   herring run -n 4 --nodes 4 -- python -m herring.bench allreduce --algorithm ring
   # MPI, with its own launcher and an algorithm of its own
   mpiexec -n 4 python -m herring.bench allreduce --peer openmpi --algorithm ring --op sum
+  # arrays on GPUs; the same by NCCL, which needs a GPU for each worker
+  herring run -n 2 -- python -m herring.bench allreduce --device cuda --check
+  herring run -n 2 -- python -m herring.bench allreduce --peer nccl --op sum
   # keep the numbers
   herring run -n 2 -- python -m herring.bench allreduce --sizes 1M,100M --json allreduce.json
 """
@@ -85,6 +89,9 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _open(options: argparse.Namespace) -> Communicator:
+    gpus = None
+    if options.device == "cuda":
+        gpus = Gpus("--peer nccl" if options.peer == "nccl" else "--device cuda")
     if options.peer != "herring":
         try:
             from herring.bench.peers import open_peer
@@ -92,8 +99,9 @@ def _open(options: argparse.Namespace) -> Communicator:
             raise ConfigurationError(
                 f"--peer {options.peer}: {missing_part(error) or error}"
             ) from error
-        return open_peer(options.peer, options.algorithm)
-    return HerringCommunicator(options.array == "herring", options.algorithm or "herring")
+        return open_peer(options.peer, options.algorithm, gpus)
+    shared = options.array in (None, "herring")
+    return HerringCommunicator(shared, options.algorithm or "herring", gpus)
 
 
 def _run(communicator: Communicator, options: argparse.Namespace) -> int:
@@ -178,7 +186,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_common(allreduce)
     for command in (planned, variables):
         _add_common(command)
-        command.set_defaults(array="herring", peer="herring", algorithm=None)
+        command.set_defaults(array=None, peer="herring", algorithm=None)
         command.add_argument(
             "--gradients",
             type=_whole(1),
@@ -189,8 +197,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     allreduce.add_argument(
         "--array",
         choices=("herring", "numpy"),
-        default="herring",
-        help="memory from herring.empty, which local ranks share, or any other (default: herring)",
+        help="of arrays in host memory: from herring.empty, which local ranks share, or any other "
+        "(default: herring)",
     )
     allreduce.add_argument(
         "--peer",
@@ -213,6 +221,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         has = ", ".join(known) or "none to choose: it chooses its own"
         allreduce.error(f"--algorithm {options.algorithm}: {options.peer} has {has}")
     chosen = commands.choices[options.operation]
+    if options.peer == "nccl" and options.device == "cpu":
+        chosen.error("--device cpu: NCCL takes arrays on GPUs only; leave --device out")
+    options.device = options.device or ("cuda" if options.peer == "nccl" else "cpu")
+    if options.device == "cuda" and options.peer not in ("herring", *OF_TORCH):
+        takers = ", ".join(("herring", *OF_TORCH))
+        chosen.error(f"--device cuda: {options.peer} takes arrays in host memory; use {takers}")
+    if options.device == "cuda" and options.array is not None:
+        chosen.error(f"--array {options.array}: with --device cuda PyTorch holds the arrays")
     try:
         options.sizes = sizes.parse_sizes(options.sizes)
     except ConfigurationError as error:
@@ -235,6 +251,13 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     add("--iterations", type=_whole(1), default=10, metavar="N", help="timed (default: 10)")
     add("--dtype", choices=pattern.DTYPES, default="float32", help="default: float32")
     add("--op", choices=pattern.OPS, default="average", help="default: average")
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where arrays lie: in host memory, or on GPUs, where PyTorch holds them: rank r works "
+        "on number r modulo how many there are, and a time includes all that was queued there "
+        "(default: cpu; with --peer nccl cuda)",
+    )
     add(
         "--check",
         action="store_true",

@@ -7,32 +7,14 @@ with one clock measures them all.
 # ruff: noqa: D102 - the methods are described at Communicator
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from herring.bench import pattern
+from herring.bench.arrays import HostArrays, Prepared
+from herring.bench.gpus import GpuArrays, Gpus
 
-
-@dataclasses.dataclass
-class Prepared:
-    """An operation that is ready to run, again and again.
-
-    Attributes:
-      run: reduces the contents of ``parts`` over all ranks, in place. Collective.
-      parts: the memory it works on: 1-D numpy arrays of ``pattern.storage_dtype``.
-      close: frees what ``run`` needs; ``parts`` are gone then.
-      load: copies ``parts`` to where ``run`` works, if that is elsewhere (a GPU's memory).
-      store: copies the result back into ``parts``.
-    """
-
-    run: Callable[[], None]
-    parts: list[np.ndarray]
-    close: Callable[[], Any] = lambda: None
-    load: Callable[[], Any] = lambda: None
-    store: Callable[[], Any] = lambda: None
+__all__ = ["Communicator", "HerringCommunicator", "Prepared"]
 
 
 class Communicator(Protocol):
@@ -76,11 +58,14 @@ class HerringCommunicator:
       shared: operate on ``herring.empty`` memory, which local ranks share, rather than on an
         array that numpy allocated.
       algorithm: of an all-reduce; see ``herring.allreduce``.
+      gpus: operate on tensors on one of these instead; None: in host memory.
     """
 
     name = "herring"
 
-    def __init__(self, shared: bool = True, algorithm: str = "herring") -> None:
+    def __init__(
+        self, shared: bool = True, algorithm: str = "herring", gpus: Gpus | None = None
+    ) -> None:
         import herring
 
         herring.init()
@@ -91,23 +76,19 @@ class HerringCommunicator:
         self.size: int = herring.size()
         self.local_size: int = herring.local_size()
         self.num_nodes: int = herring.num_nodes()
+        self._gpu = None if gpus is None else gpus.of(self.rank)
 
     def barrier(self) -> None:
         self._herring.barrier()
 
-    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
-        storage = pattern.storage_dtype(dtype)
-        if self._shared:
-            elements = self._herring.empty((count,), dtype=storage.name)
-        else:
-            elements = np.empty(count, dtype=storage)
-        elements.fill(0)
-        operand: Any = elements
-        if dtype == "bfloat16":
-            # numpy has no bfloat16; a torch tensor over the same memory says what the bits mean.
-            import torch
+    def _arrays(self, counts: list[int], dtype: str, shared: bool) -> HostArrays | GpuArrays:
+        if self._gpu is not None:
+            return GpuArrays.of(self._gpu, counts, dtype)
+        return HostArrays.of(self._herring.empty if shared else np.empty, counts, dtype)
 
-            operand = torch.from_numpy(elements).view(torch.bfloat16)
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        arrays = self._arrays([count], dtype, self._shared)
+        (operand,) = arrays.operands()
         # A name belongs to one kind of operation for as long as the job lives.
         name = f"bench.allreduce.{op}.{dtype}.{count}"
         allreduce, algorithm = self._herring.allreduce, self._algorithm
@@ -115,19 +96,18 @@ class HerringCommunicator:
         def run() -> None:
             allreduce(operand, op, name=name, algorithm=algorithm)
 
-        return Prepared(run, [elements])
+        return arrays.prepared(run)
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
         name = f"bench.planned.{op}.{dtype}.{sum(counts)}.{len(counts)}"
         sized = [(count, dtype) for count in counts]
-        reduction = self._herring.PlannedReduction(sized, name=name, op=op)
-        storage = pattern.storage_dtype(dtype)
-        parts = []
-        for index, (arena, offset, nbytes) in enumerate(reduction.placements):
-            part = reduction.arena(arena)[offset : offset + nbytes].view(storage)
-            part = part[: counts[index]]
-            part.fill(0)
-            parts.append(part)
+        where = {} if self._gpu is None else {"device": self._gpu.index}
+        reduction = self._herring.PlannedReduction(sized, name=name, op=op, **where)
+        arrays: HostArrays | GpuArrays
+        if self._gpu is None:
+            arrays = HostArrays.placed(reduction, counts, dtype)
+        else:
+            arrays = GpuArrays.placed(self._gpu, reduction, counts, dtype)
 
         def run() -> None:
             reduction.begin()
@@ -135,27 +115,19 @@ class HerringCommunicator:
                 reduction.ready(index)
             reduction.wait()
 
-        return Prepared(run, parts, reduction.close)
+        return arrays.prepared(run, reduction.close)
 
     def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        storage = pattern.storage_dtype(dtype)
-        parts = [self._herring.empty((count,), dtype=storage.name) for count in counts]
-        for part in parts:
-            part.fill(0)
+        arrays = self._arrays(counts, dtype, True)
         names = [f"bench.variable.{op}.{dtype}.{sum(counts)}.{i}" for i in range(len(counts))]
-        operands = parts
-        if dtype == "bfloat16":
-            import torch
-
-            operands = [torch.from_numpy(part).view(torch.bfloat16) for part in parts]
-        start = self._herring.allreduce_async
+        operands, start = arrays.operands(), self._herring.allreduce_async
 
         def run() -> None:
             handles = [start(part, op, name=name) for part, name in zip(operands, names)]
             for handle in handles:
                 handle.wait()
 
-        return Prepared(run, parts)
+        return arrays.prepared(run)
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         gathered = self._herring.allgather(np.ascontiguousarray(numbers, dtype=np.float64))
@@ -167,8 +139,11 @@ class HerringCommunicator:
 
     def describe(self) -> dict[str, Any]:
         stats = self._herring.stats()
+        where: dict[str, Any] = {"array": "herring" if self._shared else "numpy"}
+        if self._gpu is not None:
+            where = {"array": "torch", "device": self._gpu.describe()}
         return {
-            "array": "herring" if self._shared else "numpy",
+            **where,
             "algorithm": self._algorithm,
             "servers": stats.get("servers", []),
             "credit_bytes": stats.get("credit_bytes"),

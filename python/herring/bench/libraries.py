@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALGORITHMS", "PEERS"]
+__all__ = ["ALGORITHMS", "OF_TORCH", "PEERS"]
 
 #: Algorithms of an all-reduce that can be asked of a peer, and what the peer calls them. Each also
 #: has one of its own choice, by size and number of ranks.
@@ -24,3 +24,6 @@ ALGORITHMS: Mapping[str, Mapping[str, str]] = {
 
 #: Values of ``--peer`` beside herring.
 PEERS = tuple(ALGORITHMS)
+
+#: Those of torch.distributed, which also take arrays on GPUs.
+OF_TORCH = ("gloo", "nccl")

@@ -18,6 +18,7 @@ import numpy as np
 
 from herring.bench import pattern
 from herring.bench.communicator import Communicator, Prepared
+from herring.bench.gpus import Gpus
 from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.lab import mpi
@@ -52,19 +53,21 @@ def missing(peer: str) -> str:
     return ""
 
 
-def open_peer(peer: str, algorithm: str | None = None) -> Communicator:
+def open_peer(peer: str, algorithm: str | None = None, gpus: Gpus | None = None) -> Communicator:
     """Starts one of `PEERS` on the ranks of this job.
 
     Args:
       peer: which.
       algorithm: a key of ``ALGORITHMS[peer]``; None: the peer's own choice.
+      gpus: on which arrays lie, with one of ``OF_TORCH``, for NCCL always; None: in host memory.
 
     Raises:
-      ConfigurationError: it is not installed, or the environment does not say who is who.
+      ConfigurationError: it is not installed, the environment does not say who is who, or NCCL
+        would have several ranks on one GPU.
     """
     if peer in mpi.MPIS:
         return MpiCommunicator(peer, algorithm)
-    return TorchCommunicator(peer, algorithm)
+    return TorchCommunicator(peer, algorithm, gpus)
 
 
 class TorchCommunicator:
@@ -72,10 +75,12 @@ class TorchCommunicator:
 
     It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` and
     ``NCCL_SOCKET_IFNAME`` choose the interface, as always. Gloo has no average: it sums, then
-    divides, as its users do. NCCL works on arrays in the memory of GPU ``LOCAL_RANK``.
+    divides, as its users do. NCCL works on arrays on GPUs, Gloo on these too: torch copies them.
     """
 
-    def __init__(self, backend: str = "gloo", algorithm: str | None = None) -> None:
+    def __init__(
+        self, backend: str = "gloo", algorithm: str | None = None, gpus: Gpus | None = None
+    ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ConfigurationError(_torch_missing())
         import torch
@@ -90,17 +95,17 @@ class TorchCommunicator:
         self.num_nodes = max(1, size // self.local_size)
         self._torch = torch
         self._dist = dist
-        self._device = torch.device("cpu")
+        self._gpu = None if gpus is None else gpus.of(rank)
+        self._device = torch.device("cpu") if self._gpu is None else self._gpu.device
         self._algorithm = algorithm
+        meeting: dict[str, Any] = {"init_method": method}
         if backend == "nccl":
-            if not torch.cuda.is_available():
-                raise ConfigurationError("--peer nccl needs GPUs, and torch sees none here")
-            local = int(os.environ.get("LOCAL_RANK", "0"))
-            self._device = torch.device("cuda", local % torch.cuda.device_count())
-            torch.cuda.set_device(self._device)
             if algorithm is not None:
                 os.environ["NCCL_ALGO"] = ALGORITHMS["nccl"][algorithm]
-        dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)
+            store, _, _ = next(dist.rendezvous(method, rank, size))
+            require_own_gpus(store, rank, size, self._gpu.identity())
+            meeting = {"store": dist.PrefixStore("nccl", store)}
+        dist.init_process_group(backend, rank=rank, world_size=size, **meeting)
 
     def barrier(self) -> None:
         self._dist.barrier()
@@ -109,7 +114,7 @@ class TorchCommunicator:
     def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
         elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
         host = self._torch.from_numpy(elements).view(getattr(self._torch, dtype))
-        tensor = host.to(self._device)  # the same memory on CPUs
+        tensor = host.to(self._device)  # the same memory on the CPU
         reduce_op = self._dist.ReduceOp
         kind = {
             "sum": reduce_op.SUM,
@@ -126,7 +131,7 @@ class TorchCommunicator:
                 tensor.div_(size)
             self._wait()
 
-        if self._device.type == "cpu":
+        if self._gpu is None:
             return Prepared(run, [elements])
         return Prepared(
             run, [elements], load=lambda: tensor.copy_(host), store=lambda: host.copy_(tensor)
@@ -139,7 +144,7 @@ class TorchCommunicator:
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
-        own = own.to(self._device)
+        own = own.to(self._device if self.name == "nccl" else "cpu")
         parts = [self._torch.empty_like(own) for _ in range(self.size)]
         self._dist.all_gather(parts, own)
         return np.stack([part.cpu().numpy() for part in parts])
@@ -151,7 +156,7 @@ class TorchCommunicator:
         return {
             "torch": self._torch.__version__,
             "algorithm": self._algorithm or f"{self.name}'s choice",
-            "device": str(self._device),
+            "device": "cpu" if self._gpu is None else self._gpu.describe(),
         }
 
     def close(self) -> None:
@@ -159,8 +164,8 @@ class TorchCommunicator:
         self._dist.destroy_process_group()
 
     def _wait(self) -> None:
-        if self._device.type != "cpu":
-            self._torch.cuda.synchronize()
+        if self._gpu is not None:
+            self._gpu.synchronize()
 
 
 class MpiCommunicator:
@@ -271,6 +276,36 @@ def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
     raise ConfigurationError(
         "--peer gloo and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run"
         " sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def require_own_gpus(store: Any, rank: int, size: int, gpu: str) -> None:
+    """Tells the others on which GPU this rank works.
+
+    Args:
+      store: torch's, of all ranks.
+      rank: this one.
+      size: how many there are.
+      gpu: what tells it from all other GPUs of the job; empty: unknown.
+
+    Raises:
+      ConfigurationError: two ranks have the same; on all ranks, so that none waits for NCCL.
+    """
+    store.set(f"gpu/{rank}", gpu or f"that of rank {rank}")
+    ranks: dict[str, list[int]] = {}
+    for other in range(size):
+        ranks.setdefault(store.get(f"gpu/{other}").decode(), []).append(other)
+    shared = {one: several for one, several in ranks.items() if len(several) > 1}
+    if not shared:
+        return
+    store.set(f"gpu/{rank}/read", "")
+    for other in range(size if rank == 0 else 0):  # whose process may be the store
+        store.get(f"gpu/{other}/read")
+    one, several = next(iter(shared.items()))
+    raise ConfigurationError(
+        f"--peer nccl: ranks {', '.join(map(str, several))} would share the GPU {one}, and NCCL "
+        "takes one rank on each; start no more workers on a host than it has GPUs, or measure "
+        "--peer gloo"
     )
 
 
