@@ -148,3 +148,22 @@ def test_the_benchmark_refuses_nccl_with_more_ranks_than_gpus() -> None:
     job = run_bench(gpus + 1, "allreduce", "--peer", "nccl", "--op", "sum")
     assert job.returncode == 3, job.stdout
     assert f"ConfigurationError: --peer nccl: ranks 0, {gpus} would share the GPU" in job.stdout
+
+
+@pytest.mark.parametrize("average", ["herring", "ddp", "none"])
+@pytest.mark.parametrize("model", ["resnet50", "bert"])
+def test_the_example_trains(model: str, average: str) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "synthetic.py"
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "100"]
+    command += ["--", sys.executable, str(example), "--tiny", "--device", "cuda", "--steps", "5"]
+    job = subprocess.run(
+        [*command, "--model", model, "--average", average, "--dtype", "bfloat16"],
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    said = expect_success(job)
+    assert ("checked: all workers hold the same parameters" in said) == (average != "none")
