@@ -1,4 +1,4 @@
-"""Cases of `torch_cases` and `backend_cases` with all tensors on a GPU: on the stand-in's."""
+"""Cases of torch's adapters with all tensors on a GPU: on the stand-in's."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import pytest
 pytest.importorskip("torch")
 
 import backend_cases
+import horovod_cases
 import torch_cases
 from batches import herring_run, outcomes
 from gpus import FOLDER, TORCH_ENVIRONMENT
+from jobs import expect_success, run_job
 
 # What a tensor counts is not to be seen there; and compiling does not care where tensors are.
 WRAPPERS = [
     case for case in torch_cases.CASES if "compiled" not in case and case != "modified_in_place"
 ]
 BACKEND = list(backend_cases.CASES)
+HOROVOD = list(horovod_cases.CASES)
 
 
 @functools.cache
@@ -26,16 +29,90 @@ def run_all(cases: str) -> dict[str, str]:
         command = [*herring_run("-n", "4", "--nodes", "2", seconds=160), "-m", "backend_cases"]
         command += ["--init", "herring://"]
         return outcomes(command, BACKEND, seconds=170, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
+    if cases == "horovod":
+        command = [*herring_run("-n", "4", "--nodes", "2", "--servers", "1"), "-m", "horovod_cases"]
+        return outcomes(command, HOROVOD, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
     command = [*herring_run("-n", "3", "--nodes", "2"), "-m", "torch_cases"]
     return outcomes(command, WRAPPERS, **TORCH_ENVIRONMENT)
 
 
-@pytest.mark.skipif(not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in")
+STANDIN = pytest.mark.skipif(
+    not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in"
+)
+
+
+@STANDIN
 @pytest.mark.parametrize(
     ("cases", "case"),
-    [*(("wrappers", case) for case in WRAPPERS), *(("backend", case) for case in BACKEND)],
+    [
+        *(("wrappers", case) for case in WRAPPERS),
+        *(("backend", case) for case in BACKEND),
+        *(("horovod", case) for case in HOROVOD),
+    ],
 )
 @pytest.mark.timeout(300)
 def test_case(cases: str, case: str) -> None:
     if text := run_all(cases)[case]:
         pytest.fail(text, pytrace=False)
+
+
+# Each call, how many of its bytes leave the GPU, and how many come back by the core's copies.
+HOROVOD_BYTES = """
+import torch
+import herring.horovod.torch as hvd
+from gpus import Driver
+
+hvd.init()
+driver, rank, size = Driver(), hvd.rank(), hvd.size()
+N = 50_000
+WHOLE = 4 * N
+
+def moved(call, *arguments, out, back, **options):
+    before = driver.bytes()
+    found = call(*arguments, **options)
+    found = hvd.synchronize(found) if isinstance(found, int) else found
+    after = driver.bytes()
+    assert (after[0] - before[0], after[1] - before[1]) == (out, back), (call, before, after)
+    assert after[2] == 0  # all memory is pinned
+    return found
+
+def mine(dtype=torch.float32):
+    return torch.full((N,), rank + 1, dtype=dtype)
+
+total = sum(r + 1 for r in range(size))
+for call in (hvd.allreduce, hvd.allreduce_async, hvd.allreduce_, hvd.allreduce_async_):
+    tensor = mine()
+    found = moved(call, tensor, op=hvd.Sum, name="x", out=WHOLE, back=WHOLE)
+    in_place = call.__name__.endswith("_")
+    assert (found is tensor) == in_place and (found == total).all(), call
+    assert (tensor == (total if in_place else rank + 1)).all(), call
+for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
+    pair = [mine(), mine(torch.float64)]
+    found = moved(call, pair, op=hvd.Sum, out=3 * WHOLE, back=3 * WHOLE, prescale_factor=0.5)
+    assert all((one == total / 2).all() for one in found), call
+for call in (hvd.broadcast, hvd.broadcast_async, hvd.broadcast_, hvd.broadcast_async_):
+    tensor = mine()
+    found = moved(call, tensor, 1, out=WHOLE if rank == 1 else 0, back=WHOLE)
+    assert (found is tensor) == call.__name__.endswith("_") and (found == 2).all(), call
+
+# Strided in place; by a compressor; integers, which are summed there and averaged in host memory.
+strided = mine().view(100, -1).t()
+found = moved(hvd.allreduce_, strided, op=hvd.Sum, out=WHOLE, back=WHOLE)
+assert found is strided and (strided == total).all()
+half = moved(hvd.allreduce, mine(), op=hvd.Sum, compression=hvd.Compression.fp16,
+             out=WHOLE // 2, back=WHOLE // 2)
+assert half.dtype == torch.float32 and (half == total).all()
+assert (moved(hvd.allreduce, mine(torch.int32), op=hvd.Sum, out=WHOLE, back=WHOLE) == total).all()
+average = moved(hvd.allreduce, mine(torch.int32), op=hvd.Average, out=0, back=0)
+assert (average == total // size).all()
+pair = moved(hvd.grouped_allreduce, [mine(), mine(torch.int32)], out=0, back=0)
+assert (pair[0] == total / size).all() and (pair[1] == total // size).all()
+assert moved(hvd.allgather, mine(), out=0, back=0).shape == (size * N,)
+hvd.shutdown()
+"""
+
+
+@STANDIN
+@pytest.mark.timeout(100)
+def test_horovods_all_reduces_and_broadcasts_leave_tensors_on_the_gpu() -> None:
+    expect_success(run_job(["-n", "2", "--nodes", "2"], HOROVOD_BYTES, **TORCH_ENVIRONMENT))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from herring import _core
 from herring.arrays.calls import name_of_next, refuse
 from herring.arrays.collectives import submit
+from herring.arrays.devices import take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job
 from herring.errors import (
@@ -74,6 +75,7 @@ class Call:
         self.finish: Callable[[], Any] = _nothing
         self._kind = core_kind
         self._operation: _core.Operation | None = None
+        self._array: Any = None  # where its result comes, on a GPU
         self._told = False  # the others, of what this rank does
         self._noted: Callable[[], None] = _nothing
         while (other := self._register()) is not None:
@@ -112,6 +114,8 @@ class Call:
             agreement=about,
             **options,
         )
+        if self._operation.on_device:
+            self._array = array
         return self._operation
 
     def __enter__(self) -> Call:
@@ -150,6 +154,8 @@ class Call:
         with internal_errors():
             try:
                 self._operation.wait()
+                if self._operation.on_device:
+                    take_back(self._operation, self._array, 0.0)
             finally:
                 self.forget()
                 self._noted()

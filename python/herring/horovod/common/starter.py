@@ -105,8 +105,7 @@ class Starter:
         Integers that are averaged or scaled are in float64, and multiplied already. Floats beside
         them are then multiplied here, too.
         """
-        combined = operation != "average" and not how.scaled
-        wide = [not self.tensors.has_floats(one, kind) and not combined for one in dense]
+        wide = self._wide(dense, operation, how, kind)
         left = 1.0 if any(wide) else how.prescale
         hosts = []
         for one, widens in zip(dense, wide):
@@ -116,6 +115,53 @@ class Starter:
             host = self.tensors.reducible(one, kind, own=own)
             hosts.append(host if left == how.prescale else self.tensors.scaled(host, how.prescale))
         return hosts, left
+
+    def _wide(self, dense: Sequence[Any], operation: str, how: Reduction, kind: str) -> list[bool]:
+        """Which of them are reduced in float64."""
+        combined = operation != "average" and not how.scaled
+        return [not self.tensors.has_floats(one, kind) and not combined for one in dense]
+
+    def _start_allreduce(
+        self,
+        call: Call,
+        dense: Sequence[Any],
+        operation: str,
+        how: Reduction,
+        kind: str,
+        *,
+        own: bool,
+    ) -> list[Any]:
+        """Starts it, of a list or of one tensor by `kind`; returns where the results come."""
+        listed = kind.startswith("grouped")
+        stays = self.tensors.stay(dense) and not any(self._wide(dense, operation, how, kind))
+        if stays:
+            hosts, prescale = [self.tensors.staying(one, own=own) for one in dense], how.prescale
+        else:
+            hosts, prescale = self._sent(dense, operation, how, kind, own=own)
+        taken = [self.tensors.exported(one) for one in hosts] if stays else hosts
+        widened = not listed and hosts[0].dtype != dense[0].dtype
+        call.start(
+            taken if listed else taken[0],
+            listed=listed,
+            about=self._text(dense[0]) if widened else "",
+            op=operation,
+            prescale=prescale,
+            postscale=how.postscale,
+        )
+        return hosts
+
+    def _start_broadcast(
+        self, call: Call, dense: Sequence[Any], root: int, kind: str, *, own: bool
+    ) -> list[Any]:
+        """As `_start_allreduce`, from a rank of the process set."""
+        listed = kind.startswith("grouped")
+        if self.tensors.stay(dense):
+            hosts = [self.tensors.staying(one, own=own) for one in dense]
+            taken = [self.tensors.exported(one) for one in hosts]
+        else:
+            taken = hosts = [self.tensors.movable(one, kind, own=own) for one in dense]
+        call.start(taken if listed else taken[0], listed=listed, root=root)
+        return hosts
 
     def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
         """The tensors given, or new ones, with what host tensors hold."""
@@ -137,14 +183,7 @@ class Starter:
                 combined = self._start_adasum(call, [dense], kept, how, kind)
                 call.finish = lambda: self._results(combined(), kept, in_place)[0]
                 return call
-            hosts, prescale = self._sent([dense], operation, how, kind, own=not in_place)
-            call.start(
-                hosts[0],
-                about=self._text(dense) if hosts[0].dtype != dense.dtype else "",
-                op=operation,
-                prescale=prescale,
-                postscale=how.postscale,
-            )
+            hosts = self._start_allreduce(call, [dense], operation, how, kind, own=not in_place)
             call.finish = lambda: self._results(hosts, kept, in_place)[0]
         return call
 
@@ -162,8 +201,7 @@ class Starter:
                 combined = self._start_adasum(call, dense, kept, how, kind)
                 call.finish = lambda: self._results(combined(), kept, in_place)
                 return call
-            hosts, prescale = self._sent(dense, operation, how, kind, own=not in_place)
-            self._start_list(call, hosts, op=operation, prescale=prescale, postscale=how.postscale)
+            hosts = self._start_allreduce(call, dense, operation, how, kind, own=not in_place)
             call.finish = lambda: self._results(hosts, kept, in_place)
         return call
 
@@ -235,10 +273,9 @@ class Starter:
         with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
             root = root_in(self.process_set, operator.index(root_rank))
-            host = self.tensors.movable(dense, kind, own=not in_place)
             kept = self._kept([tensor], [dense], in_place=in_place)
-            call.start(host, root=root)
-            call.finish = lambda: self._broadcast([host], kept, in_place)[0]
+            hosts = self._start_broadcast(call, [dense], root, kind, own=not in_place)
+            call.finish = lambda: self._broadcast(hosts, kept, in_place)[0]
         return call
 
     def _broadcast(
@@ -252,9 +289,8 @@ class Starter:
         with self._call(kind, "broadcast") as call:
             dense = self._listed(tensors, kind)
             root = root_in(self.process_set, operator.index(root_rank))
-            hosts = [self.tensors.movable(one, kind, own=True) for one in dense]
             likes = self._kept(tensors, dense)
-            self._start_list(call, hosts, root=root)
+            hosts = self._start_broadcast(call, dense, root, kind, own=True)
             call.finish = lambda: self._broadcast(hosts, likes)
         return call
 

@@ -14,7 +14,8 @@ __all__ = ["Tensors"]
 class Tensors(abc.ABC):
     """How tensors of a framework get into memory that operations take, and back.
 
-    A host tensor is what operations take: it has a shape and a dtype, and lies on the host.
+    A host tensor is what operations take: it has a shape and a dtype, and lies on the host. Where
+    tensors stay on a GPU, it is a tensor there.
     """
 
     @abc.abstractmethod
@@ -36,6 +37,19 @@ class Tensors(abc.ABC):
         Raises:
           InvalidArgumentError: its dtype cannot be reduced.
         """
+
+    def stay(self, dense: Sequence[Any]) -> bool:
+        """Whether an all-reduce or a broadcast takes all of these on the GPU where they lie."""
+        del dense
+        return False
+
+    def staying(self, dense: Any, *, own: bool) -> Any:
+        """A tensor that stays on its GPU as one run of memory there, `own` as of `reducible`."""
+        raise NotImplementedError
+
+    def exported(self, there: Any) -> Any:
+        """What operations take for a tensor that stays."""
+        return there
 
     @abc.abstractmethod
     def reducible(self, dense: Any, kind: str, *, own: bool) -> Any:

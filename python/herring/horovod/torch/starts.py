@@ -14,13 +14,14 @@ from herring.horovod.common import starter
 from herring.horovod.common.handles import Call
 from herring.horovod.common.operators import Average, Sum
 from herring.horovod.common.tensors import Tensors
+from herring.torch import devices
 from herring.torch.tensors import dtype_name, on_host
 
 __all__ = ["Starter"]
 
 
 class _Tensors(Tensors):
-    """PyTorch's, whose own memory operations use where it is contiguous and on the host."""
+    """PyTorch's, whose own memory operations use where it is contiguous and they take it there."""
 
     def checked(self, tensor: Any, kind: str) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor):
@@ -43,6 +44,16 @@ class _Tensors(Tensors):
 
     def has_floats(self, dense: torch.Tensor, kind: str) -> bool:
         return dense.is_floating_point()
+
+    def stay(self, dense: Sequence[torch.Tensor]) -> bool:
+        return devices.common_gpu(dense) is not None
+
+    def staying(self, dense: torch.Tensor, *, own: bool) -> torch.Tensor:
+        there = dense.contiguous()
+        return there.clone() if own and there.data_ptr() == dense.data_ptr() else there
+
+    def exported(self, there: torch.Tensor) -> Any:
+        return devices.exported(there)
 
     def reducible(self, dense: torch.Tensor, kind: str, *, own: bool) -> torch.Tensor:
         host = on_host(dense.contiguous(), kind)
