@@ -116,3 +116,29 @@ hvd.shutdown()
 @pytest.mark.timeout(100)
 def test_horovods_all_reduces_and_broadcasts_leave_tensors_on_the_gpu() -> None:
     expect_success(run_job(["-n", "2", "--nodes", "2"], HOROVOD_BYTES, **TORCH_ENVIRONMENT))
+
+
+MOVED = """
+import torch
+import herring.torch
+
+herring.init()
+for views in (False, True):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    ddp = herring.torch.DistributedDataParallel(model, gradient_as_bucket_view=views, name="m")
+    for _ in range(2):
+        ddp(torch.ones(1, 4)).sum().backward()
+    # As if it had come from there; here there is one device only.
+    layout = ddp._reducer._layout
+    layout._devices[layout.names.index("1.weight")] = torch.device("cuda", 1)
+    text = "parameter '1.weight' lay on cuda:1 when 'm' was made and lies on cpu now; move the mod"
+    raises(herring.InvalidArgumentError, text, ddp(torch.ones(1, 4)).sum().backward)
+    ddp.close()
+herring.shutdown()
+"""
+
+
+@STANDIN
+@pytest.mark.timeout(100)
+def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
+    expect_success(run_job(["-n", "2"], MOVED, **TORCH_ENVIRONMENT))

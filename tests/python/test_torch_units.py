@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import threading
 
 import hypothesis
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError  # noqa: E402
 from herring.torch import ddp, passes, state, tensors  # noqa: E402
+from herring.torch.backend import messages, works  # noqa: E402
 
 DTYPES = [
     torch.float32,
@@ -178,8 +180,6 @@ class Handover:
 
 
 def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from herring.torch.backend import works
-
     entered, follows, errors = threading.Event(), threading.Event(), []
 
     def call_later(*_: object) -> bool:
@@ -206,3 +206,53 @@ def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waits.join(30)
     assert errors == []
     assert work.get_future().wait()[0].item() == 1
+
+
+def test_a_work_writes_behind_what_was_queued_for_its_outputs(monkeypatch) -> None:
+    # On a GPU: another thread, with other streams, may be what copies the result there.
+    happened = []
+
+    class Moment:
+        def __init__(self, outputs) -> None:
+            self.number = len(happened)
+            happened.append(f"queued for {len(outputs)}")
+
+        def wait(self) -> None:
+            happened.append(f"waits for {self.number}")
+
+    monkeypatch.setattr(works.devices, "Moment", Moment)
+    outputs = [torch.zeros(1)]
+
+    def step(_):
+        happened.append("first step")
+        return [Complete()], lambda _: happened.append("writes")
+
+    work = works.OperationWork(works.Owner(), [Complete()], outputs, step)
+    assert happened == ["queued for 1"]
+    work.wait()
+    assert happened[1:] == [
+        *("waits for 0", "first step", "queued for 1"),
+        *("waits for 0", "writes", "queued for 1"),
+        "waits for 6",
+    ]
+
+
+def test_a_message_to_oneself_follows_what_its_other_end_had_queued(monkeypatch) -> None:
+    happened = []
+
+    class Moment:
+        def __init__(self, tensors) -> None:
+            happened.append(f"begun with {tensors[0].tolist()}")
+
+        def wait(self) -> None:
+            happened.append("waits")
+
+    monkeypatch.setattr(messages, "Moment", Moment)
+    own = messages.Messages(works.Owner(), None, [0], 0)
+    limit = datetime.timedelta(seconds=9)
+    target = torch.zeros(2)
+    sent = own.send(torch.ones(2), 0, 7, limit)
+    assert happened == ["begun with [1.0, 1.0]"]
+    received = own.receive(target, 0, 7, limit)
+    assert happened[1:] == ["waits"]
+    assert sent.wait() and received.wait() and target.tolist() == [1.0, 1.0]

@@ -11,7 +11,7 @@ from herring.arrays.groups import Group
 from herring.arrays.planned import PlannedReduction
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
-from herring.torch.tensors import dense_strides, dtype_name
+from herring.torch.tensors import dense_strides, dtype_name, warn_once
 
 # Behind a byte for each parameter, which says whether a rank has used it, a round's note has these:
 # a gradient of the rank has grown after it was sent; it has parameters to average that the plan
@@ -78,6 +78,8 @@ class Layout:
         self.final = False
         self.hooks: list[Any] = []
         self.gpu = devices.common_gpu(parameters[i] for i in order)
+        self._devices = [p.device for p in parameters]
+        self._warn_of_copies()
         self.plan = PlannedReduction(
             [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order],
             name=name,
@@ -103,6 +105,16 @@ class Layout:
         self.nbytes = [p.numel() * p.element_size() for p in parameters]
         batch_bytes = _BATCH_BYTES if self.gpu is None else _GPU_BATCH_BYTES
         self.batch_bytes = min([batch_bytes, *(size for _, _, size in self.plan.buffers[:-1])])
+
+    def _warn_of_copies(self) -> None:
+        there = {str(self._devices[index]) for index in self.order}
+        if len(there) > 1 and any(self.parameters[index].is_cuda for index in self.order):
+            warn_once(
+                f"devices {self.options.name}",
+                f"herring.torch: parameters of {self.options.name!r} lie on "
+                f"{' and '.join(sorted(there))}, so torch copies gradients of GPUs to host memory "
+                "and back, and waits for each; give each worker one GPU",
+            )
 
     def _arenas(self, order: Sequence[int]) -> list[torch.Tensor]:
         """Of the plan, as bytes. They own their memory for as long as any view of it lives."""
@@ -151,7 +163,8 @@ class Layout:
         """Before a round: moves gradients out of the arena.
 
         Raises:
-          InvalidArgumentError: a parameter has another dtype than when the plan was made.
+          InvalidArgumentError: a parameter has another dtype than when the plan was made, or has
+            left the GPU on which the plan was made.
         """
         now = [parameter.dtype for parameter in self.parameters]
         if now != self._dtypes:
@@ -162,11 +175,23 @@ class Layout:
                 f"parameter {name!r} was {dtype_name(before)} when {self.options.name!r} was made "
                 f"and is {dtype_name(after)} now; convert the model first"
             )
+        if self.gpu is not None:
+            self._require_there()
         if self.options.views and self.final:
             for index in self.order:
                 gradient = self.parameters[index].grad
                 if gradient is not None and self.holds(index, gradient):
                     self.parameters[index].grad = gradient.clone()
+
+    def _require_there(self) -> None:
+        for index in self.order:
+            before, now = self._devices[index], self.parameters[index].device
+            if now != before:
+                raise InvalidArgumentError(
+                    f"parameter {self.names[index]!r} lay on {before} when {self.options.name!r} "
+                    f"was made and lies on {now} now; move the model first, or close() the wrapper "
+                    "and make a new one"
+                )
 
     def ready(self, indices: Iterable[int]) -> None:
         """Reports the gradients of these parameters; they are in their places."""

@@ -16,6 +16,7 @@ from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.backend.reductions import movable
 from herring.torch.backend.tensors import as_dense, copy_back
 from herring.torch.backend.works import LocalWork, OperationWork, Owner
+from herring.torch.devices import Moment
 
 __all__ = ["Messages"]
 
@@ -49,7 +50,7 @@ class Messages:
         self._ranks = sorted(range(len(places)), key=self._places.__getitem__)
         self._rank = rank
         self._lock = threading.Lock()
-        self._own: dict[tuple[str, int], deque[tuple[torch.Tensor, LocalWork]]] = {}
+        self._own: dict[tuple[str, int], deque[tuple[torch.Tensor, Moment, LocalWork]]] = {}
 
     def send(self, tensor: torch.Tensor, to: int, tag: int, limit: timedelta) -> Any:
         """Starts a send; it is complete when the other rank receives."""
@@ -85,7 +86,7 @@ class Messages:
     def close(self) -> None:
         """Fails messages to this rank itself that nothing has met."""
         with self._lock:
-            waiting = [work for queue in self._own.values() for _, work in queue]
+            waiting = [work for queue in self._own.values() for *_, work in queue]
             self._own.clear()
         for work in waiting:
             work.done(HerringError("the process group was destroyed before a message was met"))
@@ -106,9 +107,11 @@ class Messages:
         with self._lock:
             waiting = self._own.get((other, tag))
             if not waiting:
-                self._own.setdefault((mine, tag), deque()).append((tensor, work))
+                begun = (tensor, Moment([tensor]), work)
+                self._own.setdefault((mine, tag), deque()).append(begun)
                 return work
-            met, its_work = waiting.popleft()
+            met, its_moment, its_work = waiting.popleft()
+        its_moment.wait()  # it may have begun in another stream
         source, target = (tensor, met) if mine == "send" else (met, tensor)
         error = None
         if source.numel() != target.numel() or source.dtype != target.dtype:

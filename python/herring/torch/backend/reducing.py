@@ -124,7 +124,7 @@ class ReducingProcessGroup(BaseProcessGroup):
                 continue
             with self._call("allreduce") as name:
                 reduction = reduction_of(operator_of(opts), pack[0].dtype, self.size())
-                there = all(map(stays, pack))
+                there = all(map(stays, pack)) and devices.common_gpu(pack) is not None
                 hosts = [tensor.data if there else as_dense(tensor) for tensor in pack]
             if reduction.fold is not None or reduction.divisor != 1:
                 works += [self._allreduce(tensor, [tensor], opts) for tensor in pack]

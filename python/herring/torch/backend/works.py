@@ -185,6 +185,8 @@ class OperationWork(_Work):
         super().__init__(owner, outputs)
         self._operations = operations
         self._then = then
+        # What was queued for the outputs when it began; it is another thread that may write them.
+        self._begun = devices.Moment(outputs if then is not None else [])
         self._step = threading.Lock()
         self._source = -1
         self._returned: devices.Moment | None = None
@@ -255,6 +257,7 @@ class OperationWork(_Work):
                 if len(operations) == 1:
                     self._source = _source_of(operations[0])
                 if self._then is not None:
+                    self._begun.wait()
                     following = self._then(operations)
                     self._returned = devices.Moment(self._outputs)
             except Exception as raised:
