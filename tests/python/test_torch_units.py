@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import threading
+import types
+import warnings
 
 import hypothesis
 import hypothesis.strategies as st
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError  # noqa: E402
-from herring.torch import ddp, passes, state, tensors  # noqa: E402
+from herring.torch import ddp, layout, passes, state, tensors  # noqa: E402
 from herring.torch.backend import messages, works  # noqa: E402
 
 DTYPES = [
@@ -256,3 +258,22 @@ def test_a_message_to_oneself_follows_what_its_other_end_had_queued(monkeypatch)
     received = own.receive(target, 0, 7, limit)
     assert happened[1:] == ["waits"]
     assert sent.wait() and received.wait() and target.tolist() == [1.0, 1.0]
+
+
+def test_a_model_on_several_devices_is_warned_of() -> None:
+    def warn(name: str, *places: str) -> None:
+        made = object.__new__(layout.Layout)
+        made._devices = [torch.device(place) for place in places]
+        made.parameters = [types.SimpleNamespace(is_cuda="cuda" in place) for place in places]
+        made.order = range(len(places))
+        made.options = types.SimpleNamespace(name=name)
+        made._warn_of_copies()
+
+    with pytest.warns(UserWarning, match="parameters of 'w1' lie on cuda:0 and cuda:1, so torch"):
+        warn("w1", "cuda:1", "cuda:0", "cuda:1")
+    with pytest.warns(UserWarning, match="parameters of 'w2' lie on cpu and cuda:0"):
+        warn("w2", "cpu", "cuda:0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for places in (("cuda:0", "cuda:0"), ("cpu", "cpu"), ("cpu", "meta")):
+            warn("w3", *places)
