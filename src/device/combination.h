@@ -9,8 +9,8 @@ namespace herring::device {
 
 inline constexpr size_t kMostSources = 8;  // reduce::kTreeGroup
 
-// What is known only when the kernel begins: it reads it in registered host memory. A cache line,
-// so that those of two kernels do not disturb each other.
+// What is known only when the kernel begins. A cache line, so that those of two kernels do not
+// disturb each other.
 struct alignas(64) Command {
   uint32_t stop = 0;       // not 0: the kernel touches nothing
   uint32_t active = 0;     // bit i: source i counts; none: the targets get zeros

@@ -202,6 +202,7 @@ Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
   HERRING_RETURN_IF_ERROR(queue_back(sum.in, sums_stream_));
   HERRING_RETURN_IF_ERROR(device_.combine(sum.kernel, sum.what, sum.blocks, sums_stream_));
+  if (sum.out.empty()) return device_.write_word(is_combined_.address, sums_ + 1, sums_stream_);
   HERRING_RETURN_IF_ERROR(device_.record(combined_, sums_stream_));
   HERRING_RETURN_IF_ERROR(device_.wait(results_, combined_));
   HERRING_RETURN_IF_ERROR(queue_out(sum.out, results_));

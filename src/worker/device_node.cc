@@ -15,6 +15,7 @@ namespace {
 constexpr uint32_t kMagic = 0x44524748;  // "HGRD"
 constexpr size_t kMostArenas = 10;       // one for each dtype
 constexpr size_t kScratchAlignment = 256;
+constexpr size_t kCommandBytes = sizeof(device::Command);
 
 }  // namespace
 
@@ -227,8 +228,11 @@ size_t DeviceNode::largest_slice() const {
   return (largest + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
 
+// Commands, and behind them neighbours' parts of a slice.
 Status DeviceNode::take_scratch() {
-  auto scratch = copier_->device().allocate((places() - 1) * std::max<size_t>(largest_slice(), 1));
+  parts_scratch_ = plan().buffers.size() * kCommandBytes;
+  parts_scratch_ += kScratchAlignment - parts_scratch_ % kScratchAlignment;
+  auto scratch = copier_->device().allocate(parts_scratch_ + (places() - 1) * largest_slice());
   if (!scratch.ok()) return scratch.status();
   scratch_ = *scratch;
   return {};
@@ -314,9 +318,14 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   const DType dtype = plan().arenas[one.arena].dtype;
   device::Copier::Sum sum;
   device::Combination& what = sum.what;
+  // Blocks that read the same word of the host's memory do so one after the other, which takes a
+  // millisecond; so the command is copied for them.
+  what.command = scratch_ + buffer * kCommandBytes;
+  sum.in.push_back({what.command, reinterpret_cast<char*>(adders_[buffer]->command.get()),
+                    kCommandBytes});
   what.elements = slice.bytes / size_of(dtype);
   what.number_of_sources = places();
-  device::Address scratch = scratch_;
+  device::Address scratch = scratch_ + parts_scratch_;
   for (uint32_t place = 0; place < places(); ++place) {
     const Part& part = parts_[place][one.arena];
     const bool own = place == own_place();
@@ -345,12 +354,9 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
 
 Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
   if (level_ == kHost) return {};
-  device::Copier::Sum sum = sum_of(buffer);
+  const device::Copier::Sum sum = sum_of(buffer);
   if (sum.what.elements == 0) return {};
   const std::shared_ptr<Adder>& adder = adders_[buffer];
-  auto command = copier_->device().address_of(adder->command.get());
-  if (!command.ok()) return command.status();
-  sum.what.command = *command;
   return copier_->combine_when(adder->flag, adder->value, sum,
                                [adder, then = std::move(then)](const Status& status) {
                                  adder->is_through();

@@ -85,8 +85,9 @@ class DeviceNode final : public PlannedDevices {
   std::vector<device::Address> arenas_;
   Level level_ = kHost, reached_ = kHost;
   std::vector<device::Kernel> kernels_;    // by arena
-  // For the neighbours' parts of the slice that is being combined; they follow each other.
+  // On the device: commands, and the neighbours' parts of the slice that is being combined.
   device::Address scratch_ = 0;
+  size_t parts_scratch_ = 0;               // where they begin there
   std::vector<std::vector<Part>> parts_;   // by place, by arena
   std::mutex mutex_;
   std::vector<std::shared_ptr<Adder>> adders_;  // by buffer; set once, before the first is used

@@ -180,8 +180,11 @@ Status DeviceRounds::queue_back() {
         node_->queue(buffer, later([buffer](DeviceRounds& self, const Status& status) {
           status.ok() ? self.planned_->added(buffer) : self.planned_->fail(status);
         })));
-    HERRING_RETURN_IF_ERROR(copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer],
-                                               node_->to_copy_back(buffer)));
+    // Where neighbours write the averages, the round's end says that they are there.
+    const std::vector<device::Copy> back = node_->to_copy_back(buffer);
+    if (back.empty()) continue;
+    HERRING_RETURN_IF_ERROR(
+        copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back));
   }
   return {};
 }

@@ -170,16 +170,17 @@ for dtype in (np.float32, np.float64, np.float16, np.int32):
         out, back, _ = (now - then for now, then in zip(driver.bytes(), copied))
         nodes = int(os.environ.get("NODES", 1))
         rounds_out = 3 if rank == size - 1 and size > 1 else 5
-        whole = 4 * total
+        whole, commands = 4 * total, 5 * 64 * len(plan.buffers)
         if wanted == "ipc" and nodes == 1:
-            assert out == back == 0
+            assert out == 0 and back <= commands, (out, back)
         elif wanted == "ipc":
-            assert 0 < out < whole * 5 and back == whole * 5, (out, back)  # one sum a node leaves
+            # One sum a node leaves.
+            assert 0 < out < whole * 5 and whole * 5 <= back <= whole * 5 + commands, (out, back)
         elif wanted == "staged":
             # Out goes what others add, and this rank's sum; in comes what this one adds, and sums.
             assert whole * rounds_out <= out <= whole * 5, (out, whole, rounds_out)
             most = whole * (2 if nodes == 1 else 3)
-            assert whole * 5 <= back <= most * 5, (back, whole)
+            assert whole * 5 <= back <= most * 5 + commands, (back, whole)
     plan.close()
     reference.close()
 assert driver.threads() == 1

@@ -20,7 +20,7 @@ static_assert(sizeof(U16) == 2 && sizeof(U32) == 4 && sizeof(U64) == 8, "widths"
 
 constexpr int kMostSources = 8;  // reduce::kTreeGroup
 
-// What is read when the kernel begins, from host memory: device::Command.
+// What is read when the kernel begins: device::Command.
 struct Command {
   U32 stop;      // not 0: nothing is touched
   U32 active;    // bit i: source i counts
