@@ -79,6 +79,10 @@ inline constexpr SettingSpec kSpecs[] = {
      "works",
      {.choices = kNodeStages}},
     {"shm", kBool, kProcess, "true", "Whether the workers of a node meet in shared memory"},
+    {"node_threads", kInt, kProcess, "0",
+     "Threads of a worker that sum and copy in shared memory, the engine's included; 0: half of "
+     "the worker's share of the cores, at most 4",
+     {1, 64, true}},
     {"timeout", kSeconds, kProcess, "1800", "Deadline of every wait", {0.01, kWeek}},
     {"warn_after", kSeconds, kProcess, "60",
      "Time after which a wait warns and names the missing ranks; at the start 5 s, if this is more",

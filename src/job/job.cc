@@ -156,6 +156,9 @@ Status Job::connect() {
   engine.mesh.host = own_host;
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
+  const auto threads = static_cast<uint32_t>(settings.get_int("node_threads"));
+  const uint32_t neighbours = cluster.local_size(cluster.workers[options_.rank].node);
+  engine.node_threads = threads != 0 ? threads : node_threads_for(usable_cores(), neighbours);
   engine.timeout = settings.get_seconds("timeout");
   engine.node_stage = settings.get_string("node_stage");
   engine.warn_after = settings.get_seconds("warn_after");

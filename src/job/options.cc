@@ -1,5 +1,7 @@
 #include "job/options.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -14,6 +16,7 @@ constexpr size_t kLadder = 1 << 20;
 constexpr size_t kSlotsPerSegment = 2;
 constexpr uint64_t kRatePerProxy = 7'000'000'000;
 constexpr uint32_t kProxiesOfUnknownLink = 8, kMostProxies = 16;
+constexpr uint32_t kMostNodeThreads = 4;
 
 }  // namespace
 
@@ -42,6 +45,17 @@ uint32_t proxies_for(const ServingHost& host, uint32_t nodes) {
                               : std::min<uint64_t>((host.rate + kRatePerProxy - 1) / kRatePerProxy,
                                                    kMostProxies);
   return std::max(std::min({static_cast<uint32_t>(wanted), host.cores / 2, nodes}), 1u);
+}
+
+uint32_t usable_cores() {
+  cpu_set_t cores;
+  // It fails on machines with more cores than the set has places for.
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+uint32_t node_threads_for(uint32_t cores, uint32_t workers) {
+  return std::clamp(cores / (2 * std::max(workers, 1u)), 1u, kMostNodeThreads);
 }
 
 server::DataPlaneOptions data_plane(const Settings& settings, const control::Cluster& cluster,

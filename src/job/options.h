@@ -36,7 +36,15 @@ uint32_t proxies_for(const ServingHost& host, uint32_t nodes);
 server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,
                                     const ServingHost& host);
 
-// Without what belongs to the process: addresses, credentials, time-outs, how to abort.
+// How many cores this process may run on.
+uint32_t usable_cores();
+// With how many threads each of `workers` sums in the node's memory unless HERRING_NODE_THREADS
+// says so: half of its share of the cores, as the others feed it or its GPU. More than four reach
+// the limits of the node's memory.
+uint32_t node_threads_for(uint32_t cores, uint32_t workers);
+
+// Without what belongs to the process: addresses, credentials, time-outs, how to abort, and
+// threads.
 worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
                                      const server::DataPlaneOptions& plane,
                                      const Settings& shared);

@@ -28,6 +28,7 @@ NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap
       options_(std::move(options)),
       on_failure_(std::move(on_failure)),
       local_size_(std::max(1u, bus.local_size())),
+      adders_(options_.threads),
       called_off_(options_.local_rank, local_size_) {}
 
 // Before the loop runs, or on its thread.
@@ -238,11 +239,15 @@ void NodeStage::do_work() {
     }
     const std::shared_ptr<NodeWork> work = found->second;
     // Whole elements only: what an earlier buffer has left of the budget may be odd.
-    const size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
-                                  work->slice.bytes - work->worked);
-    work->work(bytes);
+    size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
+                            work->slice.bytes - work->worked);
+    if (adders_.helps(*work)) {
+      bytes = adders_.add(work, bytes);
+    } else {
+      work->work(bytes);
+    }
     work->moved = loop_.now();
-    budget -= bytes;
+    budget -= std::min(bytes, budget);
     if (work->worked == work->slice.bytes) {
       ready_.pop();
       combined(work);
@@ -345,7 +350,9 @@ void NodeStage::call_off(const std::shared_ptr<const LocalGroup>& group) {
 // lands in memory here and is not copied to them any more.
 void NodeStage::settle(uint32_t number) {
   const auto group = called_off_.find(number);
-  if (!group || adds(number)) return;
+  if (!group) return;
+  adders_.call_off(number);
+  if (adds(number)) return;
   if (called_off_.tells(number)) let_go(*group);
   if (!called_off_.untouched(number)) return;
   std::vector<std::shared_ptr<NodeWork>> ended;
@@ -388,6 +395,7 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
 
 void NodeStage::clear() {
   cleared_ = true;
+  adders_.end();
   for (const auto& [key, work] : works_) {
     if (work->task.adder) work->task.adder->stop();
   }

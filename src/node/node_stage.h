@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "base/ring.h"
+#include "node/adders.h"
 #include "node/called_off.h"
 #include "node/local_bus.h"
 #include "node/node_work.h"
@@ -62,7 +63,8 @@ class NodeStage : private TransferOwner {
   // kCalledOff: the sender touches no memory of this group any more.
   enum Kind : uint8_t { kPost = 1, kDone = 2, kCalledOff = 3 };
   static constexpr uint8_t kInactive = 1;
-  static constexpr size_t kWorkBytes = 512 << 10;  // reduced before the loop looks at its events
+  // Reduced on the engine's thread before the loop looks at its events.
+  static constexpr size_t kWorkBytes = 512 << 10;
 
   // One socket of the bus in the loop.
   struct BusSocket : transport::DescriptorHandler {
@@ -101,6 +103,7 @@ class NodeStage : private TransferOwner {
   std::unordered_map<int, BusSocket> sockets_;
   std::unordered_map<wire::Key, std::shared_ptr<NodeWork>, wire::KeyHash> works_;
   Ring<wire::Key> ready_;            // all posted, to be reduced in this order
+  Adders adders_;                    // at the first of them, if it is large
   CalledOffGroups called_off_;
   bool work_scheduled_ = false;
   bool cleared_ = false;

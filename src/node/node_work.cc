@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "reduce/reduce.h"
-
 namespace herring {
 namespace {
 
@@ -99,29 +97,41 @@ uint32_t NodeWork::active() const {
 }
 
 void NodeWork::work(size_t bytes) {
-  if (bytes > 0) task.exchanges ? take(worked, bytes) : reduce(slice.offset + worked, bytes);
+  if (bytes > 0) work_on(worked, bytes);
   worked += bytes;
 }
 
-void NodeWork::reduce(size_t begin, size_t bytes) {
+void NodeWork::work_on(size_t begin, size_t bytes) const {
+  task.exchanges ? take(begin, bytes) : reduce(slice.offset + begin, bytes);
+}
+
+reduce::Stage NodeWork::stage() const {
+  const bool last = last_stage();
+  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
+  return {task.dtype,
+          last ? task.dtype : task.wire,
+          task.reduction.op,
+          task.reduction.prescale,
+          last ? divisor : 1.0,
+          last ? task.reduction.postscale : scale()};
+}
+
+// A node of one worker has nothing to add up, often not even to change.
+bool NodeWork::leaves_as_is() const {
+  if (task.exchanges || locals() > 1 || !task.active) return false;
+  const reduce::Stage does = stage();
+  return does.out == does.in && does.prescale == 1.0 && does.divisor == 1.0 &&
+         does.postscale == 1.0;
+}
+
+void NodeWork::reduce(size_t begin, size_t bytes) const {
+  if (leaves_as_is()) return;
   const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
   const bool last = last_stage();
-  const DType out_type = last ? task.dtype : task.wire;
-  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
-  const reduce::Stage stage{task.dtype,
-                            out_type,
-                            task.reduction.op,
-                            task.reduction.prescale,
-                            last ? divisor : 1.0,
-                            last ? task.reduction.postscale : scale()};
+  const reduce::Stage stage = this->stage();
   size_t element = begin / wire_item;
   const size_t end = element + bytes / wire_item;
   std::vector<const void*> sources;
-  // A node of one worker has nothing to add up, often not even to change.
-  if (locals() == 1 && task.active && out_type == task.dtype && stage.prescale == 1.0 &&
-      stage.divisor == 1.0 && stage.postscale == 1.0) {
-    return;
-  }
   while (element < end) {
     const size_t count = std::min(kBlockBytes / item, end - element);
     sources.clear();
@@ -132,7 +142,7 @@ void NodeWork::reduce(size_t begin, size_t bytes) {
     char* out = last || !converts() ? task.data + element * item
                                     : task.staging + element * wire_item;
     if (sources.empty()) {
-      std::memset(out, 0, count * size_of(out_type));
+      std::memset(out, 0, count * size_of(stage.out));
     } else {
       reduce::combine(sources.data(), sources.size(), out, count, stage);
     }
@@ -142,7 +152,7 @@ void NodeWork::reduce(size_t begin, size_t bytes) {
 }
 
 // Copies finished elements from this rank's buffer to the others'.
-void NodeWork::share(size_t element, size_t elements) {
+void NodeWork::share(size_t element, size_t elements) const {
   const size_t item = size_of(task.dtype);
   const size_t offset = element * item, bytes = elements * item;
   for (const uint32_t r : group().locals()) {
@@ -151,7 +161,7 @@ void NodeWork::share(size_t element, size_t elements) {
   }
 }
 
-void NodeWork::take(size_t begin, size_t bytes) {
+void NodeWork::take(size_t begin, size_t bytes) const {
   const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
   const reduce::Stage stage = reduce::whole(task.dtype, task.reduction, divisor);
   const size_t item = size_of(task.dtype), end = begin + bytes;

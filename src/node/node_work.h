@@ -13,11 +13,13 @@
 #include "node/shared_memory.h"
 #include "node/slice_adder.h"
 #include "node/transfer.h"
+#include "reduce/reduce.h"
 
 namespace herring {
 
 struct NodeStageOptions {
   uint32_t local_rank = 0;
+  uint32_t threads = 1;                // for sums and copies, the engine's included
   size_t segment_bytes = default_of("segment_bytes").integer;
   std::vector<std::string> names;  // of the local ranks, for messages
   // The connection to a local rank has ended without a goodbye.
@@ -100,6 +102,10 @@ struct NodeWork {
   Status begin();
   // Reduces, or takes, the next bytes of the slice: whole elements, of `slice.bytes` in all.
   void work(size_t bytes);
+  // Likewise these bytes of it. Any thread, and several at a time, if their bytes are not the same.
+  void work_on(size_t begin, size_t bytes) const;
+  // There is nothing to add up, nor anything to change.
+  bool leaves_as_is() const;
   // The slice, reduced over this node, is to be pushed: completes the transfer.
   void prepare_push();
   // Bytes of the slice have come from the servers: puts them into everybody's buffer.
@@ -125,11 +131,12 @@ struct NodeWork {
  private:
   Status check_posted() const;
   Status find_pieces();
+  reduce::Stage stage() const;
   // Reduces wire bytes [begin, begin + bytes) of the slice.
-  void reduce(size_t begin, size_t bytes);
-  void share(size_t element, size_t elements);
+  void reduce(size_t begin, size_t bytes) const;
+  void share(size_t element, size_t elements) const;
   // Takes bytes [begin, begin + bytes) of an exchange's pieces, as if they lay in a row.
-  void take(size_t begin, size_t bytes);
+  void take(size_t begin, size_t bytes) const;
   wire::Open open() const;
   double scale() const {
     return wire_scale(task.group->members(), task.wire, task.reduction.op);

@@ -26,6 +26,7 @@ struct EngineOptions {
   size_t small_bytes = default_of("small_bytes").integer;
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
   std::string node_stage = "auto";         // the setting
+  uint32_t node_threads = 1;               // of the node stage, the engine's included
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
   // Makes the whole job give up; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};

@@ -44,6 +44,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
 
   NodeStage::Options node;
   node.local_rank = me_.local_rank;
+  node.threads = options_.node_threads;
   node.segment_bytes = options_.links.segment_bytes;
   for (uint32_t rank : cluster_.ranks_of(me_.node)) {
     node.names.push_back(cluster_.describe_rank(rank));

@@ -26,6 +26,17 @@ TEST(Proxies, AreNoMoreThanNodesOrHalfOfTheCores) {
   EXPECT_EQ(proxies_for({1, 0}, 0), 1u);
 }
 
+TEST(NodeThreads, AreHalfOfAWorkersShareOfTheCores) {
+  EXPECT_EQ(node_threads_for(2, 2), 1u);
+  EXPECT_EQ(node_threads_for(7, 2), 1u);
+  EXPECT_EQ(node_threads_for(8, 2), 2u);
+  EXPECT_EQ(node_threads_for(16, 2), 4u);
+  EXPECT_EQ(node_threads_for(64, 8), 4u);
+  EXPECT_EQ(node_threads_for(8, 64), 1u);
+  EXPECT_EQ(node_threads_for(512, 1), 4u);
+  EXPECT_EQ(node_threads_for(1, 0), 1u);
+}
+
 TEST(Defaults, AreThoseOfTheTable) {
   control::Cluster cluster;
   cluster.size = cluster.nodes = 1;
@@ -41,6 +52,7 @@ TEST(Defaults, AreThoseOfTheTable) {
   const worker::EngineOptions engine;
   EXPECT_EQ(engine.timeout, settings.get_seconds("timeout"));
   EXPECT_EQ(engine.warn_after, settings.get_seconds("warn_after"));
+  EXPECT_EQ(engine.node_threads, 1u) << "in a process that shares its cores with a simulated job";
   EXPECT_EQ(control::Timings().connect_timeout, 60 * kSecond);
 }
 

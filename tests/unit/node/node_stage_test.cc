@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "transport/epoll_loop.h"
 
@@ -48,7 +50,7 @@ class NodeStageTest : public ::testing::Test {
     std::shared_ptr<LocalGroup> group;
   };
 
-  void make(uint32_t size, uint32_t nodes) {
+  void make(uint32_t size, uint32_t nodes, uint32_t adders = 1) {
     ranks = std::vector<Rank>(size);
     std::vector<LocalAddress> addresses;
     for (Rank& rank : ranks) {
@@ -76,6 +78,7 @@ class NodeStageTest : public ::testing::Test {
       rank.group = std::make_shared<LocalGroup>(cluster, control::Group(cluster), r);
       NodeStage::Options stage;
       stage.local_rank = r;
+      stage.threads = adders;
       stage.segment_bytes = kSegment;
       stage.names.assign(size, "a rank");
       rank.stage = std::make_unique<NodeStage>(
@@ -140,6 +143,17 @@ class NodeStageTest : public ::testing::Test {
     };
     loop.post(turn);
     loop.run();
+  }
+
+  void run_until(const std::function<bool()>& over) {
+    const Nanos end = monotonic_now() + 60 * kSecond;
+    Step turn = [&] {
+      if (over() || monotonic_now() > end) return loop.stop();
+      loop.post(turn);
+    };
+    loop.post(turn);
+    loop.run();
+    EXPECT_TRUE(over());
   }
 
   transport::EpollLoop loop;
@@ -236,6 +250,69 @@ TEST_F(NodeStageTest, ARankGetsTheSumOfItsPart) {
   run({[] {}});
   for (size_t i = 0; i < kFloats; ++i) {
     ASSERT_EQ(out[2 * i / kFloats][i % (kFloats / 2)], static_cast<float>(3 * i));
+  }
+}
+
+// Large and small buffers in turn, more of them than fit into one turn of the loop.
+TEST_F(NodeStageTest, SeveralThreadsOfARankAdd) {
+  constexpr uint32_t kRounds = 6, kRanks = 3;
+  const auto floats = [](uint32_t round) { return round % 2 == 0 ? 900'000 + 7 * round : 1000; };
+  make(kRanks, 1, 3);
+  std::vector<float*> data[kRanks];
+  for (uint32_t r = 0; r < kRanks; ++r) {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      const size_t count = floats(round);
+      data[r].push_back(reinterpret_cast<float*>(allocate(r, count * sizeof(float))));
+      for (size_t i = 0; i < count; ++i) data[r][round][i] = static_cast<float>((r + 1) * i);
+    }
+  }
+  const auto over = [&] {
+    return std::ranges::all_of(ranks,
+                               [](const Rank& one) { return one.workers.size() == kRounds; });
+  };
+  loop.post([&] {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      for (uint32_t r = 0; r < kRanks; ++r) {
+        post(r, reinterpret_cast<char*>(data[r][round]), floats(round) * sizeof(float), round);
+      }
+    }
+  });
+  run_until(over);
+  for (const Rank& rank : ranks) EXPECT_TRUE(rank.failures.empty());
+  for (uint32_t r = 0; r < kRanks; ++r) {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      for (size_t i = 0; i < floats(round); ++i) {
+        ASSERT_EQ(data[r][round][i], static_cast<float>(6 * i)) << r << ", " << round;
+      }
+    }
+  }
+}
+
+// The memory goes as soon as the callers are told.
+TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
+  constexpr size_t kBytes = size_t{64} << 20;
+  make(2, 1, 3);
+  char* data[] = {allocate(0, kBytes), allocate(1, kBytes)};
+  const auto told = [this](uint32_t r) { return ranks[r].workers.size() == 1; };
+  int turns = 0;
+  Step turn = [&] {
+    if (++turns == 6) {  // both have begun
+      for (Rank& rank : ranks) rank.stage->call_off(rank.group);
+    }
+    for (const uint32_t r : {0u, 1u}) {
+      if (told(r) && data[r] != nullptr) ranks[r].heap->free(std::exchange(data[r], nullptr));
+    }
+    if (!(told(0) && told(1))) loop.post(turn);
+  };
+  loop.post([&] {
+    for (const uint32_t r : {0u, 1u}) post(r, data[r], kBytes);
+    turn();
+  });
+  run_until([&] { return data[0] == nullptr && data[1] == nullptr; });
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>{0});
+    EXPECT_FALSE(rank.stage->busy(0));
   }
 }
 
