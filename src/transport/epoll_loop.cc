@@ -250,6 +250,11 @@ bool EpollLoop::drive(Nanos deadline, const std::function<bool()>& until) noexce
   return can;
 }
 
+// One that has not said yet that it drives finds what it waits for before it sleeps.
+void EpollLoop::rouse_driver() {
+  if (driven_.load()) wake();
+}
+
 // Whether the loop's own thread hears of events.
 void EpollLoop::listen(bool on) {
   epoll_event event{};

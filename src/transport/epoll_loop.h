@@ -27,6 +27,7 @@ class EpollLoop final : public DescriptorLoop {
   bool has_thread() const override { return here() && has_thread_.load(); }
   bool post_before_drive(Task task) override;
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
+  void rouse_driver() override;
   void add(int fd, uint32_t readiness, DescriptorHandler* handler) override;
   void modify(int fd, uint32_t readiness) override;
   void remove(int fd) override;

@@ -81,6 +81,9 @@ class EventLoop {
   // Only between start() and the end of the loop, else false. What a callback throws ends the
   // process: nobody could go on with half an iteration.
   virtual bool drive(Nanos deadline, const std::function<bool()>& until) noexcept = 0;
+  // Has whoever drives the loop ask `until()` again: for what another thread than the loop's has
+  // made true. What `until()` reads was written before, and both in sequential consistency.
+  virtual void rouse_driver() = 0;
 
   // Called on the loop thread when a task, a timer or a handler throws because memory, threads or
   // descriptors have run out: it is half done, and the loop goes on. Set before the loop runs.

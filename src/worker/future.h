@@ -1,5 +1,5 @@
-// What a caller waits on: set once by the engine, read by any thread. Who waits drives the engine's
-// loop meanwhile, if nobody else does.
+// What a caller waits on: set once, by the engine or the thread that watches devices, read by any
+// thread. Who waits drives the engine's loop meanwhile, if nobody else does.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class Future {
  public:
   explicit Future(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
 
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool done() const { return done_.load(); }
 
   void set(Status status) {
     std::vector<std::function<void()>> then;
@@ -34,10 +34,11 @@ class Future {
       std::lock_guard lock(mutex_);
       if (done()) return;
       status_ = std::move(status);
-      done_.store(true, std::memory_order_release);
+      done_.store(true);
       then = std::move(then_);
     }
     changed_.notify_all();
+    if (!loop_->in_loop_thread()) loop_->rouse_driver();
     for (const auto& callback : then) callback();
   }
 

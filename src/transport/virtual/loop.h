@@ -26,6 +26,7 @@ class VirtualLoop final : public EventLoop {
   bool post_before_drive(Task task) override { return post(std::move(task)); }
   // Runs the whole simulation meanwhile.
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
+  void rouse_driver() override {}  // there are no other threads
 
  private:
   friend class Simulation;
