@@ -34,7 +34,7 @@ struct InFlight {
 };
 
 // Operations whose handles went before they were complete: the engine may still write into their
-// arrays. Guarded by the GIL; never destroyed, since Python goes before it.
+// arrays, or a device read them. Guarded by the GIL; never destroyed, since Python goes before it.
 std::vector<InFlight>& abandoned() {
   static auto* const list = new std::vector<InFlight>;
   return *list;
@@ -44,7 +44,7 @@ std::vector<InFlight>& abandoned() {
 void release_abandoned() {
   auto& list = abandoned();
   const auto complete = std::partition(list.begin(), list.end(), [](const InFlight& one) {
-    return !one.operation->done();
+    return !one.operation->at_rest();
   });
   // Releasing an array may run anything, this too.
   std::vector<InFlight> released(std::make_move_iterator(complete),
@@ -56,7 +56,7 @@ struct Handle : InFlight {
   std::string what;
 
   ~Handle() {
-    if (operation && !operation->done()) {
+    if (operation && !operation->at_rest()) {
       abandoned().push_back({std::move(operation), std::move(views)});
     }
     release_abandoned();

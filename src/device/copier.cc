@@ -1,12 +1,15 @@
 #include "device/copier.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace herring::device {
 namespace {
 
 // So that a stream's other copies, and those of other streams, get their turn.
 constexpr size_t kPiece = size_t{4} << 20;
+constexpr auto kLongestRest = std::chrono::microseconds(2000);
 
 template <typename Queue>
 Status in_pieces(const Copy& copy, const Queue& queue) {
@@ -245,13 +248,28 @@ Status Copier::check() {
   return lost;
 }
 
+bool Copier::is_idle() {
+  return std::ranges::all_of(streams(), [this](Stream stream) {
+    const auto idle = device_.idle(stream);
+    return idle.ok() && *idle;
+  });
+}
+
 void Copier::while_idle(const std::function<void()>& call) {
   std::lock_guard lock(mutex_);
-  for (const Stream stream : streams()) {
-    const auto idle = device_.idle(stream);
-    if (!idle.ok() || !*idle) return;
+  if (is_idle()) call();
+}
+
+bool Copier::await_idle(Nanos deadline) {
+  for (auto rest = std::chrono::microseconds(50);; rest = std::min(2 * rest, kLongestRest)) {
+    if (!check().ok()) return true;
+    {
+      std::lock_guard lock(mutex_);
+      if (is_idle()) return true;
+    }
+    if (monotonic_now() >= deadline) return false;
+    std::this_thread::sleep_for(rest);
   }
-  call();
 }
 
 }  // namespace herring::device

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/clock.h"
 #include "device/device.h"
 #include "device/flags.h"
 #include "device/watcher.h"
@@ -77,6 +78,8 @@ class Copier {
   // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
   // itself. An error that the device is in.
   Status drain();
+  // Waits until no copy is on its way, but no longer. An error of the device counts as none.
+  bool await_idle(Nanos deadline);
   // An error that the device is in, without waiting for it. What is expected is then told of it.
   Status check();
 
@@ -95,6 +98,8 @@ class Copier {
   Status queue_out(const std::vector<Copy>& copies, Stream stream);
   Status queue_back(const std::vector<Copy>& copies, Stream stream);
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
+  // With the lock.
+  bool is_idle();
   // Of what was queued before something failed, nothing reaches the host's memory any more.
   Status give_up(Stream stream, const Status& why);
 

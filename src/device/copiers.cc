@@ -5,11 +5,15 @@
 #include <mutex>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/fork_guard.h"
+#include "base/log.h"
 #include "device/pin.h"
 
 namespace herring::device {
 namespace {
+
+constexpr Nanos kPatience = 5 * kSecond;
 
 struct OfDevice {
   OfDevice(Platform& platform, Device& device) : flags(platform, device) {}
@@ -54,8 +58,15 @@ class Copiers {
   void drain() {
     if (generation_ != fork_generation()) return;  // what is on its way is the parent's
     std::lock_guard lock(mutex_);
+    const Nanos deadline = monotonic_now() + kPatience;
     for (const auto& [index, device] : devices_) {
-      if (device->shared != nullptr) static_cast<void>(device->shared->drain());
+      if (device->shared == nullptr) continue;
+      if (device->shared->await_idle(deadline)) {
+        static_cast<void>(device->shared->drain());
+      } else {
+        log(LogLevel::kWarning, "GPU ", index, " has not come to copies of calls that have ended; "
+            "it is not waited for any longer");
+      }
     }
     unmap();
   }

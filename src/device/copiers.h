@@ -13,7 +13,8 @@ namespace herring::device {
 Result<std::shared_ptr<Copier>> shared_copier(int device);
 // For copies that wait for other ranks, in an order of their own.
 Result<std::shared_ptr<Copier>> own_copier(int device);
-// Waits until nothing is on its way any more in any of the shared ones.
+// Waits until nothing is on its way any more in any of the shared ones: for some seconds, for a
+// device may never come to it. What is on its way keeps the memory at both its ends.
 void drain_shared_copiers();
 
 }  // namespace herring::device

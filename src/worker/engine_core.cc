@@ -266,6 +266,7 @@ Status EngineCore::on_series(const wire::FrameHeader& header, std::string_view p
 
 // The deadline dies with its keeper, so who waits keeps it too.
 void EngineCore::check_deadlines(Nanos now) {
+  named_.arrivals().check_deadlines(now);
   node_stage_->check_deadlines(now, kDeadlineMargin);
   executor_->check_deadlines(now);
   Nanos waited = 0;

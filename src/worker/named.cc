@@ -48,26 +48,38 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   const std::shared_ptr<Operation> operation = *made;
   HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
   // Until it has started, nobody but its caller knows of it.
-  const auto fail = [this, operation](const Status& why) {
-    names_.give_back(operation->name_);
-    operation->set(why);
-  };
-  const auto starts = [this, operation] {
-    or_tell([&](const Status& why) { operation->set(why); }, [&] { start(operation); });
-  };
-  // From a device: when its arrays are in the staging. Nobody waits for that.
-  const auto is_out = [this, operation, fail, starts](const Status& out) {
-    const Call& call = operation->call_;
-    if (!out.ok()) refuse(call.group, call.what, call.name, out.message());
-    const Status goes_on = out.ok() ? engine_.run(starts) : out;
-    if (!goes_on.ok()) fail(goes_on);
-  };
+  const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
   const Status begun = or_tell(fail, [&] {
-    return operation->on_device() ? operation->bring_out(is_out) : engine_.run(starts, waits);
+    if (operation->on_device()) return bring_out(operation);
+    const auto starts = [this, operation] {
+      or_tell([&](const Status& why) { operation->set(why); }, [&] { start(operation); });
+    };
+    return engine_.run(starts, waits);
   });
   if (begun.ok()) return operation;
   fail(begun);
   return begun;
+}
+
+// It starts when its arrays are in the staging; nobody waits for that. That may be after this has
+// gone, but not as long as the loop runs.
+Status NamedOperations::bring_out(const std::shared_ptr<Operation>& operation) {
+  operation->started_ = engine_.loop()->now();
+  HERRING_RETURN_IF_ERROR(operation->bring_out([this, operation](const Status& out) {
+    const bool runs = operation->loop_of()->post([this, operation, out] {
+      arrivals_.come(operation, out);
+    });
+    if (!runs) operation->set({Code::kShutdown, "herring was shut down"});
+  }));
+  // What is on its way cannot be taken back: from here on the operation tells what becomes of it.
+  const Status known = engine_.run([this, operation] { arrivals_.expect(operation); }, true);
+  if (!known.ok()) drop(*operation, known);
+  return {};
+}
+
+void NamedOperations::drop(Operation& operation, const Status& why) {
+  names_.give_back(operation.name_);
+  operation.set(why);
 }
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
@@ -302,9 +314,8 @@ bool NamedOperations::moves(const Group& group) const {
 }
 
 bool NamedOperations::any(const Group& group) const {
-  return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
-    return one.second->call_.group.get() == &group;
-  });
+  const auto here = [&group](const auto& one) { return one.second->call_.group.get() == &group; };
+  return arrivals_.any(group) || std::any_of(operations_.begin(), operations_.end(), here);
 }
 
 bool NamedOperations::awaits_members(const Group& group) const {
@@ -334,6 +345,7 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
 }
 
 void NamedOperations::call_off(const Group& group, const Status& why) {
+  arrivals_.call_off(group, why);
   std::vector<std::shared_ptr<Operation>> ended;
   for (const auto& [id, operation] : operations_) {
     const Call& call = operation->call_;
@@ -344,6 +356,7 @@ void NamedOperations::call_off(const Group& group, const Status& why) {
 }
 
 void NamedOperations::fail_all(const Status& why) {
+  arrivals_.fail_all(why);
   while (!operations_.empty()) finish(*operations_.begin()->second, why);
 }
 
@@ -360,6 +373,7 @@ std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) con
 }
 
 void NamedOperations::held_up(Nanos now, Nanos since, std::vector<std::string>& out) const {
+  arrivals_.held_up(now, since, out);
   for (const auto& [id, operation] : operations_) {
     const Nanos waits = operation->waits_since(now);
     if (waits == 0 || waits >= since) continue;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "wire/frame.h"
+#include "worker/arrivals.h"
 #include "worker/joins.h"
 #include "worker/links.h"
 #include "worker/meeting.h"
@@ -24,8 +25,8 @@ class EngineCore;
 class NamedOperations {
  public:
   explicit NamedOperations(EngineCore& engine)
-      : engine_(engine), meeting_(engine, *this), mover_(engine, *this, meeting_),
-        joins_(engine, *this) {}
+      : engine_(engine), arrivals_(engine, *this), meeting_(engine, *this),
+        mover_(engine, *this, meeting_), joins_(engine, *this) {}
 
   // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
   // nothing can complete any more. `waits`: the caller waits for it at once.
@@ -60,6 +61,7 @@ class NamedOperations {
   const Operations& operations() const { return operations_; }
   std::shared_ptr<Operation> find(uint64_t id) const;
   Mover& mover() { return mover_; }
+  Arrivals& arrivals() { return arrivals_; }
   // A call as an operation that nobody knows of; `absent`: of others, see Joins.
   Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);
   // Gives it a number.
@@ -70,15 +72,19 @@ class NamedOperations {
               std::string_view rest);
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
-
- private:
-  void on_formed(Operation& operation);
-  // As finish(); of a join when nothing of others is left.
-  void fail(Operation& operation, const Status& why);
+  // Ends one that has not started.
+  void drop(Operation& operation, const Status& why);
   // What an operation is called in messages.
   static std::string title(const Operation& operation);
 
+ private:
+  Status bring_out(const std::shared_ptr<Operation>& operation);
+  void on_formed(Operation& operation);
+  // As finish(); of a join when nothing of others is left.
+  void fail(Operation& operation, const Status& why);
+
   EngineCore& engine_;
+  Arrivals arrivals_;
   Meeting meeting_;
   Mover mover_;
   Joins joins_;

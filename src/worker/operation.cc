@@ -51,8 +51,15 @@ std::vector<device::Copy> Operation::device_copies() {
 
 Status Operation::bring_out(device::Watcher::Then then) {
   const bool gives = wire::gives_data(call_.what, call_.group->index());
-  return call_.copier->out(call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
-                           std::move(then));
+  goes_out_.store(true);
+  const Status queued = call_.copier->out(
+      call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
+      [this, then = std::move(then)](const Status& out) {  // which keeps this
+        goes_out_.store(false);
+        then(out);
+      });
+  if (!queued.ok()) goes_out_.store(false);
+  return queued;
 }
 
 Status Operation::take_back(const std::vector<device::Stream>& streams) {

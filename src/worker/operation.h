@@ -1,6 +1,7 @@
 // A named operation of one rank, from its call to its result.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -55,6 +56,8 @@ class Operation : public Future,
   // Of a call on a device: null, or its copies.
   const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
   bool on_device() const { return copier() != nullptr; }
+  // Complete, and no device reads its arrays any more.
+  bool at_rest() const { return done() && !goes_out_.load(); }
   // Once complete, queues its results to be copied to where its arrays lie, after what is queued in
   // the streams and before what will be; that comes after it in the streams of later calls, too,
   // which copy nothing. On threads that may call the device's driver.
@@ -63,6 +66,7 @@ class Operation : public Future,
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
 
  private:
+  friend class Arrivals;
   friend class Joins;
   friend class Meeting;
   friend class Mover;
@@ -71,7 +75,7 @@ class Operation : public Future,
   Status prepare();
   Status pack();
   Status stage(size_t bytes);
-  // Queues the copies of what the device has; see Copier::out.
+  // Queues the copies of what the device has; see Copier::out. `then` has a share of this.
   Status bring_out(device::Watcher::Then then);
   Status queue_back(const std::vector<device::Stream>& streams);
   std::vector<device::Copy> device_copies();
@@ -87,6 +91,8 @@ class Operation : public Future,
   std::pair<uint32_t, std::string> name_;  // as Names knows it
   uint64_t id_ = 0;
   uint32_t server_ = 0;
+  std::atomic<bool> goes_out_{false};  // a device still reads its arrays
+  bool came_ = false;                  // engine thread: it does so no more
   bool launched_ = false;              // bytes of it may be moving
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;

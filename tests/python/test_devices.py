@@ -434,6 +434,87 @@ herring.shutdown()
     expect_success(run_job(["-n", "2"], GPUS + script, JITTER="0", **ENVIRONMENT))
 
 
+def test_a_call_behind_a_kernel_that_does_not_end_is_refused_on_all_ranks() -> None:
+    script = """
+import gc, weakref
+array = GpuArray(np.full(100_000, 1.0, np.float32), tells=rank != 2)
+herring.allreduce(array, "sum", name="warm")
+herring.barrier()
+start = time.monotonic()
+if rank == 0:
+    array.fill(1, 9_000_000)
+    try:
+        herring.allreduce(array, "sum", name="x", timeout=2)
+    except herring.TimeoutError as error:
+        assert "'x': GPU 0 has not come to it in 2" in str(error), error
+        assert "a kernel that was queued before it does not end" in str(error), error
+        del error
+    raises(herring.TimeoutError, "'list': GPU 0 has not come to it in 0.",
+           herring.grouped_allreduce, [array], name="list", timeout=0.1)
+    # Its copy will still read the array.
+    kept, address = weakref.ref(array), array.address
+    array = None
+    gc.collect()
+    assert kept() is not None and kept().address == address
+    array = GpuArray(np.full(100_000, 1.0, np.float32), device=1)
+else:
+    raises(herring.InvalidArgumentError, "allreduce 'x' was refused by rank 0 (", herring.allreduce,
+           array, "sum", name="x")
+    raises(herring.InvalidArgumentError, "): GPU 0 has not come to it in 0.",
+           herring.grouped_allreduce, [array], name="list")
+    array.fill(1)
+assert time.monotonic() - start < 8, "not before the kernel has ended"
+for name in ("x", "list"):  # the next ones of these names, on another GPU
+    herring.allreduce(array, "sum", name=name)
+assert (array.get() == size * size).all()
+if rank == 0:
+    driver.synchronize(0)
+for _ in range(50):  # with each call, arrays are let go of that nobody reads any more
+    time.sleep(0.01)
+    herring.barrier()
+assert rank > 0 or kept() is None
+herring.shutdown()
+"""
+    said = expect_success(
+        run_job(["-n", "3"], GPUS + script, HERRING_WARN_AFTER="0.5", JITTER="0", **ENVIRONMENT)
+    )
+    assert "'x': GPU 0 has not come to it in 0.5" in said, said  # a warning, on that rank
+    assert re.search(r"rank 0 waits in allreduce 'x', to which GPU 0 has not come", said), said
+
+
+@pytest.mark.parametrize("how", ["dies", "aborts", "leaves"])
+def test_a_call_behind_a_kernel_that_does_not_end_hears_of_the_job(how: str) -> None:
+    script = """
+how = os.environ["HOW"]
+array = GpuArray(np.full(100_000, 1.0, np.float32), tells=False)
+half = herring.new_group([0, 1])
+herring.barrier()
+if rank == 0:
+    array.fill(1, 3_600_000_000)
+    handle = herring.allreduce_async(array, name="grouped", group=half)
+    start = time.monotonic()
+    text = "enough" if how == "aborts" else "rank 1"
+    kind = herring.HerringError if how == "aborts" else herring.PeerLostError
+    if how != "leaves":  # nobody tells then: it ends with its time
+        raises(kind, text, herring.allreduce, array, name="x")
+        raises(kind, text, handle.wait)
+    raises(herring.HerringError, "", herring.allreduce, array, name="y", timeout=1)
+    assert time.monotonic() - start < 20
+    herring.shutdown()
+    assert time.monotonic() - start < 40
+    print("rank 0 has ended")
+    sys.stdout.flush()
+    os._exit(0)
+time.sleep(0.5)
+if rank == 1:
+    {"dies": lambda: os.kill(os.getpid(), signal.SIGKILL), "leaves": herring.shutdown,
+     "aborts": lambda: herring.abort("enough")}[how]()
+"""
+    job = run_job(["-n", "3", "--keep-going"], GPUS + script, HOW=how, JITTER="0", **ENVIRONMENT)
+    assert "rank 0 has ended" in job.stdout, job.stdout
+    assert "GPU 0 has not come to copies of calls that have ended" in job.stdout, job.stdout
+
+
 def test_a_deadline_and_then_the_next_call() -> None:
     script = """
 array = GpuArray(np.full(200_000, 1, np.float32))
