@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "device/device.h"
 #include "device/flags.h"
+#include "device/numa.h"
 #include "device/watcher.h"
 
 namespace herring::device {
@@ -40,6 +41,8 @@ class Copier {
 
   Device& device() const { return device_; }
   Flags& flags() { return flags_; }
+  // Where host memory for its copies is best: a NUMA node; -1: anywhere.
+  int memory_node() const { return memory_node_; }
   // For producers that can be made to wait themselves: what they have put before this.
   Stream out_stream() const { return out_; }
 
@@ -89,7 +92,8 @@ class Copier {
 
  private:
   Copier(Flags& flags, Watcher& watcher)
-      : device_(flags.device()), watcher_(watcher), flags_(flags) {}
+      : device_(flags.device()), watcher_(watcher), flags_(flags),
+        memory_node_(near_node(device_.properties())) {}
   Status open();
   Status open_sums();
   std::vector<Stream> streams() const;
@@ -106,6 +110,7 @@ class Copier {
   Device& device_;
   Watcher& watcher_;
   Flags& flags_;
+  const int memory_node_;
   std::mutex mutex_;  // guards what follows, and the order of what is queued
   Stream out_ = 0, back_ = 0;
   Stream sums_stream_ = 0, results_ = 0;  // made when they are needed

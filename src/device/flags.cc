@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "device/numa.h"
+
 namespace herring::device {
 namespace {
 
@@ -34,6 +36,7 @@ Result<Flag> Flags::take() {
     }
     // A forked child would make the page a copy, of which the device knows nothing.
     ::madvise(page, bytes, MADV_DONTFORK);
+    place_near(near_node(device_.properties()), page, bytes);
     Status known = platform_.register_host(page, bytes);
     Result<Address> address = known.ok() ? device_.address_of(page) : Result<Address>(known);
     if (!address.ok()) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "device/numa.h"
 
 namespace herring::device {
 namespace {
@@ -35,11 +36,13 @@ class Way {
     if (!there.ok()) return there.status();
     there_ = *there;
     void* const host = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (host == MAP_FAILED) {
       return {Code::kInternal, concat("no memory to copy to: ", std::strerror(errno))};
     }
     host_ = static_cast<char*>(host);
+    place_near(near_node(device_.properties()), host_, bytes_);
+    std::memset(host_, 0, bytes_);  // no page comes into being while copies are timed
     pinned_ = platform_.register_host(host_, bytes_).ok();
     return {};
   }

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "base/huge_pages.h"
+#include "device/numa.h"
 
 namespace herring {
 namespace {
@@ -36,7 +37,8 @@ Result<char*> map_pages(int fd, size_t bytes) {
 
 }  // namespace
 
-Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing sharing) {
+Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing sharing,
+                                                           int node) {
   static constinit std::atomic<uint32_t> next_id{1};
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0 || bytes > SIZE_MAX / 4) {
@@ -54,6 +56,7 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing
   }
   Result<char*> address = map_pages(region->fd_.get(), bytes);
   if (!address.ok()) return address.status();
+  device::place_near(node, *address, bytes);
   region->data_ = *address;
   region->bytes_ = bytes;
   region->id_ = next_id.fetch_add(1, std::memory_order_relaxed);
@@ -99,7 +102,8 @@ SharedHeap::Entries::const_iterator SharedHeap::entry_of(uintptr_t address) cons
 }
 
 Result<SharedHeap::Entries::iterator> SharedHeap::add_region(size_t bytes, Use use) {
-  auto region = SharedRegion::create(bytes, use == Use::kDevices ? Sharing::kNode : sharing_);
+  auto region =
+      SharedRegion::create(bytes, use.by_devices ? Sharing::kNode : sharing_, use.node);
   if (!region.ok()) return region.status();
   const auto base = reinterpret_cast<uintptr_t>((*region)->data());
   auto entry = entries_.try_emplace(base).first;
@@ -169,7 +173,7 @@ Result<void*> SharedHeap::allocate(size_t bytes, Use use) {
         bytes >= kLargeBytes ? allocate_large(bytes, use) : allocate_small(bytes, use);
     if (!found.ok()) return found;
     allocated_ += bytes;
-    if (use == Use::kDevices) {
+    if (use.by_devices) {
       for_devices = entry_of(reinterpret_cast<uintptr_t>(*found))->second.region;
     }
     return found;

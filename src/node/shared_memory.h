@@ -22,17 +22,27 @@ namespace herring {
 
 // Who may map a region: the workers of the node, or this process alone.
 enum class Sharing { kNode, kProcess };
-// What else than the host's processors reads and writes memory: nothing, or devices.
-enum class Use { kHost, kDevices };
+// What else than the host's processors reads and writes memory: nothing, or devices. Theirs is
+// pinned, and comes from the NUMA node next to them (device/numa.h); -1: from any.
+struct Use {
+  static const Use kHost, kDevices;
+  static constexpr Use devices_at(int node) { return {true, node}; }
+  bool operator==(const Use&) const = default;
+
+  bool by_devices = false;
+  int node = -1;
+};
+inline constexpr Use Use::kHost = {}, Use::kDevices = {true, -1};
 
 // One mapping, readable and writable, page aligned. Either created here (other processes map it
 // through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into being on
 // first touch.
 class SharedRegion {
  public:
-  // A new region of `bytes` > 0, rounded up to whole pages.
+  // A new region of `bytes` > 0, rounded up to whole pages, on a NUMA node if it can be had there.
   static Result<std::shared_ptr<SharedRegion>> create(size_t bytes,
-                                                      Sharing sharing = Sharing::kNode);
+                                                      Sharing sharing = Sharing::kNode,
+                                                      int node = -1);
   // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can
   // never shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
   static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);

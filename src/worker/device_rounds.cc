@@ -9,7 +9,7 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
     Engine& engine, const std::vector<plan::Gradient>& gradients, PlannedOptions options,
     std::shared_ptr<device::Copier> copier) {
   auto flags = std::make_shared<Flags>();
-  options.use = Use::kDevices;
+  options.use = Use::devices_at(copier->memory_node());
   options.averaged = [flags](uint32_t buffer) {
     flags->of_buffers[buffer].set(flags->values[buffer]);
   };

@@ -30,7 +30,8 @@ Status Operation::prepare() {
 }
 
 Status Operation::stage(size_t bytes) {
-  auto staging = heap_->allocate(bytes, on_device() ? Use::kDevices : Use::kHost);
+  auto staging =
+      heap_->allocate(bytes, on_device() ? Use::devices_at(copier()->memory_node()) : Use::kHost);
   if (!staging.ok()) return staging.status();
   staging_ = static_cast<char*>(*staging);
   return {};
