@@ -1,10 +1,9 @@
 """Measures averaging on a GPU: `make bench-gpu`, or python benchmarks/gpu.py [--workers 2].
 
-All workers share one GPU, whose link they share too. Per figure a line of JSON, and a table at the
-end. For each way in which
-a node's gradients can be added (the setting node_stage), ratios are to what was measured in the same
-run: plain copies in pinned memory, the same step
-without averaging, torch's Gloo on the same tensors. With --device cpu it only shows that it runs.
+All workers share one GPU, whose link they share too. A table for each way in which a node's
+gradients can be added (the setting node_stage). Ratios are to what was measured in the same run:
+plain copies in pinned memory, the same step without averaging, torch's Gloo on the same tensors.
+With --device cpu it only shows that it runs.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ FIGURES = {
     "plain step": "seconds for a step of the model without averaging",
     "round": "seconds for a round of 100 MB, and GB/s out and back together of all workers",
     "round/copies": "rate of the round as a share of that of copies both at once; wanted 0.8",
-    "round/memory": "ipc: seconds of the round as a multiple of what the GPU's memory takes; wanted "
-    "1.3",
+    "round/memory": "seconds of the round as a multiple of what the GPU's memory takes; wanted 1.3",
     "wait": "microseconds in wait() when all is averaged; wanted 10",
     "step": "seconds for a step of the model with averaging",
     "slowed": "by how much averaging slows the step, and by how much copies alone would; wanted "
@@ -90,6 +88,9 @@ def measure_round(device: str, nbytes: int) -> tuple[float, float, str]:
         plan.begin()
         plan.ready_all(range(parts))
         time.sleep(5 * seconds + 0.01)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        arena.add_(1)  # as in training, something was queued just before
         start = time.monotonic()
         plan.wait()
         waits.append(time.monotonic() - start)

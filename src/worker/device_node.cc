@@ -241,7 +241,8 @@ Status DeviceNode::take_scratch() {
 Status DeviceNode::make_adders() {
   const size_t count = plan().buffers.size();
   const std::shared_ptr<SharedHeap> heap = planned_->shared_heap();
-  auto memory = heap->allocate(count * sizeof(device::Command), Use::kDevices);
+  auto memory = heap->allocate(count * sizeof(device::Command),
+                               Use::devices_at(copier_->memory_node()));
   if (!memory.ok()) return memory.status();
   const std::shared_ptr<device::Command> commands(
       static_cast<device::Command*>(*memory), [heap](device::Command* all) { heap->free(all); });

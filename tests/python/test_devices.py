@@ -197,7 +197,8 @@ def run_failing(calls: str, nth: int, sticky: bool) -> str:
 def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: bool) -> None:
     for nth in (1, 9, 28, 44, 59, 79, *((109, 139, 179, 219, 239) if calls == "rounds" else ())):
         said = run_failing(calls, nth, sticky)
-        # What a driver does not know once is not known; memory need not be pinned, nor need GPUs add.
+        # What a driver does not know once is not known; memory need not be pinned, and processors
+        # can add.
         does_without = nth < 28 or any(
             text in said
             for text in ("cannot be pinned", "processors add for GPU", "through host memory")

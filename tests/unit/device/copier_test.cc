@@ -62,7 +62,7 @@ class CopierTest : public ::testing::Test {
 };
 
 TEST_F(CopierTest, OutComesAfterTheProducerAndIsHeardOf) {
-  constexpr size_t kCount = (size_t{5} << 20) / 4;  // three pieces
+  constexpr size_t kCount = (size_t{9} << 20) / 4;  // three pieces
   const Jitter jitter(300);
   const Address device = floats_on_device(kCount);
   const Pages host(kCount * 4);
