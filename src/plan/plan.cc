@@ -215,9 +215,9 @@ void index_gradients(Plan& plan) {
 // - Each buffer costs a meeting of local ranks and some bookkeeping, tens of microseconds: 1 MiB
 //   (84 us at 100 Gbit/s, 840 us at 10) still hides them, less would not.
 // - Above 32 MiB (2.7 ms at 100 Gbit/s) those costs have vanished and only the exposed tail grows.
-// - On GPUs a buffer's way out, its sum and its way back follow each other, each told by a flag that
-//   somebody must see: a few hundred microseconds, which 4 MiB take on their link. Eight buffers
-//   leave an eighth of the copies exposed.
+// - On GPUs a buffer's way out, its sum and its way back follow each other, each told by a flag
+//   that somebody must see: a few hundred microseconds, which 4 MiB take on their link. Eight
+//   buffers leave an eighth of the copies exposed.
 // Within one node nothing is pushed and the first term drops out. Sizes are rounded to whole
 // segments on all servers where this grid is fine enough, so that with equal weights only a model's
 // last buffer has short segments.

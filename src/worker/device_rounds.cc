@@ -91,8 +91,8 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
     node_->count_on();
     if (before == nullptr || before->status().ok()) node_->prepare(planned_->rounds());
   }
-  // Who has nothing to add says so when what it reads in its arenas is through: neighbours may write
-  // there.
+  // Who has nothing to add says so when what it reads in its arenas is through: neighbours may
+  // write there.
   const bool held = !active && node_->level() != DeviceNode::kHost;
   HERRING_RETURN_IF_ERROR(planned_->begin(active, held));
   // What waits for a round that fails goes on.

@@ -44,7 +44,8 @@ void run_kernel(const KernelEntry& kernel, const Combination& told) {
     return reinterpret_cast<uint64_t>(found);
   };
   // Who stops a kernel may be about to free what it would have touched.
-  const Command command = *reinterpret_cast<const Command*>(bytes_at(told.command, sizeof(Command)));
+  const Command command =
+      *reinterpret_cast<const Command*>(bytes_at(told.command, sizeof(Command)));
   if (command.stop != 0 || told.elements == 0) return;
   Combination what = told;
   const size_t bytes = what.elements * kernel.element;
