@@ -74,9 +74,13 @@ class ArrayView {
 };
 
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` are for the error of a deadline
-// (0: wait for ever). What it waits for may need copies of a device: one that is lost is noticed.
+// (0: wait for ever). What it waits for may need a device: `check_device` notices one that is lost.
 void wait(worker::Future& future, double seconds, const std::string& what,
-          device::Copier* copier = nullptr);
+          const std::function<Status()>& check_device = nullptr);
+inline void wait(worker::Future& future, double seconds, const std::string& what,
+                 device::Copier* copier) {
+  wait(future, seconds, what, [copier] { return copier ? copier->check() : Status(); });
+}
 
 // The interpreter ends, and waits for what daemon threads have begun: they begin nothing more.
 inline std::atomic<bool> process_ends{false};

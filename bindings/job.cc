@@ -114,6 +114,8 @@ class Fields {
   Fields(const nb::kwargs& given, const std::string& kind, uint32_t ranks)
       : given_(given), kind_(kind), ranks_(ranks) {}
 
+  bool device_sums = false;  // see worker::Call
+
   bool has(const char* name) const { return given_.contains(name); }
   template <typename T>
   T get(const char* name, T otherwise) {
@@ -147,7 +149,9 @@ class Fields {
 void fill(wire::AllReduce& what, Fields& fields) {
   what.reduction = fields.reduction();
   const auto algorithm = fields.get<std::string>("algorithm", "herring");
-  what.algorithm = take(collective::parse_algorithm(algorithm));
+  const collective::Choice choice = take(collective::parse_algorithm(algorithm));
+  what.algorithm = choice.algorithm;
+  fields.device_sums = choice.device_sums;
 }
 void fill(wire::Broadcast& what, Fields& fields) { what.root = fields.rank("root"); }
 void fill(wire::AllGather&, Fields&) {}
@@ -192,6 +196,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   Fields fields(options, kind, call.group ? call.group->size() : job.cluster().size);
   std::visit([&fields](auto& what) { fill(what, fields); }, call.what);
   fields.check_all_used();
+  call.device_sums = fields.device_sums;
   auto handle = std::make_unique<Handle>();
   handle->what = concat(listed ? "grouped_" : "", kind, " '", name, "'");
   const bool in_place = wire::is<wire::AllReduce>(call.what) ||
@@ -354,7 +359,8 @@ void take_back(Handle& handle, const std::vector<device::Stream>& streams, doubl
   }
   check(queued);
   if (!streams.empty()) return;
-  wait(*operation.taken_back(), seconds, handle.what, operation.copier().get());
+  wait(*operation.taken_back(), seconds, handle.what,
+       [&operation] { return operation.check_device(); });
 }
 
 void shut_down(Job& job) {
@@ -432,10 +438,11 @@ void register_job(nb::module_& module) {
   nb::class_<Handle>(module, "Operation")
       .def("wait",
            [](Handle& h, double seconds) {
-             wait(*h.operation, seconds, h.what, h.operation->copier().get());
+             wait(*h.operation, seconds, h.what,
+                  [&h] { return h.operation->check_device(); });
            },
            nb::arg("seconds") = 0.0)
-      .def_prop_ro("on_device", [](const Handle& h) { return h.operation->on_device(); })
+      .def_prop_ro("comes_back", [](const Handle& h) { return h.operation->comes_back(); })
       .def("take_back", &take_back, nb::arg("streams"), nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->done(); })
       .def("callbacks", [](const Handle& h) { return callbacks_of(*h.operation); })

@@ -214,7 +214,7 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
 }
 
 void wait(worker::Future& future, double seconds, const std::string& what,
-          device::Copier* copier) {
+          const std::function<Status()>& check_device) {
   if (!future.done() && !future.loop().here()) {
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
                                    "complete in the parent only")});
@@ -228,7 +228,7 @@ void wait(worker::Future& future, double seconds, const std::string& what,
       Nanos slice = 100 * kMillisecond;
       if (deadline != 0) slice = std::min(slice, std::max<Nanos>(deadline - monotonic_now(), 0));
       done = future.wait_for(slice);
-      if (!done && copier != nullptr) static_cast<void>(copier->check());
+      if (!done && check_device) static_cast<void>(check_device());
     }
     if (done) return check(future.status());
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -52,6 +52,10 @@ class Executor::Active : public Run::Wire {
     owner_.mesh_.flow(rank_of(to))->send(head, &piece, 1, 1);
   }
 
+  ~Active() override {
+    if (run.task().elsewhere) run.task().elsewhere->on_progress({});
+  }
+
   // Nothing reads or writes the array.
   bool untouched() const { return on_the_way == 0 && arriving == 0; }
   // From one rank to another, and of nobody else's concern.
@@ -171,7 +175,19 @@ void Executor::begin(Active& active) {
       if (!status.ok()) return on_failure_(status);
     }
   }
+  if (task.elsewhere) task.elsewhere->on_progress([this, key] { on_progress(key); });
   active.run.start();
+  task.elsewhere ? on_progress(key) : settle(key);
+}
+
+// Elsewhere.
+void Executor::on_progress(Key key) {
+  const auto found = active_.find(key);
+  if (found == active_.end()) return;
+  Run& run = found->second->run;
+  if (Status failed = run.task().elsewhere->failure(); !failed.ok()) return on_failure_(failed);
+  moved_ = loop_.now();
+  if (goes_on_(std::get<0>(key))) run.advance();
   settle(key);
 }
 
@@ -233,6 +249,7 @@ void Executor::check_deadlines(Nanos now) {
       missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(active->rank_of(index));
     }
     if (missing.empty()) missing = "the addresses of the other ranks";
+    if (active->run.waits_for_elsewhere()) missing = "the GPU of this rank";
     if (overdue) {
       return on_failure_({Code::kTimeout,
                           concat(active->describe(), " waited ", in_seconds(age), " for ",

@@ -83,6 +83,7 @@ class Executor : private transport::FlowHandler {
 
   void begin(Active& active);
   bool can_begin(const Task& task) const;
+  void on_progress(Key key);
   void settle(Key key);
   void settle_called_off();
   void forget_all();

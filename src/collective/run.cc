@@ -50,11 +50,20 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
       lanes_[from].receives.push_back(i);
     }
   }
+  if (!task_.elsewhere) return;
+  for (const Piece& piece : task_.elsewhere->pieces()) {
+    if (piece.what != Piece::What::kOut) {
+      pieces_.ins.push_back(piece);
+      continue;
+    }
+    pieces_.ins_before.push_back(static_cast<uint32_t>(pieces_.ins.size()));
+    pieces_.outs.push_back(piece);
+  }
 }
 
 void Run::start() {
   const bool alone = size_ == 1;
-  if (task_.count > 0 && (alone || task_.reduction.prescale != 1.0)) {
+  if (!task_.elsewhere && task_.count > 0 && (alone || task_.reduction.prescale != 1.0)) {
     const void* const source = task_.data;
     reduce::combine(&source, 1, task_.data, task_.count,
                     {task_.dtype, task_.dtype, task_.reduction.op, task_.reduction.prescale, 1.0,
@@ -67,17 +76,41 @@ uint32_t Run::window_end() const {
   return static_cast<uint32_t>(std::min<size_t>(schedule_.size(), first_ + kLookAhead + 1));
 }
 
-// How many bytes of `range`, from its beginning, no earlier step still has to receive (or send).
+// How many bytes of `range`, from its beginning, are in host memory, and no earlier step still has
+// to receive (or send).
 size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
   size_t end = range.end();
   for (uint32_t i = first_; i < step; ++i) {
-    limit(end, range, schedule_[i].receive, progress_[i].received);
+    limit(end, range, schedule_[i].receive, progress_[i].combined);
     if (also_sends) limit(end, range, schedule_[i].send, progress_[i].sent_bytes);
+  }
+  for (uint32_t k = pieces_.is_out; k < pieces_.outs.size() && pieces_.outs[k].step <= step; ++k) {
+    limit(end, range, pieces_.outs[k].range, 0);
   }
   return end - range.offset;
 }
 
+// Once it has started.
+void Run::look_elsewhere() {
+  pieces_.is_out = task_.elsewhere->outs();
+  const uint32_t is_in = task_.elsewhere->ins();
+  for (; pieces_.is_in < is_in; ++pieces_.is_in) {
+    const Piece& piece = pieces_.ins[pieces_.is_in];
+    const bool adds = piece.what == Piece::What::kReduce || piece.what == Piece::What::kFinish;
+    if (adds) progress_[piece.step].combined += piece.range.bytes;
+  }
+  const uint32_t arrived = pieces_.arrived;
+  for (; pieces_.arrived < pieces_.ins.size(); ++pieces_.arrived) {
+    const Piece& piece = pieces_.ins[pieces_.arrived];
+    if (piece.what == Piece::What::kScale) continue;
+    const size_t end = piece.range.end() - schedule_[piece.step].receive.offset;
+    if (progress_[piece.step].received < end) break;
+  }
+  if (pieces_.arrived > arrived) task_.elsewhere->arrived(pieces_.arrived);
+}
+
 void Run::advance() {
+  if (task_.elsewhere) look_elsewhere();
   while (first_ < schedule_.size() && progress_[first_].done(schedule_[first_])) ++first_;
   advance_grants();
   advance_sends();
@@ -175,9 +208,8 @@ Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t byt
   if (bytes != bytes_of_frame(step.receive, frame)) return refuse("the length is wrong");
   lane.frame_bytes = bytes;
   lane.arrived = lane.reduced = 0;
-  out.add(step.combine == Combine::kCopy ? task_.data + step.receive.offset + progress.received
-                                         : scratch,
-          bytes);
+  const bool in_place = step.combine == Combine::kCopy || task_.elsewhere;
+  out.add(in_place ? task_.data + step.receive.offset + progress.received : scratch, bytes);
   return {};
 }
 
@@ -187,7 +219,8 @@ void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
   const Step& step = schedule_[index];
   Progress& progress = progress_[index];
   const bool whole = have == lane.frame_bytes;
-  if (step.combine != Combine::kCopy) {
+  const bool adds = step.combine != Combine::kCopy;
+  if (adds && !task_.elsewhere) {
     const size_t item = size_of(task_.dtype);
     const size_t usable = have / item * item - lane.reduced;
     if (usable >= kReducePiece || whole) {
@@ -197,6 +230,7 @@ void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
   }
   if (whole) {
     progress.received += have;
+    if (!adds || !task_.elsewhere) progress.combined += have;
     if (progress.received == step.receive.bytes) ++lane.next_receive;
   }
   lane.arrived = whole ? 0 : have;
@@ -234,6 +268,13 @@ bool Run::needs(uint32_t peer) const {
     }
   }
   return false;
+}
+
+bool Run::waits_for_elsewhere() const {
+  if (!task_.elsewhere) return false;
+  const bool takes_out = pieces_.is_out < pieces_.outs.size() &&
+                         pieces_.ins_before[pieces_.is_out] <= pieces_.is_in;
+  return takes_out || pieces_.is_in < pieces_.arrived || first_ == schedule_.size();
 }
 
 std::vector<uint32_t> Run::missing() const {

@@ -14,9 +14,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "collective/elsewhere.h"
 #include "collective/schedule.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
@@ -40,6 +42,8 @@ struct Task {
   DType dtype = DType::kFloat32;
   Reduction reduction;
   Schedule steps;                   // of this rank; none: the algorithm's
+  // Not null: the array lies there, and is scaled and added to there; `data` is its image.
+  std::shared_ptr<Elsewhere> elsewhere;
 };
 
 class Run {
@@ -64,7 +68,9 @@ class Run {
   void start();
   // Sends what has become possible; after every report below it is called from inside.
   void advance();
-  bool done() const { return first_ == schedule_.size(); }
+  bool done() const {
+    return first_ == schedule_.size() && (!task_.elsewhere || task_.elsewhere->through());
+  }
 
   // Reports of the wire. An error: the other side breaks the rules.
   Status on_grant(uint32_t from, uint32_t message, uint32_t frames);
@@ -80,6 +86,8 @@ class Run {
   bool needs(uint32_t peer) const;  // something is still to be sent or received
   // Whom this rank waits for now: who should send, else who should grant.
   std::vector<uint32_t> missing() const;
+  // What adds elsewhere has something to do, and nobody else can go on.
+  bool waits_for_elsewhere() const;
 
  private:
   struct Progress {
@@ -87,8 +95,9 @@ class Run {
     uint32_t granted_to_us = 0, granted = 0;         // frames
     uint32_t queued = 0;                             // frames handed to the wire
     size_t sent_bytes = 0, received = 0;             // of whole frames only
+    size_t combined = 0;                             // of `received`: in their place
     bool done(const Step& step) const {
-      return sent_bytes == step.send.bytes && received == step.receive.bytes;
+      return sent_bytes == step.send.bytes && combined == step.receive.bytes;
     }
   };
   // All messages to and from one other rank, as indices of steps.
@@ -99,6 +108,14 @@ class Run {
     size_t arrived = 0, reduced = 0;         // of these
   };
 
+  // Of a task whose array lies elsewhere.
+  struct Pieces {
+    std::vector<Piece> outs, ins;
+    std::vector<uint32_t> ins_before;             // each of the outs
+    uint32_t is_out = 0, is_in = 0, arrived = 0;  // how many
+  };
+
+  void look_elsewhere();
   uint32_t window_end() const;
   size_t clear_bytes(uint32_t step, Range range, bool also_sends) const;
   bool others_are_sending(uint32_t step) const;
@@ -112,6 +129,7 @@ class Run {
   const Schedule schedule_;
   std::vector<Progress> progress_;  // by step
   std::map<uint32_t, Lane> lanes_;
+  Pieces pieces_;
   uint32_t first_ = 0;  // step that is not complete
 };
 

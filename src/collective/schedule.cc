@@ -144,15 +144,18 @@ Schedule make_schedule(Algorithm algorithm, uint32_t rank, uint32_t size, uint64
   return out.take();
 }
 
-Result<Algorithm> parse_algorithm(const std::string& name) {
+Result<Choice> parse_algorithm(const std::string& name) {
+  constexpr const char* kOnDevice = "cuda-butterfly";
+  if (name == kOnDevice) return Choice{Algorithm::kButterfly, true};
   std::string all;
   for (int i = 0; i < wire::kNumAlgorithms; ++i) {
     const auto algorithm = static_cast<Algorithm>(i);
-    if (name == wire::name_of(algorithm)) return algorithm;
-    all += concat(i == 0 ? "" : ", ", "'", wire::name_of(algorithm), "'");
+    if (name == wire::name_of(algorithm)) return Choice{algorithm};
+    all += concat("'", wire::name_of(algorithm), "', ");
   }
   return Status(Code::kInvalidArgument,
-                concat("algorithm '", name, "' does not exist; use one of ", all));
+                concat("algorithm '", name, "' does not exist; use one of ", all, "'", kOnDevice,
+                       "'"));
 }
 
 }  // namespace herring::collective

@@ -58,7 +58,13 @@ using Schedule = std::vector<Step>;
 Schedule make_schedule(Algorithm algorithm, uint32_t rank, uint32_t size, uint64_t count,
                        size_t item);
 
-// Names as Python uses them: "herring", "server", "tree", "ring", "butterfly".
-Result<Algorithm> parse_algorithm(const std::string& name);
+// What a caller chooses by a name.
+struct Choice {
+  Algorithm algorithm = Algorithm::kHerring;
+  bool device_sums = false;  // where the array lies on a device; of this rank's own concern
+};
+
+// Names as Python uses them: "herring", "server", "tree", "ring", "butterfly", "cuda-butterfly".
+Result<Choice> parse_algorithm(const std::string& name);
 
 }  // namespace herring::collective

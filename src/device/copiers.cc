@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -20,6 +21,8 @@ struct OfDevice {
   Flags flags;
   std::shared_ptr<Copier> shared;
   std::vector<std::weak_ptr<Copier>> own;
+  std::vector<std::shared_ptr<Relay>> relays;
+  std::map<std::pair<DType, ReduceOp>, Kernel> kernels;  // that were tried
 };
 
 class Copiers {
@@ -55,6 +58,36 @@ class Copiers {
     return made;
   }
 
+  Result<Taken> relay(int index, DType dtype, ReduceOp op) {
+    auto all = platform();
+    if (!all.ok()) return all.status();
+    std::lock_guard lock(mutex_);
+    auto found = of(**all, index);
+    if (!found.ok()) return found.status();
+    OfDevice& device = **found;
+    if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
+    // What is lost goes when nobody has it any more.
+    std::erase_if(device.relays, [](const auto& one) { return one->is_lost(); });
+    std::shared_ptr<Relay> relay;
+    for (const auto& one : device.relays) {
+      if (one.use_count() == 1) relay = one;
+    }
+    if (relay == nullptr && device.relays.size() < kMostRelays) {
+      auto made = Relay::create(device.flags, Watcher::shared());
+      if (!made.ok()) return made.status();
+      device.relays.push_back(relay = *made);
+    }
+    if (relay == nullptr) return Taken{};
+    if (!device.kernels.contains({dtype, op})) {
+      Status loaded;
+      while_nobody_waits([&] { loaded = load(device, *relay, dtype, op); });
+      if (!loaded.ok()) return loaded;
+    }
+    const auto kernel = device.kernels.find({dtype, op});
+    if (kernel == device.kernels.end()) return Taken{};
+    return Taken{relay, kernel->second};
+  }
+
   void drain() {
     if (generation_ != fork_generation()) return;  // what is on its way is the parent's
     std::lock_guard lock(mutex_);
@@ -80,24 +113,46 @@ class Copiers {
     return one.get();
   }
 
+  static Status load(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
+    auto kernel = device.flags.device().kernel(dtype, op);
+    if (!kernel.ok()) return kernel.status();
+    HERRING_RETURN_IF_ERROR(relay.try_kernel(*kernel));
+    device.kernels.emplace(std::pair(dtype, op), *kernel);
+    return {};
+  }
+
   // If that waits for nothing.
   void unmap() {
     if (!any_to_unmap()) return;
-    std::vector<std::shared_ptr<Copier>> all;
+    std::vector<std::shared_ptr<Copier>> shared;
     for (const auto& [index, device] : devices_) {
-      if (device->shared != nullptr) all.push_back(device->shared);
-      std::erase_if(device->own, [](const auto& one) { return one.expired(); });
-      for (const auto& one : device->own) {
-        if (auto copier = one.lock()) all.push_back(std::move(copier));
-      }
+      if (device->shared != nullptr) shared.push_back(device->shared);
     }
-    while_all_idle(all, 0, unmap_left);
+    while_nobody_waits([&] { while_all_idle(shared, 0, unmap_left); });
   }
 
-  static void while_all_idle(const std::vector<std::shared_ptr<Copier>>& copiers, size_t first,
+  // If no stream of ours waits for other ranks; none begins to meanwhile.
+  void while_nobody_waits(const std::function<void()>& call) {
+    std::vector<std::shared_ptr<Copier>> copiers;
+    std::vector<std::shared_ptr<Relay>> relays;
+    for (const auto& [index, device] : devices_) {
+      std::erase_if(device->own, [](const auto& one) { return one.expired(); });
+      for (const auto& one : device->own) {
+        if (auto copier = one.lock()) copiers.push_back(std::move(copier));
+      }
+      // Nobody else begins anything with one that nobody has.
+      for (const auto& one : device->relays) {
+        if (one.use_count() > 1) relays.push_back(one);
+      }
+    }
+    while_all_idle(relays, 0, [&] { while_all_idle(copiers, 0, call); });
+  }
+
+  template <typename Queues>
+  static void while_all_idle(const std::vector<std::shared_ptr<Queues>>& all, size_t first,
                              const std::function<void()>& call) {
-    if (first == copiers.size()) return call();
-    copiers[first]->while_idle([&] { while_all_idle(copiers, first + 1, call); });
+    if (first == all.size()) return call();
+    all[first]->while_idle([&] { while_all_idle(all, first + 1, call); });
   }
 
   const uint32_t generation_ = fork_generation();
@@ -112,6 +167,10 @@ Result<std::shared_ptr<Copier>> shared_copier(int device) {
 }
 
 Result<std::shared_ptr<Copier>> own_copier(int device) { return Copiers::instance().own(device); }
+
+Result<Taken> take_relay(int device, DType dtype, ReduceOp op) {
+  return Copiers::instance().relay(device, dtype, op);
+}
 
 void drain_shared_copiers() { Copiers::instance().drain(); }
 

@@ -41,6 +41,8 @@ struct Call {
   // AllReduce and Broadcast.
   std::shared_ptr<device::Copier> copier;
   std::vector<device::Stream> streams;
+  // Of an AllReduce of one array by messages between workers: the device takes the sums.
+  bool device_sums = false;
 };
 
 }  // namespace herring::worker

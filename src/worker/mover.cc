@@ -324,6 +324,7 @@ void Mover::start_schedule(Operation& operation, Key key) {
   task.algorithm = what.algorithm;
   task.data = operation.bundles_.front().receive;
   task.reduction = what.reduction;
+  task.elsewhere = operation.sums_;
   start(operation, std::move(task));
 }
 

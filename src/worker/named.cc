@@ -50,7 +50,10 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   // Until it has started, nobody but its caller knows of it.
   const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
   const Status begun = or_tell(fail, [&] {
-    if (operation->on_device()) return bring_out(operation);
+    if (operation->comes_back()) return bring_out(operation);
+    if (operation->sums_) {
+      HERRING_RETURN_IF_ERROR(operation->sums_->queue(operation->call_));
+    }
     const auto starts = [this, operation] {
       or_tell([&](const Status& why) { operation->set(why); }, [&] { start(operation); });
     };
@@ -78,6 +81,7 @@ Status NamedOperations::bring_out(const std::shared_ptr<Operation>& operation) {
 }
 
 void NamedOperations::drop(Operation& operation, const Status& why) {
+  if (operation.sums_) operation.sums_->end(why);
   names_.give_back(operation.name_);
   operation.set(why);
 }
@@ -286,6 +290,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     keep->drop_staging();
     engine_.node_stage().release_regions();
   }
+  if (keep->sums_) keep->sums_->end(status);
   // From here to where it is told, nothing needs memory.
   operations_.erase(found);
   if (keep->absent_) return joins_.settle(call.group->id());

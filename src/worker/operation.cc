@@ -24,6 +24,15 @@ Status Operation::prepare() {
     bundles_.push_back({one.array, one.send, one.receive});
     return {};
   }
+  if (call_.device_sums) {
+    auto sums = DeviceSums::create(call_, heap_, loop_of());
+    if (!sums.ok()) return sums.status();
+    sums_ = *sums;
+  }
+  if (sums_ != nullptr) {
+    bundles_.push_back({one.array, sums_->image(), sums_->image()});
+    return {};
+  }
   HERRING_RETURN_IF_ERROR(stage(one.array.bytes()));
   bundles_.push_back({one.array, staging_, staging_});
   return {};
@@ -61,6 +70,11 @@ Status Operation::bring_out(device::Watcher::Then then) {
       });
   if (!queued.ok()) goes_out_.store(false);
   return queued;
+}
+
+Status Operation::check_device() {
+  if (sums_ != nullptr) return sums_->check();
+  return on_device() ? copier()->check() : Status();
 }
 
 Status Operation::take_back(const std::vector<device::Stream>& streams) {

@@ -14,6 +14,7 @@
 #include "node/shared_memory.h"
 #include "node/transfer.h"
 #include "worker/call.h"
+#include "worker/device_sums.h"
 #include "worker/future.h"
 #include "worker/list.h"
 
@@ -56,14 +57,21 @@ class Operation : public Future,
   // Of a call on a device: null, or its copies.
   const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
   bool on_device() const { return copier() != nullptr; }
-  // Complete, and no device reads its arrays any more.
-  bool at_rest() const { return done() && !goes_out_.load(); }
+  // Complete, and no device reads its arrays any more, or writes to them before take_back().
+  bool at_rest() const {
+    return done() && !goes_out_.load() && (sums_ == nullptr || sums_->through());
+  }
   // Once complete, queues its results to be copied to where its arrays lie, after what is queued in
   // the streams and before what will be; that comes after it in the streams of later calls, too,
   // which copy nothing. On threads that may call the device's driver.
   Status take_back(const std::vector<device::Stream>& streams);
   // Of a take_back(): done when the results are there.
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
+  // Complete, its results are still to be taken back.
+  bool comes_back() const { return on_device() && sums_ == nullptr; }
+  // Of a call on a device: an error that it is in, which the operation then fails with. On threads
+  // that may call its driver.
+  Status check_device();
 
  private:
   friend class Arrivals;
@@ -110,6 +118,7 @@ class Operation : public Future,
     size_t bytes = 0;
   };
   std::vector<Copy> copies_;
+  std::shared_ptr<DeviceSums> sums_;   // null: the device takes none
   std::function<void(const Status&)> then_;  // instead of a caller who waits
 };
 

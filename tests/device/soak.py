@@ -2,7 +2,8 @@
 
     python tests/device/soak.py --runs 1000 --first 1
 
-Each is a job of `tests/python/gpu_scripts.py`. The first that is wrong or hangs ends it.
+Each is a job of `gpu_scripts.py` or `butterfly_scripts.py` in `tests/python`. The first that is
+wrong or hangs ends it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from butterfly_scripts import BITS, MANY
 from gpu_scripts import COLLECTIVES, ROUNDS
 from gpus import ENVIRONMENT
 from jobs import run_job
+
+SCRIPTS = {
+    "collectives": COLLECTIVES,
+    "rounds": ROUNDS,
+    "butterfly bits": BITS,
+    "many butterflies": MANY,
+}
 
 
 def layout_of(choice: random.Random) -> list[str]:
@@ -37,9 +46,8 @@ def main() -> int:
     for seed in range(options.first, options.first + options.runs):
         choice = random.Random(seed)
         layout, jitter = layout_of(choice), choice.choice((0, 50, 300, 2000))
-        script = choice.choice((COLLECTIVES, ROUNDS))
-        what = "collectives" if script is COLLECTIVES else "rounds"
-        job = run_job(layout, script, timeout=120, JITTER=str(jitter), **ENVIRONMENT)
+        what = choice.choice(tuple(SCRIPTS))
+        job = run_job(layout, SCRIPTS[what], timeout=120, JITTER=str(jitter), **ENVIRONMENT)
         if job.returncode != 0:
             print(f"seed {seed} ({what}, {' '.join(layout)}, jitter {jitter} us): {job.stdout}")
             return 1

@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # behind this folder
 
+from butterfly_scripts import BITS, MANY  # noqa: E402
 from gpu_scripts import COLLECTIVES, ROUNDS, STAGES  # noqa: E402
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, run_job  # noqa: E402
@@ -200,12 +201,21 @@ dist.destroy_process_group()
 """
 
 
+SCRIPTS = {
+    "collectives": COLLECTIVES,
+    "rounds": ROUNDS,
+    "training": TRAINING,
+    "horovod": HOROVOD,
+    "copied": COPIED,
+    "butterfly-bits": BITS,
+    "many-butterflies": MANY,
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["collectives", "rounds", "training", "horovod", "copied"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_right(name: str, layout: str) -> None:
-    scripts = {"collectives": COLLECTIVES, "rounds": ROUNDS, "training": TRAINING}
-    script = {**scripts, "horovod": HOROVOD, "copied": COPIED}[name]
-    expect_success(run_job(LAYOUTS[layout], script, timeout=150, **ENVIRONMENT))
+    expect_success(run_job(LAYOUTS[layout], SCRIPTS[name], timeout=150, **ENVIRONMENT))
 
 
 @pytest.mark.parametrize("layout", ["one-node", "two-nodes", "four"])

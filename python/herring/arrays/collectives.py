@@ -95,7 +95,7 @@ class Handle:
         """
         seconds = seconds_of(timeout)
         self._operation.wait(seconds)
-        if self._operation.on_device:
+        if self._operation.comes_back:
             take_back(self._operation, self._array, seconds)
         note_write(self._array)
         return self._array

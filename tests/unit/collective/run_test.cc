@@ -9,21 +9,93 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
+#include <utility>
 
 namespace herring::collective {
 namespace {
 
 using transport::Destinations;
 
+// A device that does its pieces when it is told to, sums and copies each in their order.
+class FakeDevice : public Elsewhere {
+ public:
+  FakeDevice(const Task& task, uint32_t rank, uint32_t size, std::vector<char> array)
+      : task_(task), size_(size), array_(std::move(array)), image_(array_.size(), 'x') {
+    pieces_ = cut(make_schedule(task.algorithm, rank, size, task.count, size_of(task.dtype)),
+                  array_.size(), task.reduction.prescale != 1.0);
+    uint32_t ins = 0;
+    for (const Piece& piece : pieces_) {
+      const bool out = piece.what == Piece::What::kOut;
+      (out ? out_pieces_ : in_pieces_).push_back(piece);
+      out ? before_.push_back(ins) : void(++ins);
+    }
+  }
+  char* image() { return image_.data(); }
+  const std::vector<char>& array() const { return array_; }
+  size_t bytes_out() const { return bytes_out_; }
+
+  bool has_work() const { return can_copy() || can_add(); }
+  void work(bool rather_copies) { (rather_copies && can_copy()) || !can_add() ? copy() : add(); }
+
+  const std::vector<Piece>& pieces() const override { return pieces_; }
+  uint32_t outs() const override { return outs_; }
+  uint32_t ins() const override { return ins_; }
+  bool through() const override {
+    return outs_ == out_pieces_.size() && ins_ == in_pieces_.size();
+  }
+  Status failure() const override { return {}; }
+  void arrived(uint32_t ins) override { arrived_ = ins; }
+  void on_progress(std::function<void()>) override {}
+
+ private:
+  bool can_copy() const { return outs_ < out_pieces_.size() && before_[outs_] <= ins_; }
+  bool can_add() const { return ins_ < arrived_; }
+  void copy() {
+    const Range range = out_pieces_[outs_++].range;
+    std::memcpy(image() + range.offset, array_.data() + range.offset, range.bytes);
+    bytes_out_ += range.bytes;
+  }
+  void add() {
+    const Piece& piece = in_pieces_[ins_++];
+    char* const to = array_.data() + piece.range.offset;
+    const void* const sources[] = {to, image() + piece.range.offset};
+    const Reduction& reduction = task_.reduction;
+    const bool last = piece.what == Piece::What::kFinish;
+    const bool divides = last && reduction.op == ReduceOp::kAverage;
+    reduce::Stage stage{task_.dtype, task_.dtype, reduction.op, 1.0, divides ? size_ : 1.0,
+                        last ? reduction.postscale : 1.0};
+    if (piece.what == Piece::What::kScale) stage.prescale = reduction.prescale;
+    const size_t count = piece.range.bytes / size_of(task_.dtype);
+    switch (piece.what) {
+      case Piece::What::kCopy: reduce::combine(sources + 1, 1, to, count, stage); break;
+      case Piece::What::kScale: reduce::combine(sources, 1, to, count, stage); break;
+      default: reduce::combine(sources, 2, to, count, stage);
+    }
+  }
+
+  const Task task_;
+  const uint32_t size_;
+  std::vector<char> array_, image_;
+  std::vector<Piece> pieces_, out_pieces_, in_pieces_;
+  std::vector<uint32_t> before_;
+  uint32_t outs_ = 0, ins_ = 0, arrived_ = 0;
+  size_t bytes_out_ = 0;
+};
+
 // Several runs in one process. Every pair of ranks has an ordered line in each direction; which
 // line moves next, and by how much, is drawn by lot.
 class Cluster {
  public:
-  Cluster(const Task& task, std::vector<char*> arrays, unsigned seed) : lot_(seed) {
+  // `elsewhere`: of each rank, where its array lies, or null; then `arrays` has its image.
+  Cluster(const Task& task, std::vector<char*> arrays, unsigned seed,
+          std::vector<std::shared_ptr<FakeDevice>> elsewhere = {})
+      : lot_(seed), devices_(std::move(elsewhere)) {
     const auto size = static_cast<uint32_t>(arrays.size());
     for (uint32_t rank = 0; rank < size; ++rank) {
       Task own = task;
       own.data = arrays[rank];
+      if (!devices_.empty()) own.elsewhere = devices_[rank];
       wires_.push_back(std::make_unique<Port>(*this, rank));
       runs_.push_back(std::make_unique<Run>(own, rank, size, *wires_[rank]));
     }
@@ -44,8 +116,24 @@ class Cluster {
       for (size_t i = 0; i < lines_.size(); ++i) {
         if (!lines_[i].empty()) busy.push_back(i);
       }
-      if (busy.empty()) break;
-      move(busy[lot_() % busy.size()]);
+      std::vector<uint32_t> at_work;
+      for (uint32_t rank = 0; rank < devices_.size(); ++rank) {
+        if (devices_[rank] && devices_[rank]->has_work()) at_work.push_back(rank);
+      }
+      if (busy.empty() && at_work.empty()) {
+        if (!late_.empty()) {
+          for (const uint32_t rank : std::exchange(late_, {})) runs_[rank]->advance();
+          continue;
+        }
+        break;
+      }
+      if (busy.empty() || (!at_work.empty() && lot_() % 2)) {
+        const uint32_t rank = at_work[lot_() % at_work.size()];
+        devices_[rank]->work(lot_() % 2);
+        lot_() % 2 ? runs_[rank]->advance() : void(late_.insert(rank));
+      } else {
+        move(busy[lot_() % busy.size()]);
+      }
     }
     bool done = true;
     for (const auto& run : runs_) done &= run->done();
@@ -128,6 +216,8 @@ class Cluster {
   }
 
   std::mt19937 lot_;
+  std::vector<std::shared_ptr<FakeDevice>> devices_;
+  std::set<uint32_t> late_;  // who have not heard what their device has done
   std::vector<std::unique_ptr<Port>> wires_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::map<size_t, std::vector<char>> scratch_;
@@ -213,6 +303,55 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
       Cluster cluster(task, places, 1);
       ASSERT_TRUE(cluster.play());
       for (const auto& array : arrays) EXPECT_EQ(array, std::vector<float>(11, 8.0f));
+    }
+  }
+}
+
+// Whatever comes first, and on whichever ranks a device adds, the bits are those of the host alone;
+// and a device gives each byte once, where no rank is too many.
+TEST(Run, DevicesAddAsTheHostDoes) {
+  for (const Algorithm algorithm : kAll) {
+    for (uint32_t size = 2; size <= 9; ++size) {
+      for (const uint64_t count : {1u, 3u, 1000u, 40'003u, 1'400'001u}) {
+        const bool large = count > 1'000'000;  // several pieces
+        if (large && (size > 5 || algorithm != Algorithm::kButterfly)) continue;
+        SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count));
+        Task task;
+        task.name = "x";
+        task.algorithm = algorithm;
+        task.count = count;
+        task.reduction = {ReduceOp::kAverage, size % 2 ? 1.0 : 0.7, size % 3 ? 1.0 : 1.3};
+        std::mt19937 values(size);
+        std::vector<std::vector<char>> arrays(size, std::vector<char>(count * sizeof(float)));
+        std::vector<std::shared_ptr<FakeDevice>> devices(size);
+        std::vector<std::vector<char>> hosts;
+        std::vector<char*> places, images;
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          for (uint64_t i = 0; i < count; ++i) {
+            const float value = std::ldexp(static_cast<float>(values()), int(values() % 60) - 60);
+            std::memcpy(arrays[rank].data() + i * sizeof(float), &value, sizeof value);
+          }
+          hosts.push_back(arrays[rank]);
+          if (size > 3 && rank == 1) continue;  // whose array lies on the host
+          devices[rank] = std::make_shared<FakeDevice>(task, rank, size, arrays[rank]);
+        }
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          places.push_back(hosts[rank].data());
+          images.push_back(devices[rank] ? devices[rank]->image() : arrays[rank].data());
+        }
+        Cluster reference(task, places, size);
+        ASSERT_TRUE(reference.play());
+        Cluster cluster(task, images, static_cast<unsigned>(size * 1000 + count), devices);
+        ASSERT_TRUE(cluster.play());
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          const auto& found = devices[rank] ? devices[rank]->array() : arrays[rank];
+          ASSERT_TRUE(found == hosts[rank]) << rank;
+          const bool power = (size & (size - 1)) == 0;
+          if (devices[rank] && algorithm == Algorithm::kButterfly && power) {
+            ASSERT_EQ(devices[rank]->bytes_out(), found.size()) << rank;
+          }
+        }
+      }
     }
   }
 }

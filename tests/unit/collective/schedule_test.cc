@@ -198,13 +198,18 @@ TEST(Schedule, NamesAreThoseOfTheInterface) {
     const auto algorithm = static_cast<Algorithm>(i);
     const auto parsed = parse_algorithm(wire::name_of(algorithm));
     ASSERT_TRUE(parsed.ok());
-    EXPECT_EQ(*parsed, algorithm);
+    EXPECT_EQ(parsed->algorithm, algorithm);
+    EXPECT_FALSE(parsed->device_sums);
   }
+  const auto on_device = parse_algorithm("cuda-butterfly");
+  ASSERT_TRUE(on_device.ok());
+  EXPECT_EQ(on_device->algorithm, Algorithm::kButterfly);
+  EXPECT_TRUE(on_device->device_sums);
   const auto wrong = parse_algorithm("rings");
   EXPECT_EQ(wrong.status().code(), Code::kInvalidArgument);
   EXPECT_EQ(wrong.status().message(),
             "algorithm 'rings' does not exist; use one of 'herring', 'server', 'tree', 'ring', "
-            "'butterfly'");
+            "'butterfly', 'cuda-butterfly'");
 }
 
 }  // namespace

@@ -1,0 +1,112 @@
+#include "collective/pieces.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collective/run.h"
+
+namespace herring::collective {
+namespace {
+
+// Short enough for the next step to begin early, long enough for copy engines.
+constexpr size_t kShortest = size_t{1} << 20;
+constexpr size_t kMostPieces = 8;  // of a range
+static_assert(kShortest % kFrameBytes == 0);
+
+std::vector<Range> parts_of(const Range& range) {
+  const size_t even = (range.bytes + kMostPieces - 1) / kMostPieces;
+  const size_t part = std::max(kShortest, (even + kFrameBytes - 1) / kFrameBytes * kFrameBytes);
+  std::vector<Range> parts;
+  for (size_t at = 0; at < range.bytes; at += part) {
+    parts.push_back({range.offset + at, std::min(part, range.bytes - at)});
+  }
+  return parts;
+}
+
+bool overlap(const Range& a, const Range& b) {
+  return a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end();
+}
+
+// Ranges of the array that the image has as the device has them: ascending, none overlap.
+class Current {
+ public:
+  void add(Range range) {
+    remove(range);
+    ranges_.push_back(range);
+    std::sort(ranges_.begin(), ranges_.end(),
+              [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  }
+  void remove(const Range& range) { ranges_ = without(ranges_, range); }
+  // What of a range is not in the image.
+  std::vector<Range> missing(const Range& range) const {
+    std::vector<Range> left = {range};
+    for (const Range& one : ranges_) left = without(left, one);
+    return left;
+  }
+
+ private:
+  static std::vector<Range> without(const std::vector<Range>& ranges, const Range& hole) {
+    std::vector<Range> left;
+    for (const Range& one : ranges) {
+      if (!overlap(one, hole)) {
+        left.push_back(one);
+        continue;
+      }
+      if (one.offset < hole.offset) left.push_back({one.offset, hole.offset - one.offset});
+      if (one.end() > hole.end()) left.push_back({hole.end(), one.end() - hole.end()});
+    }
+    return left;
+  }
+
+  std::vector<Range> ranges_;
+};
+
+Piece::What what_of(Combine combine) {
+  switch (combine) {
+    case Combine::kCopy: return Piece::What::kCopy;
+    case Combine::kReduce: return Piece::What::kReduce;
+    case Combine::kFinish: return Piece::What::kFinish;
+  }
+  return Piece::What::kCopy;
+}
+
+}  // namespace
+
+std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales) {
+  std::vector<Piece> ins;
+  std::vector<std::pair<size_t, Piece>> outs;  // how many of those must be before it
+  if (scales && bytes > 0) ins.push_back({Piece::What::kScale, 0, {0, bytes}});
+  Current current;
+  size_t before = 0;
+  for (uint32_t i = 0; i < schedule.size(); ++i) {
+    const Step& step = schedule[i];
+    for (const Range& missing : current.missing(step.send)) {
+      for (const Range& part : parts_of(missing)) {
+        for (size_t k = before; k < ins.size(); ++k) {
+          const bool changes = ins[k].what != Piece::What::kCopy;
+          if (changes && overlap(ins[k].range, part)) before = k + 1;
+        }
+        outs.push_back({before, {Piece::What::kOut, i, part}});
+      }
+      if (missing.bytes > 0) current.add(missing);
+    }
+    for (const Range& part : parts_of(step.receive)) {
+      ins.push_back({what_of(step.combine), i, part});
+    }
+    if (step.receive.bytes == 0) continue;
+    if (step.combine == Combine::kCopy) {
+      current.add(step.receive);
+    } else {
+      current.remove(step.receive);
+    }
+  }
+  std::vector<Piece> all;
+  auto out = outs.begin();
+  for (size_t k = 0; k <= ins.size(); ++k) {
+    for (; out != outs.end() && out->first <= k; ++out) all.push_back(out->second);
+    if (k < ins.size()) all.push_back(ins[k]);
+  }
+  return all;
+}
+
+}  // namespace herring::collective

@@ -1,0 +1,186 @@
+#include "device/relay.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <new>
+#include <utility>
+
+namespace herring::device {
+namespace {
+
+// A kernel that reads host memory is as fast as the link, and needs few of the device's processors
+// for that: some 100 kB have to be on their way, 16 bytes per thread.
+constexpr uint32_t kMostBlocks = 32;
+constexpr uint64_t kElementsPerBlock = Device::kThreads * 4;
+
+static_assert(offsetof(Command, stop) == 0 && sizeof(Command) <= 64, "a command is a flag's line");
+
+}  // namespace
+
+Result<std::shared_ptr<Relay>> Relay::create(Flags& flags, Watcher& watcher) {
+  watcher.start();
+  std::shared_ptr<Relay> relay(new Relay(flags, watcher));
+  HERRING_RETURN_IF_ERROR(relay->open());
+  return relay;
+}
+
+Status Relay::open() {
+  for (Stream* stream : {&outs_stream_, &ins_stream_}) {
+    auto made = device_.make_stream();
+    if (!made.ok()) return made.status();
+    *stream = *made;
+  }
+  auto event = device_.make_event();
+  if (!event.ok()) return event.status();
+  event_ = *event;
+  for (Flag* flag : {&outs_, &ins_, &arrived_, &commands_[0], &commands_[1]}) {
+    auto taken = flags_.take();
+    if (!taken.ok()) return taken.status();
+    *flag = *taken;
+  }
+  first_out_ = outs_.word->load();  // where whoever had them before has left them
+  first_in_ = ins_.word->load();
+  first_arrived_ = arrived_.word->load();
+  return {};
+}
+
+Relay::~Relay() {
+  for (const Stream stream : {outs_stream_, ins_stream_}) {
+    if (stream != 0) device_.destroy_stream(stream);
+  }
+  if (event_ != 0) device_.destroy_event(event_);
+  for (Flag& line : commands_) {
+    if (line.word != nullptr) line.word = new (line.word) std::atomic<uint32_t>(0);
+  }
+  // One that is lost may still write to its flags.
+  for (const Flag& flag : {outs_, ins_, arrived_, commands_[0], commands_[1]}) {
+    if (flag.word != nullptr && !lost_.load()) flags_.give_back(flag);
+  }
+}
+
+void Relay::tell_commands(double divisor) {
+  constexpr uint32_t kAllSources = ~0u;
+  for (size_t i = 0; i < commands_.size(); ++i) {
+    new (commands_[i].word) Command{0, kAllSources, i == 0 ? 1.0 : divisor};
+  }
+}
+
+Status Relay::queue(const std::vector<Stream>& producers, Kernel kernel, double divisor,
+                    const std::vector<Piece>& pieces, const Watcher::Then& moved) {
+  std::lock_guard lock(mutex_);
+  queued_.store(false);
+  first_out_ = outs_.word->load();
+  first_in_ = ins_.word->load();
+  first_arrived_ = arrived_.word->load();
+  const auto all_outs = static_cast<uint32_t>(
+      std::count_if(pieces.begin(), pieces.end(), [](const Piece& one) { return one.out; }));
+  all_ins_ = static_cast<uint32_t>(pieces.size()) - all_outs;
+  tell_commands(divisor);
+  const Status queued =
+      device_.together([&] { return queue_pieces(producers, kernel, pieces); });
+  if (!queued.ok()) {
+    stop();
+    for (const Stream stream : {outs_stream_, ins_stream_}) {
+      if (!device_.synchronize(stream).ok()) lost_.store(true);
+    }
+    return queued;
+  }
+  queued_.store(true);
+  for (uint32_t k = 1; k <= all_outs; ++k) watcher_.expect(outs_, first_out_ + k, moved);
+  for (uint32_t k = 1; k <= all_ins_ + 1; ++k) watcher_.expect(ins_, first_in_ + k, moved);
+  return {};
+}
+
+Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
+                           const std::vector<Piece>& pieces) {
+  for (const Stream producer : producers) {
+    HERRING_RETURN_IF_ERROR(device_.record(event_, producer));
+    HERRING_RETURN_IF_ERROR(device_.wait(outs_stream_, event_));
+    HERRING_RETURN_IF_ERROR(device_.wait(ins_stream_, event_));
+  }
+  uint32_t outs = 0, ins = 0;
+  bool follows = true;  // the copies all sums that are queued
+  for (const Piece& piece : pieces) {
+    if (piece.out) {
+      if (!std::exchange(follows, true)) {
+        HERRING_RETURN_IF_ERROR(device_.record(event_, ins_stream_));
+        HERRING_RETURN_IF_ERROR(device_.wait(outs_stream_, event_));
+      }
+      const Copy& copy = piece.copy;
+      HERRING_RETURN_IF_ERROR(device_.copy_out(copy.host, copy.device, copy.bytes, outs_stream_));
+      HERRING_RETURN_IF_ERROR(
+          device_.write_word(outs_.address, first_out_ + ++outs, outs_stream_));
+      continue;
+    }
+    Combination sum = piece.sum;
+    sum.command = commands_[piece.divides ? 1 : 0].address;
+    const auto blocks = static_cast<uint32_t>(
+        std::clamp<uint64_t>(sum.elements / kElementsPerBlock, 1, kMostBlocks));
+    ++ins;
+    HERRING_RETURN_IF_ERROR(
+        device_.wait_word(arrived_.address, first_arrived_ + ins, ins_stream_));
+    HERRING_RETURN_IF_ERROR(device_.combine(kernel, sum, blocks, ins_stream_));
+    HERRING_RETURN_IF_ERROR(device_.write_word(ins_.address, first_in_ + ins, ins_stream_));
+    follows = false;
+  }
+  // One word that says that both streams are through.
+  HERRING_RETURN_IF_ERROR(device_.record(event_, outs_stream_));
+  HERRING_RETURN_IF_ERROR(device_.wait(ins_stream_, event_));
+  return device_.write_word(ins_.address, first_in_ + all_ins_ + 1, ins_stream_);
+}
+
+bool Relay::through() const {
+  return !queued_.load() || lost_.load() || ins() == all_ins_ + 1;
+}
+
+// Never back: it may have been stopped meanwhile.
+void Relay::arrived(uint32_t ins) {
+  const uint32_t value = first_arrived_ + ins;
+  uint32_t word = arrived_.word->load(std::memory_order_relaxed);
+  while (!reached(word, value) &&
+         !arrived_.word->compare_exchange_weak(word, value, std::memory_order_release)) {
+  }
+}
+
+void Relay::stop() {
+  for (const Flag& line : commands_) {
+    auto* const command = reinterpret_cast<Command*>(line.word);
+    std::atomic_ref<uint32_t>(command->stop).store(1, std::memory_order_release);
+  }
+  arrived(all_ins_);
+}
+
+Status Relay::try_kernel(Kernel kernel) {
+  tell_commands(1.0);
+  Combination nothing;
+  nothing.command = commands_[0].address;
+  HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, ins_stream_));
+  return device_.synchronize(ins_stream_);
+}
+
+Status Relay::check() {
+  Status lost;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Stream stream : {outs_stream_, ins_stream_}) {
+      if (auto idle = device_.idle(stream); !idle.ok() && lost.ok()) lost = idle.status();
+    }
+    if (lost.ok()) return lost;
+    lost_.store(true);
+    stop();
+  }
+  for (const Flag& flag : {outs_, ins_}) watcher_.give_up(flag, lost);
+  return lost;
+}
+
+void Relay::while_idle(const std::function<void()>& call) {
+  std::lock_guard lock(mutex_);
+  for (const Stream stream : {outs_stream_, ins_stream_}) {
+    const auto idle = device_.idle(stream);
+    if (!idle.ok() || !*idle) return;
+  }
+  call();
+}
+
+}  // namespace herring::device

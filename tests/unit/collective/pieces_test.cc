@@ -1,0 +1,124 @@
+#include "collective/pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "collective/run.h"
+
+namespace herring::collective {
+namespace {
+
+constexpr Algorithm kAlgorithms[] = {Algorithm::kServer, Algorithm::kTree, Algorithm::kRing,
+                                     Algorithm::kButterfly};
+
+bool overlap(const Range& a, const Range& b) { return a.offset < b.end() && b.offset < a.end(); }
+
+template <typename Check>
+void for_all(const Check& check) {
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (uint32_t size = 2; size <= 9; ++size) {
+      for (const uint64_t count : {1u, 7u, 100'000u, 3'000'001u, 40'000'000u}) {
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", count, ", ", rank, " of ", size));
+          check(make_schedule(algorithm, rank, size, count, 4), count * 4);
+        }
+      }
+    }
+  }
+}
+
+TEST(Pieces, CoverWhatEachStepReceivesOnTheGridOfFrames) {
+  for_all([](const Schedule& schedule, size_t bytes) {
+    std::vector<size_t> received(schedule.size());
+    uint32_t pieces_of_step = 0, last = 0;
+    for (const Piece& piece : cut(schedule, bytes, false)) {
+      ASSERT_GT(piece.range.bytes, 0u);
+      if (piece.what == Piece::What::kOut) continue;
+      const Range& whole = schedule[piece.step].receive;
+      ASSERT_GE(piece.step, last) << "steps come in their order";
+      pieces_of_step = piece.step == last ? pieces_of_step + 1 : 1;
+      last = piece.step;
+      ASSERT_LE(pieces_of_step, 8u);
+      ASSERT_EQ(piece.range.offset, whole.offset + received[piece.step]);
+      ASSERT_EQ(received[piece.step] % kFrameBytes, 0u);
+      received[piece.step] += piece.range.bytes;
+    }
+    for (size_t i = 0; i < schedule.size(); ++i) ASSERT_EQ(received[i], schedule[i].receive.bytes);
+  });
+}
+
+// Played as they are queued, each send finds in the image what the device has.
+TEST(Pieces, WhatIsSentIsInTheImageAndComesFromTheDeviceOnce) {
+  for_all([](const Schedule& schedule, size_t bytes) {
+    if (bytes > 1000) return;  // byte by byte
+    const std::vector<Piece> pieces = cut(schedule, bytes, true);
+    ASSERT_EQ(pieces.front(), (Piece{Piece::What::kScale, 0, {0, bytes}}));
+    std::vector<int> device(bytes, 0), image(bytes, -1);
+    int version = 0;
+    auto next = pieces.begin();
+    for (uint32_t i = 0; i < schedule.size(); ++i) {
+      // All of the steps before, and what this one sends.
+      for (; next != pieces.end() &&
+             (next->step < i || next->what == Piece::What::kOut ||
+              next->what == Piece::What::kScale);
+           ++next) {
+        for (size_t at = next->range.offset; at < next->range.end(); ++at) {
+          if (next->what == Piece::What::kOut) {
+            ASSERT_NE(image[at], device[at]) << "it is there already";
+            image[at] = device[at];
+          } else {
+            device[at] = ++version;
+            if (next->what == Piece::What::kCopy) image[at] = device[at];
+          }
+        }
+      }
+      const Range& send = schedule[i].send;
+      for (size_t at = send.offset; at < send.end(); ++at) ASSERT_EQ(image[at], device[at]) << i;
+    }
+  });
+}
+
+// Nothing else keeps a sum from changing what is still to be copied out.
+TEST(Pieces, NoContributionIsAddedToWhatWasCopiedOut) {
+  for_all([](const Schedule& schedule, size_t bytes) {
+    std::vector<Range> out;
+    for (const Piece& piece : cut(schedule, bytes, false)) {
+      if (piece.what == Piece::What::kOut) out.push_back(piece.range);
+      if (piece.what != Piece::What::kReduce && piece.what != Piece::What::kFinish) continue;
+      for (const Range& range : out) ASSERT_FALSE(overlap(range, piece.range));
+    }
+  });
+}
+
+TEST(Pieces, ABlockLeavesAsSoonAsWhatItHoldsIsAdded) {
+  // Rank 3 of 4 gives away the lower half, and then the lower half of what it keeps.
+  constexpr uint64_t kCount = 8 << 20;
+  const Schedule schedule = make_schedule(Algorithm::kButterfly, 3, 4, kCount, 4);
+  std::string order;
+  for (const Piece& piece : cut(schedule, kCount * 4, false)) {
+    switch (piece.what) {
+      case Piece::What::kOut: order += 'o'; break;
+      case Piece::What::kReduce: order += 'r'; break;
+      case Piece::What::kFinish: order += 'f'; break;
+      case Piece::What::kScale: order += 's'; break;
+      case Piece::What::kCopy: order += 'c'; break;
+    }
+  }
+  EXPECT_EQ(order,
+            "oooooooo"          // 16 MB in pieces of 2
+            "rooroorooroo"      // what comes in pieces of 2 leaves in pieces of 1
+            "rrrr"              // and the rest stays
+            "fofofofofofofofo"  // which goes out again when it is finished
+            "cccccccc"
+            "cccccccc");
+}
+
+TEST(Pieces, NothingOfNothing) {
+  EXPECT_TRUE(cut({}, 0, true).empty());
+  EXPECT_TRUE(cut(make_schedule(Algorithm::kButterfly, 0, 2, 0, 4), 0, false).empty());
+}
+
+}  // namespace
+}  // namespace herring::collective

@@ -1,0 +1,218 @@
+#include "device/relay.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "device/copiers.h"
+#include "tests/unit/device/standin_driver.h"
+
+namespace herring::device {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr size_t kCount = 10'000;  // floats of a piece
+constexpr size_t kBytes = kCount * sizeof(float);
+
+template <typename Condition>
+void wait_until(const Condition& condition) {
+  while (!condition()) std::this_thread::sleep_for(100us);
+}
+
+// An array of four pieces on the device, with an image in host memory. The first piece goes out,
+// the second is added to and goes out, the third is added to and divided, the fourth is replaced.
+class RelayTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = Relay::create(flags, watcher);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    relay = *made;
+    kernel = *gpu(0).kernel(DType::kFloat32, ReduceOp::kSum);
+    array = *gpu(0).allocate(4 * kBytes);
+    image = static_cast<float*>(::mmap(nullptr, kMapped, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    ASSERT_TRUE((*platform())->register_host(image, kMapped).ok());
+    user = user_stream(0);
+  }
+  void TearDown() override {
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    EXPECT_TRUE((*platform())->unregister_host(image).ok());
+    ::munmap(image, kMapped);
+    gpu(0).free(array);
+    gpu(0).destroy_stream(user);
+    relay.reset();
+  }
+
+  Status queue() {
+    std::vector<Relay::Piece> pieces;
+    const auto out = [&](size_t i) {
+      Relay::Piece& piece = pieces.emplace_back();
+      piece.out = true;
+      piece.copy = {array + i * kBytes, reinterpret_cast<char*>(image + i * kCount), kBytes};
+    };
+    const auto sum = [&](size_t i, bool adds, bool divides) {
+      Relay::Piece& piece = pieces.emplace_back();
+      const Address come = *gpu(0).address_of(image) + i * kBytes;
+      piece.sum.sources[0] = adds ? array + i * kBytes : come;
+      piece.sum.sources[1] = come;
+      piece.sum.number_of_sources = adds ? 2 : 1;
+      piece.sum.targets[0] = array + i * kBytes;
+      piece.sum.number_of_targets = 1;
+      piece.sum.elements = kCount;
+      piece.divides = divides;
+    };
+    out(0);
+    sum(1, true, false);
+    out(1);
+    sum(2, true, true);
+    sum(3, false, false);
+    return relay->queue({user}, kernel, 4.0, pieces, [this](const Status& status) {
+      ++moved;
+      if (!status.ok()) lost = status;
+    });
+  }
+  void fill(float value, uint32_t microseconds = 0) {
+    STANDIN(standin_fill)(handle_of(user), array, 4 * kCount, value, microseconds);
+  }
+  std::vector<float> on_device() {
+    std::vector<float> all(4 * kCount), found;
+    STANDIN(standin_peek)(all.data(), array, 4 * kBytes);
+    for (size_t i = 0; i < 4; ++i) {
+      found.push_back(all[i * kCount]);
+      const auto* const first = all.data() + i * kCount;
+      EXPECT_EQ(std::count(first, first + kCount, *first), kCount) << i;
+    }
+    return found;
+  }
+  void put(size_t piece, float value) { std::fill_n(image + piece * kCount, kCount, value); }
+
+  static constexpr size_t kMapped = (4 * kBytes + 4095) / 4096 * 4096;
+  Flags flags{**platform(), gpu(0)};
+  std::shared_ptr<Relay> relay;
+  Kernel kernel = 0;
+  Address array = 0;
+  float* image = nullptr;
+  Stream user = 0;
+  std::atomic<int> moved{0};
+  Status lost;
+  Watcher watcher;  // the first to go: it may call still
+};
+
+TEST_F(RelayTest, EachSideGoesOnWhenTheOtherHasDoneItsPart) {
+  const Jitter jitter(300);
+  const uint64_t blocking = STANDIN(standin_calls)("cuStreamSynchronize");
+  for (int round = 1; round <= 20; ++round) {
+    const auto value = static_cast<float>(round);
+    moved = 0;
+    fill(value, 1000);
+    ASSERT_TRUE(queue().ok());
+    EXPECT_FALSE(relay->through());
+    wait_until([&] { return relay->outs() == 1; });
+    ASSERT_EQ(image[kCount - 1], value);
+    put(1, 10);
+    relay->arrived(1);
+    wait_until([&] { return relay->outs() == 2; });
+    EXPECT_EQ(relay->ins(), 1u);
+    ASSERT_EQ(image[kCount], value + 10);
+    put(2, 3);
+    put(3, 7);
+    relay->arrived(3);
+    wait_until([&] { return relay->through(); });
+    wait_until([&] { return moved == 2 + 3 + 1; });
+    ASSERT_EQ(on_device(), (std::vector<float>{value, value + 10, (value + 3) / 4, 7}));
+  }
+  EXPECT_EQ(STANDIN(standin_calls)("cuStreamSynchronize"), blocking);
+  EXPECT_TRUE(lost.ok());
+}
+
+TEST_F(RelayTest, StoppedItTouchesNothingAndParksNobody) {
+  const Jitter jitter(300);
+  for (const uint32_t arrived : {0u, 1u}) {
+    fill(1);
+    ASSERT_TRUE(queue().ok());
+    put(1, 10);
+    relay->arrived(arrived);
+    wait_until([&] { return relay->ins() == arrived; });
+    relay->stop();
+    wait_until([&] { return relay->through(); });
+    EXPECT_EQ(on_device(), (std::vector<float>{1, arrived ? 11.0f : 1.0f, 1, 1}));
+    int idle = 0;
+    wait_until([&] {
+      relay->while_idle([&] { ++idle; });
+      return idle > 0;
+    });
+  }
+  fill(1);
+  ASSERT_TRUE(queue().ok());  // and serves the next
+  put(3, 5);
+  relay->arrived(3);
+  wait_until([&] { return relay->through(); });
+  EXPECT_EQ(on_device()[3], 5);
+}
+
+TEST_F(RelayTest, WhicheverCallFailsNothingIsTouchedAndTheNextIsServed) {
+  int failures = 0;
+  for (uint64_t n = 1; n <= 40; ++n) {
+    fill(1);
+    ASSERT_TRUE(gpu(0).synchronize(user).ok());
+    put(1, 10);
+    STANDIN(standin_fail)(nullptr, n, 719, false);
+    const Status status = queue();
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    ASSERT_TRUE(status.ok() || status.code() == Code::kDevice) << status.message();
+    failures += status.ok() ? 0 : 1;
+    if (status.ok()) relay->stop();
+    wait_until([&] { return relay->through(); });
+    ASSERT_EQ(on_device(), std::vector<float>(4, 1)) << n;
+    ASSERT_FALSE(relay->is_lost());
+  }
+  EXPECT_GT(failures, 15);
+  EXPECT_LT(failures, 40);
+}
+
+TEST_F(RelayTest, ADeviceThatIsLostIsToldOf) {
+  ASSERT_TRUE(queue().ok());
+  EXPECT_TRUE(relay->check().ok());
+  STANDIN(standin_fail)("cuStreamQuery", 1, 719, false);
+  EXPECT_EQ(relay->check().code(), Code::kDevice);
+  EXPECT_EQ(lost.code(), Code::kDevice);
+  EXPECT_TRUE(relay->through());
+  EXPECT_TRUE(relay->is_lost());
+  // If it was not the device, nothing is parked.
+  int idle = 0;
+  wait_until([&] {
+    relay->while_idle([&] { ++idle; });
+    return idle > 0;
+  });
+}
+
+TEST(TakeRelay, AsManyAsThereAreAndNoKernelWhileAStreamWaits) {
+  std::vector<Taken> taken;
+  for (size_t i = 0; i < kMostRelays; ++i) {
+    taken.push_back(*take_relay(0, DType::kFloat32, ReduceOp::kAverage));
+    ASSERT_NE(taken.back().relay, nullptr);
+    EXPECT_NE(taken.back().kernel, Kernel{0});
+  }
+  EXPECT_EQ(take_relay(0, DType::kFloat32, ReduceOp::kSum)->relay, nullptr);
+  taken.pop_back();
+  EXPECT_NE(take_relay(0, DType::kFloat32, ReduceOp::kSum)->relay, nullptr);
+  taken.clear();
+
+  const auto copier = *own_copier(0);
+  const Flag flag = *copier->flags().take();
+  const uint32_t first = flag.word->load();
+  ASSERT_TRUE(copier->back_when(flag, first + 1, {}).ok());
+  EXPECT_NE(take_relay(0, DType::kFloat32, ReduceOp::kSum)->relay, nullptr) << "it is loaded";
+  EXPECT_EQ(take_relay(0, DType::kInt8, ReduceOp::kMax)->relay, nullptr);
+  flag.set(first + 1);
+  ASSERT_TRUE(copier->drain().ok());
+  EXPECT_NE(take_relay(0, DType::kInt8, ReduceOp::kMax)->relay, nullptr);
+  copier->flags().give_back(flag);
+}
+
+}  // namespace
+}  // namespace herring::device
