@@ -423,6 +423,7 @@ nb::dict stats(Job& job) {
   all["workers"] = workers;
   all["credit_bytes"] = counters.credit_bytes;
   all["wakeups"] = counters.wakeups;
+  all["gpu_sums"] = counters.device_sums;
   return all;
 }
 

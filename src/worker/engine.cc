@@ -93,7 +93,8 @@ Engine::Counters Engine::counters() {
   }
   return core.loop_->ask([&core] {
     return Counters{core.links_->counters(), core.executor_->counters(),
-                    core.links_->credit_bytes(), core.loop_->wakeups()};
+                    core.links_->credit_bytes(), core.loop_->wakeups(),
+                    core.named_.device_sums()};
   }).value_or(Counters{});
 }
 

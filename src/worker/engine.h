@@ -77,6 +77,7 @@ class Engine {
     transport::FlowCounters workers;  // exchanged with other workers, not through servers
     size_t credit_bytes = 0;
     uint64_t wakeups = 0;
+    uint64_t device_sums = 0;  // all-reduces whose sums a device took
   };
   Counters counters();
   // Of them, on the engine's own thread.

@@ -290,7 +290,10 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     keep->drop_staging();
     engine_.node_stage().release_regions();
   }
-  if (keep->sums_) keep->sums_->end(status);
+  if (keep->sums_) {
+    keep->sums_->end(status);
+    if (status.ok()) ++device_sums_;
+  }
   // From here to where it is told, nothing needs memory.
   operations_.erase(found);
   if (keep->absent_) return joins_.settle(call.group->id());

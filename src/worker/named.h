@@ -56,6 +56,9 @@ class NamedOperations {
   // Appends the calls for which threads have waited since before `since`.
   void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
+  // All-reduces that are complete, whose sums a device took.
+  uint64_t device_sums() const { return device_sums_; }
+
   // For those who carry operations out.
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
   const Operations& operations() const { return operations_; }
@@ -90,6 +93,7 @@ class NamedOperations {
   Joins joins_;
   Operations operations_;
   uint64_t next_id_ = 1;
+  uint64_t device_sums_ = 0;
 
   Names names_;
 };

@@ -28,7 +28,11 @@ def values_of(dtype, count, r):
 def same(found, wanted):
     return found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
 
+by_gpu = 0  # calls whose sums the GPU takes
+
 def check(dtype, count, op, device, **options):
+    global by_gpu
+    by_gpu += device is not None and count > 0 and size > 1
     mine = values_of(dtype, count, rank)
     wanted = mine.copy()
     with np.errstate(all="ignore"):
@@ -72,12 +76,14 @@ for tells in (True, False):
         herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly")
         array.scale(2)
         assert (array.get() == 2 * sum(r + step for r in range(size))).all(), step
+        by_gpu += size > 1
     assert driver.calls(b"cuStreamSynchronize") == waits
     power = 1 << (size.bit_length() - 1)
     if before and power == size > 1:
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
         assert after - out == 6 * 4 * array.size  # each byte once a time
         assert returned == back and pageable == 0  # kernels read host memory
+assert herring.stats()["gpu_sums"] == by_gpu, (herring.stats()["gpu_sums"], by_gpu)
 assert driver.threads() == 1  # no other thread calls the driver
 herring.shutdown()
 """

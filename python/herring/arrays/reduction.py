@@ -43,7 +43,8 @@ def allreduce(
         the workers, over TCP also inside a node; see docs/algorithms.md for when to use which. They
         give the same bits on all ranks and every time, but each algorithm and number of ranks its
         own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
-        there. Equal on all ranks.
+        there. Equal on all ranks. "cuda-butterfly" is "butterfly", with the same bits, but where
+        an array lies on a GPU kernels take its sums; see docs/gpus.md.
       sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay`: a partial all-reduce,
         which does not wait for everybody ("average" and "sum" only). All calls of one `name`
         ("allreduce" if none is given) are a series: the n-th call returns the result of round n,

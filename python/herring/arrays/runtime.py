@@ -347,6 +347,7 @@ def stats() -> dict[str, Any]:
       included; ``servers``: a list with name, dedicated, weight, bytes_sent and bytes_received per
       server (as this worker sees it); ``workers``: bytes_sent and bytes_received of algorithms that
       go by messages between workers; ``credit_bytes``: what a flow may have
-      outstanding now; ``wakeups`` of the engine.
+      outstanding now; ``wakeups`` of the engine; ``gpu_sums``: completed all-reduces whose sums
+      this worker's GPU took (``algorithm="cuda-butterfly"``).
     """
     return job().stats()

@@ -77,7 +77,8 @@ def allreduce(
       prescale: factor applied to this rank's contribution.
       postscale: factor applied to the result.
       timeout: seconds; None is the default deadline of the job.
-      algorithm: "herring", "server", "tree", "ring" or "butterfly"; see `herring.allreduce`.
+      algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
+        `herring.allreduce`.
       group: those who take part, from `herring.new_group`; None: all ranks.
 
     Returns:
