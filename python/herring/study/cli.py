@@ -27,6 +27,7 @@ from herring.study.experiments import (
     allreduce,
     costs,
 )
+from herring.study.gpu import gpu_study
 from herring.study.long_paths import long_paths
 from herring.study.networks import networks_study
 from herring.study.paper_tables import paper_tables
@@ -42,6 +43,7 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
     "predictions": predictions,
+    "gpu": lambda scale: gpu_study(scale.quick, scale.iterations, scale.report),
 }
 _DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
 _PATHS = {"long-paths": long_paths, **COMPARISONS}
@@ -72,6 +74,9 @@ examples:
 
   herring study partial networks --out study
       eager SGD on this machine, almost without a lab: rounds that wait for few
+
+  herring study gpu --iterations 20 --out study
+      all-reduces on this machine's GPUs, 8 B to 256 MB: sums by kernels and by processors
 
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
