@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,47 @@ print("nobody is parked")
     job = run_job(layout, GPUS + script, HOW=how, MOMENT=moment, **ENVIRONMENT)
     assert how == "dies" or job.returncode == 0, job.stdout
     assert job.stdout.count("nobody is parked") == 2, job.stdout
+
+
+@pytest.mark.parametrize(
+    ("late", "missing"), [("rank", r"rank 1 \("), ("gpu", "the GPU of this rank")]
+)
+def test_a_deadline_names_whom_it_waits_for_and_parks_nobody(late: str, missing: str) -> None:
+    script = """
+# Rank 0 alone has a deadline: who is overdue first speaks for all.
+array = GpuArray(np.ones(6_000_000, np.float32))
+herring.allreduce(array, "sum", algorithm="cuda-butterfly")
+herring.barrier()
+by_gpu = os.environ["LATE"] == "gpu"
+if rank == 0:
+    array.fill(1, 4_000_000 if by_gpu else 0)
+    start = time.monotonic()
+    try:
+        herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly", timeout=2)
+        raise AssertionError("there was no time-out")
+    except herring.TimeoutError as error:
+        print(f"told: {error}", flush=True)
+    assert time.monotonic() - start < 3.5
+    driver.synchronize(0)  # no stream waits for what does not come
+    print("nobody is parked", flush=True)
+    os._exit(0)
+array.fill(1, 0 if by_gpu else 500_000)
+handle = herring.allreduce_async(array, "sum", name="x", algorithm="cuda-butterfly", timeout=100)
+if not by_gpu:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    handle.wait()
+except herring.HerringError:
+    os._exit(0)
+"""
+    settings = {"HERRING_HEARTBEAT_TIMEOUT": "100", **ENVIRONMENT}
+    job = run_job(["-n", "2"], GPUS + script, timeout=12, LATE=late, **settings)
+    said = r"told: .*allreduce 'x' \(butterfly, 6000000 float32\) waited [\d.]+ s for (.*)"
+    told = re.search(said, job.stdout)
+    assert told is not None, job.stdout
+    assert re.match(missing, told[1]), told[1]
+    assert "nobody is parked" in job.stdout, job.stdout
 
 
 def test_a_device_that_is_lost_ends_the_job() -> None:
