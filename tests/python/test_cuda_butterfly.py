@@ -185,6 +185,37 @@ print("nobody is parked")
     assert job.stdout.count("nobody is parked") == 2, job.stdout
 
 
+def test_a_group_whose_member_dies_parks_nobody_and_others_go_on() -> None:
+    script = """
+groups = [herring.new_group([1, 2]), herring.new_group([0, 1])]
+array = GpuArray(np.ones(6_000_000, np.float32), 0)
+for group in groups:
+    if rank in group.ranks:
+        herring.allreduce(array, "max", group=group, algorithm="cuda-butterfly")
+herring.barrier()
+if rank == 2:
+    array.fill(1, 300_000)
+    herring.allreduce_async(array, "sum", name="x", group=groups[0], algorithm="cuda-butterfly")
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    start = time.monotonic()
+    raises(herring.PeerLostError, "rank 2", herring.allreduce, array, "sum", name="x",
+           group=groups[0], algorithm="cuda-butterfly")
+    assert time.monotonic() - start < 4
+    driver.synchronize(0)  # no stream waits for what does not come
+before = herring.stats()["gpu_sums"]
+array = GpuArray(np.full(300_000, rank + 1, np.float32), 0)
+herring.allreduce(array, "sum", name="y", group=groups[1], algorithm="cuda-butterfly")
+assert (array.get() == 3).all()
+assert herring.stats()["gpu_sums"] == before + 1
+print("done without it", flush=True)
+os._exit(0)
+"""
+    job = run_job(["-n", "3", "--keep-going"], GPUS + script, **ENVIRONMENT)
+    assert job.stdout.count("done without it") == 2, job.stdout
+
+
 @pytest.mark.parametrize(
     ("late", "missing"), [("rank", r"rank 1 \("), ("gpu", "the GPU of this rank")]
 )

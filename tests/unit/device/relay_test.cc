@@ -40,6 +40,7 @@ class RelayTest : public ::testing::Test {
   }
   void TearDown() override {
     STANDIN(standin_fail)(nullptr, 0, 0, false);
+    relay->stop();
     EXPECT_TRUE((*platform())->unregister_host(image).ok());
     ::munmap(image, kMapped);
     gpu(0).free(array);
