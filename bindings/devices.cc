@@ -35,7 +35,8 @@ nb::dict describe_devices() {
   nb::dict found;
   found["driver"] = all.version();
   const auto compiler = device::cuda::compiler_version();
-  found["compiler"] = compiler.ok() ? *compiler : concat("none (", compiler.status().message(), ")");
+  found["compiler"] =
+      compiler.ok() ? *compiler : concat("none (", compiler.status().message(), ")");
   found["devices"] = devices;
   return found;
 }

@@ -74,9 +74,9 @@ inline constexpr SettingSpec kSpecs[] = {
     {"simd", kEnum, kProcess, "auto",
      "Instruction set of the reductions; every one gives the same bits", {.choices = kSimdLevels}},
     {"node_stage", kEnum, kProcess, "auto",
-     "What adds the planned gradients of a node's GPUs: host, its processors; staged, GPUs that read "
-     "them in host memory; ipc, GPUs that reach each other's memory; auto: the last of these that "
-     "works",
+     "What adds the planned gradients of a node's GPUs: host, its processors; staged, each GPU a "
+     "part of them, which it gets through host memory; ipc, GPUs in each other's memory; auto: the "
+     "last of these that works",
      {.choices = kNodeStages}},
     {"shm", kBool, kProcess, "true", "Whether the workers of a node meet in shared memory"},
     {"node_threads", kInt, kProcess, "0",

@@ -92,8 +92,8 @@ class Device {
   // Where the device sees registered host memory.
   virtual Result<Address> address_of(const void* host) = 0;
 
-  // Compiles and loads the kernel, unless that was done; it may take a second. kConfiguration: there
-  // is no compiler for it.
+  // Compiles and loads the kernel, unless that was done; it may take a second. kConfiguration:
+  // there is no compiler for it.
   virtual Result<Kernel> kernel(DType dtype, ReduceOp op) = 0;
   // Queues it, in so many blocks of kThreads.
   virtual Status combine(Kernel kernel, const Combination& what, uint32_t blocks,

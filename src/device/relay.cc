@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "device/pin.h"
+
 namespace herring::device {
 namespace {
 
@@ -34,6 +36,9 @@ Status Relay::open() {
   auto event = device_.make_event();
   if (!event.ok()) return event.status();
   event_ = *event;
+  auto command = device_.allocate(sizeof(Command));
+  if (!command.ok()) return command.status();
+  command_ = *command;
   for (Flag* flag : {&outs_, &ins_, &arrived_, &commands_[0], &commands_[1]}) {
     auto taken = flags_.take();
     if (!taken.ok()) return taken.status();
@@ -50,6 +55,9 @@ Relay::~Relay() {
     if (stream != 0) device_.destroy_stream(stream);
   }
   if (event_ != 0) device_.destroy_event(event_);
+  if (command_ != 0) {
+    leave_to_unmap([&device = device_, command = command_](Platform&) { device.free(command); });
+  }
   for (Flag& line : commands_) {
     if (line.word != nullptr) line.word = new (line.word) std::atomic<uint32_t>(0);
   }
@@ -114,12 +122,16 @@ Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
       continue;
     }
     Combination sum = piece.sum;
-    sum.command = commands_[piece.divides ? 1 : 0].address;
+    sum.command = command_;
+    const Flag& line = commands_[piece.divides ? 1 : 0];
     const auto blocks = static_cast<uint32_t>(
         std::clamp<uint64_t>(sum.elements / kElementsPerBlock, 1, kMostBlocks));
     ++ins;
     HERRING_RETURN_IF_ERROR(
         device_.wait_word(arrived_.address, first_arrived_ + ins, ins_stream_));
+    // Blocks that read the same word of the host's memory would do so one after the other.
+    HERRING_RETURN_IF_ERROR(device_.copy_in(command_, reinterpret_cast<const char*>(line.word),
+                                            sizeof(Command), ins_stream_));
     HERRING_RETURN_IF_ERROR(device_.combine(kernel, sum, blocks, ins_stream_));
     HERRING_RETURN_IF_ERROR(device_.write_word(ins_.address, first_in_ + ins, ins_stream_));
     follows = false;

@@ -80,6 +80,7 @@ class Relay {
   Event event_ = 0;
   Flag outs_, ins_, arrived_;     // they count pieces, and go on from one array to the next
   std::array<Flag, 2> commands_;  // lines of registered memory: of sums, and of those that divide
+  Address command_ = 0;           // of the sum that runs, on the device
   uint32_t first_out_ = 0, first_in_ = 0, first_arrived_ = 0;
   uint32_t all_ins_ = 0;
   std::atomic<bool> queued_{false};  // all of it

@@ -82,7 +82,8 @@ for tells in (True, False):
     if before and power == size > 1:
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
         assert after - out == 6 * 4 * array.size  # each byte once a time
-        assert returned == back and pageable == 0  # kernels read host memory
+        # Kernels read host memory: what is copied in are commands of 64 bytes.
+        assert returned - back < 6 * 64 * 200 and pageable == 0
 assert herring.stats()["gpu_sums"] == by_gpu, (herring.stats()["gpu_sums"], by_gpu)
 assert driver.threads() == 1  # no other thread calls the driver
 herring.shutdown()

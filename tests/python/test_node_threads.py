@@ -12,9 +12,13 @@ pytestmark = pytest.mark.timeout(120)
 
 HELPERS = """
 def helpers():
-    tasks = "/proc/self/task"
-    names = (open(f"{tasks}/{one}/comm").read().strip() for one in os.listdir(tasks))
-    return sum(name == "herring-adder" for name in names)
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found += open(f"/proc/self/task/{task}/comm").read().strip() == "herring-adder"
+        except OSError:
+            pass  # a thread that has just ended
+    return found
 """
 
 RIGHT = (

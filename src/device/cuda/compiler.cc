@@ -45,7 +45,8 @@ struct Nvrtc {
                      find(code_size, "nvrtcGetCUBINSize") && find(code, "nvrtcGetCUBIN") &&
                      find(text_size, "nvrtcGetPTXSize") && find(text, "nvrtcGetPTX");
     if (all) return {};
-    return {Code::kConfiguration, "the NVRTC library lacks a function; CUDA 11.2 or later is needed"};
+    return {Code::kConfiguration,
+            "the NVRTC library lacks a function; CUDA 11.2 or later is needed"};
   }
 };
 

@@ -11,9 +11,9 @@ namespace herring::device::cuda {
 
 inline constexpr const char* kCombine = "herring_combine";
 
-// Code of kernels.cu for one dtype and operator, for a GPU of that compute capability: machine code,
-// or where the compiler is older than the GPU, text that the driver translates. kConfiguration:
-// there is no compiler, or what it says.
+// Code of kernels.cu for one dtype and operator, for a GPU of that compute capability: machine
+// code, or where the compiler is older than the GPU, text that the driver translates.
+// kConfiguration: there is no compiler, or what it says.
 Result<std::string> compile_combination(int major, int minor, DType dtype, ReduceOp op);
 
 // Looks for the compiler's library in this folder, too. Before the first kernel.
