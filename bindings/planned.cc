@@ -18,16 +18,39 @@ namespace {
 using worker::DeviceRounds;
 using worker::Planned;
 
+using Arenas = std::vector<std::shared_ptr<ArrayView>>;
+
+// Whoever lives has heard of a failure by then (heartbeats, 2 s), and what runs on devices is over.
+constexpr Nanos kForAWhile = 10 * kSecond;
+
+// Arenas to which neighbours' devices may still write are not for other things yet. Lets go of what
+// was kept before for long enough. With the GIL.
+void keep_for_a_while(Arenas arenas) {
+  static auto* const kept = new std::vector<std::pair<Nanos, Arenas>>;
+  const Nanos now = monotonic_now();
+  std::vector<std::pair<Nanos, Arenas>> over;  // whose memory may call this when it is freed
+  std::erase_if(*kept, [&](auto& one) {
+    if (now - one.first < kForAWhile) return false;
+    over.push_back(std::move(one));
+    return true;
+  });
+  if (!arenas.empty()) kept->emplace_back(now, std::move(arenas));
+}
+
 // The job outlives the plan, and every view of its memory, which may outlive the plan.
 struct PlanHandle {
   nb::object job;
   std::unique_ptr<Planned> on_host;      // one of these
   std::unique_ptr<DeviceRounds> rounds;
-  std::vector<std::shared_ptr<ArrayView>> arenas;  // on the device
+  Arenas arenas;                         // on the device
 
   ~PlanHandle() {
-    GilReleased release;  // copies may be on their way still
-    rounds.reset();
+    const bool shared = rounds && rounds->may_be_written();
+    {
+      GilReleased release;  // copies may be on their way still
+      rounds.reset();
+    }
+    keep_for_a_while(shared ? std::move(arenas) : Arenas());
   }
   PlanHandle(nb::object job) : job(std::move(job)) {}
   PlanHandle(PlanHandle&&) = default;
@@ -63,6 +86,7 @@ PlanHandle make_plan(nb::object job_object,
   options.buffer_bytes = buffer_bytes;
   options.note_bytes = note_bytes;
   options.on_devices = on_devices;
+  keep_for_a_while({});
   PlanHandle handle(job_object);
   if (!device) {
     handle.on_host = take(Planned::create(job.engine(), list, std::move(options)));
@@ -101,7 +125,7 @@ std::vector<std::tuple<uint32_t, size_t, size_t>> places_of(const std::vector<T>
 }
 
 void place(PlanHandle& handle, const nb::list& arenas) {
-  std::vector<std::shared_ptr<ArrayView>> views;
+  Arenas views;
   std::vector<device::Address> addresses;
   const auto& expected = handle.on_device().planned().plan().arenas;
   const device::Device& gpu = handle.on_device().copier()->device();

@@ -212,13 +212,6 @@ Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   return device_.write_word(is_combined_.address, sums_ + 1, results_);
 }
 
-Status Copier::try_kernel(Kernel kernel, const Combination& nothing) {
-  std::lock_guard lock(mutex_);
-  HERRING_RETURN_IF_ERROR(open_sums());
-  HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, sums_stream_));
-  return device_.synchronize(sums_stream_);
-}
-
 Status Copier::drain() {
   std::vector<Stream> streams;
   std::vector<Flag> flags;
@@ -227,10 +220,13 @@ Status Copier::drain() {
     streams = this->streams();
     flags = flags_in_use();
   }
-  for (const Stream stream : streams) static_cast<void>(device_.synchronize(stream));
+  Status failed;
+  for (const Stream stream : streams) {
+    if (Status through = device_.synchronize(stream); !through.ok()) failed = through;
+  }
   HERRING_RETURN_IF_ERROR(check());
   for (const Flag& flag : flags) watcher_.settle(flag);
-  return {};
+  return failed;
 }
 
 Status Copier::check() {

@@ -74,9 +74,6 @@ class Copier {
     uint32_t blocks = 0;
   };
   Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
-  // Runs the kernel over nothing, and waits for that: drivers load a kernel when it is run first,
-  // for which they may wait until the device is idle.
-  Status try_kernel(Kernel kernel, const Combination& nothing);
 
   // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
   // itself. An error that the device is in.

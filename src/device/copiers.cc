@@ -65,7 +65,6 @@ class Copiers {
     auto found = of(**all, index);
     if (!found.ok()) return found.status();
     OfDevice& device = **found;
-    if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
     // What is lost goes when nobody has it any more.
     std::erase_if(device.relays, [](const auto& one) { return one->is_lost(); });
     std::shared_ptr<Relay> relay;
@@ -78,14 +77,27 @@ class Copiers {
       device.relays.push_back(relay = *made);
     }
     if (relay == nullptr) return Taken{};
-    if (!device.kernels.contains({dtype, op})) {
-      Status loaded;
-      while_nobody_waits([&] { loaded = load(device, *relay, dtype, op); });
-      if (!loaded.ok()) return loaded;
-    }
-    const auto kernel = device.kernels.find({dtype, op});
-    if (kernel == device.kernels.end()) return Taken{};
-    return Taken{relay, kernel->second};
+    auto kernel = ready(device, *relay, dtype, op);
+    if (!kernel.ok()) return kernel.status();
+    return *kernel == 0 ? Taken{} : Taken{relay, *kernel};
+  }
+
+  Result<Kernel> kernel(Copier& copier, DType dtype, ReduceOp op) {
+    auto all = platform();
+    if (!all.ok()) return all.status();
+    std::lock_guard lock(mutex_);
+    auto device = of(**all, copier.device().index());
+    if (!device.ok()) return device.status();
+    HERRING_RETURN_IF_ERROR(copier.drain());
+    auto relay = Relay::create((*device)->flags, Watcher::shared());
+    if (!relay.ok()) return relay.status();
+    return ready(**device, **relay, dtype, op);
+  }
+
+  void unmap_if_idle() {
+    if (generation_ != fork_generation()) return;
+    std::lock_guard lock(mutex_);
+    unmap();
   }
 
   void drain() {
@@ -111,6 +123,18 @@ class Copiers {
     std::unique_ptr<OfDevice>& one = devices_[index];
     if (one == nullptr) one = std::make_unique<OfDevice>(platform, **device);
     return one.get();
+  }
+
+  // 0: not now.
+  Result<Kernel> ready(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
+    if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
+    if (!device.kernels.contains({dtype, op})) {
+      Status loaded;
+      while_nobody_waits([&] { loaded = load(device, relay, dtype, op); });
+      if (!loaded.ok()) return loaded;
+    }
+    const auto kernel = device.kernels.find({dtype, op});
+    return kernel == device.kernels.end() ? Kernel{0} : kernel->second;
   }
 
   static Status load(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
@@ -171,6 +195,12 @@ Result<std::shared_ptr<Copier>> own_copier(int device) { return Copiers::instanc
 Result<Taken> take_relay(int device, DType dtype, ReduceOp op) {
   return Copiers::instance().relay(device, dtype, op);
 }
+
+Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op) {
+  return Copiers::instance().kernel(copier, dtype, op);
+}
+
+void unmap_if_idle() { Copiers::instance().unmap_if_idle(); }
 
 void drain_shared_copiers() { Copiers::instance().drain(); }
 

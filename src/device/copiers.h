@@ -26,6 +26,12 @@ struct Taken {
 inline constexpr size_t kMostRelays = 2;  // of a device; its streams share a few queues
 Result<Taken> take_relay(int device, DType dtype, ReduceOp op);
 
+// A kernel that is loaded; 0 where it would have to be while streams wait for other ranks. What the
+// copier has queued waits for none of them. kConfiguration: there is no compiler for it.
+Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op);
+
+// Unmaps what was left to be, if that waits for nothing now.
+void unmap_if_idle();
 // Waits until nothing is on its way any more in any of the shared ones: for some seconds, for a
 // device may never come to it. What is on its way keeps the memory at both its ends.
 void drain_shared_copiers();

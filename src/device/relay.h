@@ -55,8 +55,8 @@ class Relay {
   // Sums that have not begun touch nothing, and no stream waits for what has not arrived.
   void stop();
 
-  // Runs the kernel over nothing, and waits for that; see Copier::try_kernel(). Nobody else may
-  // have the relay.
+  // Runs the kernel over nothing, and waits for that: drivers load a kernel when it is run first,
+  // for which they may wait until the device is idle. Nobody else may have the relay.
   Status try_kernel(Kernel kernel);
   // An error that the device is in; the relay is then stopped, and `moved` is told. On a thread
   // that may call the driver.

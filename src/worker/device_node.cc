@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "device/copiers.h"
 #include "device/pin.h"
 
 namespace herring::worker {
@@ -66,11 +67,14 @@ class DeviceNode::Adder : public SliceAdder {
   std::atomic<bool> through_{true};
 };
 
-DeviceNode::~DeviceNode() {
+DeviceNode::~DeviceNode() { let_go(); }
+
+void DeviceNode::let_go() {
   if (scratch_ != 0) {
     device::leave_to_unmap([&device = copier_->device(), scratch = scratch_](device::Platform&) {
       device.free(scratch);
     });
+    scratch_ = 0;
   }
   for (std::vector<Part>& parts : parts_) {
     for (Part& part : parts) {
@@ -78,6 +82,7 @@ DeviceNode::~DeviceNode() {
       device::leave_to_unmap([&device = copier_->device(), from = *part.from](device::Platform&) {
         device.close_import(from);
       });
+      part.from.reset();
     }
   }
 }
@@ -175,8 +180,11 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
 
 Status DeviceNode::load_kernels() {
   for (const plan::Arena& arena : plan().arenas) {
-    auto kernel = copier_->device().kernel(arena.dtype, planned_->options().op);
+    auto kernel = device::ready_kernel(*copier_, arena.dtype, planned_->options().op);
     if (!kernel.ok()) return kernel.status();
+    if (*kernel == 0) {
+      return {Code::kConfiguration, "kernels cannot be loaded while other plans are averaged"};
+    }
     kernels_.push_back(*kernel);
   }
   return {};
@@ -255,14 +263,6 @@ Status DeviceNode::make_adders() {
     auto* const command = new (commands.get() + i) device::Command;
     made.push_back(std::make_shared<Adder>(
         *flag, std::shared_ptr<device::Command>(commands, command)));
-  }
-  for (size_t arena = 0; arena < arenas_.size() && status.ok(); ++arena) {
-    device::Combination nothing;
-    auto address = copier_->device().address_of(commands.get());
-    status = address.status();
-    if (!status.ok()) break;
-    nothing.command = *address;
-    status = copier_->try_kernel(kernels_[arena], nothing);
   }
   if (!status.ok()) {
     for (const auto& adder : made) copier_->flags().give_back(adder->flag);

@@ -46,6 +46,8 @@ class DeviceNode final : public PlannedDevices {
   void count_on();
   // No stream waits for a flag of this any more: they may be used for other things.
   void give_back_flags();
+  // Nothing that was queued here is under way any more: lets go of what the device has.
+  void let_go();
 
   // Any thread. The round fails: nothing that has not begun runs any more, and no stream waits.
   void release();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/copiers.h"
+
 namespace herring::worker {
 
 Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
@@ -34,24 +36,39 @@ Status DeviceRounds::take_flags() {
   return {};
 }
 
+bool DeviceRounds::may_be_written() const {
+  const std::shared_ptr<Future> round = planned_->round();
+  return node_->level() == DeviceNode::kIpc && round && !(round->done() && round->status().ok());
+}
+
 DeviceRounds::~DeviceRounds() {
-  // A round of which everything is on its way goes on.
-  if (planned_ && std::find(out_.begin(), out_.end(), false) == out_.end()) copier_->settle_out();
+  const std::shared_ptr<Future> round = planned_ ? planned_->round() : nullptr;
+  const auto wait_for_round = [&round] {
+    while (round && !round->done() && round->loop().here()) {
+      static_cast<void>(round->wait_for(100 * kMillisecond));
+    }
+  };
+  // A round of which everything is on its way goes on; where this device adds, until it has.
+  if (planned_ && std::find(out_.begin(), out_.end(), false) == out_.end()) {
+    copier_->settle_out();
+    if (node_->level() != DeviceNode::kHost && !planned_->lacks_note()) wait_for_round();
+  }
   {
     std::lock_guard lock(alive_->mutex);
     alive_->rounds = nullptr;
   }
-  const std::shared_ptr<Future> round = planned_ ? planned_->round() : nullptr;
   // So long their memory lives.
   std::vector<std::shared_ptr<char>> arenas;
   for (size_t i = 0; planned_ && i < planned_->plan().arenas.size(); ++i) {
     arenas.push_back(planned_->arena(i));
   }
   planned_.reset();
-  while (round && !round->done() && round->loop().here()) {
-    static_cast<void>(round->wait_for(100 * kMillisecond));
-  }
+  wait_for_round();
   const Status lost = copier_->drain();
+  if (lost.ok()) {
+    node_->let_go();
+    device::unmap_if_idle();
+  }
   // The engine may set the flags of a round that has failed once more: nobody else has them then.
   if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return;
   for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);

@@ -29,6 +29,9 @@ class DeviceRounds {
 
   Planned& planned() { return *planned_; }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
+  // Whether a neighbour's device may still write to the arenas: the round has failed, and it may
+  // not have heard of that.
+  bool may_be_written() const;
   // What adds in the node, in the rounds from now on.
   DeviceNode::Level level() const { return node_->level(); }
 

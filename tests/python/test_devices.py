@@ -366,14 +366,16 @@ def step():
 herring.barrier()
 if rank == 1:
     reached = step()
-    for _ in range(min(last, 3)):
-        next(reached)
     if last == 4:
         try:
-            plan.wait()  # the other rank has not begun
+            for _ in range(3):
+                next(reached)
+            plan.wait()  # the other rank has not begun, and leaves
         except herring.HerringError:
             pass
         os._exit(0)
+    for _ in range(last):
+        next(reached)
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "closes":
