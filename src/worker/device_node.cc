@@ -155,6 +155,11 @@ void DeviceNode::prepare(uint32_t round) {
       const Card card = Card::read(cards, place);
       level_ = std::min(level_, card.magic == kMagic ? static_cast<Level>(card.level) : kHost);
     }
+    const std::string& wanted = planned_->node_stage();
+    if (wanted == "auto" || wanted == name_of(level_)) return;
+    log(LogLevel::kWarning, "'", planned_->options().name, "': HERRING_NODE_STAGE is ", wanted,
+        ", which this node cannot have; it is ", name_of(level_),
+        " (HERRING_LOG_LEVEL=info says why)");
   }
 }
 

@@ -49,6 +49,12 @@ def test_gpus_add_with_the_bits_of_processors(layout: str) -> None:
     expect_success(run_job(options, STAGES, WANTED=wanted, **environment, **ENVIRONMENT))
 
 
+def test_a_stage_that_is_not_to_be_had_is_said() -> None:
+    job = run_job(["-n", "2"], STAGES, WANTED="staged", HERRING_NODE_STAGE="ipc", **ENVIRONMENT)
+    said = expect_success(job)
+    assert "'gpu': HERRING_NODE_STAGE is ipc, which this node cannot have; it is staged" in said
+
+
 def test_bad_input_is_refused_with_its_name() -> None:
     script = """
 array = GpuArray(np.ones(1000, np.float32))
