@@ -121,6 +121,10 @@ void register_tools(nb::module_& module) {
   module.def("setting_warnings", &setting_warnings);
   module.def("start_up_times", &start_up_times, "overrides"_a);
   module.def("server_proxies", &server_proxies, "address"_a);
+  // Of each of `workers` on this machine, where HERRING_NODE_THREADS leaves the choice.
+  module.def("node_threads",
+             [](uint32_t workers) { return job::node_threads_for(job::usable_cores(), workers); },
+             "workers"_a);
   module.def("run_server", &run_server, "options"_a);
   module.def("simd_level", &reduce::simd_level);
   module.def("dtype_of", [](nb::object array) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -225,6 +226,26 @@ def test_gpus_add_with_the_bits_of_processors(stage: str, layout: str) -> None:
     nodes = "2" if layout == "two-nodes" else "1"
     environment = {"WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1", "NODES": nodes}
     expect_success(run_job(options, STAGES, timeout=150, **environment, **ENVIRONMENT))
+
+
+def test_check_measures_each_stage() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "herring.launch.cli", "check", "--no-run", "--tune", "--json"],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=190,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)["tune"]
+    assert figures["ranks"] == min(max(torch.cuda.device_count(), 2), 8)
+    host, staged, ipc = figures["stages"]
+    assert [one["stage"] for one in (host, staged, ipc)] == ["host", "staged", "ipc"]
+    assert host["available"], figures
+    for one in (host, staged, ipc):
+        assert (one["median_seconds"] or 0) > 0 if one["available"] else one["why"], one
+    assert figures["auto"] == ipc["used"]
 
 
 def run_bench(workers: int, *arguments: str) -> subprocess.CompletedProcess[str]:

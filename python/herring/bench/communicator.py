@@ -77,6 +77,7 @@ class HerringCommunicator:
         self.local_size: int = herring.local_size()
         self.num_nodes: int = herring.num_nodes()
         self._gpu = None if gpus is None else gpus.of(self.rank)
+        self._node_stage = ""
 
     def barrier(self) -> None:
         self._herring.barrier()
@@ -115,7 +116,12 @@ class HerringCommunicator:
                 reduction.ready(index)
             reduction.wait()
 
-        return arrays.prepared(run, reduction.close)
+        def close() -> None:
+            # Only known by now: the first rounds find out what the ranks can reach.
+            self._node_stage = reduction.node_stage
+            reduction.close()
+
+        return arrays.prepared(run, close)
 
     def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
         arrays = self._arrays(counts, dtype, True)
@@ -142,6 +148,8 @@ class HerringCommunicator:
         where: dict[str, Any] = {"array": "herring" if self._shared else "numpy"}
         if self._gpu is not None:
             where = {"array": "torch", "device": self._gpu.describe()}
+            if self._node_stage:
+                where["node_stage"] = self._node_stage
         return {
             **where,
             "algorithm": self._algorithm,

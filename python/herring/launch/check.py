@@ -11,7 +11,6 @@ import platform
 import re
 import resource
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from typing import Any
 
 from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
+from herring.launch.findings import Finding, last_lines, run_job
+from herring.launch.tune import tune
 from herring.parts import install_command
 from herring.provenance import provenance
 from herring.rendezvous.network import interfaces, own_address
@@ -36,27 +37,16 @@ _COPIED_BYTES = 64 << 20
 _FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: What was looked at.
-        value: What was found.
-        verdict: ``ok``, ``note`` (works, with a limit worth knowing) or ``fail``.
-        advice: What to do about it; empty for ``ok``.
-    """
-
-    name: str
-    value: str
-    verdict: str = "ok"
-    advice: str = ""
-
-
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring check`."""
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     command.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
+    command.add_argument(
+        "--tune",
+        action="store_true",
+        help="also measure each way in which the GPUs of this machine can add gradients "
+        "(HERRING_NODE_STAGE); takes a minute, and needs PyTorch",
+    )
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -66,22 +56,30 @@ def handle(options: argparse.Namespace) -> int:
         0, or 1 if something failed.
     """
     found = findings()
+    document: dict[str, Any] = {}
+    if not options.json:
+        _print(found)
+    if not options.no_run:
+        found += _shown(trials(), options)
+    if options.tune:
+        tuned, document["tune"] = tune(*_described())
+        found += _shown(tuned, options)
     if options.json:
-        if not options.no_run:
-            found += trials()
         document = {
             "findings": [dataclasses.asdict(finding) for finding in found],
-            "provenance": provenance({"run": not options.no_run}),
+            **document,
+            "provenance": provenance({"run": not options.no_run, "tune": options.tune}),
         }
         json.dump(document, sys.stdout, indent=2)
         print()
-    else:
-        _print(found)
-        if not options.no_run:
-            ran = trials()
-            _print(ran)
-            found += ran
     return int(any(finding.verdict == "fail" for finding in found))
+
+
+def _shown(found: list[Finding], options: argparse.Namespace) -> list[Finding]:
+    """The same, printed unless the report is JSON."""
+    if not options.json:
+        _print(found)
+    return found
 
 
 def findings() -> list[Finding]:
@@ -112,23 +110,12 @@ def trials() -> list[Finding]:
 
 
 def _trial(name: str, *options: str) -> Finding:
-    herring = module_command("herring.launch.cli")
-    command = [*herring, "run", *options, "--timeout", str(_TRIAL_SECONDS), "--grace", "2", "--"]
     start = time.monotonic()
-    done = subprocess.run(
-        [*command, *module_command("herring.launch.trial")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = run_job(options, module_command("herring.launch.trial"), _TRIAL_SECONDS)
     seconds = time.monotonic() - start
     if done.returncode == 0:
         return Finding(name, f"right to the bit ({seconds:.1f} s with start and end)")
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return Finding(name, f"exit status {done.returncode}", "fail", "\n".join(lines[-12:]))
+    return Finding(name, f"exit status {done.returncode}", "fail", last_lines(done.stdout))
 
 
 def _core() -> Finding:

@@ -1,0 +1,222 @@
+"""`herring check --tune`: which way of adding gradients is the fastest between this machine's GPUs.
+
+A job for each way (the setting node_stage) measures planned rounds with the loop of the benchmark,
+`herring.bench`, which also compares results with the exact ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from herring.errors import ConfigurationError
+from herring.launch.commands import module_command
+from herring.launch.findings import Finding, last_lines, run_job
+from herring.parts import install_command
+from herring.rendezvous.settings import value_of
+
+__all__ = ["Round", "judge", "tune"]
+
+_STAGES = ("host", "staged", "ipc")  # "auto" takes the last of them that works
+_BYTES = 64_000_000
+_MOST_RANKS = 8
+_JOB_SECONDS = 120  # of which loading torch with CUDA on all ranks may take most
+_WARMUP = 5  # the first two rounds of a plan are the host's
+_ITERATIONS = 20
+_WORTH_IT = 1.05
+_NAME = "GPU rounds"
+_MOST_REASONS = 3
+# What a rank logs that does not change over to the stage that was asked for.
+_REASONS = {
+    "host": re.compile(r"processors add for (GPU \d+: .*)"),
+    "staged": re.compile(r"(GPU \d+) reaches its neighbours through host memory(: .*)"),
+}
+_MISSING = re.compile(r"ConfigurationError: --device cuda: (.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What the job of one stage has found.
+
+    Attributes:
+        stage: That was asked for.
+        added: The stage that was really used after the first rounds; empty: the job has failed.
+        seconds: Of the median round, on its slowest rank.
+        why: Lines that say why it was another stage, or why the job has failed.
+        status: The exit status of the job.
+    """
+
+    stage: str
+    added: str = ""
+    seconds: float = 0.0
+    why: str = ""
+    status: int = 0
+
+    @property
+    def available(self) -> bool:
+        """Whether the stage that was asked for was used."""
+        return self.added == self.stage
+
+    def to_json(self) -> dict[str, Any]:
+        """As an entry of ``stages``; a stage that is not to be had has no times."""
+        return {
+            "stage": self.stage,
+            "available": self.available,
+            "used": self.added or None,
+            "median_seconds": self.seconds if self.available else None,
+            "bytes_per_second_per_rank": _BYTES / self.seconds if self.available else None,
+            "why": self.why,
+        }
+
+
+def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[str, Any] | None]:
+    """Measures each stage in a job of its own, one after the other.
+
+    Args:
+        described: The GPUs, as ``_core.describe_devices`` has them; empty: there are none.
+        why: There are none.
+
+    Returns:
+        Lines of the report, and the figures for JSON; None: nothing was measured.
+    """
+    if missing := _missing(described, why):
+        return [missing], None
+    gpus = len(described["devices"])
+    ranks = min(max(gpus, 2), _MOST_RANKS)
+    try:
+        asked = value_of(os.environ, "HERRING_NODE_STAGE")
+        threads = value_of(os.environ, "HERRING_NODE_THREADS") or _node_threads(ranks)
+    except ConfigurationError as error:
+        return [Finding(_NAME, f"not measured: {error}", "fail", "correct this variable")], None
+    rounds = []
+    for stage in _STAGES:
+        rounds.append(_measure(stage, ranks))
+        if not rounds[0].added:
+            return [_failed(rounds[0])], None  # the others need what this one needs
+    found = judge(rounds, ranks, gpus, threads, asked)
+    figures = {
+        "bytes": _BYTES,
+        "ranks": ranks,
+        "gpus": gpus,
+        "threads_per_rank": threads,
+        "auto": rounds[-1].added or None,
+        "stages": [one.to_json() for one in rounds],
+    }
+    return found, figures
+
+
+def judge(
+    rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: str
+) -> list[Finding]:
+    """Makes the table, and says which stage to ask for.
+
+    Args:
+        rounds: Of all stages, in their order; the first has not failed.
+        ranks: That have measured, on the first of the GPUs.
+        gpus: How many the machine has.
+        threads: Of each rank that have added in the first stage.
+        asked: The value of HERRING_NODE_STAGE outside of these jobs.
+    """
+    shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {gpus} GPUs"
+    layout = f"planned rounds of {_BYTES // 10**6} MB, {ranks} ranks{shared}"
+    found = [Finding(_NAME, layout), *(_line(one, threads) for one in rounds)]
+    fastest = min((one for one in rounds if one.available), key=lambda one: one.seconds)
+    last = rounds[-1]
+    name = "node_stage auto"
+    variable = f"set HERRING_NODE_STAGE={fastest.stage} in the environment of all ranks"
+    if not last.added:
+        # It asks for the same as the last one does, and would fail in the same way.
+        text = f"not known: {last.stage} has failed"
+        return [*found, Finding(name, text, "fail", f"until that is settled, {variable}")]
+    text = f"takes {last.added}"
+    used = last.added
+    if asked != "auto":
+        text += f"; HERRING_NODE_STAGE={asked} is set here"
+        used = next((one.added for one in rounds if one.stage == asked), "") or used
+    now = next(one for one in rounds if one.stage == used)
+    if not now.available or now.seconds <= _WORTH_IT * fastest.seconds:
+        return [*found, Finding(name, text)]
+    gain = 100 * (now.seconds / fastest.seconds - 1)
+    text += f"; {fastest.stage} is {gain:.0f} % faster than {used}"
+    return [*found, Finding(name, text, "note", variable)]
+
+
+def _missing(described: Mapping[str, Any], why: str) -> Finding | None:
+    """What has to be there first; None: nothing that can be known before a job runs."""
+    advice = "needs a GPU, its driver, and CUDA_VISIBLE_DEVICES that does not hide it"
+    if not described:
+        return Finding(_NAME, f"not measured: no GPU ({why})", "fail", f"--tune {advice}")
+    if not described["devices"]:
+        return Finding(_NAME, "not measured: the driver shows no GPU", "fail", f"--tune {advice}")
+    unusable = [
+        str(index) for index, one in enumerate(described["devices"]) if not one["stream_memory"]
+    ]
+    if unusable:
+        text = f"not measured: no memory operations on streams on GPU {', '.join(unusable)}"
+        advice = "Herring takes no arrays of such a GPU; CUDA_VISIBLE_DEVICES can leave it out"
+        return Finding(_NAME, text, "fail", advice)
+    if importlib.util.find_spec("torch") is None:
+        advice = f"PyTorch holds the arrays on GPUs: {install_command('torch')}"
+        return Finding(_NAME, "not measured: torch is not installed", "fail", advice)
+    return None
+
+
+def _node_threads(ranks: int) -> int:
+    from herring import _core
+
+    return int(_core.node_threads(ranks))
+
+
+def _measure(stage: str, ranks: int) -> Round:
+    """Runs the job of a stage."""
+    variables = {"HERRING_NODE_STAGE": stage, "HERRING_LOG_LEVEL": "info"}  # which says why not
+    with tempfile.TemporaryDirectory(prefix="herring-tune-") as folder:
+        file = Path(folder) / "planned.json"
+        command = [*module_command("herring.bench"), "planned", "--device", "cuda", "--check"]
+        command += ["--sizes", str(_BYTES), "--warmup", str(_WARMUP)]
+        command += ["--iterations", str(_ITERATIONS), "--json", str(file)]
+        job = run_job(["-n", str(ranks)], command, _JOB_SECONDS, variables)
+        if job.returncode != 0 or not file.is_file():
+            return Round(stage, why=_cause(job.stdout), status=job.returncode)
+        document = json.loads(file.read_text(encoding="utf-8"))
+    seconds = statistics.median(document["results"][0]["times_seconds"])
+    added = document["details"]["node_stage"]
+    return Round(stage, added, seconds, "" if added == stage else _reasons(job.stdout, added))
+
+
+def _cause(said: str) -> str:
+    """Why a job has failed, from what it has printed."""
+    missing = _MISSING.search(said)
+    return missing[1] if missing else last_lines(said)
+
+
+def _reasons(said: str, added: str) -> str:
+    """Why a rank uses a lesser stage, from what a job has logged; a line for each reason."""
+    found = ("".join(match.groups()) for match in _REASONS[added].finditer(said))
+    return "\n".join(list(dict.fromkeys(found))[:_MOST_REASONS])
+
+
+def _failed(one: Round) -> Finding:
+    return Finding(f"node_stage {one.stage}", f"exit status {one.status}", "fail", one.why)
+
+
+def _line(one: Round, threads: int) -> Finding:
+    """A row of the table."""
+    if not one.added:
+        return _failed(one)
+    name = f"node_stage {one.stage}"
+    if not one.available:
+        return Finding(name, f"not to be had here: {one.added} was used", "note", one.why)
+    text = f"{1e3 * one.seconds:9.3f} ms {_BYTES / one.seconds / 1e9:8.2f} GB/s per rank"
+    if one.stage == "host":
+        plural = "" if threads == 1 else "s"
+        text += f"   {threads} thread{plural} per rank (HERRING_NODE_THREADS)"
+    return Finding(name, text)
