@@ -24,12 +24,10 @@ using Address = uint64_t;      // as devices see it
 using Stream = uintptr_t;
 using Event = uintptr_t;
 using Kernel = uintptr_t;
-using Uuid = std::array<char, 16>;
 
 struct Properties {
   std::string name;
   std::string bus;             // PCI address
-  Uuid uuid = {};              // the same in every process that sees the device
   size_t memory = 0;           // bytes
   int major = 0, minor = 0;    // compute capability
   int multiprocessors = 0;

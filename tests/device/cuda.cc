@@ -101,11 +101,6 @@ int cuDeviceCanAccessPeer(int* can, int, int) {
   *can = has_peers;
   return kOk;
 }
-int cuDeviceGetUuid_v2(char* uuid, int device) {
-  BEGIN(cuDeviceGetUuid);
-  std::snprintf(uuid, 16, "stand-in %d", device);
-  return kOk;
-}
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
   BEGIN(cuDevicePrimaryCtxRetain);
   *context = context_of(device);
@@ -410,7 +405,6 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuMemHostRegister, 6050, cuMemHostRegister_v2),
       HAS(cuMemHostUnregister, 4000, cuMemHostUnregister),
       HAS(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),
-      HAS(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2),
       HAS(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2),
       HAS(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle),
       HAS(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2),

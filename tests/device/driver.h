@@ -153,6 +153,7 @@ class Driver {
   uint64_t fails_in = 0;
   int failure = 0;
   bool sticky = false, stuck = false;
+  const char* failed = "";  // the function that did so first
 
   // Never destroyed: streams may run to the end of the process.
   static Driver& instance() {
@@ -186,6 +187,7 @@ class Driver {
     if (stuck) return failure;
     if (fails_in == 0 || (!fails.empty() && fails != function)) return kOk;
     if (--fails_in > 0) return kOk;
+    failed = function;
     stuck = sticky;
     return failure;
   }

@@ -50,6 +50,10 @@ void standin_fail(const char* function, uint64_t n, int result, bool sticky) {
   driver().sticky = sticky;
   driver().stuck = false;
 }
+const char* standin_failed() {
+  std::lock_guard lock(driver().mutex);
+  return driver().failed;
+}
 void standin_capture(void* stream, bool captures) {
   static_cast<Stream*>(stream)->captures = captures;
 }

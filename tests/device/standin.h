@@ -18,6 +18,8 @@ void standin_jitter(uint32_t microseconds);
 // The n-th call from now on of a function (of any, if it is null) fails with this result; sticky:
 // so does everything after it. n = 0: nothing fails any more.
 void standin_fail(const char* function, uint64_t n, int result, bool sticky);
+// The function that has failed so, or an empty text.
+const char* standin_failed();
 void standin_capture(void* stream, bool captures);
 // Whether devices have memory operations on streams; before the driver is initialized.
 void standin_stream_memory(bool has);

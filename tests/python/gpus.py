@@ -64,6 +64,7 @@ class Driver:
             ("calls", u64, (ctypes.c_char_p,)),
             ("capture", None, (pointer, ctypes.c_bool)),
             ("fail", None, (ctypes.c_char_p, u64, ctypes.c_int, ctypes.c_bool)),
+            ("failed", ctypes.c_char_p, ()),
             ("fill", None, (pointer, u64, size, ctypes.c_float, u32)),
             ("disown", None, (u64,)),
             ("free", None, (ctypes.c_int, u64)),

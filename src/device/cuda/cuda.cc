@@ -277,7 +277,6 @@ Status CudaDevice::look() {
   HERRING_CUDA(device_bus, text, sizeof text - 1, number_);
   properties_.bus = text;
   HERRING_CUDA(device_memory, &properties_.memory, number_);
-  HERRING_CUDA(device_uuid, properties_.uuid.data(), number_);
   const auto read = [&](Attribute attribute, int otherwise) {
     int value = 0;
     const Answer result = driver_.device_attribute(&value, attribute, number_);

@@ -58,7 +58,6 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(device_name, "cuDeviceGetName", 2000, (char*, int, DeviceNumber))                          \
   X(device_memory, "cuDeviceTotalMem", 3020, (size_t*, DeviceNumber))                          \
   X(device_bus, "cuDeviceGetPCIBusId", 4010, (char*, int, DeviceNumber))                       \
-  X(device_uuid, "cuDeviceGetUuid", 11040, (char*, DeviceNumber))                              \
   X(device_attribute, "cuDeviceGetAttribute", 2000, (int*, int, DeviceNumber))                 \
   X(can_access_peer, "cuDeviceCanAccessPeer", 4000, (int*, DeviceNumber, DeviceNumber))        \
   X(retain_primary, "cuDevicePrimaryCtxRetain", 7000, (Context*, DeviceNumber))                \

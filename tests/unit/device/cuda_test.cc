@@ -25,6 +25,7 @@ static_assert(cuda::kSuccess == CUDA_SUCCESS && cuda::kNotReady == CUDA_ERROR_NO
 static_assert(same(cuda::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) &&
               same(cuda::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) &&
               same(cuda::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) &&
+              same(cuda::kMultiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) &&
               same(cuda::kStreamMemory64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
 static_assert(same(cuda::kMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
               same(cuda::kIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED) &&
@@ -35,7 +36,9 @@ static_assert(cuda::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE &&
               cuda::kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
               cuda::kRegisterMapped == CU_MEMHOSTREGISTER_DEVICEMAP &&
               cuda::kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ &&
-              cuda::kWriteAfterAll == CU_STREAM_WRITE_VALUE_DEFAULT);
+              cuda::kWriteAfterAll == CU_STREAM_WRITE_VALUE_DEFAULT &&
+              cuda::kLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS &&
+              sizeof(cuda::IpcHandle) == sizeof(CUipcMemHandle));
 static_assert(std::is_same_v<cuda::DevicePointer, CUdeviceptr> &&
               std::is_same_v<cuda::DeviceNumber, CUdevice> && sizeof(CUresult) == sizeof(int));
 #if CUDA_VERSION >= 12030
