@@ -92,7 +92,7 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
 
-test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples build/tests/fault_injection.so build/tests/device/libcuda.so.1
+test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc build/tests/fault_injection.so build/tests/device/libcuda.so.1
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
 
 # Not every framework has a build for every machine and Python.
@@ -245,6 +245,13 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
 	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# CUDA's compiler of kernels, the last one that knows GPUs from Volta on; apart, as jobs on the stand-in
+# for its driver have a stand-in for this, too.
+$(STAMPS)/nvrtc: $(STAMPS)/tools
+	@echo "installing CUDA's run-time compiler into .venv/nvrtc"
+	@$(PIP) --target .venv/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.9.86
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/system

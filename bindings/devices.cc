@@ -60,6 +60,12 @@ nb::dict measure_copies(int index, size_t bytes) {
 void register_devices(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe_devices", &describe_devices);
+  module.def("compile_kernel", [](int major, int minor, const std::string& dtype,
+                                  const std::string& op) {
+    const std::string code = take(device::cuda::compile_combination(
+        major, minor, take(parse_dtype(dtype)), take(parse_reduce_op(op))));
+    return nb::bytes(code.data(), code.size());
+  }, "major"_a, "minor"_a, "dtype"_a, "op"_a);
   module.def("add_compiler_folder", &device::cuda::add_compiler_folder, "folder"_a);
   module.def("measure_copies", &measure_copies, "device"_a, "bytes"_a);
 }
