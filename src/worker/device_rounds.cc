@@ -22,6 +22,7 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   auto planned = Planned::create(engine, gradients, std::move(options));
   if (!planned.ok()) return planned.status();
   rounds->planned_ = std::move(*planned);
+  rounds->node_->attach(*rounds->planned_, {});
   HERRING_RETURN_IF_ERROR(rounds->take_flags());
   return rounds;
 }
@@ -80,6 +81,9 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
   if (arenas.size() != expected) {
     return {Code::kInvalidArgument,
             concat(arenas.size(), " arenas on the device; this plan has ", expected)};
+  }
+  if (planned_->rounds() > 0) {
+    return {Code::kInvalidArgument, "place() after begin(): the ranks of the node know the arenas"};
   }
   arenas_ = std::move(arenas);
   node_->attach(*planned_, arenas_);

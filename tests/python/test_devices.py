@@ -32,6 +32,19 @@ def test_right_under_jitter(script: str, layout: str, stage: str) -> None:
     expect_success(run_job(LAYOUTS[layout], script, HERRING_NODE_STAGE=stage, **ENVIRONMENT))
 
 
+def test_a_plan_on_a_gpu_may_have_no_gradients() -> None:
+    script = """
+plan = herring.PlannedReduction([], name="p", device=0, note_bytes=size)
+for _ in range(4):
+    plan.begin()
+    plan.note(bytes(r == rank for r in range(size)))
+    plan.wait()
+    assert plan.notes == bytes([1] * size)
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+
+
 def test_bad_input_is_refused_with_its_name() -> None:
     script = """
 array = GpuArray(np.ones(1000, np.float32))
@@ -84,6 +97,7 @@ raises(herring.InvalidArgumentError, "wait() before gradients 0 were ready", pla
 plan.ready(0)
 raises(herring.InvalidArgumentError, "gradient 0 is ready twice", plan.ready, 0)
 plan.wait()
+raises(herring.InvalidArgumentError, "place() after begin()", plan.place, [arena])
 on_host = herring.PlannedReduction([(1000, "float32")], name="h")
 raises(herring.InvalidArgumentError, "make it with device=", on_host.place, [arena])
 herring.allreduce(array, name="all is well")
