@@ -112,9 +112,9 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
     node_->count_on();
     if (before == nullptr || before->status().ok()) node_->prepare(planned_->rounds());
   }
-  // Who has nothing to add says so when what it reads in its arenas is through: neighbours may
-  // write there.
-  const bool held = !active && node_->level() != DeviceNode::kHost;
+  // Who has nothing to add says so when its arenas are through with what came before, such as the
+  // way back of the last round: others write there, on the device or in the host's memory.
+  const bool held = !active;
   HERRING_RETURN_IF_ERROR(planned_->begin(active, held));
   // What waits for a round that fails goes on.
   planned_->round()->then(Where::kEngine, [flags = flags_, node = node_,
@@ -133,8 +133,8 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
     }
   }
   next_back_ = 0;
-  const bool shared = node_->level() != DeviceNode::kHost;
-  if (Status follows = copier_->follow(stream, shared); !follows.ok()) return failed(follows);
+  const bool out_too = held || node_->level() != DeviceNode::kHost;
+  if (Status follows = copier_->follow(stream, out_too); !follows.ok()) return failed(follows);
   if (held) {
     const auto let_go = [](DeviceRounds& self, const Status& status) {
       status.ok() ? self.planned_->let_go() : self.planned_->fail(status);

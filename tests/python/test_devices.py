@@ -45,6 +45,44 @@ herring.shutdown()
     expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
 
 
+@pytest.mark.parametrize("stage", ["host", "staged"])
+def test_a_round_with_nothing_to_add_comes_after_the_way_back_of_the_last(stage: str) -> None:
+    script = """
+import ctypes
+
+def copied(array):  # as it is behind what is queued now
+    library, context = driver._library, ctypes.c_void_p()
+    values = np.empty(array.shape, np.float32)
+    library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    library.cuCtxPushCurrent_v2(context)
+    failed = library.cuMemcpyDtoHAsync_v2(
+        ctypes.c_void_p(values.ctypes.data), ctypes.c_uint64(array.address),
+        ctypes.c_size_t(values.nbytes), ctypes.c_void_p(array.stream))
+    assert failed == 0
+    library.cuCtxPopCurrent_v2(ctypes.byref(context))
+    return values
+
+plan = herring.PlannedReduction([(1000, "float32")], name="p", op="sum", device=0)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+found = []
+for step in range(5):
+    if rank == 1:
+        arena.fill(0, 100_000)  # the GPU is behind
+    plan.begin(rank == 0)
+    if rank == 0:
+        arena.fill(step + 1)
+        plan.ready(0)
+    plan.wait()
+    found.append(copied(arena))
+arena.get()
+for step, values in enumerate(found):
+    assert (values[:1000] == step + 1).all(), (step, values[:3])
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, HERRING_NODE_STAGE=stage, **ENVIRONMENT))
+
+
 def test_bad_input_is_refused_with_its_name() -> None:
     script = """
 array = GpuArray(np.ones(1000, np.float32))

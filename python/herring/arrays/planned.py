@@ -174,7 +174,8 @@ class PlannedReduction:
         """Starts a round.
 
         Args:
-          active: False: this worker has nothing to add; all its buffers go at once.
+          active: False: this worker has nothing to add; all its buffers go at once. On a GPU: when
+            all is through that is queued for its arenas.
 
         Raises:
           InvalidArgumentError: the last round has not been waited for.
