@@ -222,6 +222,20 @@ void SharedHeap::retire_all() {
   }
 }
 
+void SharedHeap::retire(const void* p) {
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  const auto entry = entry_of(reinterpret_cast<uintptr_t>(p));
+  if (entry != entries_.end()) entry->second.retired = true;
+}
+
+bool SharedHeap::is_pinned(const void* p) const {
+  ForkSection section;
+  std::lock_guard lock(mutex_);
+  const auto entry = entry_of(reinterpret_cast<uintptr_t>(p));
+  return entry != entries_.end() && entry->second.region->is_pinned();
+}
+
 bool SharedHeap::free(void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
   std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is let go

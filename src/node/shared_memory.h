@@ -61,6 +61,7 @@ class SharedRegion {
   // Makes it known to the devices of this process, once: their copy engines then reach it. On a
   // thread that may call their driver. Without that copies are slower, which is said once.
   void pin();
+  bool is_pinned() const { return pin_.is_set(); }
 
  private:
   SharedRegion() = default;
@@ -104,6 +105,12 @@ class SharedHeap {
   std::optional<Location> locate(const void* p, size_t bytes) const;
   // The region of that id, kept alive by the result; nullptr once it was given back.
   std::shared_ptr<SharedRegion> region(uint32_t id) const;
+
+  // Whether devices know the region of a block: their copies to and from it wait for nobody.
+  bool is_pinned(const void* p) const;
+  // When this block is free, what was in it stays as it is for neighbours that have mapped it:
+  // nothing is handed out from its region any more.
+  void retire(const void* p);
 
   // Ids of the regions given back to the system since the last call: the peers that were told about
   // them can let go (LocalBus::release_region).

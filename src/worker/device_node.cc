@@ -87,6 +87,13 @@ void DeviceNode::let_go() {
   }
 }
 
+void DeviceNode::part_with_arenas() {
+  if (level_ == kHost || (level_ == kIpc && one_node())) return;
+  for (size_t i = 0; i < plan().arenas.size(); ++i) {
+    planned_->shared_heap()->retire(planned_->arena(i).get());
+  }
+}
+
 void DeviceNode::attach(const Planned& planned, std::vector<device::Address> arenas) {
   planned_ = &planned;
   arenas_ = std::move(arenas);

@@ -46,6 +46,9 @@ class DeviceNode final : public PlannedDevices {
   void count_on();
   // No stream waits for a flag of this any more: they may be used for other things.
   void give_back_flags();
+  // The last round is over: what neighbours copy back from the arenas in host memory, they may
+  // still do, for as long as they like.
+  void part_with_arenas();
   // Nothing that was queued here is under way any more: lets go of what the device has.
   void let_go();
 

@@ -63,6 +63,7 @@ DeviceRounds::~DeviceRounds() {
   for (size_t i = 0; planned_ && i < planned_->plan().arenas.size(); ++i) {
     arenas.push_back(planned_->arena(i));
   }
+  if (planned_) node_->part_with_arenas();
   planned_.reset();
   wait_for_round();
   const Status lost = copier_->drain();

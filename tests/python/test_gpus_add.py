@@ -33,7 +33,32 @@ def test_gpus_add_with_the_bits_of_processors(layout: str) -> None:
     expect_success(run_job(options, STAGES, WANTED=wanted, **environment, **ENVIRONMENT))
 
 
-def test_a_stage_that_is_not_to_be_had_is_said() -> None:
-    job = run_job(["-n", "2"], STAGES, WANTED="staged", HERRING_NODE_STAGE="ipc", **ENVIRONMENT)
-    said = expect_success(job)
-    assert "'gpu': HERRING_NODE_STAGE is ipc, which this node cannot have; it is staged" in said
+@pytest.mark.parametrize("layout", ["two-gpus", "two-nodes"])
+def test_a_plan_that_closes_leaves_its_sums_to_neighbours_that_still_read_them(layout: str) -> None:
+    script = """
+plan = herring.PlannedReduction([(600_000, "float32")], name="p", op="sum", device=rank % gpus)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32), rank % gpus)
+plan.place([arena])
+for step in range(3):
+    plan.begin()
+    arena.fill(step + 1)
+    plan.ready(0)
+    if step == 2 and rank == 1:
+        driver.jitter(300_000)
+    plan.wait()
+assert plan.node_stage == os.environ["WANTED"]
+if rank != 1:
+    plan.close()
+other = herring.PlannedReduction([(600_000, "float32")], name="o", op="sum", device=rank % gpus)
+if rank != 1:
+    other.arena(0).view(np.float32)[:] = 99  # may be the same memory
+else:
+    assert (arena.get()[:600_000] == 3 * size).all()
+herring.barrier()
+herring.shutdown()
+"""
+    options, wanted, environment = STAGE_LAYOUTS[layout]
+    options = ["-n", "2"] if layout == "two-gpus" else options
+    expect_success(
+        run_job(options, GPUS + script, WANTED=wanted, JITTER="0", **environment, **ENVIRONMENT)
+    )

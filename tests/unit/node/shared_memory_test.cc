@@ -256,6 +256,23 @@ TEST(SharedHeap, NothingIsHandedOutAgainOnceAllIsRetired) {
   EXPECT_EQ(heap.usage().cached, 0u);
 }
 
+// What one has let go of is left as it was for neighbours that still read it.
+TEST(SharedHeap, ABlockThatIsRetiredIsNotHandedOutAgain) {
+  SharedHeap heap;
+  for (const size_t bytes : {size_t{64}, SharedHeap::kLargeBytes}) {
+    auto block = heap.allocate(bytes);
+    ASSERT_TRUE(block.ok());
+    const uint32_t region = heap.locate(*block, 1)->region;
+    heap.retire(*block);
+    heap.free(*block);
+    EXPECT_EQ(heap.take_released(), std::vector<uint32_t>{region});
+    auto next = heap.allocate(bytes);
+    ASSERT_TRUE(next.ok());
+    EXPECT_NE(heap.locate(*next, 1)->region, region);
+  }
+  heap.retire(nullptr);
+}
+
 TEST(SharedHeap, NothingLeaks) {
   const auto shm = left_in_shm();
   const size_t before = open_fds();
