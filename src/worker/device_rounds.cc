@@ -54,6 +54,8 @@ DeviceRounds::~DeviceRounds() {
     copier_->settle_out();
     if (node_->level() != DeviceNode::kHost && !planned_->lacks_note()) wait_for_round();
   }
+  // Where the round has failed, others may go on, and the node stage waits for what adds here.
+  if (round && round->done() && !round->status().ok()) static_cast<void>(copier_->drain());
   {
     std::lock_guard lock(alive_->mutex);
     alive_->rounds = nullptr;
