@@ -205,7 +205,7 @@ void NodeStage::added(const wire::Key& key) {
   const auto found = works_.find(key);
   if (found == works_.end()) return;  // cleared
   const std::shared_ptr<NodeWork> work = found->second;
-  work->adding = false;
+  if (!std::exchange(work->adding, false)) return;  // it was stopped before it was started
   work->worked = work->slice.bytes;
   work->moved = moved_ = loop_.now();
   called_off_.contains(key.group) ? settle(key.group) : combined(work);
@@ -400,8 +400,8 @@ void NodeStage::clear() {
     if (work->task.adder) work->task.adder->stop();
   }
   // What runs on a device takes milliseconds, if it does not hang.
+  const auto until = std::chrono::steady_clock::now() + kAdderPatience;
   for (const auto& [key, work] : works_) {
-    const auto until = std::chrono::steady_clock::now() + kAdderPatience;
     while (work->adding && !work->task.adder->through() &&
            std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
