@@ -18,6 +18,9 @@ constexpr size_t kMostArenas = 10;       // one for each dtype
 constexpr size_t kScratchAlignment = 256;
 constexpr size_t kCommandBytes = sizeof(device::Command);
 
+// Of other memory a copy in may wait on the host for what is queued before it: for other ranks.
+Status not_pinned() { return {Code::kConfiguration, "memory for copies cannot be pinned"}; }
+
 }  // namespace
 
 const char* name_of(DeviceNode::Level level) {
@@ -211,8 +214,10 @@ Status DeviceNode::reach_host_memory() {
       if (plan().arenas[i].bytes == 0) continue;
       if (place == own_place()) {
         part.memory = planned_->arena(i).get();
+        if (!planned_->shared_heap()->is_pinned(part.memory)) return not_pinned();
       } else if (part.host.region) {
         part.host.region->pin();
+        if (!part.host.region->is_pinned()) return not_pinned();
         part.memory = part.host.region->data() + part.host.offset;
       } else {
         return {Code::kConfiguration, concat("local rank ", place, " has posted no memory")};
@@ -266,6 +271,7 @@ Status DeviceNode::make_adders() {
   if (!memory.ok()) return memory.status();
   const std::shared_ptr<device::Command> commands(
       static_cast<device::Command*>(*memory), [heap](device::Command* all) { heap->free(all); });
+  if (!heap->is_pinned(*memory)) return not_pinned();
   std::vector<std::shared_ptr<Adder>> made;
   Status status;
   for (size_t i = 0; i < count && status.ok(); ++i) {

@@ -64,6 +64,28 @@ herring.shutdown()
     )
 
 
+# Copies of other memory may make the calling thread wait for other ranks.
+def test_gpus_add_only_where_memory_is_pinned() -> None:
+    script = """
+plan = herring.PlannedReduction([(1_000_000, "float32")], name="p", op="sum", device=0)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+for step in range(4):
+    if step == 1 and rank == 1:
+        driver.fail(b"cuMemHostRegister", 1, 1, False)
+    plan.begin()
+    arena.fill(1)
+    plan.ready(0)
+    plan.wait()
+    assert plan.node_stage == "host" and (arena.get()[:1_000_000] == size).all()
+herring.shutdown()
+"""
+    said = expect_success(
+        run_job(["-n", "2"], GPUS + script, HERRING_LOG_LEVEL="info", **ENVIRONMENT)
+    )
+    assert "processors add for GPU 0: memory for copies cannot be pinned" in said, said
+
+
 # The group's other operations end when no neighbour works on them any more: when each has said so.
 def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing() -> None:
     script = """
