@@ -74,7 +74,7 @@ DeviceNode::~DeviceNode() { let_go(); }
 
 void DeviceNode::let_go() {
   if (scratch_ != 0) {
-    device::leave_to_unmap([&device = copier_->device(), scratch = scratch_](device::Platform&) {
+    device::leave_to_unmap([&device = device_, scratch = scratch_](device::Platform&) {
       device.free(scratch);
     });
     scratch_ = 0;
@@ -82,7 +82,7 @@ void DeviceNode::let_go() {
   for (std::vector<Part>& parts : parts_) {
     for (Part& part : parts) {
       if (!part.from) continue;
-      device::leave_to_unmap([&device = copier_->device(), from = *part.from](device::Platform&) {
+      device::leave_to_unmap([&device = device_, from = *part.from](device::Platform&) {
         device.close_import(from);
       });
       part.from.reset();
@@ -126,7 +126,7 @@ void DeviceNode::write_card(uint32_t round, char* to) {
     card.magic = kMagic;
     card.arenas = static_cast<uint32_t>(arenas_.size());
     for (uint32_t i = 0; i < card.arenas; ++i) {
-      auto memory = copier_->device().export_memory(arenas_[i]);
+      auto memory = device_.export_memory(arenas_[i]);
       if (!memory.ok()) continue;
       card.memory[i] = *memory;
       card.exported |= 1u << i;
@@ -156,7 +156,7 @@ void DeviceNode::prepare(uint32_t round) {
       reached_ = *reached;
     } else {
       log(LogLevel::kInfo, "'", planned_->options().name, "': processors add for GPU ",
-          copier_->device().index(), ": ", reached.status().message());
+          device_.index(), ": ", reached.status().message());
     }
   } else if (round == 2) {
     level_ = kIpc;
@@ -186,7 +186,7 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
   HERRING_RETURN_IF_ERROR(make_adders());
   if (planned_->node_stage() == "staged") return kStaged;
   if (Status reached = reach_devices(cards); !reached.ok()) {
-    log(LogLevel::kInfo, "'", planned_->options().name, "': GPU ", copier_->device().index(),
+    log(LogLevel::kInfo, "'", planned_->options().name, "': GPU ", device_.index(),
         " reaches its neighbours through host memory: ", reached.message());
     return kStaged;
   }
@@ -195,7 +195,7 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
 
 Status DeviceNode::load_kernels() {
   for (const plan::Arena& arena : plan().arenas) {
-    auto kernel = device::ready_kernel(*copier_, arena.dtype, planned_->options().op);
+    auto kernel = device::ready_kernel(copier_, arena.dtype, planned_->options().op);
     if (!kernel.ok()) return kernel.status();
     if (*kernel == 0) {
       return {Code::kConfiguration, "kernels cannot be loaded while other plans are averaged"};
@@ -236,7 +236,7 @@ Status DeviceNode::reach_devices(const std::vector<char>& cards) {
       if ((card.exported >> i & 1u) == 0) {
         return {Code::kConfiguration, concat("local rank ", place, " cannot export its memory")};
       }
-      auto address = copier_->device().import_memory(card.memory[i]);
+      auto address = device_.import_memory(card.memory[i]);
       if (!address.ok()) return address.status();
       parts_[place][i].address = *address;
       parts_[place][i].from = std::make_unique<device::Exported>(card.memory[i]);
@@ -257,7 +257,7 @@ size_t DeviceNode::largest_slice() const {
 Status DeviceNode::take_scratch() {
   parts_scratch_ = plan().buffers.size() * kCommandBytes;
   parts_scratch_ += kScratchAlignment - parts_scratch_ % kScratchAlignment;
-  auto scratch = copier_->device().allocate(parts_scratch_ + (places() - 1) * largest_slice());
+  auto scratch = device_.allocate(parts_scratch_ + (places() - 1) * largest_slice());
   if (!scratch.ok()) return scratch.status();
   scratch_ = *scratch;
   return {};
@@ -267,7 +267,7 @@ Status DeviceNode::make_adders() {
   const size_t count = plan().buffers.size();
   const std::shared_ptr<SharedHeap> heap = planned_->shared_heap();
   auto memory = heap->allocate(count * sizeof(device::Command),
-                               Use::devices_at(copier_->memory_node()));
+                               Use::devices_at(copier_.memory_node()));
   if (!memory.ok()) return memory.status();
   const std::shared_ptr<device::Command> commands(
       static_cast<device::Command*>(*memory), [heap](device::Command* all) { heap->free(all); });
@@ -275,7 +275,7 @@ Status DeviceNode::make_adders() {
   std::vector<std::shared_ptr<Adder>> made;
   Status status;
   for (size_t i = 0; i < count && status.ok(); ++i) {
-    auto flag = copier_->flags().take();
+    auto flag = copier_.flags().take();
     status = flag.status();
     if (!flag.ok()) break;
     auto* const command = new (commands.get() + i) device::Command;
@@ -283,7 +283,7 @@ Status DeviceNode::make_adders() {
         *flag, std::shared_ptr<device::Command>(commands, command)));
   }
   if (!status.ok()) {
-    for (const auto& adder : made) copier_->flags().give_back(adder->flag);
+    for (const auto& adder : made) copier_.flags().give_back(adder->flag);
     return status;
   }
   std::lock_guard lock(mutex_);
@@ -300,7 +300,7 @@ void DeviceNode::count_on() {
 }
 
 void DeviceNode::give_back_flags() {
-  for (const auto& adder : adders_) copier_->flags().give_back(adder->flag);
+  for (const auto& adder : adders_) copier_.flags().give_back(adder->flag);
 }
 
 void DeviceNode::release() {
@@ -365,7 +365,7 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
     what.postscale = wire_scale(planned_->group().members(), dtype, planned_->options().op);
   }
   const uint64_t wanted = slice.bytes / 16 / device::Device::kThreads + 1;
-  const uint64_t most = 2 * copier_->device().properties().multiprocessors;
+  const uint64_t most = 2 * device_.properties().multiprocessors;
   sum.blocks = static_cast<uint32_t>(std::min(wanted, most));
   sum.kernel = kernels_[one.arena];
   return sum;
@@ -376,7 +376,7 @@ Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
   const device::Copier::Sum sum = sum_of(buffer);
   if (sum.what.elements == 0) return {};
   const std::shared_ptr<Adder>& adder = adders_[buffer];
-  return copier_->combine_when(adder->flag, adder->value, sum,
+  return copier_.combine_when(adder->flag, adder->value, sum,
                                [adder, then = std::move(then)](const Status& status) {
                                  adder->is_through();
                                  then(status);

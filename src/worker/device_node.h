@@ -24,12 +24,13 @@ class DeviceNode final : public PlannedDevices {
  public:
   enum Level : uint8_t { kHost, kStaged, kIpc };
 
-  explicit DeviceNode(std::shared_ptr<device::Copier> copier) : copier_(std::move(copier)) {}
+  explicit DeviceNode(device::Copier& copier) : copier_(copier), device_(copier.device()) {}
   ~DeviceNode() override;
 
   // What follows is called by threads that may call the device's driver, one at a time.
 
-  // `planned`: made with this; it outlives all calls but the destructor. `arenas`: on the device.
+  // `planned`: made with this; it and the copier outlive all calls but the destructor, which may
+  // run on the engine's thread. `arenas`: on the device.
   void attach(const Planned& planned, std::vector<device::Address> arenas);
   // Before round `round` begins; the one before it has succeeded.
   void prepare(uint32_t round);
@@ -85,7 +86,8 @@ class DeviceNode final : public PlannedDevices {
   uint32_t own_place() const { return planned_->group().local_index(); }
   bool one_node() const { return planned_->group().members().nodes() == 1; }
 
-  const std::shared_ptr<device::Copier> copier_;
+  device::Copier& copier_;
+  device::Device& device_;
   const Planned* planned_ = nullptr;
   std::vector<device::Address> arenas_;
   Level level_ = kHost, reached_ = kHost;

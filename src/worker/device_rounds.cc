@@ -15,7 +15,7 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   options.averaged = [flags](uint32_t buffer) {
     flags->of_buffers[buffer].set(flags->values[buffer]);
   };
-  auto node = std::make_shared<DeviceNode>(copier);
+  auto node = std::make_shared<DeviceNode>(*copier);
   options.devices = node;
   std::unique_ptr<DeviceRounds> rounds(
       new DeviceRounds(std::move(copier), flags, std::move(node)));

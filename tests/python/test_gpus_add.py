@@ -64,6 +64,25 @@ herring.shutdown()
     )
 
 
+# Its arena's memory may be in use for long; what copied to it goes when it is closed.
+def test_a_plan_that_closes_destroys_its_streams_whoever_has_its_arena() -> None:
+    script = """
+plan = herring.PlannedReduction([(600_000, "float32")], name="p", op="sum", device=0)
+plan.place([GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))])
+for _ in range(3):
+    plan.begin()
+    plan.ready(0)
+    plan.wait()
+assert plan.node_stage == "staged"
+view, before = plan.arena(0), driver.calls(b"cuStreamDestroy")
+plan.close()
+assert driver.calls(b"cuStreamDestroy") == before + 4
+del view
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, HERRING_NODE_STAGE="staged", **ENVIRONMENT))
+
+
 # Copies of other memory may make the calling thread wait for other ranks.
 def test_gpus_add_only_where_memory_is_pinned() -> None:
     script = """
