@@ -105,6 +105,74 @@ herring.shutdown()
     assert "processors add for GPU 0: memory for copies cannot be pinned" in said, said
 
 
+# Likewise rounds in which GPUs add: in each of the first three all is there by then.
+@pytest.mark.parametrize("stage", ["ipc", "staged"])
+@pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out"])
+@pytest.mark.parametrize("how", ["dies", "leaves", "closes"])
+def test_who_ends_in_a_round_that_gpus_add_parks_nobody(how: str, moment: str, stage: str) -> None:
+    script = """
+plan = herring.PlannedReduction(
+    [(300_000, "float32")] * 4, name="p", op="sum", device=0, buffer_bytes=1 << 20)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+how, last = os.environ["HOW"], ["made", "begun", "some out", "all out"].index(os.environ["MOMENT"])
+
+def step():
+    plan.begin()
+    yield
+    plan.ready_all([0, 1])
+    yield
+    plan.ready_all([2, 3])
+    yield
+
+for _ in range(2):
+    for _ in step():
+        pass
+    plan.wait()
+herring.barrier()
+start = time.monotonic()
+reached = step()
+if rank == 1:
+    for _ in range(last):
+        next(reached)
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "closes":
+        plan.close()
+        time.sleep(0.3)
+    herring.shutdown()
+    os._exit(0)
+try:
+    for _ in reached:
+        pass
+    assert plan.node_stage == os.environ["STAGE"]
+    plan.wait()
+    assert last == 3, "nothing has failed"  # all of it was out before rank 1 ended
+except herring.HerringError as error:
+    print(f"rank 0: {type(error).__name__}: {error}")
+assert time.monotonic() - start < 4, time.monotonic() - start
+# No stream waits for what does not come: this waits for all that is queued.
+arena.scale(2)
+arena.get()
+driver.synchronize(0)
+plan.close()
+assert time.monotonic() - start < 5, time.monotonic() - start
+print("nobody is parked")
+"""
+    node_stage = "auto" if stage == "ipc" else stage
+    job = run_job(
+        ["-n", "2", "--keep-going"],
+        GPUS + script,
+        HOW=how,
+        MOMENT=moment,
+        STAGE=stage,
+        HERRING_NODE_STAGE=node_stage,
+        **ENVIRONMENT,
+    )
+    assert how == "dies" or job.returncode == 0, job.stdout
+    assert "nobody is parked" in job.stdout, job.stdout
+
+
 # The group's other operations end when no neighbour works on them any more: when each has said so.
 def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing() -> None:
     script = """
