@@ -214,3 +214,9 @@ herring.shutdown()
 """
     job = run_job(["-n", "3", "--keep-going"], GPUS + script, JITTER="0", **ENVIRONMENT)
     assert job.stdout.count("the pair goes on") == 2, job.stdout
+
+
+def test_a_stage_that_is_not_to_be_had_is_said() -> None:
+    job = run_job(["-n", "2"], STAGES, WANTED="staged", HERRING_NODE_STAGE="ipc", **ENVIRONMENT)
+    said = expect_success(job)
+    assert "'gpu': HERRING_NODE_STAGE is ipc, which this node cannot have; it is staged" in said

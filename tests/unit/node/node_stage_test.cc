@@ -39,6 +39,22 @@ class Servers : public Pusher {
   const uint32_t workers_;
 };
 
+// A device that adds when the test says so.
+class Adder : public SliceAdder {
+ public:
+  void start(uint32_t active, double divisor) override {
+    started = true;
+    this->active = active;
+    this->divisor = divisor;
+  }
+  void stop() override { stopped = true; }
+  bool through() const override { return true; }
+
+  bool started = false, stopped = false;
+  uint32_t active = 0;
+  double divisor = 0;
+};
+
 class NodeStageTest : public ::testing::Test {
  protected:
   struct Rank {
@@ -102,11 +118,11 @@ class NodeStageTest : public ::testing::Test {
     task.name = "test";
     task.data = data;
     task.bytes = bytes;
-    task.reduction.op = ReduceOp::kSum;
+    task.reduction.op = adder ? ReduceOp::kAverage : ReduceOp::kSum;
+    task.adder = std::move(adder);
     task.active = active;
     task.deadline = {60'000, 60'000, 60'000};
     task.shards = {{0, 0, bytes}};
-    task.adder = std::move(adder);
     task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
     ranks[r].stage->post(std::move(task));
   }
@@ -313,6 +329,78 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   run_until([&] { return data[0] == nullptr && data[1] == nullptr; });
   for (const Rank& rank : ranks) {
     EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>{0});
+    EXPECT_FALSE(rank.stage->busy(0));
+  }
+}
+
+// What it has to divide by, and who counts, is known only when all have posted.
+class NodesWithDevices : public NodeStageTest, public ::testing::WithParamInterface<uint32_t> {};
+
+TEST_P(NodesWithDevices, AddSlices) {
+  constexpr size_t kBytes = 4 * kSegment;
+  const uint32_t nodes = GetParam();
+  make(3, nodes);
+  std::vector<std::shared_ptr<Adder>> adders;
+  for (uint32_t r = 0; r < 3; ++r) adders.push_back(std::make_shared<Adder>());
+  const auto added = [&](uint32_t r) { ranks[r].stage->added({3, 0, 0}); };
+  const auto nobody_has_it = [&] {
+    return std::all_of(ranks.begin(), ranks.end(),
+                       [](const Rank& rank) { return rank.workers.empty(); });
+  };
+  run({[&] {
+         for (const uint32_t r : {0u, 2u}) {
+           post(r, allocate(r, kBytes), kBytes, 0, true, adders[r]);
+         }
+       },
+       [&] {
+         EXPECT_FALSE(adders[0]->started);
+         post(1, allocate(1, kBytes), kBytes, 0, false, adders[1]);
+       },
+       [&] {
+         for (const auto& adder : adders) {
+           EXPECT_TRUE(adder->started);
+           EXPECT_EQ(adder->active, 0b101u);
+           EXPECT_EQ(adder->divisor, nodes == 1 ? 2.0 : 1.0);  // servers divide
+         }
+         added(2);
+         added(0);
+       },
+       [&] {
+         EXPECT_TRUE(nobody_has_it());
+         added(1);
+       }});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>{nodes == 1 ? 2u : 5u});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OneAndTwo, NodesWithDevices, ::testing::Values(1u, 2u));
+
+// Until a device is through it may touch a neighbour's memory.
+TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceAdds) {
+  constexpr size_t kBytes = 4 * kSegment;
+  make(2, 1);
+  const auto first = std::make_shared<Adder>(), second = std::make_shared<Adder>();
+  run({[&] {
+         post(0, allocate(0, kBytes), kBytes, 0, true, first);
+         post(1, allocate(1, kBytes), kBytes, 0, true, second);
+       },
+       [&] {
+         for (Rank& rank : ranks) rank.stage->call_off(rank.group);
+       },
+       [&] {
+         EXPECT_TRUE(first->stopped && second->stopped);
+         EXPECT_TRUE(ranks[0].workers.empty() && ranks[1].workers.empty());
+         ranks[0].stage->added({3, 0, 0});
+       },
+       [&] {
+         EXPECT_TRUE(ranks[0].workers.empty());  // its neighbour is not through
+         EXPECT_EQ(ranks[1].workers.size(), 0u);
+         ranks[1].stage->added({3, 0, 0});
+       }});
+  for (const Rank& rank : ranks) {
     EXPECT_EQ(rank.workers, std::vector<uint32_t>{0});
     EXPECT_FALSE(rank.stage->busy(0));
   }
