@@ -114,7 +114,7 @@ class Call:
             agreement=about,
             **options,
         )
-        if self._operation.on_device:
+        if self._operation.comes_back:
             self._array = array
         return self._operation
 
@@ -154,7 +154,7 @@ class Call:
         with internal_errors():
             try:
                 self._operation.wait()
-                if self._operation.on_device:
+                if self._operation.comes_back:
                     take_back(self._operation, self._array, 0.0)
             finally:
                 self.forget()
