@@ -35,13 +35,16 @@ _BYTES = 100 << 20
 
 
 def timed(call: Callable[[], object], device: str, times: int = 7) -> float:
-    """Seconds of the median call, with all that it has queued."""
+    """Seconds of the median call, with all that it has queued; all workers begin at once."""
     import torch
+
+    import herring
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     found = []
     for _ in range(times + 5):
         wait()
+        herring.barrier()
         start = time.monotonic()
         call()
         wait()
@@ -163,11 +166,11 @@ def work(device: str) -> dict[str, list[float]]:
             else None
         )
         copies = rates["both"]
-        if herring.rank() == 0:
-            ones, other = (torch.ones(256 << 18, device=device) for _ in range(2))
-            memory = 2 * ones.nbytes / timed(lambda: other.copy_(ones), device)
-            del ones, other
+        ones, other = (torch.ones(256 << 18, device=device) for _ in range(2))
+        # All workers copy at once, and share what there is.
+        memory = size * 2 * ones.nbytes / timed(lambda: other.copy_(ones), device)
         memory = herring.broadcast_object(memory)
+        del ones, other
         if stage == STAGES[0]:
             found["copies"] = [rates[way] / 1e9 for way in ("out", "in", "both")]
             found["memory"] = [memory / 1e9]

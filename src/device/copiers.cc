@@ -1,8 +1,10 @@
 #include "device/copiers.h"
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,9 @@ namespace herring::device {
 namespace {
 
 constexpr Nanos kPatience = 5 * kSecond;
+// Whether streams are idle, where a kernel has to be loaded.
+constexpr int kLooks = 10;
+constexpr auto kBetweenLooks = std::chrono::microseconds(200);
 
 struct OfDevice {
   OfDevice(Platform& platform, Device& device) : flags(platform, device) {}
@@ -128,7 +133,9 @@ class Copiers {
   // 0: not now.
   Result<Kernel> ready(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
     if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
-    if (!device.kernels.contains({dtype, op})) {
+    for (int i = 0; i < kLooks && !device.kernels.contains({dtype, op}); ++i) {
+      // A stream whose last word has been seen is idle for its driver a moment later.
+      if (i > 0) std::this_thread::sleep_for(kBetweenLooks);
       Status loaded;
       while_nobody_waits([&] { loaded = load(device, relay, dtype, op); });
       if (!loaded.ok()) return loaded;

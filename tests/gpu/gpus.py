@@ -21,6 +21,9 @@ ENVIRONMENT = {
 class Driver:
     """A real driver: no jitter, and nothing is counted."""
 
+    def __init__(self) -> None:
+        _cycles_per_second()  # which waits for the device: before anything else does
+
     def count(self) -> int:
         return torch.cuda.device_count()
 
@@ -49,7 +52,8 @@ class GpuArray:
         values = np.ascontiguousarray(values)
         self.dtype = values.dtype
         self.tensor = torch.from_numpy(values.copy()).to(place)
-        torch.cuda.synchronize(place)
+        # Not for the device: streams of Herring's may wait for other ranks there.
+        self._stream.wait_stream(torch.cuda.current_stream(place))
 
     def get(self) -> np.ndarray:
         with torch.cuda.stream(self._stream):
