@@ -343,6 +343,8 @@ def test_gloo_meets_one_port_above():
 class FakeReduction:
     """A plan over one rank: arena with padding between gradients, and strict about its rounds."""
 
+    node_stage = "host"
+
     def __init__(self, gradients, *, name, op="average"):
         self.memory = np.zeros(4096, np.uint8)
         self.placements = []
