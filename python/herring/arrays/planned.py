@@ -163,8 +163,9 @@ class PlannedReduction:
 
     def _stream(self) -> int:
         """In which what is queued for the arenas comes before what is queued from now on."""
-        if (stream := stream_of(self._arenas[0]) if self._arenas else None) is not None:
-            return stream
+        streams = {stream_of(arena) for arena in self._arenas}
+        if len(streams) == 1 and None not in streams:
+            return streams.pop()
         out = self._open.out_stream()
         for arena in self._arenas:
             arena.__dlpack__(stream=out)  # by which its library lets that stream wait
@@ -253,10 +254,12 @@ class PlannedReduction:
         self._open.wait(seconds)
         if self._device is None:
             return
-        if (stream := stream_of(self._arenas[0]) if self._arenas else None) is not None:
-            self._open.join(stream)
-        else:
+        streams = {stream_of(arena) for arena in self._arenas}
+        if not streams or None in streams:
             self._open.await_back(seconds)
+        else:
+            for stream in streams:
+                self._open.join(stream)
 
     def close(self) -> None:
         """Lets go of the arenas; views of them stay valid."""
