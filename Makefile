@@ -126,7 +126,7 @@ build-gpu/site: $(CORE) $(PACKAGE)
 	@$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --target $@ .
 
 test-gpu: build-gpu/site ## run what needs a GPU, on a machine that has one: PYTHON=
-	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) -m pytest -v --tb=short -p no:cacheprovider tests/gpu
 
 bench-gpu: build-gpu/site ## measure averaging on a GPU, on a machine that has one: PYTHON=
 	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) benchmarks/gpu.py
