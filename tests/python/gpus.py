@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -168,8 +169,9 @@ class Adopted:
         self.code = 4 if kind == "bfloat16" else _CODES[kind[0]]
         self.bits = tensor.element_size() * 8
         self.address = tensor.data_ptr()
-        _adopted.setdefault(self.address, {})[id(self)] = tensor.numel() * tensor.element_size()
-        self._adopt()
+        with _adopting:
+            _adopted.setdefault(self.address, {})[id(self)] = tensor.numel() * tensor.element_size()
+            self._adopt()
 
     def _adopt(self) -> None:
         """As many bytes as the longest of those that begin there."""
@@ -179,8 +181,9 @@ class Adopted:
             Driver().disown(self.address)
 
     def __del__(self) -> None:
-        del _adopted[self.address][id(self)]
-        self._adopt()
+        with _adopting:
+            del _adopted[self.address][id(self)]
+            self._adopt()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -251,4 +254,5 @@ def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits:
 
 
 _exported: list[object] = []
+_adopting = threading.RLock()  # tensors come and go on several threads
 _adopted: dict[int, dict[int, int]] = {}  # bytes of tensors, by address
