@@ -377,10 +377,10 @@ Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
   if (sum.what.elements == 0) return {};
   const std::shared_ptr<Adder>& adder = adders_[buffer];
   return copier_.combine_when(adder->flag, adder->value, sum,
-                               [adder, then = std::move(then)](const Status& status) {
-                                 adder->is_through();
-                                 then(status);
-                               });
+                              [adder, then = std::move(then)](const Status& status) {
+                                adder->is_through();
+                                then(status);
+                              });
 }
 
 std::vector<device::Copy> DeviceNode::to_copy_back(uint32_t buffer) const {
