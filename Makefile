@@ -58,8 +58,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-PACKAGE := $(shell find python/herring -name '*.py' 2>/dev/null)
-CORE := $(shell find src bindings -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
+CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
 .PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
@@ -93,7 +93,7 @@ test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
 
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc build/tests/fault_injection.so build/tests/device/libcuda.so.1
-	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python
+	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python lab/tests/python
 
 # Not every framework has a build for every machine and Python.
 test-examples: $(STAMPS)/build
@@ -164,7 +164,7 @@ faults: $(STAMPS)/build build/tests/fault_injection.so ## let system calls fail,
 	  --only '$(ONLY)' --parallel $(PARALLEL)
 
 credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
-	@$(BIN)/python -m herring.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
+	@$(BIN)/python -m herring_lab.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
 
 fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TARGETS=

@@ -256,9 +256,9 @@ def run_job(options: argparse.Namespace, result: str) -> int:
     if options.hosts == 0:
         launch = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--"]
         return subprocess.run([*launch, *command]).returncode
-    from herring.lab import Cluster
-    from herring.lab.runner import Plan
-    from herring.lab.runner import run as run_plan
+    from herring_lab.emulate import Cluster
+    from herring_lab.emulate.runner import Plan
+    from herring_lab.emulate.runner import run as run_plan
 
     settings = {"GLOO_SOCKET_IFNAME": "eth0"}
     plan = Plan(command, options.hosts, options.hosts, timeout=900, settings=settings)

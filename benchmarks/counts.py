@@ -30,9 +30,9 @@ from typing import Any
 
 from harness import BenchJob, JobError, Layout
 
-from herring.lab import Cluster, ClusterError
-from herring.lab.hosts import HostCounters
 from herring.provenance import write_results
+from herring_lab.emulate import Cluster, ClusterError
+from herring_lab.emulate.hosts import HostCounters
 
 _CALLS = {
     "send": ("sendmsg", "sendto", "sendmmsg", "writev", "write"),

@@ -23,8 +23,8 @@ from typing import Any
 from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
 from herring import models
-from herring.lab import Cluster, ClusterError
 from herring.provenance import write_results
+from herring_lab.emulate import Cluster, ClusterError
 
 MEGABIT = 1e6
 

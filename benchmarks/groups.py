@@ -92,9 +92,9 @@ def work(options: argparse.Namespace) -> None:
 
 def run(what: str, workers: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """Returns the seconds of a job on fresh emulated hosts, by name."""
-    from herring.lab import Cluster
-    from herring.lab.runner import Plan
-    from herring.lab.runner import run as run_plan
+    from herring_lab.emulate import Cluster
+    from herring_lab.emulate.runner import Plan
+    from herring_lab.emulate.runner import run as run_plan
 
     with tempfile.TemporaryDirectory(prefix="herring-groups-") as directory:
         result = os.path.join(directory, "seconds.json")

@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from herring.lab import Cluster, Job
-from herring.lab.environment import (
+from herring_lab.emulate import Cluster, Job
+from herring_lab.emulate.environment import (
     SERVER_COMMAND,
     Meeting,
     server_environment,
@@ -35,7 +35,7 @@ class JobError(RuntimeError):
 
 
 class Hosts(Protocol):
-    """Where processes run: ``herring.lab.Cluster`` or ``ThisMachine``."""
+    """Where processes run: ``herring_lab.emulate.Cluster`` or ``ThisMachine``."""
 
     def popen(self, host: int, argv: Sequence[str], env: Any = None, **options: Any) -> Job:
         """Starts a process on a host."""

@@ -2,7 +2,7 @@
 
 A room uses only itself and rooms above it in the lists below, in Python as in C++. Every import
 counts, in a function and for type checkers too. No circle: modules of one room do not import each
-other. No "X | None" where it is evaluated: Python 3.9 has it in annotations only.
+other.
 
 Usage: python tools/check_style.py (in the root of the repository). Lists every breach and ends with
 status 1 if there is one.
@@ -21,7 +21,8 @@ from pathlib import Path
 
 MAXIMUM_COLUMNS = 100
 MAXIMUM_LINES = 650  # about 600: a file that wants to grow has two ideas in it
-PACKAGE = Path("python/herring")
+# The trainer's package and the laboratory's.
+PACKAGES = (Path("python/herring"), Path("lab/python/herring_lab"))
 SOURCES = {".cc", ".h", ".inc", ".py", ".sh", ".cmake"}
 
 # Rooms of the package: modules and packages with all that is in them, but for what has a line of
@@ -62,24 +63,26 @@ PYTHON_ROOMS = (
     "herring.horovod.mxnet",
     "herring.horovod",
     # The distribution herring-dl-lab.
-    "herring.report",
-    "herring._simulate",
-    "herring.simulate",
-    "herring.lab",
-    "herring.bench.peers",
-    "herring.study",
+    "herring_lab",
+    "herring_lab.report",
+    "herring_lab._simulate",
+    "herring_lab.simulate",
+    "herring_lab.emulate",
+    "herring_lab.competitors",
+    "herring_lab.study",
 )
 # Imports of rooms further down, each where a user asks for an optional part, and why.
 OPTIONAL_PARTS = {
-    ("herring.launch.cli", "herring.lab"): "herring lab is installed by herring-dl-lab",
-    ("herring.launch.cli", "herring.simulate"): "herring simulate is, too",
-    ("herring.launch.cli", "herring.study"): "herring study is, too",
-    ("herring.bench.cli", "herring.bench.peers"): "--peer is, too",
+    ("herring.launch.cli", "herring_lab.emulate"): "herring lab is installed by herring-dl-lab",
+    ("herring.launch.cli", "herring_lab.simulate"): "herring-dl-lab installs herring simulate",
+    ("herring.launch.cli", "herring_lab.study"): "herring-dl-lab installs herring study",
+    ("herring.bench.cli", "herring_lab.competitors"): "herring-dl-lab is needed for --peer",
     ("herring.tensorflow", "herring.keras"): "DistributedOptimizer is for those who have Keras",
 }
-# The core's rooms stand in CMakeLists.txt in their order; then come those of herring-dl-lab.
+# CMakeLists.txt lists the core's modules in their order. Those of the laboratory come after them.
 CORE_ROOMS = re.compile(r"foreach\(room ([\w ]+)\)")
-LAB_ROOMS = ("transport/virtual", "simulate", "lab")
+LAB_ROOMS = ("virtual", "simulate", "switch")
+CORE, LAB = Path("src"), Path("lab/src")
 
 
 def breaches(path: Path) -> list[str]:
@@ -101,31 +104,20 @@ def breaches(path: Path) -> list[str]:
     return found
 
 
-def evaluated_unions(path: Path) -> list[str]:
-    """Where the Python file at `path` has "X | None" outside of annotations."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    annotations = (
-        getattr(node, name, None) for node in nodes for name in ("annotation", "returns")
-    )
-    text = {id(part) for one in annotations if one is not None for part in ast.walk(one)}
-    return [
-        f"{path}:{node.lineno}: '{ast.unparse(node)}' is evaluated, which needs Python 3.10: "
-        "typing.Optional"
-        for node in nodes
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and id(node) not in text
-        if any(isinstance(e, ast.Constant) and e.value is None for e in (node.left, node.right))
-    ]
+def folder_of(path: Path) -> Path | None:
+    """Returns the folder from which Python imports the file at `path`; None: no package has it."""
+    return next((package.parent for package in PACKAGES if package in path.parents), None)
 
 
-def module_name(path: Path) -> str:
-    """As ``import`` has it."""
-    parts = path.with_suffix("").relative_to(PACKAGE.parent).parts
+def module_name(path: Path, folder: Path) -> str:
+    """Returns the name by which Python imports the file at `path`, below `folder`."""
+    parts = path.with_suffix("").relative_to(folder).parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def package_of(path: Path) -> str:
-    """From where relative imports of a module count."""
-    return ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+    """Returns the package to which relative imports in the file at `path` refer."""
+    return ".".join(path.parent.relative_to(folder_of(path) or Path()).parts)
 
 
 def imports(path: Path, modules: set[str]) -> dict[str, int]:
@@ -161,13 +153,16 @@ def room_of(name: str, rooms: Sequence[str], between: str) -> str:
 
 def python_arrows(paths: list[Path]) -> list[str]:
     """Imports in the package that run up, modules without a room, and the first circle."""
-    named = {module_name(path): path for path in paths if PACKAGE in path.parents}
+    folders = {path: folder for path in paths if (folder := folder_of(path))}
+    named = {module_name(path, folder): path for path, folder in folders.items()}
+    faces = {package.name for package in PACKAGES}
     modules = {*named, *PYTHON_ROOMS}
     found, graph, used = [], {}, set()
     for name, path in named.items():
         room = room_of(name, PYTHON_ROOMS, ".")
-        if room == PACKAGE.name != name:
+        if not room or (room in faces and room != name):
             found.append(f"{path}: no room; PYTHON_ROOMS in {__file__} has them in their order")
+            continue
         targets = imports(path, modules)
         for target, line in targets.items():
             where = room_of(target, PYTHON_ROOMS, ".")
@@ -178,23 +173,24 @@ def python_arrows(paths: list[Path]) -> list[str]:
             else:
                 found.append(f"{path}:{line}: {target} is of a room below {room}")
         # `import herring` is what a user writes: it loads the module of a name with its first use.
-        graph[name] = {*targets} - {name, PACKAGE.name}
+        graph[name] = {*targets} - {name, *faces}
     for name, room in OPTIONAL_PARTS.keys() - used:
         found.append(f"OPTIONAL_PARTS: {name} does not import {room}")
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        found.append(f"{PACKAGE}: modules import each other: {' <- '.join(error.args[1])}")
+        found.append(f"modules import each other: {' <- '.join(error.args[1])}")
     return found
 
 
 def core_arrows(paths: list[Path]) -> list[str]:
-    """Includes in `src/` that run up, and files without a room."""
+    """Includes in the core and the laboratory that run up, and files without a room."""
     listed = CORE_ROOMS.search(Path("CMakeLists.txt").read_text(encoding="utf-8"))
     rooms = (*(listed[1].split() if listed else ()), *LAB_ROOMS)
     found = []
     for path in paths:
-        room = room_of(path.relative_to("src").as_posix(), rooms, "/")
+        own = LAB_ROOMS if LAB in path.parents else rooms[: -len(LAB_ROOMS)]
+        room = room_of(path.relative_to(LAB if LAB in path.parents else CORE).as_posix(), own, "/")
         if not room:
             found.append(f"{path}: no room; CMakeLists.txt has them in their order")
             continue
@@ -213,9 +209,8 @@ def main() -> int:
     paths = [path for path in paths if path.suffix in SOURCES and path.is_file()]
     found = [breach for path in paths for breach in breaches(path)]
     sources = [path for path in paths if path.suffix == ".py"]
-    found += [union for path in sources for union in evaluated_unions(path)]
     found += python_arrows(sources)
-    found += core_arrows([p for p in paths if p.parts[0] == "src" and p.suffix != ".py"])
+    found += core_arrows([p for p in paths if {CORE, LAB} & {*p.parents} and p.suffix != ".py"])
     print("\n".join(found) if found else f"style: {len(paths)} files are fine")
     return int(bool(found))
 

@@ -158,7 +158,10 @@ def check_lab(environment: Environment) -> None:
         *("--rate", "10gbit", "--rtt", "50us"),
     )
     require("best servers" in said, said)
-    code = "import os, herring.lab.strict as s; print(os.access(s.find_switch() or '', os.X_OK))"
+    code = (
+        "import os, herring_lab.emulate.strict as s; "
+        "print(os.access(s.find_switch() or '', os.X_OK))"
+    )
     said = environment.run("python", "-c", code)
     require(said == "True\n", f"herring_lab_switch can be run: {said}")
     environment.run("herring", "lab", "--help")

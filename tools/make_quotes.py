@@ -40,7 +40,8 @@ _QUOTE = re.compile(
 
 def pages() -> list[Path]:
     """The pages that quote outputs."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    folders = (ROOT / "docs", ROOT / "lab" / "docs")
+    found = [ROOT / "README.md", *(page for one in folders for page in sorted(one.rglob("*.md")))]
     return [page for page in found if MARK in page.read_text(encoding="utf-8")]
 
 

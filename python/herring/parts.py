@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
-__all__ = ["LAB_PARTS", "install_command", "missing_part"]
+__all__ = ["LAB", "install_command", "missing_part"]
 
-#: Modules of the distribution herring-dl-lab.
-LAB_PARTS = (
-    "herring.lab",
-    "herring.study",
-    "herring.simulate",
-    "herring.report",
-    "herring.bench.peers",
-)
+#: The package of the distribution herring-dl-lab.
+LAB = "herring_lab"
 
 # Herring is in no index yet: these run in a copy of its repository.
 _COPY = "in a copy of Herring's repository"
@@ -23,9 +17,9 @@ _COPY = "in a copy of Herring's repository"
 def missing_part(error: ModuleNotFoundError) -> str:
     """Says what to install if a part of the lab is what could not be imported; else empty."""
     name = error.name or ""
-    if not any(name == part or name.startswith(part + ".") for part in LAB_PARTS):
+    if name.partition(".")[0] != LAB:
         return ""
-    return f"{name} is not installed: pip install ./lab {_COPY}"
+    return f"Herring's laboratory is not installed: pip install ./lab {_COPY}"
 
 
 def install_command(extra: str) -> str:

@@ -28,9 +28,9 @@ ServingHost serving_host(const std::string& address);
 
 // How many proxies a server has unless HERRING_PROXIES says so: as many as its link can keep busy,
 // at most half of the cores, and one per node, for all flows of a node end at one proxy. By the
-// costs of docs/simulate.md one thread moves some 14 Gbit/s, which no network card has confirmed;
-// it is given half of that, for nodes are not spread evenly, and small frames cost more. Virtual
-// machines do not know their link's rate: it may be 100 Gbit/s, for which the paper has 8.
+// costs of lab/docs/simulate.md one thread moves some 14 Gbit/s, which no network card has
+// confirmed; it is given half of that, for nodes are not spread evenly, and small frames cost more.
+// Virtual machines do not know their link's rate: it may be 100 Gbit/s, for which the paper has 8.
 uint32_t proxies_for(const ServingHost& host, uint32_t nodes);
 
 server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,

@@ -16,7 +16,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 
-from herring.lab import Cluster
+from herring_lab.emulate import Cluster
 
 __all__ = ["SlurmCluster", "why_no_slurm"]
 

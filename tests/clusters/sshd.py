@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from herring.lab import Cluster
+from herring_lab.emulate import Cluster
 
 __all__ = ["SshCluster", "gone", "why_no_sshd"]
 

@@ -271,7 +271,7 @@ def test_the_benchmark_is_right(operation: str, dtype: str) -> None:
 
 
 def test_the_benchmark_measures_gloo_on_a_gpu() -> None:
-    if importlib.util.find_spec("herring.bench.peers") is None:
+    if importlib.util.find_spec("herring_lab.competitors") is None:
         pytest.skip("herring-dl-lab is not installed")
     arguments = ["--peer", "gloo", "--device", "cuda", "--op", "sum"]
     said = expect_success(run_bench(2, "allreduce", *arguments))
@@ -279,7 +279,7 @@ def test_the_benchmark_measures_gloo_on_a_gpu() -> None:
 
 
 def test_the_benchmark_refuses_nccl_with_more_ranks_than_gpus() -> None:
-    if importlib.util.find_spec("herring.bench.peers") is None:
+    if importlib.util.find_spec("herring_lab.competitors") is None:
         pytest.skip("herring-dl-lab is not installed")
     if not torch.distributed.is_nccl_available():
         pytest.skip("this build of torch has no NCCL")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from herring.lab import Cluster, ClusterError
+from herring_lab.emulate import Cluster, ClusterError
 
 __all__ = ["namespaces", "needs_hosts", "why_no_hosts"]
 

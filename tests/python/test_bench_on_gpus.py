@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("herring.bench.peers")
+pytest.importorskip("herring_lab.competitors")
 
 from gpus import FOLDER, TORCH_ENVIRONMENT  # noqa: E402
 from herring.bench import cli, peers  # noqa: E402

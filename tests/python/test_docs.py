@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lab/README.md")]
+PAGES += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "lab/docs").rglob("*.md")])
 
 
 def source(name: str) -> str:
@@ -67,7 +67,7 @@ def test_quoted_outputs_are_current() -> None:
         timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    for page in ("README.md", "docs/simulate.md"):
+    for page in ("README.md", "lab/docs/simulate.md"):
         assert "<!-- output of the block above" in source(page), page
 
 
@@ -160,7 +160,7 @@ def test_every_paper_has_title_authors_and_year() -> None:
         (entry,) = (one for one in listed.split("\n- ") if family in one)
         words = " ".join(entry.split())
         assert title in words and re.search(r"\b20\d\d\.", words), words
-    for page in ("algorithms", "partial", "simulate", "study"):
-        assert "../README.md#papers" in source(f"docs/{page}.md"), page
+    for page in ("docs/algorithms", "docs/partial", "lab/docs/simulate", "lab/docs/study"):
+        assert "../README.md#papers" in source(f"{page}.md"), page
     for family in ("Thangakrishnan", "Hoefler"):
         assert f"family-names: {family}" in source("CITATION.cff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -118,7 +119,7 @@ sys.exit(1)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("herring run")]
     order = [line[:3] for line in lines]
     assert len(order) == 66
-    assert sum(a != b for a, b in zip(order, order[1:])) == 2, done.stderr
+    assert sum(a != b for a, b in itertools.pairwise(order)) == 2, done.stderr
 
 
 def test_what_a_rank_says_before_its_end_comes_before_what_is_said_of_it() -> None:

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from emulated import needs_hosts
-from herring.lab import Cluster
-from herring.lab.runner import Plan, run
+from herring_lab.emulate import Cluster
+from herring_lab.emulate.runner import Plan, run
 
 WORKER = """
 import sys, time

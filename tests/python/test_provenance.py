@@ -15,7 +15,7 @@ import pytest
 import herring
 from herring import provenance as module
 from herring.provenance import provenance
-from herring.report import Table, write
+from herring_lab.report import Table, write
 
 KEYS = ["version", "commit", "modified", "date", "host", "options"]
 

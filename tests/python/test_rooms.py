@@ -111,7 +111,7 @@ def test_a_circle_in_a_room_is_found(house: Path) -> None:
 def test_includes_that_lead_up_are_found(house: Path) -> None:
     fine = _write("src/server/server.cc", '#include "server/server.h"\n#include "wire/frame.h"\n')
     wrong = _write("src/wire/frame.h", '#include <map>\n#include "server/server.h"\n')
-    lab = _write("src/simulate/job.h", '#include "transport/virtual/loop.h"\n')
+    lab = _write("lab/src/simulate/job.h", '#include "virtual/loop.h"\n')
     core = _write("src/base/clock.cc", '#include "simulate/job.h"\n')
     loose = _write("src/new/file.cc", "")
     assert check_style.core_arrows([fine, wrong, lab, core, loose]) == [

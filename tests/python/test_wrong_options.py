@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from herring.lab import cluster
 from herring.launch.cli import main
+from herring_lab.emulate import cluster
 
 _RUN = ["lab", "run", "--no-check"]
 _COMMAND = ["--", "true"]

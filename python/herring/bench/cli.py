@@ -94,7 +94,7 @@ def _open(options: argparse.Namespace) -> Communicator:
         gpus = Gpus("--peer nccl" if options.peer == "nccl" else "--device cuda")
     if options.peer != "herring":
         try:
-            from herring.bench.peers import open_peer
+            from herring_lab.competitors import open_peer
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"--peer {options.peer}: {missing_part(error) or error}"

@@ -1,7 +1,7 @@
 """What the benchmark asks of a library: a barrier, one operation, and a way to gather numbers.
 
-Herring and its peers (``herring.bench.peers``) sit behind the same few methods, so that one loop
-with one clock measures them all.
+Herring and other libraries (``herring_lab.competitors``) sit behind the same few methods, so that
+one loop with one clock measures them all.
 """
 
 # ruff: noqa: D102 - the methods are described at Communicator

@@ -104,17 +104,11 @@ def _module(name: str) -> ModuleType:
     Only that one is imported: some take longer than a server to start, and some may not be there.
     """
     if name == "lab":
-        from herring.lab import cli as lab
-
-        return lab
+        return importlib.import_module("herring_lab.emulate.cli")
     if name == "study":
-        from herring.study import cli as study
-
-        return study
+        return importlib.import_module("herring_lab.study.cli")
     if name == "simulate":
-        from herring.simulate import cli as simulate
-
-        return simulate
+        return importlib.import_module("herring_lab.simulate.cli")
     return importlib.import_module(f"herring.launch.{name}")
 
 

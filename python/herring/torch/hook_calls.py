@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable
+from typing import Any
 
 from herring.arrays.names import next_name
 

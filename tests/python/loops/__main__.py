@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 import herring.torch as herring
-from herring.bench.peers import end_process
+from herring_lab.competitors import end_process
 
 from . import LOOPS
 from .libraries import Herring, Library, Nothing, Torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -265,7 +265,7 @@ def _recorded_quorum(
     return Quorum(**then)
 
 
-_Key = tuple[str, Optional[Group]]  # not "|": Python 3.9
+_Key = tuple[str, Group | None]  # not "|": Python 3.9
 # Series behind allreduce(sync=), by name and group; None: it was begun with sync="full".
 _series: dict[_Key, PartialReduction | None] = {}
 _began_with: dict[_Key, str] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Callable, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ _SLICE = 0.5  # seconds after which a wait looks whether its group was aborted
 
 Operations = Sequence[_core.Operation]
 # What follows complete operations: nothing, or more operations and what follows those.
-Then = Callable[[Operations], Optional[tuple[Operations, Any]]]
+Then = Callable[[Operations], tuple[Operations, Any] | None]
 
 
 class Owner:

@@ -1,9 +1,0 @@
-#include <nanobind/nanobind.h>
-
-#include "simulate/module.h"
-
-NB_MODULE(_simulate, module) {
-  module.doc() = "Averaging in virtual time. Use herring.simulate; this is its private half.";
-  herring::bindings::register_simulate(module);
-  herring::bindings::register_simulate_job(module);
-}

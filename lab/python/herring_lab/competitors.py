@@ -1,0 +1,340 @@
+"""Libraries to compare with: torch.distributed's Gloo and NCCL, and MPI through mpi4py.
+
+Each looks like Herring to the benchmark (``Communicator``): one loop with one clock measures all.
+"""
+
+# ruff: noqa: D102 - the methods are described at Communicator
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from herring.bench import pattern
+from herring.bench.communicator import Communicator, Prepared
+from herring.bench.gpus import Gpus
+from herring.bench.libraries import ALGORITHMS, PEERS
+from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.parts import install_command
+from herring_lab.emulate import mpi
+
+__all__ = [
+    "ALGORITHMS",
+    "PEERS",
+    "MpiCommunicator",
+    "TorchCommunicator",
+    "missing",
+    "open_peer",
+    "torch_rendezvous",
+]
+
+
+def _torch_missing() -> str:
+    return f"torch is not installed ({install_command('torch')})"
+
+
+def missing(peer: str) -> str:
+    """Says why a peer cannot be measured on this machine, and what to install; empty: it can.
+
+    Starts no job and loads nothing into this process.
+    """
+    if peer in mpi.MPIS:
+        return mpi.missing(peer)
+    if importlib.util.find_spec("torch") is None:
+        return _torch_missing()
+    if peer == "nccl" and not _has_gpu():
+        return "NCCL needs GPUs, and nvidia-smi lists none here"
+    return ""
+
+
+def open_peer(peer: str, algorithm: str | None = None, gpus: Gpus | None = None) -> Communicator:
+    """Starts one of `PEERS` on the ranks of this job.
+
+    Args:
+      peer: which.
+      algorithm: a key of ``ALGORITHMS[peer]``; None: the peer's own choice.
+      gpus: on which arrays lie, with one of ``OF_TORCH``, for NCCL always; None: in host memory.
+
+    Raises:
+      ConfigurationError: it is not installed, the environment does not say who is who, or NCCL
+        would have several ranks on one GPU.
+    """
+    if peer in mpi.MPIS:
+        return MpiCommunicator(peer, algorithm)
+    return TorchCommunicator(peer, algorithm, gpus)
+
+
+class TorchCommunicator:
+    """Gloo or NCCL through ``torch.distributed``, on the ranks of the same environment.
+
+    It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` and
+    ``NCCL_SOCKET_IFNAME`` choose the interface, as always. Gloo has no average: it sums, then
+    divides, as its users do. NCCL works on arrays on GPUs, Gloo on these too: torch copies them.
+    """
+
+    def __init__(
+        self, backend: str = "gloo", algorithm: str | None = None, gpus: Gpus | None = None
+    ) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigurationError(_torch_missing())
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        rank, size, method = torch_rendezvous(os.environ)
+        self.name = backend
+        self.rank = rank
+        self.size = size
+        self.local_size = int(os.environ.get("HERRING_LOCAL_SIZE", "1"))
+        self.num_nodes = max(1, size // self.local_size)
+        self._torch = torch
+        self._dist = dist
+        self._gpu = None if gpus is None else gpus.of(rank)
+        self._device = torch.device("cpu") if self._gpu is None else self._gpu.device
+        self._algorithm = algorithm
+        meeting: dict[str, Any] = {"init_method": method}
+        if backend == "nccl":
+            if algorithm is not None:
+                os.environ["NCCL_ALGO"] = ALGORITHMS["nccl"][algorithm]
+            store, _, _ = next(dist.rendezvous(method, rank, size))
+            require_own_gpus(store, rank, size, self._gpu.identity())
+            meeting = {"store": dist.PrefixStore("nccl", store)}
+        dist.init_process_group(backend, rank=rank, world_size=size, **meeting)
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+        self._wait()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        host = self._torch.from_numpy(elements).view(getattr(self._torch, dtype))
+        tensor = host.to(self._device)  # the same memory on the CPU
+        reduce_op = self._dist.ReduceOp
+        kind = {
+            "sum": reduce_op.SUM,
+            "average": reduce_op.SUM,
+            "min": reduce_op.MIN,
+            "max": reduce_op.MAX,
+            "product": reduce_op.PRODUCT,
+        }[op]
+        allreduce, size = self._dist.all_reduce, self.size
+
+        def run() -> None:
+            allreduce(tensor, op=kind)
+            if op == "average":
+                tensor.div_(size)
+            self._wait()
+
+        if self._gpu is None:
+            return Prepared(run, [elements])
+        return Prepared(
+            run, [elements], load=lambda: tensor.copy_(host), store=lambda: host.copy_(tensor)
+        )
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
+        own = own.to(self._device if self.name == "nccl" else "cpu")
+        parts = [self._torch.empty_like(own) for _ in range(self.size)]
+        self._dist.all_gather(parts, own)
+        return np.stack([part.cpu().numpy() for part in parts])
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "torch": self._torch.__version__,
+            "algorithm": self._algorithm or f"{self.name}'s choice",
+            "device": "cpu" if self._gpu is None else self._gpu.describe(),
+        }
+
+    def close(self) -> None:
+        self._dist.barrier()
+        self._dist.destroy_process_group()
+
+    def _wait(self) -> None:
+        if self._gpu is not None:
+            self._gpu.synchronize()
+
+
+class MpiCommunicator:
+    """MPICH or Open MPI through mpi4py, on the ranks that their launcher has started.
+
+    A program uses one MPI. Which one, mpi4py's wheel is told here (``MPI4PY_MPIABI``); an mpi4py
+    that was built against one MPI works with that one alone.
+    """
+
+    def __init__(self, name: str, algorithm: str | None = None) -> None:
+        os.environ["MPI4PY_MPIABI"] = name
+        if algorithm is not None:
+            os.environ.update(_mpi_settings(name, ALGORITHMS[name][algorithm]))
+        try:
+            import mpi4py
+
+            # MPICH 4.0 over UCX often hangs in MPI_Finalize: ranks that are done stop answering
+            # those that still close their connections. A rank that just exits ends well.
+            self._finalizes = mpi4py.rc.finalize = name != "mpich"
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"--peer {name}: {str(error).splitlines()[0]}: {install_command('mpi')} and "
+                "the MPI itself; 'herring lab run --mpi' and 'herring study' find Debian's MPICH, "
+                "elsewhere build mpi4py against it"
+            ) from error
+        library = MPI.Get_library_version().replace("\0", "").splitlines()[0]
+        found = {"MPICH": "mpich", "Open MPI": "openmpi"}.get(MPI.get_vendor()[0], "another MPI")
+        if found != name:
+            raise ConfigurationError(f"--peer {name}: mpi4py is built for {found} here: {library}")
+        self._mpi = MPI
+        self._world = MPI.COMM_WORLD
+        self._algorithm = algorithm
+        self._library = " ".join(library.split())
+        self.name = name
+        self.rank: int = self._world.rank
+        self.size: int = self._world.size
+        node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_size: int = node.size
+        self.num_nodes: int = self._world.allreduce(int(node.rank == 0))
+        node.Free()
+        started = int(os.environ.get("HERRING_SIZE", self.size))
+        if started != self.size:
+            raise ConfigurationError(
+                f"--peer {name}: the job has {started} workers, but MPI knows {self.size}: start "
+                f"it with the launcher of {name} ('herring lab run --mpi {name}' does)"
+            )
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        if dtype in ("float16", "bfloat16"):
+            raise InvalidArgumentError(f"{self.name} does not reduce {dtype}: MPI has no such type")
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        MPI, truth = self._mpi, dtype == "bool"  # noqa: N806 - as mpi4py calls it
+        kind = {
+            "sum": MPI.LOR if truth else MPI.SUM,
+            "average": MPI.SUM,
+            "min": MPI.LAND if truth else MPI.MIN,
+            "max": MPI.LOR if truth else MPI.MAX,
+            "product": MPI.LAND if truth else MPI.PROD,
+        }[op]
+        allreduce, in_place, size = self._world.Allreduce, MPI.IN_PLACE, self.size
+
+        def run() -> None:
+            allreduce(in_place, elements, kind)
+            if op == "average":
+                np.divide(elements, size, out=elements)
+
+        return Prepared(run, [elements])
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = np.ascontiguousarray(numbers, dtype=np.float64)
+        rows = np.empty((self.size, own.size))
+        self._world.Allgather(own, rows)
+        return rows
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {"mpi": self._library, "algorithm": self._algorithm or f"{self.name}'s choice"}
+
+    def close(self) -> None:
+        self._world.Barrier()
+        if self._finalizes:
+            self._mpi.Finalize()
+
+
+def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
+    """Returns rank, size and torch's ``init_method`` in this environment.
+
+    Raises:
+      ConfigurationError: the environment says neither what Herring nor what torchrun needs.
+    """
+    if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
+        host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
+        method = f"tcp://{host}:{int(port) + 1}"
+        return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
+    if "RANK" in environ and "MASTER_ADDR" in environ:
+        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
+    raise ConfigurationError(
+        "--peer gloo and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run"
+        " sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def require_own_gpus(store: Any, rank: int, size: int, gpu: str) -> None:
+    """Tells the others on which GPU this rank works.
+
+    Args:
+      store: torch's, of all ranks.
+      rank: this one.
+      size: how many there are.
+      gpu: what tells it from all other GPUs of the job; empty: unknown.
+
+    Raises:
+      ConfigurationError: two ranks have the same; on all ranks, so that none waits for NCCL.
+    """
+    store.set(f"gpu/{rank}", gpu or f"that of rank {rank}")
+    ranks: dict[str, list[int]] = {}
+    for other in range(size):
+        ranks.setdefault(store.get(f"gpu/{other}").decode(), []).append(other)
+    shared = {one: several for one, several in ranks.items() if len(several) > 1}
+    if not shared:
+        return
+    store.set(f"gpu/{rank}/read", "")
+    for other in range(size if rank == 0 else 0):  # whose process may be the store
+        store.get(f"gpu/{other}/read")
+    one, several = next(iter(shared.items()))
+    raise ConfigurationError(
+        f"--peer nccl: ranks {', '.join(map(str, several))} would share the GPU {one}, and NCCL "
+        "takes one rank on each; start no more workers on a host than it has GPUs, or measure "
+        "--peer gloo"
+    )
+
+
+def end_process(status: int) -> NoReturn:
+    """Ends this process, which has used torch's DistributedDataParallel over Gloo.
+
+    torch keeps Gloo's threads beyond ``destroy_process_group`` then. One that drops its last Python
+    object while the interpreter is being finalized aborts the process, after its work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _mpi_settings(name: str, value: str) -> dict[str, str]:
+    if name == "mpich":
+        return {"MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": value}
+    return {
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": value,
+    }
+
+
+def _has_gpu() -> bool:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return listed.returncode == 0 and b"GPU" in listed.stdout

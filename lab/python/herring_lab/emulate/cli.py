@@ -1,0 +1,219 @@
+"""``herring lab``: a cluster on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+from collections.abc import Sequence
+
+from herring.command_line import integer
+from herring.errors import ConfigurationError
+from herring.launch.job import resolve_command
+from herring.units import argument, parse_seconds, show_rate
+from herring_lab.emulate.check import check_links
+from herring_lab.emulate.cluster import Cluster, ClusterError, LateLinksError, remove_stale
+from herring_lab.emulate.limits import MAXIMUM_HOSTS
+from herring_lab.emulate.mpi import MPIS, require
+from herring_lab.emulate.options import add_network, network_of
+from herring_lab.emulate.runner import Plan, run
+
+__all__ = ["add_options", "handle"]
+
+HELP = """\
+examples:
+  herring lab run --workers 8 --servers 8 --rate 200mbit --queue 20ms -- \\
+      python -m herring.bench allreduce --sizes 25M
+      sixteen hosts with links of 200 Mbit/s each way, one worker or server on each
+
+  herring lab run --workers 8 --rate 200mbit -- python -m herring.bench allreduce --peer gloo
+      another library over the same hosts (RANK, WORLD_SIZE, MASTER_ADDR are set for it)
+
+  herring lab run --workers 8 --rate 200mbit --mpi openmpi -- python my_mpi4py_program.py
+      an MPI job: its own launcher starts the ranks on the hosts
+
+  herring lab run --workers 4 --servers 2 --rate 1gbit --slow 2=100mbit -- python train.py
+      host 2 has a slow card
+
+  herring lab run --workers 4 --servers 4 --rate 200mbit --paths 4x50mbit -- ...
+      two leaves with four spines between them; a connection keeps to one (a hash of its ports)
+
+  herring lab run --workers 4 --servers 4 --rate 200mbit --delay 0.2ms --delay 7=10ms -- ...
+      strict links: a packet takes length / rate on each, and 0.2 ms one way; host 7 is far away
+
+  herring lab run --workers 4 --rate 200mbit --paths 100mbit@10ms --loss 0.1% -- ...
+      two sites (even and odd hosts) joined by a thin long link; one packet in 1000 is lost
+
+  herring lab run --workers 2 --no-check -- sh -c 'echo {rank} of {size} at {address}'
+      any command; {rank} {size} {host} {local_rank} {address} {addresses} {master} are replaced
+
+Hosts are network namespaces: root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and util-linux are
+needed. Before the command runs, the links are measured, and a lab that does not deliver its rate
+says so and ends with status 3, as does one whose strict links were late while it ran. Whatever ends
+the lab, its hosts go with it; what a killed one left is removed by the next, or by 'herring lab
+clean'.
+"""
+
+_EXIT_LINKS = 3
+_ATTEMPTS = 3  # something else may have had the processors
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands and options of ``herring lab`` to its parser."""
+    parser.usage = "herring lab COMMAND [options]"
+    commands = parser.add_subparsers(
+        prog="herring lab", dest="lab_command", metavar="COMMAND", required=True
+    )
+    for name, text in (
+        ("run", "run a command per worker on emulated hosts"),
+        ("check", "make the hosts, measure their links, and remove them"),
+    ):
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=HELP,
+            usage=f"herring lab {name} [options]",
+        )
+        _add_network(command)
+        if name == "run":
+            _add_run(command)
+    clean = commands.add_parser("clean", help="remove what killed labs have left behind")
+    clean.usage = "herring lab clean"
+
+
+def _add_network(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--workers", type=integer, default=2, metavar="N", help="workers (default 2)"
+    )
+    command.add_argument(
+        "--servers", type=integer, default=0, metavar="S", help="dedicated servers (default 0)"
+    )
+    command.add_argument(
+        "--per-host", type=integer, default=1, metavar="L", help="workers on each host (default 1)"
+    )
+    add_network(command)
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.usage = "herring lab run [options] -- COMMAND [ARG ...]"
+    command.add_argument(
+        "--timeout",
+        type=argument(parse_seconds),
+        metavar="TIME",
+        help="end everything after this time: 90, 30m, 2h",
+    )
+    command.add_argument(
+        "--mpi", choices=MPIS, default="", help="let the launcher of this MPI start the workers"
+    )
+    command.add_argument("--no-check", action="store_true", help="do not measure the links first")
+    command.add_argument("--no-prefix", action="store_true", help="no rank in front of the lines")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Runs ``herring lab``; returns the exit status.
+
+    Raises:
+      ConfigurationError: an option is wrong, or this machine cannot make a lab; says why.
+    """
+    try:
+        if options.lab_command == "clean":
+            removed = remove_stale()
+            print(f"removed {len(removed)} left by labs that were killed")
+            return 0
+        return _with_cluster(options)
+    except ClusterError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _with_cluster(options: argparse.Namespace) -> int:
+    network = network_of(options)
+    plan = _plan(options)
+    # A terminated lab ends like an interrupted one: its hosts go with it.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with Cluster(plan.hosts, **network) as cluster:
+            if options.lab_command == "check" or not options.no_check:
+                status = _check(cluster)
+                if status != 0 or options.lab_command == "check":
+                    return status
+            cluster.link_report(reset=True)
+            return run(cluster, plan) or _late(cluster, options.no_check)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    for name in ("workers", "per_host"):
+        if getattr(options, name) < 1:
+            text = f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1 is needed"
+            raise ConfigurationError(text)
+    if options.servers < 0:
+        raise ConfigurationError(f"--servers {options.servers}: 0 or more are needed")
+    plan = Plan(_command(options), options.workers, options.servers, options.per_host)
+    if plan.hosts > MAXIMUM_HOSTS:
+        raise ConfigurationError(
+            f"--workers {options.workers}, --servers {options.servers}, --per-host "
+            f"{options.per_host}: that are {plan.hosts} hosts, a lab has at most {MAXIMUM_HOSTS}"
+        )
+    if options.lab_command == "check":
+        if plan.hosts < 2:
+            raise ConfigurationError("a single host has no link to measure: take --workers 2")
+        return plan
+    if options.mpi:
+        require(options.mpi)
+    return dataclasses.replace(
+        plan, timeout=options.timeout, labels=not options.no_prefix, mpi=options.mpi
+    )
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    if options.lab_command == "check":
+        return []
+    command: Sequence[str] = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise ConfigurationError(
+            "no command to run: put it behind '--', as in 'herring lab run --workers 4 -- "
+            "python train.py'"
+        )
+    return resolve_command(command)
+
+
+def _check(cluster: Cluster) -> int:
+    if cluster.size < 2:
+        return 0
+    for _attempt in range(_ATTEMPTS):
+        cluster.link_report(reset=True)
+        links = check_links(cluster)
+        print(f"herring lab: {links.text()}", file=sys.stderr, flush=True)
+        slow = links.slow()
+        report = cluster.link_report()
+        if not slow and (report is None or report.kept_up):
+            break
+    for host in slow:
+        print(
+            f"herring lab: host {host} got {show_rate(links.bits_per_second[host])}, not "
+            f"{show_rate(cluster.rate_between((host - 1) % cluster.size, host) or 0)}: this "
+            "machine cannot carry such a lab now; take a lower --rate or fewer hosts, or "
+            "--no-check",
+            file=sys.stderr,
+        )
+    if not slow:
+        slow = _late(cluster, False)
+    return _EXIT_LINKS if slow else 0
+
+
+def _late(cluster: Cluster, anyway: bool) -> int:
+    """Says how strict links kept to their model; returns the exit status."""
+    try:
+        report = cluster.require_on_time()
+    except LateLinksError as error:
+        print(f"herring lab: {error}", file=sys.stderr, flush=True)
+        return 0 if anyway else _EXIT_LINKS
+    if report is not None:
+        print(f"herring lab: {report.text()}", file=sys.stderr, flush=True)
+    return 0

@@ -1,0 +1,239 @@
+"""Strict links: a process of our own between the hosts, for paths with delay, jitter and loss.
+
+A token bucket lets a lone packet through at once and a kernel without netem knows no delay. Here
+every host's ``eth0`` is a TAP device of the compiled ``herring_lab_switch`` (``src/lab/``), which
+computes for each packet when its last bit would be at its receiver, and hands it over then::
+
+    host -- egress link -- path: loss, delay, jitter -- (spine --) switch port -- host
+
+Each link takes ``length / rate`` per packet, one after the other (length: with the Ethernet header,
+14 bytes), and drops what would wait longer than its queue is deep. The devices vanish with the
+process, the process with whoever made the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from herring_lab.emulate.namespaces import ClusterError
+
+__all__ = ["LateLinksError", "LinkReport", "Path", "Switch", "find_switch", "host_address"]
+
+_HEADER = 14
+_SHARE = 0.05  # of the packets may be late
+_STILL = 0.1  # seconds that no packet may be late
+_TIMEOUT = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """What lies between two switches or two hosts besides the links at its ends.
+
+    Attributes:
+      rate_bits: of a spine, bits per second and direction; None: no limit. Unused between hosts.
+      delay: seconds, one way.
+      jitter: seconds; a packet takes up to so much longer, evenly distributed, but never overtakes.
+      loss: probability that a packet is lost, 0 to 1.
+    """
+
+    rate_bits: float | None = None
+    delay: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+
+    def words(self) -> str:
+        """Returns delay, jitter and loss as the switch reads them."""
+        return f"{_nanos(self.delay)} {_nanos(self.jitter)} {self.loss!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkReport:
+    """How well strict links kept to their model since the cluster was made or last asked.
+
+    Attributes:
+      seconds: that have passed.
+      processor_seconds: that the switch took, delivery to the receivers' TCP stacks included.
+      packets: delivered.
+      late: packets delivered more than ``late_limit`` after their time.
+      late_limit: seconds.
+      mean_lateness: of a packet, seconds.
+      worst_lateness: seconds.
+      longest_turn: seconds for which nothing was read from any host at most.
+      lost: packets lost at random (the model's own).
+      overrun: packets that the kernel dropped because the switch did not fetch them in time.
+    """
+
+    seconds: float
+    processor_seconds: float
+    packets: int
+    late: int
+    late_limit: float
+    mean_lateness: float
+    worst_lateness: float
+    longest_turn: float
+    lost: int
+    overrun: int
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether figures measured over these links can be believed."""
+        return (
+            self.late <= _SHARE * self.packets
+            and self.mean_lateness <= self.late_limit / 2
+            and self.worst_lateness <= _STILL
+            and self.overrun == 0
+        )
+
+    def text(self) -> str:
+        """Returns a line for people."""
+        share = self.processor_seconds / self.seconds if self.seconds else 0.0
+        late = 100 * self.late / max(1, self.packets)
+        line = (
+            f"links took {share:.2f} of a processor for {self.packets} packets; {late:.2g} % were "
+            f"more than {self.late_limit * 1e3:.3g} ms late, the worst "
+            f"{self.worst_lateness * 1e3:.3g} ms, the mean {self.mean_lateness * 1e6:.0f} us"
+        )
+        return f"{line}; {self.overrun} were overrun" if self.overrun else line
+
+
+class LateLinksError(ClusterError):
+    """Strict links could not be kept to their model: what was measured over them is void.
+
+    Attributes:
+      report: the numbers.
+    """
+
+    def __init__(self, report: LinkReport) -> None:
+        super().__init__(
+            f"this machine could not carry the links: {report.text()}. What was measured is void; "
+            "take a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
+        )
+        self.report = report
+
+
+def host_address(host: int) -> str:
+    """Returns the Ethernet address of a host's TAP device; see ``src/lab/frame.h``."""
+    return f"02:48:45:00:{host >> 8:02x}:{host & 255:02x}"
+
+
+def find_switch() -> pathlib.Path | None:
+    """Returns the compiled switch that belongs to this package; None: it is not installed."""
+    import herring_lab
+    import herring_lab._simulate
+
+    compiled = pathlib.Path(herring_lab._simulate.__file__).parent
+    for folder in (compiled, *map(pathlib.Path, herring_lab.__path__)):
+        if (program := folder / "herring_lab_switch").is_file():
+            return program
+    return None
+
+
+class Switch:
+    """A running switch.
+
+    Args:
+      command: what starts it, in which namespace it may run included.
+      spaces: of the hosts, in order: names in ``/run/netns``.
+      spines: between the leaves of even and odd hosts; none: all are on one switch.
+      seed: of losses and jitter.
+      mtu: the largest of any host.
+      late_limit: seconds from which on a delivery counts as late.
+
+    Raises:
+      ClusterError: it does not start; has its own words.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        spaces: Sequence[str],
+        spines: int,
+        seed: int,
+        mtu: int,
+        late_limit: float,
+    ) -> None:
+        self._hosts = len(spaces)
+        self._late_limit = late_limit
+        self._one_at_a_time = threading.Lock()
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self._process: Any = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+        frame = mtu + _HEADER + 4
+        first = f"network {len(spaces)} {spines} {seed} {frame} {_nanos(late_limit)}"
+        try:
+            self.tell([first, *(f"tap {host} {space}" for host, space in enumerate(spaces))])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @staticmethod
+    def link_line(number: int, rate_bits: float | None, queue_seconds: float) -> str:
+        """Returns the line that sets a link, for `tell`."""
+        return f"link {number} {rate_bits or 0!r} {_nanos(queue_seconds)}"
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Has lines of ``src/lab/switch.h`` done; returns when they are.
+
+        Raises:
+          ClusterError: one could not be done; has the switch's own words.
+        """
+        self._ask([*lines, "sync"])
+
+    def report(self, reset: bool = False) -> tuple[LinkReport, list[list[int]]]:
+        """Returns how it kept up, and of each link packets, bytes and drops.
+
+        What the hosts' devices have dropped is not known here. With `reset` it begins anew then.
+
+        Raises:
+          ClusterError: the switch has ended.
+        """
+        found: dict[str, Any] = json.loads(self._ask(["report", *(["reset"] if reset else [])]))
+        report = LinkReport(
+            seconds=found["seconds"],
+            processor_seconds=found["processor_seconds"],
+            packets=found["packets"],
+            late=found["late"],
+            late_limit=self._late_limit,
+            mean_lateness=found["late_sum"] / max(1, found["packets"]),
+            worst_lateness=found["worst"],
+            longest_turn=found["turn"],
+            lost=found["lost"],
+            overrun=0,
+        )
+        return report, found["links"]
+
+    def close(self) -> None:
+        """Ends it. Harmless to repeat."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _ask(self, lines: Sequence[str]) -> str:
+        try:
+            with self._one_at_a_time:
+                self._process.stdin.write("\n".join(lines) + "\n")
+                self._process.stdin.flush()
+                answer = self._process.stdout.readline()
+        except (BrokenPipeError, ValueError):
+            answer = ""
+        if not answer:
+            words = "" if self._process.stderr.closed else self._process.stderr.read().strip()
+            raise ClusterError(f"the lab's switch has ended: {words or 'no reason given'}")
+        return answer
+
+
+def _nanos(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,253 @@
+"""The gradients of BERT: their sizes, their order, and when each is produced.
+
+Pure functions, for workers that stand in for a training process. Sources:
+
+* shapes: J. Devlin et al., *BERT*, 2018: 24 layers, hidden size 1024, intermediate size 4096, 512
+  positions, 2 segments, a vocabulary of 30522; pre-training heads included. With the published
+  implementation's order of variables these are the 398 variables of the Herring paper, and the
+  indices of its Table II.
+* moments and lengths: *Herring* (SC20), section IV.B, Table II, rows 3 to 18. Rows 1 and 2 have
+  lost a digit of their times. Row 18 shows that the vocabulary was padded to 30528 words, a
+  multiple of 8, which the 16-bit matrix units of that time ask for.
+
+Rows 3 to 18 hold eleven of the sixteen variables of a layer, and the embeddings. How long the
+other gradients take follows from their counterparts there, see `_gap`. All is about BERT-large but
+where another `Shape` is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+from herring.errors import InvalidArgumentError
+
+__all__ = [
+    "DDP_BUCKETS",
+    "FORWARD_PART",
+    "FUSION_BUFFERS",
+    "LARGE",
+    "TABLE_II",
+    "TOGETHER",
+    "Gradient",
+    "Shape",
+    "Variable",
+    "gradients",
+    "scaled_elements",
+    "schedule",
+    "variables",
+]
+
+#: The forward pass as a part of a step; the backward pass has twice as many multiplications.
+FORWARD_PART = 1 / 3
+#: Part of a step within which gradients appear at once, at the latest of their moments. The last
+#: gradient, a tenth of all bytes, comes 1/333 of a step after the one before: it stays alone.
+TOGETHER = 1 / 400
+#: Fusion buffers that Herring's plan makes of the whole model (`choose_buffer_bytes`).
+FUSION_BUFFERS = 32
+#: Buckets of 25 MiB, as torch's DistributedDataParallel makes them, in the 672 MB of the model in
+#: 16 bits.
+DDP_BUCKETS = 26
+
+_VOCABULARY = -(-30522 // 8) * 8
+_POSITIONS = 512
+_SEGMENTS = 2
+
+#: Rows 3 to 18 of Table II: variable, elements, microseconds (of the authors' clock).
+TABLE_II = (
+    (15, 4194304, 3822661),
+    (13, 1024, 3824614),
+    (14, 1024, 3825005),
+    (12, 1024, 3826271),
+    (11, 1048576, 3831110),
+    (10, 1024, 3842720),
+    (9, 1048576, 3849548),
+    (8, 1024, 3850360),
+    (7, 1048576, 3857206),
+    (6, 1024, 3857998),
+    (5, 1048576, 3863448),
+    (3, 1024, 3865702),
+    (4, 1024, 3866097),
+    (2, 2048, 3869997),
+    (1, 524288, 3873000),
+    (0, 31260672, 3882258),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What distinguishes the published sizes of BERT.
+
+    Attributes:
+      layers: of the encoder.
+      hidden: width; the intermediate size is four times that.
+    """
+
+    layers: int
+    hidden: int
+
+
+#: BERT-large.
+LARGE = Shape(24, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A trainable variable.
+
+    Attributes:
+      name: as in the published implementation, shortened.
+      shape: of the variable and of its gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """A gradient of one backward pass.
+
+    Attributes:
+      variable: index into `variables`.
+      moment: when it is there, as a part of the backward pass: above 0, and 1 for the last.
+    """
+
+    variable: int
+    moment: float
+
+
+def _dense(name: str, inputs: int, outputs: int) -> list[Variable]:
+    return [Variable(f"{name}/kernel", (inputs, outputs)), Variable(f"{name}/bias", (outputs,))]
+
+
+def _norm(name: str, hidden: int) -> list[Variable]:
+    return [Variable(f"{name}/beta", (hidden,)), Variable(f"{name}/gamma", (hidden,))]
+
+
+def variables(shape: Shape = LARGE) -> list[Variable]:
+    """Returns the variables in order of registration.
+
+    5 of the embeddings, 16 in each layer, 2 of the pooler, 5 of the masked-word head (whose
+    output matrix is the word embedding) and 2 of the next-sentence head: 398 in BERT-large.
+    """
+    hidden, intermediate = shape.hidden, 4 * shape.hidden
+    found = [
+        Variable("embeddings/word", (_VOCABULARY, hidden)),
+        Variable("embeddings/position", (_POSITIONS, hidden)),
+        Variable("embeddings/segment", (_SEGMENTS, hidden)),
+        *_norm("embeddings/norm", hidden),
+    ]
+    for layer in range(shape.layers):
+        name = f"layer_{layer}"
+        for part in ("query", "key", "value", "attention_output"):
+            found += _dense(f"{name}/{part}", hidden, hidden)
+        found += _norm(f"{name}/attention_norm", hidden)
+        found += _dense(f"{name}/intermediate", hidden, intermediate)
+        found += _dense(f"{name}/output", intermediate, hidden)
+        found += _norm(f"{name}/output_norm", hidden)
+    found += _dense("pooler", hidden, hidden)
+    found += _dense("words/transform", hidden, hidden)
+    found += _norm("words/norm", hidden)
+    found.append(Variable("words/output_bias", (_VOCABULARY,)))
+    found.append(Variable("next_sentence/kernel", (2, hidden)))
+    found.append(Variable("next_sentence/bias", (2,)))
+    return found
+
+
+# Microseconds from the gradient before, of the variables in rows 4 to 18.
+_SEEN = {after[0]: after[2] - before[2] for before, after in itertools.pairwise(TABLE_II)}
+_FIRST, _LAYER = 5, 16  # the first variable of layer 0; variables of a layer
+
+
+def _gap(index: int, variable: Variable) -> float:
+    """Microseconds that one of BERT-large takes after the one before it, on the clock of Table II.
+
+    Layers repeat what rows 3 to 18 show of layer 0. What these do not show takes as long as its
+    counterpart: a norm as that of the attention (rows 4 and 5), the bias of a matrix before a norm
+    as in row 6, other biases as in row 10, and a matrix as the attention's output (row 7), in
+    proportion to its elements, as the multiplications are.
+    """
+    if index < _FIRST:
+        return _SEEN[index]
+    if index < _FIRST + LARGE.layers * _LAYER:
+        same = _FIRST + (index - _FIRST) % _LAYER
+        if same in _SEEN:
+            return _SEEN[same]
+    if variable.name.endswith("/beta"):
+        return _SEEN[13]
+    if variable.name.endswith("/gamma"):
+        return _SEEN[14]
+    if variable.name.endswith(("/output/bias", "transform/bias")):
+        return _SEEN[12]
+    if len(variable.shape) == 1:
+        return _SEEN[8]
+    return _SEEN[11] * variable.elements / LARGE.hidden**2
+
+
+def _counterpart(index: int, shape: Shape) -> int:
+    """The variable of BERT-large that is what variable `index` is in another shape."""
+    if index < _FIRST:
+        return index
+    behind = index - _FIRST - shape.layers * _LAYER
+    if behind >= 0:
+        return _FIRST + LARGE.layers * _LAYER + behind
+    return _FIRST + (index - _FIRST) % _LAYER
+
+
+def gradients(shape: Shape = LARGE) -> list[Gradient]:
+    """Returns all gradients in the order they are produced.
+
+    That is the reverse of registration, but for the two variables of a norm (rows 4, 5, 14, 15).
+    In other shapes than BERT-large's a gradient takes as long as its counterpart there, in
+    proportion to their elements.
+    """
+    known, large = variables(shape), variables()
+    order = list(range(len(known) - 1, -1, -1))
+    for place, index in enumerate(order[:-1]):
+        if known[index].name.endswith("/gamma"):
+            order[place], order[place + 1] = order[place + 1], index
+    produced = []
+    clock = 0.0
+    for index in order:
+        same = _counterpart(index, shape)
+        clock += _gap(same, large[same]) * known[index].elements / large[same].elements
+        produced.append((index, clock))
+    return [Gradient(index, moment / clock) for index, moment in produced]
+
+
+def scaled_elements(nbytes: float) -> list[int]:
+    """Returns float32 elements per variable, so that all take about `nbytes`; at least 1 each.
+
+    Raises:
+      InvalidArgumentError: `nbytes` is too small for sizes to keep their proportions.
+    """
+    elements = [variable.elements for variable in variables()]
+    if nbytes < 256 * len(elements):
+        raise InvalidArgumentError(
+            f"{nbytes:.0f} bytes are too few for {len(elements)} gradients, which need "
+            f"{256 * len(elements)}: take more computing or a faster link"
+        )
+    factor = nbytes / 4 / sum(elements)
+    return [max(1, round(count * factor)) for count in elements]
+
+
+def schedule() -> list[tuple[int, float]]:
+    """Returns (variable, moment as a part of the step) in order of production.
+
+    The forward pass comes first; gradients produced within `TOGETHER` have the same moment.
+    """
+    moment = math.inf
+    found: list[tuple[int, float]] = []
+    for gradient in reversed(gradients()):
+        own = FORWARD_PART + (1 - FORWARD_PART) * gradient.moment
+        if own < moment - TOGETHER:
+            moment = own
+        found.append((gradient.variable, moment))
+    return found[::-1]

@@ -1,0 +1,106 @@
+"""Random networks: does self-controlled credit find what the best fixed window gives?
+
+``python -m herring_lab.simulate.property_suite --networks 1000`` (or ``make credit-suite``) draws
+networks, lets the real controller run on each, searches the best fixed window beside it, and ends
+with status 1 if a property does not hold. Each network follows from its number alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from herring_lab.simulate import coarse_networks, job_networks
+from herring_lab.simulate.verdict import ALL, MOST, Verdict, breaches
+
+__all__ = ["MODELS", "main"]
+
+#: Values of ``--model``, and what measures a network of each.
+MODELS: dict[str, Callable[[int], Verdict]] = {
+    "coarse": coarse_networks.measure,
+    "jobs": job_networks.measure,
+}
+
+
+def _table(verdicts: Sequence[Verdict], count: int) -> str:
+    worst = sorted(verdicts, key=lambda verdict: verdict.share)[:count]
+    lines = [f"{'network':>8} {'share':>6} {'window':>7} {'best':>5}"]
+    for v in worst:
+        more = f"  {v.bound}" + ("  COLLAPSED" if v.collapsed else "")
+        lines.append(f"{v.seed:>8} {v.share:>6.2f} {v.window:>7} {v.best_window:>5}{more}".rstrip())
+        lines.append(f"         {v.network}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the suite; 1 if a property does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m herring_lab.simulate.property_suite",
+        description=(
+            "Runs the credit controller on random networks, and compares with the best fixed "
+            "window."
+        ),
+    )
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        default="coarse",
+        help="the coarse model, or whole jobs in virtual time: 60 times slower, 2 to 16 nodes",
+    )
+    parser.add_argument("--networks", type=int, default=1000, help="how many (1000)")
+    parser.add_argument("--first", type=int, default=1, help="number of the first (1)")
+    parser.add_argument("--parallel", type=int, default=1, help="threads (1)")
+    parser.add_argument("--worst", type=int, default=10, help="how many the table shows (10)")
+    options = parser.parse_args(arguments)
+    for name, least in (("networks", 1), ("first", 0), ("parallel", 1), ("worst", 0)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} {getattr(options, name)}: {least} or more are allowed")
+    seeds = range(options.first, options.first + options.networks)
+    began = time.monotonic()
+    verdicts = _measure_all(MODELS[options.model], seeds, options.parallel)
+    print(_table(verdicts, options.worst))
+    good = sum(v.share >= MOST for v in verdicts)
+    fair = sum(v.share >= ALL for v in verdicts)
+    print(
+        f"{len(verdicts)} networks in {time.monotonic() - began:.0f} s: {good} reach {MOST:.0%} of "
+        f"the best fixed window's goodput, {fair} reach {ALL:.0%}, "
+        f"{sum(v.collapsed for v in verdicts)} collapse"
+    )
+    found = breaches(verdicts)
+    for breach in found:
+        print(f"not as promised: {breach}")
+    return int(bool(found))
+
+
+def _measure_all(
+    measure: Callable[[int], Verdict], seeds: Sequence[int], threads: int
+) -> list[Verdict]:
+    """Returns the verdict of each network, and says on standard error how far it is."""
+    verdicts: list[Verdict] = []
+    began = shown = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for verdict in pool.map(measure, seeds):
+                verdicts.append(verdict)
+                now = time.monotonic()
+                if now - shown >= 2:
+                    shown = now
+                    left = (now - began) / len(verdicts) * (len(seeds) - len(verdicts))
+                    good = sum(v.share >= MOST for v in verdicts)
+                    print(
+                        f"{len(verdicts)} of {len(seeds)} networks, {good} at {MOST:.0%} or more, "
+                        f"{left:.0f} s left",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        except BaseException:  # those that wait are not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return verdicts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

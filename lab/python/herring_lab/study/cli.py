@@ -1,0 +1,337 @@
+"""``herring study``: measures, and writes tables, JSON and plots to a folder."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import pathlib
+import time
+from typing import Any
+
+from herring.command_line import integer
+from herring.errors import ConfigurationError
+from herring.progress import Progress, show_time
+from herring.units import argument, parse_rate, parse_seconds, parse_size
+from herring_lab.competitors import ALGORITHMS, PEERS, missing
+from herring_lab.emulate.cluster import ClusterError
+from herring_lab.emulate.limits import require_queue, require_rate
+from herring_lab.report import Table, draw, markdown, read, write
+from herring_lab.study.bench import Network
+from herring_lab.study.comparisons import COMPARISONS
+from herring_lab.study.experiments import (
+    DEFAULT_PEERS,
+    EXPERIMENTS,
+    Peer,
+    Scale,
+    allreduce,
+    costs,
+)
+from herring_lab.study.gpu import gpu_study
+from herring_lab.study.long_paths import long_paths
+from herring_lab.study.networks import networks_study
+from herring_lab.study.paper_tables import paper_tables
+from herring_lab.study.partial import partial_study
+from herring_lab.study.predictions import predictions
+from herring_lab.study.training import cost_check, training
+
+__all__ = ["add_options", "handle"]
+
+_MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
+_ON_THIS_MACHINE = {
+    "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
+    "networks": lambda scale: networks_study(scale.quick, scale.report),
+    "predictions": predictions,
+    "gpu": lambda scale: gpu_study(scale.quick, scale.iterations, scale.report),
+}
+_DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
+_PATHS = {"long-paths": long_paths, **COMPARISONS}
+_NAMES = [*_MEASURED, *_PATHS, "cost", "paper-tables", *_ON_THIS_MACHINE]
+
+HELP = """\
+examples:
+  herring study line-rate allreduce --out study
+      fits latency and rate of a link; times every algorithm, Gloo, MPICH
+      and Open MPI at 2 to 16 hosts
+
+  herring study training --rate 50mbit --queue 40ms --hosts 2,4,8,16
+      steps with the gradients of BERT-large and slept computing: scaling efficiency
+
+  herring study long-paths --iterations 20 --out study
+      hosts 50 us to 5 ms apart, with and without lost packets: self-controlled credit beside
+      fixed sizes of it and Gloo's ring
+
+  herring study over-delay over-loss --iterations 20 --out study
+  herring study over-hosts --hosts 2,4,8,12,16 --rate 100mbit --iterations 20 --out study
+      the pictures of the documentation: Herring, its own ring, Gloo's, and the limit
+
+  herring study --draw study/over-delay.json --out pictures
+      the picture once more, from the numbers; nothing is measured
+
+  herring study --quick --out /tmp/study
+      a look at everything in two minutes: the machinery, no figures to keep
+
+  herring study partial networks --out study
+      eager SGD on this machine, almost without a lab: rounds that wait for few
+
+  herring study gpu --iterations 20 --out study
+      all-reduces on this machine's GPUs, 8 B to 256 MB: sums by kernels and by processors
+
+  herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
+      --node-price 31.2 --server-price 4.9
+      what dedicated servers cost and buy, from the models; nothing is measured
+
+  herring study predictions --iterations 20 --out study
+      27 all-reduces on emulated hosts and in virtual time, side by side
+
+  herring study paper-tables
+      tables V and VI of the Herring paper: two points of each row calibrate a model, the others
+      are predicted; nothing is measured
+
+Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch
+(Gloo, NCCL) or mpi4py and an MPI with its launcher; what is not installed is skipped.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``herring study`` to its parser."""
+    parser.usage = "herring study [EXPERIMENT ...] [options]"
+    parser.add_argument(
+        "experiments",
+        nargs="*",
+        type=_experiment,
+        metavar="EXPERIMENT",
+        help=f"{', '.join(_NAMES)} (default: {', '.join(_MEASURED)})",
+    )
+    parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
+    parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
+    parser.add_argument(
+        "--hosts", metavar="LIST", help=f"numbers of workers ({_DEFAULTS['hosts']})"
+    )
+    parser.add_argument(
+        "--size",
+        metavar="LIST",
+        help="bytes of the array: what a link carries in 0.25 s and, for allreduce, 0.53 of that "
+        "besides, as the papers' 100 and 53 MB; of several the other experiments take the largest",
+    )
+    parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
+    parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
+    parser.add_argument("--iterations", type=integer, metavar="N", help="per point (7)")
+    parser.add_argument(
+        "--runs",
+        type=integer,
+        metavar="N",
+        help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument(
+        "--draw",
+        nargs="+",
+        metavar="JSON",
+        help="only draw the pictures of these tables again, to the folder",
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(DEFAULT_PEERS),
+        metavar="LIST",
+        help="of allreduce: libraries beside Herring, each with an algorithm of its own choice or "
+        f"the one behind a colon ({','.join(DEFAULT_PEERS)}); those not installed are skipped",
+    )
+    cost = parser.add_argument_group("cost and training")
+    cost.add_argument("--nodes", type=integer, default=64, metavar="N", help="worker nodes (64)")
+    cost.add_argument(
+        "--compute", type=_compute, metavar="TIME", help="of a step (0.2s; training: 4s)"
+    )
+    cost.add_argument("--node-price", type=float, default=31.2, metavar="P", help="per hour (31.2)")
+    cost.add_argument("--server-price", type=float, default=4.9, metavar="P", help="per hour (4.9)")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Runs ``herring study``; returns the exit status.
+
+    Raises:
+      ConfigurationError: an option is wrong, or this machine cannot measure; says why.
+    """
+    _require_possible(options)
+    if options.draw:
+        return _draw(options.draw, options.out)
+    network = _network(options)
+    given = {name: getattr(options, name) for name in _DEFAULTS}
+    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
+    hosts, iterations, runs = _hosts(chosen["hosts"]), chosen["iterations"], chosen["runs"]
+    sizes = _sizes(options.size, network)
+    if options.quick:
+        hosts, iterations, runs = [2, 3], 2, 1
+        sizes = [max(int(network.bandwidth / 50) // 4 * 4, 4)]
+    names = options.experiments or list(_MEASURED)
+    peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
+    if options.quick:
+        peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
+    folder = _folder(options.out)
+    progress = Progress(options.quiet)
+    for line in skipped:
+        progress.say(f"skipped: {line}")
+    compute = options.compute
+    scale = Scale(
+        hosts,
+        max(sizes),
+        network,
+        iterations,
+        progress,
+        peers,
+        skipped,
+        quick=options.quick,
+        runs=runs,
+        compute_seconds=compute if compute is not None else 0.2 if options.quick else 4.0,
+        node_price=options.node_price,
+        server_price=options.server_price,
+    )
+    for name in names:
+        start = time.monotonic()
+        progress.begin(name)
+        try:
+            tables = _tables(name, scale, options, sizes)
+        except ClusterError as error:
+            raise ConfigurationError(f"{name}: {error}") from None
+        finally:
+            progress.clear()
+        files = ", ".join(str(path) for table in tables for path in write(table, folder, options))
+        print("\n".join(map(markdown, tables)))
+        print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
+    return 0
+
+
+def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[int]) -> list[Table]:
+    """Measures an experiment."""
+    if name in _ON_THIS_MACHINE:
+        return _ON_THIS_MACHINE[name](scale)
+    if name in _PATHS:
+        size = max(sizes) if options.size or options.quick else int(scale.network.bandwidth / 2)
+        return [_PATHS[name](scale, size // 4 * 4)]
+    if name == "cost":
+        return [_cost(options, max(sizes) if options.size else 1e8, scale.network)]
+    if name == "paper-tables":
+        return paper_tables()
+    if name == "allreduce":
+        return [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
+    return [_MEASURED[name](scale)]
+
+
+def _draw(files: list[str], out: str) -> int:
+    """Draws tables again that were written before."""
+    tables = [read(pathlib.Path(file)) for file in files]
+    for file, table in zip(files, tables):
+        if table.chart is None:
+            raise ConfigurationError(f"--draw {file}: this table has no picture")
+    folder = _folder(out)
+    for table in tables:
+        drawn = draw(table, folder)
+        if not drawn:
+            raise ConfigurationError("--draw needs matplotlib: pip install matplotlib")
+        print(drawn[0])
+    return 0
+
+
+def _require_possible(options: argparse.Namespace) -> None:
+    """Refuses numbers that nothing can be measured or computed with, and contradictions."""
+    for name in ("iterations", "runs", "nodes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} {value}: at least 1")
+    for name, least in (("compute", "0 or more"), ("server_price", "0 or more")):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value:g}: {least}")
+    if not 0 < options.node_price < math.inf:
+        raise ConfigurationError(f"--node-price {options.node_price:g}: more than 0")
+    if options.draw and options.experiments:
+        raise ConfigurationError(
+            f"--draw measures nothing: leave {' '.join(options.experiments)} out, or --draw"
+        )
+    given = [f"--{name}" for name in (*_DEFAULTS, "size") if getattr(options, name) is not None]
+    if options.quick and given:
+        raise ConfigurationError(
+            f"--quick chooses hosts, size, iterations and runs: leave {', '.join(given)} or "
+            "--quick out"
+        )
+
+
+def _folder(text: str) -> pathlib.Path:
+    """Makes the folder before anything is measured."""
+    folder = pathlib.Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--out {text!r} is no folder: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"--out {text!r}: nothing may be written there")
+    return folder
+
+
+def _network(options: argparse.Namespace) -> Network:
+    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
+    require_rate(network.rate_bits)
+    require_queue(network.queue_seconds)
+    return network
+
+
+def _compute(text: str) -> float:
+    return argument(lambda given: parse_seconds(given, zero=True))(text)
+
+
+def _experiment(text: str) -> str:
+    # Not by argparse's choices: Python 3.11 holds the empty list of no arguments against them.
+    if text not in _NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_NAMES)}")
+    return text
+
+
+def _hosts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
+    if min(numbers) < 2 or max(numbers) > 100:
+        raise ConfigurationError(f"--hosts {text!r}: write numbers from 2 to 100, as in 2,4,8")
+    return list(dict.fromkeys(numbers))
+
+
+def _peers(text: str) -> tuple[list[Peer], list[str]]:
+    """Returns the peers that are installed, and a line for each that is not."""
+    found, skipped = [], {}
+    for part in filter(None, text.split(",")):
+        library, _, algorithm = part.strip().partition(":")
+        if library not in PEERS:
+            raise ConfigurationError(f"--peers {library!r}: there are {', '.join(PEERS)}")
+        if algorithm and algorithm not in ALGORITHMS[library]:
+            has = ", ".join(ALGORITHMS[library]) or "none to choose"
+            raise ConfigurationError(f"--peers {part!r}: {library} has {has}")
+        reason = missing(library)
+        if reason:
+            skipped[library] = f"{library}: {reason}"
+        else:
+            found.append(Peer(library, algorithm or None))
+    return found, list(skipped.values())
+
+
+def _sizes(text: str | None, network: Network) -> list[int]:
+    if text is None:
+        sizes = [0.53 * network.bandwidth / 4, network.bandwidth / 4]
+    else:
+        try:
+            sizes = [parse_size(part) for part in text.split(",")]
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--size: {error}") from None
+    if not all(4 <= size < 1e15 for size in sizes):
+        raise ConfigurationError(f"--size {text!r}: write bytes, at least 4, as in 3.3M,6.25M")
+    return [int(size) // 4 * 4 for size in sizes]
+
+
+def _cost(options: argparse.Namespace, size: float, network: Network) -> Table:
+    return costs(
+        options.nodes,
+        size,
+        network.bandwidth,
+        options.compute if options.compute is not None else 0.2,
+        options.node_price,
+        options.server_price,
+    )

@@ -1,0 +1,135 @@
+"""The study: fits, tables and files; and that every experiment runs, on few hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from herring import models
+from herring_lab import competitors as peers
+from herring_lab.report import Chart, Table, markdown, read, write
+from herring_lab.study import cli
+from herring_lab.study.bench import Network
+from herring_lab.study.experiments import DEFAULT_PEERS, Peer, _variants, costs, fit_line
+
+ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
+
+
+def study(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "herring.launch.cli", "study", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_a_line_is_found_again() -> None:
+    points = [(size, 20e-6 + size * 40e-9) for size in (0, 1000, 10**6, 10**7)]
+    alpha, beta = fit_line(points)
+    assert alpha == pytest.approx(20e-6)
+    assert beta == pytest.approx(40e-9)
+
+
+def test_messages_within_the_burst_do_not_bend_the_line() -> None:
+    points = [(1, 20e-6), (60_000, 21e-6), (10**6, 20e-6 + 0.04), (10**7, 20e-6 + 0.4)]
+    assert fit_line(points, burst=64e3)[1] == pytest.approx(40e-9)
+
+
+def test_servers_are_bought_by_time_and_paid_per_hour() -> None:
+    table = costs(8, 1e9, 1e9, 0.5, 10.0, 1.0)
+    first, last = table.rows[0], table.rows[-1]
+    assert first["servers"] == 0
+    assert first["step_seconds"] == pytest.approx(1.75)
+    assert last["servers"] == 8
+    assert last["faster_by"] == pytest.approx(1.75)
+    assert last["price_by_none"] == pytest.approx(88 / 80 / 1.75)
+    hidden = costs(8, 1e6, 1e9, 0.5, 10.0, 1.0)
+    assert hidden.rows[-1]["faster_by"] == 1
+    assert "buy nothing" in hidden.notes[0]
+
+
+def test_files(tmp_path: pathlib.Path) -> None:
+    rows = [{"kind": k, "hosts": h, "seconds": 0.5 * h} for k in ("a", "b") for h in (2, 4)]
+    chart = Chart("hosts", ["seconds"], "number of hosts", "time (s)", by="kind")
+    table = Table("name", "A title", rows, chart, ["a note"])
+    text = markdown(table)
+    assert "| kind | hosts | seconds |" in text
+    assert "| b | 4 | 2 |" in text
+    assert text.endswith("- a note\n")
+    files = write(table, tmp_path / "new")
+    assert json.loads(files[1].read_text())["rows"] == rows
+    assert read(files[1]) == table
+    if len(files) == 3:
+        assert files[2].name == "name.svg"
+    else:
+        with pytest.raises(ImportError):
+            import matplotlib  # noqa: F401
+
+
+def test_rows_may_lack_a_model(tmp_path: pathlib.Path) -> None:
+    rows = [{"hosts": h, "seconds": 1.0 * h, "model_seconds": h if h < 4 else None} for h in (2, 4)]
+    chart = Chart("hosts", ["seconds", "model_seconds"], "number of hosts", "time (s)")
+    table = Table("name", "A title", rows, chart)
+    assert "| 4 | 4 | - |" in markdown(table)
+    assert json.loads(write(table, tmp_path)[1].read_text())["rows"][1]["model_seconds"] is None
+
+
+def test_peers_that_are_missing_are_skipped_with_a_line(monkeypatch) -> None:
+    monkeypatch.setattr(cli, "missing", lambda name: "install it" if name == "mpich" else "")
+    found, skipped = cli._peers("gloo,mpich,mpich:butterfly,openmpi:ring")
+    assert found == [Peer("gloo"), Peer("openmpi", "ring")]
+    assert skipped == ["mpich: install it"]
+    assert cli._peers("") == ([], [])
+
+
+def test_peers_have_the_models_of_what_they_do() -> None:
+    assert Peer("gloo").model == "ring"
+    assert Peer("mpich").model == "butterfly"
+    assert Peer("openmpi", "doubling").model is None
+    for text in DEFAULT_PEERS:
+        library, _, algorithm = text.partition(":")
+        assert library in peers.PEERS
+        assert not algorithm or algorithm in peers.ALGORITHMS[library]
+        assert Peer(library, algorithm or None).model in models.ALGORITHMS
+
+
+def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
+    variants = {(what, name): (net, at) for what, name, net, at in _variants(8, 1000, Network(8e6))}
+    spine, flows = variants["paths, one slow", "4 flows"]
+    whole, _ = variants["paths, equal, as much in all", "4 flows"]
+    assert flows.settings == {"HERRING_FLOWS": "4"}
+    assert max(spine.paths) == 8e6
+    assert sum(spine.paths) == pytest.approx(sum(whole.paths)) == pytest.approx(3.1 * 8e6)
+    slow, shares = variants["slow card", "shares by rate"]
+    assert slow.rates == {15: 4e6}
+    assert shares.settings["HERRING_SERVER_WEIGHTS"] == "1,1,1,1,1,1,1,0.5"
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
+@pytest.mark.timeout(300)
+def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    # As where no MPI is installed: skipped with a line. That it runs, test_lab_mpi tests.
+    done = study("--quick", "--out", str(tmp_path), "--peers", "gloo,nccl")
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(next(tmp_path.glob("allreduce-*.json")).read_text())["rows"]
+    names = {"herring", "ring", "butterfly", "tree", "server", "gloo"}
+    if peers.missing("nccl"):
+        assert f"skipped: nccl: {peers.missing('nccl')}" in done.stderr
+    else:
+        names.add("nccl")
+    assert {(row["algorithm"], row["hosts"]) for row in rows} == {
+        (name, hosts) for name in names for hosts in (2, 3)
+    }
+    assert all(row["seconds"] > 0 for row in rows)
+    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 18
+    assert len(json.loads((tmp_path / "training.json").read_text())["rows"]) == 6
+    assert "about" in done.stderr
