@@ -114,3 +114,7 @@ def test_each_distribution_has_one_package():
         text = (ROOT / file).read_text(encoding="utf-8")
         packages = re.search(r"^wheel\.packages = (.*)$", text, re.MULTILINE)
         assert packages is not None and packages[1] == f'["python/{package}"]', file
+
+
+def test_both_distributions_carry_the_whole_licence():
+    assert (ROOT / "lab" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
