@@ -1,4 +1,4 @@
-// Bounded little-endian writer and reader for everything that crosses the wire.
+// A bounds-checked little-endian writer and reader for everything that crosses the wire.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class ByteWriter {
   std::string out_;
 };
 
-// Every get fails softly: after the first short read ok() is false and values are zero.
+// Reads fail softly: after the first short read, ok() is false and every value is zero.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view in) : in_(in) {}
@@ -48,7 +48,7 @@ class ByteReader {
   }
   bool raw(void* out, size_t bytes) {
     if (!ok_ || bytes > in_.size()) return ok_ = false;
-    if (bytes > 0) std::memcpy(out, in_.data(), bytes);  // `out` of nothing may be null
+    if (bytes > 0) std::memcpy(out, in_.data(), bytes);  // `out` may be null if `bytes` is 0
     in_.remove_prefix(bytes);
     return true;
   }

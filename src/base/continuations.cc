@@ -8,7 +8,7 @@
 namespace herring {
 namespace {
 
-constexpr auto kIdle = std::chrono::seconds(5);  // then a thread ends
+constexpr auto kIdle = std::chrono::seconds(5);  // an idle thread ends after this time
 
 }  // namespace
 
@@ -23,15 +23,15 @@ void Continuations::put(std::function<void()> task) {
     std::lock_guard lock(mutex_);
     queue_.push_back(std::move(task));
     grows = queue_.size() > idle_;
-    if (grows) ++idle_;  // as soon as it runs
+    if (grows) ++idle_;  // the new thread is idle until it takes a task
   }
   if (!grows) return changed_.notify_one();
   try {
     std::thread([this] { serve(); }).detach();
-  } catch (const std::system_error&) {  // the system has no more threads: the caller's is one
+  } catch (const std::system_error&) {  // no more threads can be created: run the task here
     std::unique_lock lock(mutex_);
     --idle_;
-    if (queue_.empty()) return;  // another thread has taken it
+    if (queue_.empty()) return;  // another thread has taken the task
     const std::function<void()> first = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();

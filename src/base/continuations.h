@@ -1,4 +1,4 @@
-// Threads for what follows a result.
+// Threads that run what follows a result.
 #pragma once
 
 #include <condition_variable>
@@ -9,11 +9,11 @@
 
 namespace herring {
 
-// Runs tasks that may wait for each other's: a thread is added whenever none is free. Not the
-// engine's, since what follows a result may be anything, waiting for another result too.
+// Runs tasks that may wait for one another: a thread is added whenever none is free. The engine
+// thread cannot run them, because a task may do anything, including waiting for another result.
 class Continuations {
  public:
-  // The process's; never destroyed.
+  // The instance of this process, which is never destroyed.
   static Continuations& shared();
 
   void put(std::function<void()> task);
@@ -24,7 +24,7 @@ class Continuations {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;  // guarded by mutex_
-  size_t idle_ = 0;                          // threads; guarded by mutex_
+  size_t idle_ = 0;                          // threads without a task; guarded by mutex_
 };
 
 }  // namespace herring

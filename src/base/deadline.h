@@ -1,4 +1,4 @@
-// When an operation whose bytes move has taken too long.
+// Decides when an operation that moves bytes has taken too long.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 namespace herring {
 
 struct Deadline {
-  uint32_t timeout_ms = 0;  // in all
-  uint32_t stall_ms = 0;    // while nothing moves, for this operation or another
-  uint32_t warn_ms = 0;     // in all, until who waits says so
+  uint32_t timeout_ms = 0;  // for the whole operation
+  uint32_t stall_ms = 0;    // without any movement, in this operation or another
+  uint32_t warn_ms = 0;     // until the side that waits logs a warning
 
-  // `since`: when it began. `moved`: when its keeper last saw bytes move.
+  // `since` is when the operation began; `moved` is when its owner last saw bytes move.
   bool passed(Nanos now, Nanos since, Nanos moved) const {
     return now - since > timeout_ms * kMillisecond ||
            now - std::max(since, moved) > stall_ms * kMillisecond;

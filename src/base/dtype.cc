@@ -49,13 +49,13 @@ Status check_reducible(DType dtype, const Reduction& reduction) {
   if (is_float(dtype)) return {};
   if (op == ReduceOp::kAverage) {
     return {Code::kInvalidArgument,
-            concat("op 'average' of dtype ", name_of(dtype),
-                   " would lose its fraction; use op 'sum' and divide, or a float dtype")};
+            concat("op 'average' with dtype ", name_of(dtype),
+                   " would drop the fraction; use op 'sum' and divide, or a float dtype")};
   }
   if (prescale != 1.0 || postscale != 1.0) {
     return {Code::kInvalidArgument,
             concat("prescale ", prescale, " and postscale ", postscale,
-                   " need a float dtype, this array is ", name_of(dtype))};
+                   " need a float dtype, but this array is ", name_of(dtype))};
   }
   return {};
 }

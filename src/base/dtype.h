@@ -1,4 +1,4 @@
-// Element types and reduction operators, with the rules of what may be combined.
+// Element types and reduction operators, and the rules for what may be combined.
 #pragma once
 
 #include <cstddef>
@@ -32,17 +32,18 @@ bool is_float(DType dtype);
 Result<DType> parse_dtype(const std::string& name);
 Result<ReduceOp> parse_reduce_op(const std::string& name);
 
-// The type in which `dtype` is summed: float32 for 16-bit floats, otherwise itself.
+// Returns the type in which `dtype` is summed: float32 for 16-bit floats, otherwise `dtype` itself.
 DType accumulator_of(DType dtype);
 
-// How values are combined: each rank's times `prescale`, and the result times `postscale`.
+// How values are combined: each rank's value is multiplied by `prescale`, and the result by
+// `postscale`.
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0;
   bool operator==(const Reduction&) const = default;
 };
 
-// kInvalidArgument for what has no meaning: averaging or scaling integers and bool.
+// Returns kInvalidArgument for reductions without a meaning: averaging or scaling integers or bool.
 Status check_reducible(DType dtype, const Reduction& reduction);
 
 }  // namespace herring

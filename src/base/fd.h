@@ -1,5 +1,5 @@
-// Move-only owner of a file descriptor. For descriptors that a forked child must not keep, see
-// GuardedFd in base/fork_guard.h.
+// A move-only owner of a file descriptor. Descriptors that a forked child must not keep belong in a
+// GuardedFd (base/fork_guard.h).
 #pragma once
 
 #include <unistd.h>
@@ -28,12 +28,13 @@ class UniqueFd {
 
   int release() { return std::exchange(fd_, -1); }
 
-  // Closes what is held. Keeps errno, so that it may run between a failure and its report.
+  // Closes the current descriptor. Preserves errno, so that it may run between a failure and its
+  // report.
   void reset(int fd = -1) {
     int old = std::exchange(fd_, fd);
     if (old < 0) return;
     int saved = errno;
-    ::close(old);  // On Linux the descriptor is gone even after EINTR: never retried.
+    ::close(old);  // Never retried: on Linux the descriptor is gone even after EINTR.
     errno = saved;
   }
 

@@ -11,8 +11,8 @@
 namespace herring {
 namespace {
 
-// One bit per descriptor up to the kernel's default ceiling (fs.nr_open). All of this state is
-// constant-initialized: usable before main and after static destructors.
+// One bit per descriptor, up to the kernel's default limit (fs.nr_open). All of this state is
+// constant-initialized, so it is usable before main() and after static destructors.
 constexpr int kMaxFds = 1 << 20;
 constexpr int kWordBits = 64;
 constinit std::atomic<uint64_t> guarded[kMaxFds / kWordBits] = {};
@@ -32,7 +32,7 @@ void after_fork_in_parent() {
   if (section_depth == 0) pthread_mutex_unlock(&section_mutex);
 }
 
-// Only async-signal-safe calls here: other threads of the parent may have held any lock.
+// Makes async-signal-safe calls only: other threads of the parent may have held any lock.
 void after_fork_in_child() {
   generation.fetch_add(1, std::memory_order_relaxed);
   int saved = errno;
@@ -56,8 +56,8 @@ void install_handlers() {
   (void)installed;
 }
 
-// Before there are threads: a fork() while another thread is about to install them would leave the
-// child with a mutex that nobody lets go.
+// Installs the handlers before there are threads. A fork() while another thread is about to install
+// them would leave the child with a mutex that nobody unlocks.
 [[gnu::constructor]] void install_when_loaded() { install_handlers(); }
 
 }  // namespace
@@ -78,7 +78,7 @@ GuardedFd::GuardedFd(UniqueFd fd) {
   ForkSection section;
   fd_ = fd.release();
   generation_ = fork_generation();
-  if (fd_ >= kMaxFds) return;  // Beyond the table it is CLOEXEC only.
+  if (fd_ >= kMaxFds) return;  // Descriptors beyond the table are only CLOEXEC.
   const int word = fd_ / kWordBits;
   guarded[word].fetch_or(uint64_t{1} << (fd_ % kWordBits), std::memory_order_relaxed);
   int seen = words_in_use.load(std::memory_order_relaxed);
@@ -100,7 +100,7 @@ UniqueFd GuardedFd::release() {
 
 void GuardedFd::reset() {
   if (fd_ < 0) return;
-  ForkSection section;  // No fork between the unregistration and the close.
+  ForkSection section;  // No fork may happen between deregistration and close.
   release().reset();
 }
 

@@ -1,13 +1,13 @@
-// Descriptors that must not live on in forked children. CLOEXEC covers fork + exec; a data loader
-// forks without exec, and a socket that it inherits stays open after its parent was killed, so that
-// the peers would not notice the death. Guarded descriptors are closed in every child of fork().
+// Descriptors that must not stay open in forked children. CLOEXEC only covers fork + exec. A data
+// loader forks without exec, and a socket that it inherits would stay open after its parent was
+// killed, so peers would not notice the death. Children of fork() close guarded descriptors.
 //
-// Memory that is shared between local ranks stays mapped in the child on purpose (no
-// MADV_DONTFORK): tensors that lie in an arena may be read by the data loader's workers, and
-// an unmapped page would kill them with SIGSEGV. A mapping keeps no peer waiting.
+// Memory that local ranks share stays mapped in the child on purpose (no MADV_DONTFORK). The data
+// loader's workers may read tensors that lie in an arena, and an unmapped page would kill them with
+// SIGSEGV. A mapping, unlike a socket, keeps no peer waiting.
 //
-// Not covered: children of vfork and posix_spawn (these exec; CLOEXEC covers them) and of a raw
-// clone.
+// Children of a raw clone() are not covered. Children of vfork() and posix_spawn() exec, so CLOEXEC
+// covers them.
 #pragma once
 
 #include <cerrno>
@@ -18,9 +18,9 @@
 
 namespace herring {
 
-// While a thread holds one, fork() in another thread waits; so a descriptor is either registered
-// in the child or does not exist there, and a mutex held only inside a section is free in the
-// child. May be nested. Never fork or block inside one.
+// While a thread holds a ForkSection, fork() in another thread waits. So a descriptor is either
+// registered in the child or does not exist there, and a mutex that is held only inside sections is
+// free in the child. Sections may be nested. Never fork or block inside a section.
 class ForkSection {
  public:
   ForkSection();
@@ -29,15 +29,16 @@ class ForkSection {
   ForkSection& operator=(const ForkSection&) = delete;
 };
 
-// How many forks lie between this process and the one that was executed. Async-signal-safe.
+// Returns the number of forks between the process that was executed and this one.
+// Async-signal-safe.
 uint32_t fork_generation();
 
-// Owner of a descriptor that fork() closes in the child. An object copied into a child by fork()
-// is empty there: get() is -1, and it never closes a number that was meanwhile reused.
+// Owns a descriptor that fork() closes in the child. The child's copy of the object is empty: get()
+// is -1, and the object never closes a descriptor number that has been reused.
 class GuardedFd {
  public:
   GuardedFd() = default;
-  // Registers `fd`. To leave no gap between creation and registration, use open().
+  // Registers `fd`. Use open() to leave no gap between creation and registration.
   explicit GuardedFd(UniqueFd fd);
   GuardedFd(GuardedFd&& other) noexcept
       : fd_(std::exchange(other.fd_, -1)), generation_(other.generation_) {}
@@ -53,7 +54,7 @@ class GuardedFd {
   GuardedFd& operator=(const GuardedFd&) = delete;
   ~GuardedFd() { reset(); }
 
-  // `create` returns a descriptor, or -1 with errno set, without blocking:
+  // `create` must return a descriptor, or -1 with errno set, without blocking:
   //   auto fd = GuardedFd::open([&] { return ::accept4(listener, nullptr, nullptr, flags); });
   template <typename Create>
   static GuardedFd open(Create&& create) {
@@ -65,9 +66,9 @@ class GuardedFd {
   bool valid() const { return get() >= 0; }
   explicit operator bool() const { return valid(); }
 
-  // Closes what is held; keeps errno.
+  // Closes the descriptor, if any; preserves errno.
   void reset();
-  // The descriptor, no longer guarded.
+  // Returns the descriptor, which is no longer guarded.
   UniqueFd release();
 
  private:

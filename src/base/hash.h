@@ -1,4 +1,4 @@
-// FNV-1a: a hash that is the same on every machine.
+// FNV-1a, a hash that is the same on every machine.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Fnv1a {
   void add(std::string_view text) {
     for (const unsigned char c : text) mix(c);
   }
-  // Eight bytes, little-endian.
+  // Adds eight bytes, little-endian.
   void add(uint64_t value) {
     for (int i = 0; i < 8; ++i, value >>= 8) mix(static_cast<unsigned char>(value));
   }

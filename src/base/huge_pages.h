@@ -1,5 +1,5 @@
-// Asks the system for huge pages: memory that goes through the kernel is looked up, pinned and
-// counted page by page there.
+// Asks the system for huge pages. When memory passes through the kernel, the kernel looks up, pins
+// and counts every page, so fewer pages cost less.
 #pragma once
 
 #include <sys/mman.h>
@@ -8,10 +8,11 @@
 
 namespace herring {
 
-// The size to align to: of most systems' smallest huge pages.
+// The alignment to use: the size of the smallest huge pages on most systems.
 inline constexpr size_t kHugePage = size_t{2} << 20;
 
-// Advice only: many systems have them for private memory, but not for shared, and some for neither.
+// This is advice only: many systems have huge pages for private but not for shared memory, and some
+// for neither.
 inline void advise_huge_pages(void* memory, size_t bytes) {
   if (bytes >= kHugePage) ::madvise(memory, bytes, MADV_HUGEPAGE);
 }

@@ -1,5 +1,5 @@
-// Ends waits early: a process that starts waits for others without an operation that could be
-// waited for from outside, and Ctrl-C must get through all the same.
+// Ends waits early. While a process starts and waits for others, there is no operation yet whose
+// wait a caller could interrupt, but Ctrl-C must still work.
 #pragma once
 
 #include <poll.h>
@@ -10,8 +10,8 @@
 
 namespace herring {
 
-// While it lives, waits of this thread end when `asked()` says so; it is called every
-// kInterruptInterval or sooner. May not be nested.
+// While this object exists, waits of the current thread end when `asked()` returns true. `asked` is
+// called at least every kInterruptInterval. Must not be nested.
 class Interruptible {
  public:
   explicit Interruptible(std::function<bool()> asked);
@@ -22,11 +22,12 @@ class Interruptible {
 
 inline constexpr Nanos kInterruptInterval = 100 * kMillisecond;
 
-// Whether waits of this thread must end; once true, it stays so while the Interruptible lives.
+// Returns whether waits of this thread must end. Once true, it stays true while the Interruptible
+// exists.
 bool interrupted();
 
-// poll() that knows of the deadline, signals and interrupts: > 0 when something is ready, 0 when
-// the time is up or the thread was interrupted, -1 with errno.
+// poll() with a deadline, which also handles signals and interrupts. Returns > 0 if a descriptor is
+// ready, 0 if the deadline has passed or the thread was interrupted, and -1 with errno on errors.
 int poll_until(pollfd* fds, nfds_t count, Nanos deadline);
 
 }  // namespace herring

@@ -41,7 +41,7 @@ void log_line(LogLevel level, const std::string& text) {
     std::lock_guard lock(g_mutex);
     line = concat("[herring ", identity(), "] ", kNames[static_cast<int>(level)], ": ", text, "\n");
   }
-  // One write, so that lines of several processes do not interleave.
+  // A single write keeps lines of several processes from interleaving.
   [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -1,4 +1,5 @@
-// One line per event on stderr, prefixed with who speaks. HERRING_LOG_LEVEL picks the level.
+// Logs one line per event to stderr, prefixed with the process's identity. HERRING_LOG_LEVEL sets
+// the level.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// When a wait says whom it waits for: first after a moment, then after pauses that double.
+// Schedules the reminders of a wait that say whom it waits for: the first after a moment, the
+// others after pauses that double.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +9,15 @@
 
 namespace herring {
 
-// Of the waits of a job's start, unless HERRING_WARN_AFTER is shorter. A start takes less where all
-// processes run.
+// The first reminder of waits at a job's start, unless HERRING_WARN_AFTER is shorter. A start takes
+// less than this if all processes are running.
 inline constexpr Nanos kFirstReminder = 5 * kSecond;
 inline Nanos first_reminder(Nanos warn_after) { return std::min(warn_after, kFirstReminder); }
 
 class Reminders {
  public:
-  // `since`: when the wait began, which may be long ago; what would have been said before `now` is
-  // not said any more.
+  // `since` is when the wait began, which may be long ago. Reminders that were due before `now` are
+  // skipped.
   Reminders(Nanos since, Nanos first, Nanos now)
       : since_(since), pause_(std::max(first, kMillisecond)), next_(since + pause_) {
     while (next_ <= now) advance();
@@ -24,7 +25,7 @@ class Reminders {
 
   Nanos since() const { return since_; }
   Nanos next() const { return next_; }
-  // Whether something is to be said now; the next time is later.
+  // Returns whether a reminder is due now, and if so schedules the next one.
   bool due(Nanos now) {
     if (now < next_) return false;
     while (next_ <= now) advance();
@@ -40,8 +41,8 @@ class Reminders {
   Nanos since_, pause_, next_;
 };
 
-// Makes attempts that take a deadline of their own until one succeeds or `deadline` has passed, and
-// calls `say` with the last error and how long the wait has taken whenever a reminder is due.
+// Repeats attempts, each with a deadline of its own, until one succeeds or `deadline` has passed.
+// Whenever a reminder is due, calls `say` with the last error and the time waited so far.
 template <typename Attempt, typename Say>
 auto attempt_with_reminders(Nanos deadline, Reminders& reminders, const Attempt& attempt,
                             const Say& say) {

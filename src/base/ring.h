@@ -1,4 +1,4 @@
-// A growing FIFO on one power-of-two array: no allocation once it has reached its working size.
+// A growing FIFO in one power-of-two array, which does not allocate once it has its working size.
 #pragma once
 
 #include <cstddef>

@@ -38,7 +38,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-// ASCII only: a user's locale has no say.
+// ASCII only: the result must not depend on the user's locale.
 std::string lower(std::string_view text) {
   std::string result(text);
   for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -69,7 +69,7 @@ std::pair<std::string_view, std::string> split_unit(std::string_view text) {
   return {trim(text.substr(0, cut)), lower(text.substr(cut))};
 }
 
-// Bounds as a person would write them: 1 KiB rather than 1024.
+// Formats bounds as a person would write them: 1 KiB, not 1024.
 std::string bound(SettingType type, double value) {
   if (type == kSeconds) return concat(value, " s");
   const auto whole = static_cast<int64_t>(value);
@@ -116,7 +116,7 @@ bool is_address(std::string_view text) {
          consists_of(host.substr(1, host.size() - 2), ":.%_");
 }
 
-// Edits (insert, delete, replace, swap neighbours) that turn a into b.
+// Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -135,9 +135,9 @@ size_t distance(std::string_view a, std::string_view b) {
   return cost[a.size()][b.size()];
 }
 
-// The known setting most like `name`, or empty when none is.
+// Returns the known setting most similar to `name`, or an empty view if none is similar.
 std::string_view nearest(std::string_view name) {
-  constexpr size_t kLongest = 64;  // a longer name is no slip of the finger
+  constexpr size_t kLongest = 64;  // a longer name is not a typing error
   if (name.size() > kLongest) return {};
   const std::string wanted = lower(name);
   std::string_view best;
@@ -164,7 +164,7 @@ Status bad(std::string message) { return {Code::kConfiguration, std::move(messag
   std::abort();
 }
 
-// Of `value` the text is given. Whether it is allowed; the rest is set then.
+// Reads `value.text` and sets the other members of `value`. Returns whether the text is allowed.
 bool read_value(const SettingSpec& spec, SettingValue& value) {
   const std::string& text = value.text;
   const SettingLimits& limits = spec.limits;
@@ -250,15 +250,15 @@ std::string allowed_values(const SettingSpec& spec) {
       return all;
     }
     case kString:
-      return concat("a text of ", limits.minimum > 0 ? "1 to " : "at most ", most, " bytes");
+      return concat("text of ", limits.minimum > 0 ? "1 to " : "at most ", most, " bytes");
     case kName:
       return concat(least, " to ", most, " letters, digits, dots, underscores or hyphens");
     case kSecret: return concat("an even number of hexadecimal digits, ", least, " to ", most);
     case kAddress: return "HOST:PORT with a port from 1 to 65535, or [IPV6]:PORT";
     case kPorts: return "a port or a range of ports from 1 to 65535, such as 30000-30100";
     case kWeights:
-      return concat("numbers with commas between them, such as 2, 1, 1, none negative and not all "
-                    "0, of at most ", most, " bytes together");
+      return concat("comma-separated numbers such as 2, 1, 1, none negative and not all "
+                    "0; at most ", most, " bytes in all");
     case kInt: break;
     case kBytes: number = "bytes (such as 8192, 64K or 4MiB)"; break;
     case kSeconds: number = "seconds (such as 0.5, 30s or 5m)"; break;
@@ -320,7 +320,7 @@ Result<std::vector<double>> parse_weights(std::string_view text) {
     const std::optional<double> weight = parse_number<double>(item);
     if (!weight || !std::isfinite(*weight) || *weight < 0) {
       return bad(concat("weight ", weights.size(), " is '", item,
-                        "'; a weight is a number that is not negative"));
+                        "'; a weight must be a finite number, 0 or larger"));
     }
     any = any || *weight > 0;
     weights.push_back(*weight);
@@ -339,7 +339,7 @@ Result<PortRange> parse_ports(std::string_view text) {
   const auto last =
       dash == std::string_view::npos ? first : parse_port(trim(text.substr(dash + 1)));
   if (!first || !last || *first > *last) {
-    return bad(concat("'", text, "' is not a range of ports, such as 30000-30100"));
+    return bad(concat("'", text, "' is not a port or a range of ports, such as 30000-30100"));
   }
   return PortRange{*first, *last};
 }
@@ -420,7 +420,7 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
   return load(overrides, [](const char* name) { return std::getenv(name); }, names);
 }
 
-// What no single range can express.
+// Checks what no single range can express.
 Status Settings::check_together() const {
   const auto together = [&](bool fine, std::string_view a, const char* relation,
                             std::string_view b) {

@@ -1,4 +1,4 @@
-// Which signals the threads of the core take.
+// Chooses which signals the threads of the core receive.
 #pragma once
 
 #include <pthread.h>
@@ -6,8 +6,9 @@
 
 namespace herring {
 
-// A thread that is started meanwhile takes no signals but those for its own errors: blocked, they
-// would end the process before Python's faulthandler, or any other handler, has said where.
+// While this object exists, new threads start with all signals blocked except those for their own
+// errors. Blocked error signals would end the process before Python's faulthandler, or any other
+// handler, could report where the error happened.
 class WithoutSignals {
  public:
   WithoutSignals() {

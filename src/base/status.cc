@@ -55,7 +55,7 @@ std::string concat_parts(std::initializer_list<Part> parts) {
 
 Status status_of(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
-    return {Code::kInternal, "out of memory: this process could not allocate any more"};
+    return {Code::kInternal, "out of memory: this process could not allocate more memory"};
   }
   return {Code::kInternal, error.what()};
 }

@@ -1,5 +1,5 @@
-// Status and Result<T>: how the core reports failure. Exceptions exist only at the API's edge,
-// where bindings/ turns a Code into the matching class below HerringError.
+// Status and Result<T>, with which the core reports failures. Exceptions exist only at the API's
+// edge, where bindings/ turns a Code into the matching subclass of HerringError.
 #pragma once
 
 #include <exception>
@@ -13,16 +13,16 @@ namespace herring {
 
 enum class Code {
   kOk = 0,
-  kInvalidArgument,  // an array, name or option the caller passed
-  kConfiguration,    // environment, settings, cluster description
+  kInvalidArgument,  // an array, name or option that the caller passed is not valid
+  kConfiguration,    // environment, settings or cluster description
   kAuthentication,   // a peer does not know the job's secret
   kMismatch,         // ranks disagree about an operation
   kTimeout,          // a deadline passed
   kPeerLost,         // a worker or server died or left
-  kShutdown,         // used after (or during) shutdown
-  kInternal,         // a bug of this process, or the system lacks a resource
-  kProtocol,         // a peer has sent what no correct peer sends
-  kDevice,           // a GPU, or its driver, has failed
+  kShutdown,         // used during or after shutdown
+  kInternal,         // a bug in this process, or the system is out of a resource
+  kProtocol,         // a peer sent what no correct peer sends
+  kDevice,           // a GPU or its driver failed
 };
 
 inline constexpr Code kLastCode = Code::kDevice;
@@ -37,12 +37,12 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
-  // Something is broken, and nobody else may know of it: it is neither what the caller asked for,
-  // nor that a peer has ended or comes too late.
+  // Returns whether something is broken, which other processes may not know of. An invalid request
+  // by the caller is not a fault, nor is a peer that has ended or is late.
   bool is_fault() const {
     return code_ == Code::kInternal || code_ == Code::kProtocol || code_ == Code::kDevice;
   }
-  // "Timeout: ..." for logs.
+  // Returns "timeout: ...", for logs.
   std::string to_string() const;
 
  private:
@@ -71,12 +71,12 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
 };
 
-// Memory, threads and descriptors for event loops run out by an exception (std::bad_alloc,
-// std::system_error), which takes back what was begun. It becomes a Status where it ends: at the
-// start of a job, on an event loop, at the API's edge.
+// Converts an exception to a Status. If memory, threads or descriptors for event loops run out, an
+// exception (std::bad_alloc, std::system_error) undoes what was begun. It becomes a Status where it
+// is caught: at the start of a job, on an event loop, or at the API's edge.
 Status status_of(const std::exception& error);
 
-// What `call` returns, a Status or a Result, or the Status of what it throws.
+// Returns the Status or Result of `call`, or the Status of the exception that it throws.
 template <typename Call>
 auto without_exceptions(Call&& call) -> decltype(call()) {
   try {
@@ -86,7 +86,7 @@ auto without_exceptions(Call&& call) -> decltype(call()) {
   }
 }
 
-// What `call` returns. What it throws is told to `fail`, as a Status, and goes on.
+// Returns the result of `call`. Passes an exception to `fail` as a Status and rethrows it.
 template <typename Fail, typename Call>
 auto or_tell(Fail&& fail, Call&& call) -> decltype(call()) {
   try {
@@ -97,8 +97,8 @@ auto or_tell(Fail&& fail, Call&& call) -> decltype(call()) {
   }
 }
 
-// One part of a message: text, a character or a number (floating point with 6 digits, as streams
-// print it). It refers to what it was made from.
+// One part of a message: text, a character or a number (floating-point numbers have 6 digits, as in
+// streams). A Part of text refers to that text and must not outlive it.
 class Part {
  public:
   Part(std::string_view text) : text_(text) {}    // NOLINT: these are implicit on purpose
@@ -124,22 +124,22 @@ class Part {
 
 std::string concat_parts(std::initializer_list<Part> parts);
 
-// Builds a message from parts. GCC 12 has no <format>, and a stream in each of hundreds of these
-// took a tenth of the build.
+// Builds a message from parts. GCC 12 has no <format>, and a stream in each of hundreds of calls
+// took a tenth of the build time.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   return concat_parts({Part(parts)...});
 }
 
-// A peer has sent what no correct peer sends. The message says so, and what to do.
+// Returns the error for a peer that sent what no correct peer sends. The message says what to do.
 template <typename... Parts>
 Status breach(const Parts&... what) {
   return {Code::kProtocol,
           concat(what..., "; no correct process sends that: install the same build of Herring "
-                          "everywhere, and if this remains, report it as a bug")};
+                          "everywhere, and if the error remains, report it as a bug")};
 }
 
-// An invariant of this process does not hold. The message says so, and what to do.
+// Returns the error for a broken invariant of this process. The message says what to do.
 template <typename... Parts>
 Status defect(const Parts&... what) {
   return {Code::kInternal, concat(what..., "; this is a bug in Herring, please report it")};
