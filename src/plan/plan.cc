@@ -14,8 +14,9 @@ constexpr size_t kMiB = 1024 * kKiB;
 constexpr size_t kMinSegmentBytes = kKiB;
 constexpr size_t kMaxSegmentBytes = kMiB;
 constexpr size_t kMaxModelBytes = size_t{1} << 50;   // leaves room for every sum below
-constexpr size_t kMaxBufferBytes = size_t{1} << 40;  // its segments can be counted in 32 bits
-constexpr size_t kMaxBuffers = size_t{1} << 20;      // more are a mistake, and would eat memory
+constexpr size_t kMaxBufferBytes = size_t{1} << 40;  // the number of its segments fits in 32 bits
+constexpr size_t kMaxBuffers = size_t{1} << 20;      // more are a mistake and would use too much
+                                                     // memory
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -28,8 +29,8 @@ class Hasher : public Fnv1a {
   }
 };
 
-// Every list is preceded by its length, so that no two plans share an encoding. The cluster's shape
-// comes first: ranks that see different clusters shall not agree, even where shards come out alike.
+// A list is preceded by its length, so that no two plans share an encoding. The cluster's shape
+// comes first: ranks that see different clusters must not agree, even if their shards are the same.
 uint64_t hash_of(const Plan& plan, const Cluster& cluster) {
   Hasher hasher;
   hasher.add(1);  // version of this encoding
@@ -72,11 +73,11 @@ uint64_t hash_of(const Plan& plan, const Cluster& cluster) {
 
 Status check_cluster(const Cluster& cluster) {
   if (cluster.nodes == 0) {
-    return {Code::kConfiguration, "a plan needs at least 1 node, the cluster has nodes = 0"};
+    return {Code::kConfiguration, "a plan needs at least 1 node, but the cluster has 0 nodes"};
   }
   if (cluster.weights.empty()) {
     return {Code::kConfiguration,
-            "a plan needs at least 1 server, the cluster has no server weights"};
+            "a plan needs at least 1 server, but the cluster has no server weights"};
   }
   bool any = false;
   for (size_t i = 0; i < cluster.weights.size(); ++i) {
@@ -113,11 +114,11 @@ Status check_options(const Options& options) {
   return {};
 }
 
-// Fills placements and arenas; returns the model's bytes.
+// Fills placements and arenas; returns the number of bytes in the model.
 Result<size_t> place(Plan& plan) {
   if (plan.gradients.size() > std::numeric_limits<uint32_t>::max()) {
     return Status(Code::kInvalidArgument,
-                  concat(plan.gradients.size(), " gradients are more than a plan can number"));
+                  concat(plan.gradients.size(), " gradients are more than a plan can hold"));
   }
   size_t total = 0;
   plan.placements.reserve(plan.gradients.size());
@@ -167,7 +168,7 @@ void cut(Plan& plan, const std::vector<double>& weights) {
   }
 
   // The gradient that holds a buffer's last byte completes it.
-  std::vector<size_t> next(plan.arenas.size() + 1, 0);  // per arena, its first open buffer
+  std::vector<size_t> next(plan.arenas.size() + 1, 0);  // the first open buffer of each arena
   for (size_t a = 0, b = 0; a < plan.arenas.size(); ++a) {
     next[a] = b;
     while (b < buffers.size() && buffers[b].arena == a) ++b;
@@ -180,14 +181,15 @@ void cut(Plan& plan, const std::vector<double>& weights) {
       buffers[b++].last_gradient = static_cast<uint32_t>(g);
     }
   }
-  // Stable: buffers that one gradient completes (they share its arena) stay in arena order.
+  // The sort is stable, so buffers that the same gradient completes stay in arena order.
   std::stable_sort(buffers.begin(), buffers.end(), [](const Buffer& x, const Buffer& y) {
     return x.last_gradient < y.last_gradient;
   });
 }
 
 void index_gradients(Plan& plan) {
-  std::vector<std::vector<uint32_t>> of_arena(plan.arenas.size());  // n-th buffer -> push index
+  std::vector<std::vector<uint32_t>> of_arena(plan.arenas.size());  // n-th buffer of an arena ->
+                                                                    // push index
   for (size_t b = 0; b < plan.buffers.size(); ++b) {
     of_arena[plan.buffers[b].arena].push_back(static_cast<uint32_t>(b));
   }
@@ -203,24 +205,26 @@ void index_gradients(Plan& plan) {
 
 }  // namespace
 
-// What a buffer's size trades:
-// - Every server should be busy as long as a buffer is on its way, and its receive, sum and send
-//   should overlap (paper, IV-A): a shard needs many segments. With 16, filling and draining the
-//   pipeline costs a sixteenth of a buffer's time even when nothing follows it, and the unfilled
-//   last segment of a shard wastes at most a sixteenth of its slots. This term grows with
+// A buffer's size is a trade-off:
+// - Every server should be busy while a buffer is on its way, and its receiving, summing and
+//   sending should overlap (paper, IV-A), so a shard needs many segments. With 16 segments, filling
+//   and draining the pipeline costs a sixteenth of a buffer's time even if no buffer follows. The
+//   unfilled last segment of a shard wastes at most a sixteenth of its slots. This term grows with
 //   servers * segment_bytes.
-// - The backward pass should overlap with pushing. What is exposed after it is, at least, the last
-//   buffer: with a model of 32 buffers about 3 % of the model's time on the wire. A model so small
-//   that the first term would leave it in one piece still gets about 4 buffers.
-// - Each buffer costs a meeting of local ranks and some bookkeeping, tens of microseconds: 1 MiB
-//   (84 us at 100 Gbit/s, 840 us at 10) still hides them, less would not.
-// - Above 32 MiB (2.7 ms at 100 Gbit/s) those costs have vanished and only the exposed tail grows.
-// - On GPUs a buffer's way out, its sum and its way back follow each other, each told by a flag
-//   that somebody must see: a few hundred microseconds, which 4 MiB take on their link. Eight
-//   buffers leave an eighth of the copies exposed.
-// Within one node nothing is pushed and the first term drops out. Sizes are rounded to whole
-// segments on all servers where this grid is fine enough, so that with equal weights only a model's
-// last buffer has short segments.
+// - The backward pass should overlap with pushing. At least the last buffer remains exposed after
+//   it: with 32 buffers, about 3 % of the time that the model takes on the wire. A model so small
+//   that the first term would make it a single buffer still gets about 4 buffers.
+// - Each buffer costs a meeting of the local ranks and some bookkeeping, tens of microseconds. A
+//   buffer of 1 MiB (84 us at 100 Gbit/s, 840 us at 10) still hides these costs; a smaller one
+//   would not.
+// - Above 32 MiB (2.7 ms at 100 Gbit/s) these costs are negligible and only the exposed tail grows.
+// - On GPUs, a buffer's copy to the host, its sum and its copy back run one after the other, and
+//   each step ends with a flag that a thread or the device must see. The flags cost a few hundred
+//   microseconds, about the time that 4 MiB take on a GPU's link. With eight buffers, an eighth of
+//   the copies is exposed.
+// Within one node nothing is pushed, so the first term does not apply. If this grid is fine enough,
+// sizes are rounded to whole segments on all servers. With equal weights, only the last buffer of a
+// model then has short segments.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
                            size_t segment_bytes, bool on_devices) {
   const size_t minimum = on_devices ? 4 * kMiB : kMiB;

@@ -1,6 +1,6 @@
 // The plan: a pure function from gradients (in production order) and the cluster to arenas, fusion
-// buffers, shards and segments (paper, III-A and III-B). Every rank computes it alone; equal hashes
-// mean equal plans.
+// buffers, shards and segments (paper, III-A and III-B). Every rank computes the plan alone; equal
+// hashes mean equal plans.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 namespace herring::plan {
 
-// Bytes; every shard boundary but the last end.
+// In bytes. Every shard boundary except the end of the last shard is a multiple of this.
 inline constexpr size_t kAlignment = 64;
-// A jumbo frame's payload, header included.
+// The payload of a jumbo frame, header included.
 inline constexpr size_t kDefaultSegmentBytes = 8192;
 
 // A contiguous range of bytes.
@@ -25,7 +25,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// Part of a fusion buffer that one server owns; `offset` counts from the buffer's start.
+// The part of a fusion buffer that one server owns; `offset` counts from the start of the buffer.
 struct Shard {
   uint32_t server = 0;
   size_t offset = 0;
@@ -33,18 +33,18 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// Splits `bytes` over servers in proportion to `weights` (all equal: an even split). Boundaries
-// fall on multiples of kAlignment; with equal weights the shards differ by at most one kAlignment
-// unit (plus the unaligned rest of the last). Servers that get nothing are left out. Shards are in
-// server order and cover [0, bytes) exactly. weights: at least one, finite, >= 0, not all 0.
+// Splits `bytes` over servers in proportion to `weights`. Boundaries fall on multiples of
+// kAlignment. With equal weights, shards differ by at most kAlignment bytes, plus the unaligned
+// rest of the last shard. Servers that get nothing are left out. Shards are in server order and
+// cover [0, bytes) exactly. At least one weight is needed; all must be finite and >= 0, not all 0.
 std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights);
 
-// The weight of each server for n nodes with k dedicated servers.
-// Dedicated servers come first in server order, then one colocated server per node.
-// k = 0: n colocated, 1/n each; 0 < k < n: k + n servers; k >= n: k dedicated, 1/k each.
+// Returns the weight of each server for n nodes with k dedicated servers.
+// Dedicated servers come first, then one colocated server per node, if there are colocated ones.
+// k = 0: n colocated servers, 1/n each; 0 < k < n: k + n servers; k >= n: k dedicated, 1/k each.
 std::vector<double> server_weights(uint32_t nodes, uint32_t dedicated);
 
-// Number of segments a shard of `bytes` has on the grid.
+// Returns the number of grid segments in a shard of `bytes`.
 inline uint32_t segment_count(size_t bytes, size_t segment_bytes) {
   return static_cast<uint32_t>((bytes + segment_bytes - 1) / segment_bytes);
 }
@@ -57,13 +57,13 @@ struct SegmentRun {
   bool operator==(const SegmentRun&) const = default;
 };
 
-// What local rank `local_rank` of `local_size` owns in the node stage: the segments of all shards,
-// in order, are split into local_size contiguous parts that differ by at most one segment. Returns
-// the runs in order, none empty; their byte ranges are contiguous in the buffer.
+// Returns what local rank `local_rank` of `local_size` owns in the node stage. The segments of all
+// shards, in order, are split into local_size contiguous parts that differ by at most one segment.
+// The runs are in order, none is empty, and their byte ranges are contiguous in the buffer.
 std::vector<SegmentRun> local_slice(const std::vector<Shard>& shards, size_t segment_bytes,
                                     uint32_t local_rank, uint32_t local_size);
 
-// The byte range in its buffer that a run of segments covers.
+// Returns the byte range in its buffer that a run of segments covers.
 Range run_range(const std::vector<Shard>& shards, size_t segment_bytes, const SegmentRun& run);
 
 struct Gradient {
@@ -77,13 +77,13 @@ struct Cluster {
 };
 
 struct Options {
-  size_t buffer_bytes = 0;   // 0: chosen from model and cluster size
+  size_t buffer_bytes = 0;   // 0: chosen from the model and cluster size
   size_t segment_bytes = kDefaultSegmentBytes;
-  bool on_devices = false;   // gradients lie on GPUs, so that a buffer should be larger
+  bool on_devices = false;   // gradients lie on GPUs, where larger buffers pay off
 };
 
-// Where a gradient lies: arena `arena`, at byte range `range` (in production order, packed without
-// padding but for its own element alignment).
+// Where a gradient lies: byte range `range` of arena `arena`. An arena holds its gradients in
+// production order without padding; since all have one dtype, each is aligned for its elements.
 struct Placement {
   uint32_t arena = 0;
   Range range;
@@ -97,7 +97,7 @@ struct Arena {
 struct Buffer {
   uint32_t arena = 0;
   Range range;                    // in the arena
-  uint32_t last_gradient = 0;     // complete when gradients up to this one (of its arena) are there
+  uint32_t last_gradient = 0;     // complete when its arena has all gradients up to this one
   std::vector<Shard> shards;
 };
 
@@ -108,20 +108,21 @@ struct Plan {
   std::vector<Buffer> buffers;         // in push order: by last_gradient, then arena
   size_t buffer_bytes = 0;
   size_t segment_bytes = 0;
-  // Gradient -> first and last (inclusive) index in the buffers of its arena that it touches, as
-  // indices into `buffers`; a gradient may straddle two or more.
+  // For each gradient, the indices in `buffers` of the fusion buffers that it touches: two or more
+  // if the gradient straddles buffers, none if it has 0 elements.
   std::vector<std::vector<uint32_t>> buffers_of;
-  uint64_t hash = 0;                   // of everything above: FNV-1a over a canonical encoding
+  uint64_t hash = 0;                   // FNV-1a of all members above and the cluster's shape, in a
+                                       // canonical encoding
 };
 
-// Errors (kInvalidArgument, kConfiguration) name the value: no gradients is fine (an empty plan), a
-// gradient of 0 elements is fine (it is in no buffer), segment_bytes must be a multiple of
-// kAlignment in [1 KiB, 1 MiB], buffer_bytes 0 or at least segment_bytes, weights as in
-// shard_layout().
+// Makes the plan. An empty list of gradients gives an empty plan, and a gradient of 0 elements is
+// in no buffer. segment_bytes must be a multiple of kAlignment from 1 KiB to 1 MiB, buffer_bytes
+// must be 0 or at least segment_bytes, and weights must be as in shard_layout().
+// Errors: kInvalidArgument or kConfiguration, with the value.
 Result<Plan> make_plan(const std::vector<Gradient>& gradients, const Cluster& cluster,
                        const Options& options);
 
-// The automatic fusion buffer size: see the comment at its definition for the reasoning.
+// Chooses the fusion buffer size. The comment at the definition gives the reasoning.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
                            size_t segment_bytes, bool on_devices = false);
 

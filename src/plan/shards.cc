@@ -1,4 +1,4 @@
-// How a fusion buffer is split: over servers (shards), and over the local ranks of a node (slices).
+// Splits a fusion buffer over servers (shards) and over the local ranks of a node (slices).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,27 +18,27 @@ std::vector<double> server_weights(uint32_t nodes, uint32_t dedicated) {
   return weights;
 }
 
-// Largest remainders: every server gets the whole units of its exact proportion, and the units that
-// are left go, one each, to the largest fractions (lower index first), so that nobody is further
-// than one unit from its proportion. Only IEEE arithmetic of doubles in a fixed order: every rank
-// gets the same answer.
+// Largest remainders: every server gets the whole units of its exact proportion. Each remaining
+// unit goes to the next largest fraction, the lower index first, so no server is more than one unit
+// from its proportion. The computation uses only IEEE doubles in a fixed order, so every rank gets
+// the same result.
 std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights) {
   const size_t servers = weights.size();
   const double largest = servers == 0 ? 0 : *std::max_element(weights.begin(), weights.end());
   if (bytes == 0 || !(largest > 0)) return {};
-  std::vector<double> scaled(servers);  // in [0, 1]: the sum of any finite weights is finite
+  std::vector<double> scaled(servers);  // in [0, 1], so that the sum is always finite
   for (size_t i = 0; i < servers; ++i) scaled[i] = weights[i] / largest;
   const double total = std::accumulate(scaled.begin(), scaled.end(), 0.0);
 
   const size_t whole = bytes / kAlignment;
   std::vector<size_t> units(servers);
   std::vector<double> fraction(servers);
-  std::vector<size_t> order;  // those that may get anything at all, largest fraction first
+  std::vector<size_t> order;  // servers with a positive weight, largest fraction first
   size_t given = 0;
   for (size_t i = 0; i < servers; ++i) {
     if (!(scaled[i] > 0)) continue;
     const double exact = static_cast<double>(whole) * (scaled[i] / total);
-    // Rounding must not hand out more than there is.
+    // Rounding must not hand out more units than there are.
     units[i] = std::min(static_cast<size_t>(exact), whole - given);
     fraction[i] = exact - static_cast<double>(units[i]);
     given += units[i];
@@ -55,11 +55,12 @@ std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights
     shards.push_back({static_cast<uint32_t>(i), offset, units[i] * kAlignment});
     offset += shards.back().bytes;
   }
-  if (shards.empty()) {  // less than a unit: whole, to the strongest server
+  if (shards.empty()) {  // less than a unit: all of it goes to the strongest server
     const auto strongest = std::max_element(scaled.begin(), scaled.end()) - scaled.begin();
     return {{static_cast<uint32_t>(strongest), 0, bytes}};
   }
-  shards.back().bytes += bytes - offset;  // the unaligned rest; equal weights: to a smaller one
+  shards.back().bytes += bytes - offset;  // the unaligned rest; with equal weights, the last shard
+                                          // is one of the smallest
   return shards;
 }
 
@@ -72,7 +73,7 @@ std::vector<SegmentRun> local_slice(const std::vector<Shard>& shards, size_t seg
   const uint64_t end = total * (uint64_t{local_rank} + 1) / local_size;
 
   std::vector<SegmentRun> runs;
-  uint64_t position = 0;  // the shard's first segment, counted over all shards
+  uint64_t position = 0;  // of the first segment of the shard, counted over all shards
   for (size_t i = 0; i < shards.size() && position < end; ++i) {
     const uint64_t count = segment_count(shards[i].bytes, segment_bytes);
     const uint64_t first = std::max(begin, position);

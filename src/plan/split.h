@@ -1,5 +1,5 @@
-// Splits of a count over ranks: even ones, where the first `count % parts` get one more, or given
-// ones.
+// Splits of a count over ranks. In an even split, the first `count % parts` ranks get one more;
+// other splits are given by the caller.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,9 @@ inline Part even_split(uint64_t count, uint32_t parts, uint32_t index) {
   return {index * each + std::min<uint64_t>(index, extra), each + (index < extra ? 1 : 0)};
 }
 
-// Of all ranks, in their order. `given`: counts that sum up to `count`, behind those of `before`
-// other splits; empty: an even split.
+// Returns the parts of all ranks, in rank order. `given` has the counts of several splits one after
+// the other; `before` is the number of splits that come before this one. The counts of a split sum
+// up to `count`. If `given` is empty, the split is even.
 inline std::vector<Part> split(uint64_t count, uint32_t parts, const std::vector<uint64_t>& given,
                                size_t before = 0) {
   std::vector<Part> all(parts);

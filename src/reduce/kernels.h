@@ -1,5 +1,5 @@
-// What the per-CPU translation units offer to reduce.cc. Keep this free of inline functions and
-// of anything from the standard library: the linker could keep a copy compiled for AVX-512.
+// What the per-CPU translation units offer to reduce.cc. Do not add inline functions or anything
+// from the standard library to this file: the linker could keep a copy compiled for AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace herring::reduce {
 
-// Stage's factors; each kernel rounds them to its accumulator type.
+// The factors of a Stage. Each kernel rounds them to its accumulator type.
 struct Scaling {
   double prescale;
   double divisor;
   double postscale;
 };
 
-// Which of the factors a kernel applies; all others must be 1.
+// Which factors a kernel applies; all others must be 1.
 enum class Scaled { kNot, kSources, kFully };
 
-// Combines a fixed number of sources (the kernel's place in its row, plus one).
+// Combines a fixed number of sources: the kernel's index in its row, plus one.
 using Kernel = void (*)(const void* const* sources, void* out, size_t count,
                         const Scaling& scaling);
 
@@ -26,9 +26,9 @@ inline constexpr size_t kMaxFanIn = 8;
 
 struct KernelTable {
   const char* name;
-  // Kernels for 1..kMaxFanIn sources, or null where no fused kernel exists. It always exists for
-  // out == accumulator_of(in) and a scaling up to kSources, and for integers. The row may apply
-  // more than asked for.
+  // Returns the kernels for 1..kMaxFanIn sources, or null if there is no fused kernel. There is
+  // always one for integers, and for out == accumulator_of(in) with a scaling up to kSources. The
+  // row may apply more factors than asked for.
   const Kernel* (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);

@@ -1,4 +1,4 @@
-// Compiled with -mavx512f and friends, see CMakeLists.txt.
+// Compiled with -mavx512f and related flags, see CMakeLists.txt.
 #define HERRING_LEVEL avx512
 #define HERRING_LEVEL_NAME "avx512"
 #define HERRING_VECTOR_BYTES 64

@@ -20,15 +20,17 @@ namespace {
 
 static_assert(kTreeGroup == kMaxFanIn);
 
-// Bytes of one intermediate result. kMaxFanIn of them and a source's share fit a 32 KiB L1 cache.
+// Bytes of one intermediate result. kMaxFanIn of these, and the matching part of a source, fit in a
+// 32 KiB L1 cache.
 constexpr size_t kBlockBytes = 2048;
 
 struct alignas(64) Block {
   char bytes[kBlockBytes];
 };
 
-// A process may run with subnormals flushed (torch.set_flush_denormal, or any library linked with
-// -ffast-math), and threads inherit that. Results must not depend on it.
+// Sets the default floating-point mode. A process may run with subnormals flushed
+// (torch.set_flush_denormal, or any library linked with -ffast-math), and threads inherit that
+// mode. Results must not depend on it.
 class DefaultFloatMode {
  public:
 #if defined(__x86_64__)
@@ -62,7 +64,7 @@ class DefaultFloatMode {
   DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
 };
 
-// Levels in ascending order; those this CPU lacks are left out.
+// SIMD levels in ascending order, without those that this CPU lacks.
 struct Levels {
   const KernelTable* table[3];
   size_t count;
@@ -112,11 +114,11 @@ Scaled scaled_by(const Scaling& scaling) {
 
 constexpr Scaling kUnscaled = {1.0, 1.0, 1.0};
 
-// What every step of a combination in blocks needs.
+// What each step of a combination in blocks needs.
 struct Steps {
   const Kernel* leaf;    // sources -> accumulator, with the prescale
   const Kernel* middle;  // accumulators -> accumulator
-  const Kernel* last;    // accumulators -> out, or null: middle, then finish
+  const Kernel* last;    // accumulators -> out; if null, middle and then finish run instead
   Kernel finish;         // accumulator -> out, with divisor and postscale
   Scaling leaf_scaling;
   Scaling last_scaling;
@@ -126,7 +128,7 @@ struct Steps {
 
 const char* at(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
 
-// The largest power of kTreeGroup below n: what each branch of the top node holds.
+// Returns the largest power of kTreeGroup below n: the size of each branch of the top node.
 size_t branch_size(size_t n) {
   size_t size = kTreeGroup;
   while (size <= (n - 1) / kTreeGroup) size *= kTreeGroup;
@@ -136,7 +138,7 @@ size_t branch_size(size_t n) {
 void combine_subtree(const void* const* sources, size_t n, size_t first, size_t count, void* out,
                      const Steps& steps);
 
-// One accumulator block per branch; returns how many there are.
+// Fills one accumulator block per branch; returns the number of branches.
 size_t combine_branches(const void* const* sources, size_t n, size_t first, size_t count,
                         Block* blocks, const void** results, const Steps& steps) {
   const size_t branch = branch_size(n);
@@ -149,7 +151,7 @@ size_t combine_branches(const void* const* sources, size_t n, size_t first, size
   return used;
 }
 
-// Elements [first, first + count) of n sources into one block. Recursion is log8(n) deep.
+// Combines elements [first, first + count) of n sources into one block. Recursion is log8(n) deep.
 void combine_subtree(const void* const* sources, size_t n, size_t first, size_t count, void* out,
                      const Steps& steps) {
   const void* results[kTreeGroup];
@@ -200,7 +202,7 @@ void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t c
   }
 }
 
-// A factor must survive the rounding to the type it is applied in.
+// Checks that a factor survives rounding to the type in which it is applied.
 Status check_factor(const char* name, double value, bool may_be_zero, DType in) {
   const bool narrow = accumulator_of(in) == DType::kFloat32;
   const double magnitude = std::fabs(value);
@@ -245,7 +247,7 @@ Status check_stage(const Stage& stage) {
   if (!is_float(stage.in)) {
     if (stage.divisor == 1.0) return {};
     return {Code::kInvalidArgument, concat("divisor ", stage.divisor,
-                                           " needs a float dtype, this array is ",
+                                           " needs a float dtype, but this array is ",
                                            name_of(stage.in))};
   }
   HERRING_RETURN_IF_ERROR(check_factor("prescale", stage.prescale, true, stage.in));
