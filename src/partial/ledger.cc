@@ -22,9 +22,9 @@ Ledger::Block Ledger::take_block() {
   return block;
 }
 
-// Adds the second cell to the first. Contributions are summed one after the other, in the order in
-// which they were produced, whenever they were announced: so the bits of a result depend on the
-// list of contributors alone.
+// Adds the second cell to the first. Contributions are summed one after the other in the order of
+// production, no matter when they were announced. So the bits of a result depend only on the list
+// of contributors.
 void Ledger::fold() {
   char* sum = cells_[0].data.get();
   const void* sources[] = {sum, cells_[1].data.get()};
@@ -55,11 +55,11 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
   if (last_ || (owed_ && !last)) {
     return Status(Code::kInvalidArgument,
                   last_ ? "a contribution after its flush; begin another series"
-                        : "a contribution before the result of the one before was taken");
+                        : "a contribution before the previous result was taken");
   }
   if (place.contributors != 0 && place.upto <= produced_) {
     return Status(Code::kInvalidArgument,
-                  concat("contribution ", produced_ + 1, " in a round that counts up to ",
+                  concat("contribution ", produced_ + 1, " in a round that counts only up to ",
                          place.upto));
   }
   ++produced_;
@@ -71,7 +71,7 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
   cells_.push_back({take_block(), produced_, false, base_, last, place});
   std::memcpy(cells_.back().data.get(), data, bytes_);
   if (recorded) return announce_recorded();
-  // Who flushes produces nothing with which it could be announced later.
+  // A worker that flushes produces nothing more with which this could be announced later.
   const bool blocked = last || (waits && ready_ == taken_);
   if (cells_.size() > 1 && !blocked) return std::optional<Join>();
   return std::optional(announce());
@@ -79,14 +79,14 @@ Result<std::optional<Join>> Ledger::produce(const void* data, bool waits, bool l
 
 Status Ledger::closed(uint32_t round, uint64_t upto, bool last, const char** push) {
   *push = nullptr;
-  // A repeated round closes again before it was completed; there is none after the last one.
+  // A repeated round closes again before it is completed. No round follows the last one.
   if (round != ready_ || (ended_ && (!last || round == closed_))) {
-    return breach("round ", round, " has closed, expected is ", ready_,
-                  ended_ ? ", and the last one was known" : "");
+    return breach("round ", round, " has closed, but the next one should be ", ready_,
+                  ended_ ? ", and the last round is already known" : "");
   }
   if (last && (!last_ || (upto != produced_ && (upto != 0 || counted_ != produced_)))) {
-    return breach("round ", round, " is said to be the last one; it counts contribution ", upto,
-                  " of ", produced_, " produced", last_ ? "" : ", and more are to come");
+    return breach("round ", round, " is announced as the last one and counts contribution ", upto,
+                  " of ", produced_, " produced", last_ ? "" : ", but more will follow");
   }
   closed_ = round + 1;
   closing_ = upto;
@@ -114,11 +114,11 @@ char* Ledger::result() {
 }
 
 std::optional<Join> Ledger::completed() {
-  result();  // one with nothing in it has its place, too
+  result();  // a round without contributors has a result, too
   ++ready_;
   if (closing_ == 0) return {};
   counted_ = std::exchange(closing_, 0);
-  if (cells_.empty()) return {};  // it went with its announcement
+  if (cells_.empty()) return {};  // the contribution was sent with its announcement
   free_.push_back(std::move(cells_.front().data));
   cells_.pop_front();
   if (cells_.empty() || cells_.front().announced) return {};

@@ -5,7 +5,7 @@
 namespace herring::partial {
 namespace {
 
-// Who is later than that is said to be so late.
+// The lateness of a worker that missed more rounds is measured from the oldest round remembered.
 constexpr uint32_t kRoundsRemembered = 1024;
 
 }  // namespace
@@ -38,7 +38,7 @@ Status RoundOwner::check(const Join& join) const {
   if (adds && rank.last) {
     return breach("contribution ", join.upto, " after the last one, ", rank.upto);
   }
-  // Nobody has results of rounds that are still to come, or gives results back.
+  // No worker has results of rounds that are still to come, or gives results back.
   if (join.base > round_ + 1 || (adds && join.base < rank.base)) {
     return breach("base ", join.base, " after ", rank.base, ", while round ", round_, " is open");
   }
@@ -76,18 +76,18 @@ void RoundOwner::lost(uint32_t rank) {
   const auto contributes = std::any_of(
       pushing_->contributors.begin(), pushing_->contributors.end(),
       [&](const Contributor& one) { return one.rank == rank; });
-  // Nobody has the whole result, and perhaps nobody ever will.
+  // No member has the whole result, and perhaps none ever will.
   if (contributes) pushing_.reset();
 }
 
-// Whether all members flush, and the open round leaves nothing pending.
+// Returns whether all members flush and the open round leaves nothing pending.
 bool RoundOwner::is_last() const {
   return std::none_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
     return rank.member && (!rank.last || (rank.joined() && !enters(rank)));
   });
 }
 
-// Whether the quorum is met and no contribution would become too old.
+// Returns whether the quorum is met and no contribution would become too old.
 bool RoundOwner::complete(bool* everybody) const {
   *everybody = true;
   uint32_t members = 0, contributing = 0, entering = 0, recorded = 0, actives = 0;
@@ -96,7 +96,7 @@ bool RoundOwner::complete(bool* everybody) const {
   for (const Rank& rank : ranks_) {
     if (!rank.member) continue;
     ++members;
-    // Whoever misses results when the series ends would go on following it.
+    // A worker that lacks results when the series ends would go on following the series.
     must_wait |= last ? !follows(rank) : lags(rank);
     if (enters(rank)) {
       ++entering;
@@ -106,7 +106,7 @@ bool RoundOwner::complete(bool* everybody) const {
     ++contributing;
     actives += active(rank);
     *everybody &= rank.joined();
-    // It may be missed by this round only if the next `staleness` rounds do not depend on it yet.
+    // The round waits for a worker whose oldest contribution has missed `staleness` rounds.
     must_wait |= !rank.joined() && round_ - rank.oldest >= quorum_.staleness;
   }
   if (must_wait || members == 0) return false;
@@ -181,7 +181,7 @@ void RoundOwner::commit() {
 bool RoundOwner::received(uint32_t rank, uint32_t round, uint32_t attempt, bool whole) {
   if (!member(rank) || round != last_round_ || attempt != last_attempt_) return false;
   ranks_[rank].receiving = false;
-  if (!pushing_ || !whole) return false;  // committed already, or given up
+  if (!pushing_ || !whole) return false;  // already committed, or given up
   commit();
   return true;
 }
@@ -195,7 +195,7 @@ Nanos RoundOwner::waiting_since() const {
   for (const Rank& rank : ranks_) {
     if (waits(rank) && (since == 0 || rank.waits_since < since)) since = rank.waits_since;
   }
-  // In a replay they may be there long before the round that they are in.
+  // In a replay, joins may arrive long before the round that they belong to opens.
   if (quorum_.replays && since != 0 && round_ > 0) {
     since = std::max(since, closed_at_[(round_ - 1) % closed_at_.size()]);
   }

@@ -1,21 +1,24 @@
-// Who is in which round of a partial all-reduce: the one owner of a series of rounds counts joins,
-// closes a round when its quorum is met, and commits it. Pure bookkeeping, no I/O; times are given.
+// Decides who is in which round of a partial all-reduce. A series of rounds has one owner, which
+// counts joins, closes a round when its quorum is met, and commits the round. This is pure
+// bookkeeping without I/O; callers pass the time.
 //
-// Words. A worker produces contributions, numbered from 1. A *join* says: "all I have produced up
+// Terms. A worker produces contributions, numbered from 1. A *join* says: "all I have produced up
 // to `upto` is ready; I go on once I have the results of the rounds before `base`". So `base` is
-// the version of the weights that its next contribution will be computed on. A join is *active* in
-// round r when base is r + 1: the worker waits for this very result. Only active joins count
-// towards the quorum. Any other is *passive*: its worker found a result and went on computing; what
-// it announced enters the next round that closes, but closes none.
+// the version of the weights on which the worker will compute its next contribution. A join is
+// *active* in round r if base is r + 1: the worker waits for the result of round r. Only active
+// joins count towards the quorum. Every other join is *passive*: its worker found a result and went
+// on computing. The contributions of a passive join enter the next round that closes, but do not
+// close a round.
 //
 // A worker that *flushes* joins with `last`: it produces nothing more, and takes results until the
-// series has ended. With each that it takes it *follows*: it joins again with the same `upto` and
-// the next `base`, so that the owner knows how far it is. It does not count towards the quorum any
-// more, which is that of the others if fewer are left. When all members flush and wait for the same
-// round, that one takes all that is pending, and is the last of the series for all of them.
+// series has ended. With each result that it takes, the worker *follows*: it joins again with the
+// same `upto` and the next `base`, so that the owner knows how far it is. Such a worker no longer
+// counts towards the quorum; if fewer workers than the quorum remain, all of them are needed. When
+// all members flush and wait for the same round, that round takes everything pending and is the
+// last of the series for all members.
 //
-// In a *replay* of a recorded series joins say which round they are in and how many contributors
-// that one has; it closes when so many have come, and the quorum means nothing.
+// In a *replay* of a recorded series, joins say which round they are in and how many contributors
+// that round has. The round closes when that many have joined; the quorum has no meaning.
 #pragma once
 
 #include <cstdint>
@@ -29,17 +32,17 @@
 namespace herring::partial {
 
 struct Quorum {
-  uint32_t workers = 1;    // in the series at its start
-  uint32_t quorum = 1;     // active joins that close a round; if fewer contribute, all of them
-  Nanos grace = 0;         // for more to join, once the quorum is met
-  uint32_t staleness = 0;  // rounds a contribution may miss before a round waits for it
+  uint32_t workers = 1;    // in the series when it starts
+  uint32_t quorum = 1;     // active joins that close a round, or all if fewer contribute
+  Nanos grace = 0;         // time for more workers to join after the quorum is met
+  uint32_t staleness = 0;  // rounds that a contribution may miss before a round waits for it
   bool replays = false;
 };
 
 inline constexpr Nanos kMaxGrace = 24 * 3600 * kSecond;
 inline constexpr uint32_t kMaxStaleness = 1 << 20;
 
-// kInvalidArgument names the value.
+// Returns kInvalidArgument with the value if the quorum is not valid.
 Status check(const Quorum& quorum);
 
 struct Join {
@@ -47,27 +50,27 @@ struct Join {
   uint64_t upto = 0;
   uint32_t base = 0;
   bool last = false;  // the worker flushes
-  uint32_t round = 0, contributors = 0;  // of a replay
+  uint32_t round = 0, contributors = 0;  // in a replay only
 };
 
 struct Contributor {
   uint32_t rank = 0;
   uint64_t upto = 0;       // its contributions after the last counted one, up to this one
-  uint32_t staleness = 0;  // rounds between the weights of the oldest of them and this round
+  uint32_t staleness = 0;  // rounds between the weights of the oldest of these and this
   bool active = false;
-  Nanos waited = 0;        // since it joined; less than 0: late by so much for the round it missed
+  Nanos waited = 0;        // since it joined; negative: how late it was for the missed round
 };
 
 struct Closed {
   uint32_t round = 0;
   uint32_t attempt = 0;
-  bool last = false;                      // the series ends with it, for all members
+  bool last = false;                      // the series ends with this round, for all members
   std::vector<Contributor> contributors;  // by rank
   std::vector<uint32_t> members;          // who gets the result, by rank
-  std::vector<uint32_t> waiting;          // which of them have nothing else to do
+  std::vector<uint32_t> waiting;          // the members that have nothing else to do
 };
 
-// A worker that is gone: what of its contributions was counted, and what it had announced beyond.
+// A worker that is gone: which of its contributions were counted, and what it had announced.
 struct Lost {
   uint32_t rank = 0;
   uint64_t counted = 0, announced = 0;
@@ -75,37 +78,40 @@ struct Lost {
 
 class RoundOwner {
  public:
-  // `pushes`: contributions are pushed after a round has closed, and it must be committed;
-  // otherwise they came with the joins, and closing commits.
+  // `pushes`: contributions are pushed after a round has closed, and the round must be committed.
+  // Otherwise contributions come with the joins, and closing a round commits it.
   RoundOwner(const Quorum& quorum, bool pushes);
 
-  // kProtocol: a worker that keeps to the rules cannot say that.
+  // Returns kProtocol if a worker that keeps to the rules cannot send this join.
   Status check(const Join& join) const;
-  // False: it says nothing new (a duplicate, or the worker is no member any more).
+  // Returns false if the join says nothing new: it is a duplicate, or its worker is not a member
+  // any more.
   bool join(const Join& join, Nanos now);
-  // The worker is dead or has left: it is no longer waited for. A round that it contributes to, and
-  // that is not committed yet, is repeated without it.
+  // The worker is dead or has left, so nobody waits for it any more. An uncommitted round to which
+  // it contributes is repeated without it.
   void lost(uint32_t rank);
-  // Closes the round when that is possible; ask after every change, and at `wake_at()`. Where
-  // contributions are pushed, all members have received what was closed before (an attempt that was
-  // given up included): so a worker has one result on its way to it at most, and what it announced
-  // before that result came is known here. The last round may be without contributors, where the
-  // only worker that was to contribute has died; it then counts at once, and nothing is pushed.
+  // Closes the round if that is possible. Call this after every change and at `wake_at()`.
+  // If contributions are pushed, a round closes only after all members have received what was
+  // closed before, including an attempt that was given up. So at most one result is on its way to a
+  // worker, and the owner knows what the worker announced before that result came.
+  // The last round may have no contributors, if the only worker that would contribute has died.
+  // Such a round is committed at once, and nothing is pushed.
   std::optional<Closed> close(Nanos now);
-  // When the grace ends; 0: nothing to wait for.
+  // Returns when the grace period ends; 0 if there is nothing to wait for.
   Nanos wake_at() const { return wake_at_; }
-  // `rank` has the result of this attempt; true: this commits the round. `whole`: all contributions
-  // are in it (otherwise a contributor has died, and its loss will be reported here, too).
+  // `rank` has the result of this attempt. Returns whether this commits the round. `whole`: it has
+  // all contributions. If it does not, a contributor has died, and lost() will be called for it.
   bool received(uint32_t rank, uint32_t round, uint32_t attempt, bool whole = true);
 
   uint32_t round() const { return round_; }
-  // No member is left: the series has ended.
+  // Returns whether no member is left, so that the series has ended.
   bool ended() const;
   bool member(uint32_t rank) const { return rank < ranks_.size() && ranks_[rank].member; }
-  // How much a worker has announced.
+  // Returns how many contributions a worker has announced.
   uint64_t announced(uint32_t rank) const { return ranks_[rank].upto; }
   const std::vector<Lost>& losses() const { return losses_; }
-  // Since when somebody waits in the open round (0: nobody), and whom the round waits for.
+  // Returns since when a worker waits in the open round, or 0 if none does. missing() returns the
+  // ranks for which the round waits.
   Nanos waiting_since() const;
   std::vector<uint32_t> missing() const;
 
@@ -114,13 +120,13 @@ class RoundOwner {
     bool member = true;
     uint64_t upto = 0, counted = 0;
     uint32_t base = 0;       // of the newest join
-    uint32_t round = 0, contributors = 0;  // likewise
-    uint32_t oldest = 0;     // version of the oldest contribution that is not counted
-    bool last = false;       // it flushes
-    Nanos joined_at = 0;     // with the oldest contribution that is not counted
-    Nanos joined_next_at = 0;  // with the oldest that was not there when the round closed
-    Nanos waits_since = 0;   // with the newest
-    bool receiving = false;  // has not got the last closed round's result yet
+    uint32_t round = 0, contributors = 0;  // of the newest join, in a replay
+    uint32_t oldest = 0;     // version of the weights of its oldest uncounted contribution
+    bool last = false;       // the worker flushes
+    Nanos joined_at = 0;     // when its oldest uncounted contribution was announced
+    Nanos joined_next_at = 0;  // when its oldest one that missed the closed round was
+    Nanos waits_since = 0;   // time of the newest join
+    bool receiving = false;  // does not have the last closed round's result yet
 
     bool joined() const { return member && upto > counted; }
   };
@@ -128,12 +134,12 @@ class RoundOwner {
   bool active(const Rank& rank) const {
     return rank.joined() && (rank.last || rank.base == round_ + 1);
   }
-  // Whether the open round takes what it has announced.
+  // Returns whether the open round takes what the worker has announced.
   bool enters(const Rank& rank) const {
     return rank.joined() && (!quorum_.replays || rank.round == round_);
   }
-  // Of workers that flush: one follows when it has taken all results, and lags when so many wait
-  // for it that there must not be another one.
+  // For workers that flush. A worker follows if it has taken all results. It lags if so many
+  // results wait for it that no further round may close.
   bool follows(const Rank& rank) const { return rank.member && rank.last && rank.base > round_; }
   bool lags(const Rank& rank) const {
     return rank.member && rank.last && !follows(rank) &&
@@ -151,9 +157,9 @@ class RoundOwner {
   const bool pushes_;
   std::vector<Rank> ranks_;
   uint32_t round_ = 0, attempt_ = 0;
-  uint32_t last_round_ = 0, last_attempt_ = 0;  // of the last close
-  std::optional<Closed> pushing_;  // closed, not committed
-  std::vector<Rank> at_close_;     // the contributors as they were then
+  uint32_t last_round_ = 0, last_attempt_ = 0;  // of the last round that closed
+  std::optional<Closed> pushing_;  // closed, but not committed
+  std::vector<Rank> at_close_;     // the ranks as they were when the round closed
   Nanos met_at_ = 0, wake_at_ = 0;
   std::vector<Nanos> closed_at_;   // of the last rounds, by round modulo size; for statistics
   std::vector<Lost> losses_;

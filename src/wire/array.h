@@ -1,4 +1,4 @@
-// What an array is, without its content.
+// The description of an array, without its content.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Array {
   std::vector<uint64_t> shape;
 
   uint64_t rows() const { return shape.empty() ? 1 : shape[0]; }
-  // Elements of a row, which may be one of no rows.
+  // Returns the number of elements in a row, even if the array has no rows.
   uint64_t row_elements() const {
     return std::accumulate(shape.begin() + (shape.empty() ? 0 : 1), shape.end(), uint64_t{1},
                            std::multiplies<>());
@@ -25,8 +25,8 @@ struct Array {
   uint64_t bytes() const { return elements() * size_of(dtype); }
 };
 
-// Whether `splits` has for each of the arrays, one after the other, `ranks` counts that sum up to
-// its rows.
+// Returns whether `splits` has `ranks` counts for each array, one array after the other, and the
+// counts of each array sum up to its rows.
 inline bool are_splits(const std::vector<uint64_t>& splits, const std::vector<Array>& arrays,
                        uint32_t ranks) {
   if (splits.size() != arrays.size() * ranks) return false;

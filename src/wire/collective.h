@@ -1,5 +1,5 @@
-// The named operations: each kind with its own fields, as calls and announcements have them. Ranks
-// are those inside the group.
+// The named operations. Each kind has its own fields, which calls and announcements carry. Ranks
+// are indices in the group.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace herring::wire {
 
-// How an all-reduce is done: by servers, or by messages between workers (collective/schedule.h).
+// Who performs an all-reduce: servers, or workers by messages (collective/schedule.h).
 enum class Algorithm : uint8_t {
   kHerring = 0,
   kServer,
@@ -45,13 +45,13 @@ struct AllGather {
 struct ReduceScatter {
   static constexpr const char* kName = "reduce_scatter";
   Reduction reduction;
-  std::vector<uint64_t> rows;  // for each rank, of each bundle after the other; none: even ones
+  std::vector<uint64_t> rows;  // rows of each rank, bundle after bundle; empty: even splits
   static auto fields(auto& self) { return std::tie(self.reduction, self.rows); }
 };
 
 struct AllToAll {
   static constexpr const char* kName = "alltoall";
-  std::vector<uint64_t> rows;  // for each rank
+  std::vector<uint64_t> rows;  // rows for each rank
   static auto fields(auto& self) { return std::tie(self.rows); }
 };
 
@@ -60,10 +60,10 @@ struct Barrier {
   static auto fields(auto&) { return std::tie(); }
 };
 
-// By its members alone, whatever the frame's group.
+// Called by the group's members only, whatever the group in the frame is.
 struct FormGroup {
   static constexpr const char* kName = "form_group";
-  std::vector<uint32_t> ranks;  // of the job, ascending
+  std::vector<uint32_t> ranks;  // ranks of the job, ascending
   static auto fields(auto& self) { return std::tie(self.ranks); }
 };
 
@@ -76,15 +76,15 @@ struct Send {
 
 struct Receive {
   static constexpr const char* kName = "receive";
-  std::optional<uint32_t> from;  // none: any other rank
-  std::optional<uint64_t> tag;   // none: any
+  std::optional<uint32_t> from;  // empty: from any other rank
+  std::optional<uint64_t> tag;   // empty: any tag
   static auto fields(auto& self) { return std::tie(self.from, self.tag); }
 };
 
 // All-reduces go on without this rank until every rank has joined.
 struct Join {
   static constexpr const char* kName = "join";
-  uint64_t called = 0;  // all-reduces, by this rank, since the last time
+  uint64_t called = 0;  // all-reduces that this rank has called since its last join
   static auto fields(auto& self) { return std::tie(self.called); }
 };
 
@@ -97,19 +97,19 @@ bool is(const Collective& what) {
 }
 
 const char* name_of(const Collective& what);
-// Of that name, with its fields as they are above; none: there is none.
+// Returns the collective of that name with the fields' default values, or nothing if there is none.
 std::optional<Collective> collective_of(std::string_view name);
-// Null: it does not reduce.
+// Returns the reduction, or null if the collective does not reduce.
 const Reduction* reduction_of(const Collective& what);
-// Its calls are paired by ranks and tags.
+// Returns whether calls of this collective are paired by ranks and tags.
 bool is_message(const Collective& what);
-// Whether the rank has data for others: of a broadcast only the root has any.
+// Returns whether the rank has data for others. In a broadcast, only the root has data.
 bool gives_data(const Collective& what, uint32_t rank);
-// Whether ranks may differ in the first dimension of their arrays.
+// Returns whether ranks may differ in the first dimension of their arrays.
 bool is_ragged(const Collective& what);
-// Whether those who call can do without a rank that has joined.
+// Returns whether the callers can proceed without a rank that has joined.
 bool goes_without_joined(const Collective& what);
-// Whether two ranks give the same, but for what each may give as it likes.
+// Returns whether two ranks' calls match, ignoring what each rank may choose freely.
 bool agree(const Collective& a, const Collective& b);
 
 }  // namespace herring::wire

@@ -27,7 +27,7 @@ enum class FrameType : uint8_t {
   // Worker <-> worker: all-reduce by messages (collective/).
   kGrant,        // how many frames of a message the sender may send
   kBlock,        // one frame of a message
-  // Worker -> server: lent results were read, and nothing is pushed soon that would say so.
+  // Worker -> server: lent results were read, and no push that would say so follows soon.
   kTaken,
   // Data plane: partial all-reduce (wire/partial.h).
   kEnlist,       // worker -> every server: takes part in a series of rounds
@@ -37,9 +37,9 @@ enum class FrameType : uint8_t {
   kCommit,       // owner -> worker: the round counts
   // Groups.
   kGroup,        // worker -> server: who is in a group that it belongs to; answered by kReply
-  kLeaveGroup,   // worker -> server: it calls nothing in this group any more
-  kWhereabouts,  // worker -> every server: text, in which calls it is held up; empty: it goes on
-  kReleased,     // worker -> server whose worker has left: nothing here needs that server any more
+  kLeaveGroup,   // worker -> server: it calls nothing more in this group
+  kWhereabouts,  // worker -> every server: text: the calls in which it is held up; empty: none
+  kReleased,     // worker -> server whose worker has left: this rank no longer needs that server
   kLast = kReleased,
 };
 
@@ -48,19 +48,19 @@ const char* name_of(FrameType type);
 struct FrameHeader {
   FrameType type = FrameType::kHeartbeat;
   uint8_t flags = 0;
-  uint16_t segments = 0;       // kData, kResult: how many consecutive segments
+  uint16_t segments = 0;       // kData, kResult: number of consecutive segments
   uint32_t payload = 0;        // bytes that follow
   uint32_t group = 0;          // data plane: the ranks that take part; 0: all
-  uint32_t stream = 0;         // of the group: a sequence of operations in one agreed order
+  uint32_t stream = 0;         // within the group: a sequence of operations in one agreed order
   uint32_t round = 0;          // ticket or round within the stream
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
-  uint16_t credit = 0;         // segments per flow that may be outstanding; see worker/credit.h
+  uint16_t credit = 0;         // segments that each flow may have outstanding; see worker/credit.h
   uint16_t reserved = 0;
   uint32_t signals = 0;        // losses that the sender has counted so far, modulo 2^32
   union {
-    uint32_t workers = 0;      // kResult: workers whose contributions are in it (rounds of a
-                               // partial all-reduce: contributors whose bytes are in it)
+    uint32_t workers = 0;      // kResult: workers whose contributions are in it; in rounds of a
+                               // partial all-reduce, contributors whose bytes are in it
     uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^32
 };
@@ -68,26 +68,27 @@ static_assert(sizeof(FrameHeader) == 40, "the header travels as it lies in memor
 
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
-// kData: no payload, this contributor adds nothing (it may still want the result).
-// kResult: no payload, the contributor did not want it.
+// kData: there is no payload; this contributor adds nothing, but may still want the result.
+// kResult: there is no payload; the contributor did not want the result.
 inline constexpr uint8_t kFlagEmpty = 1;
 // kData: send the result's payload back.
 inline constexpr uint8_t kFlagWant = 2;
-// kData: the credit field steers (it comes from the group's credit controller).
+// kData: the server adopts the credit field, which comes from the group's credit controller.
 inline constexpr uint8_t kFlagSteers = 4;
 // kResult: the payload is lent; the server keeps it until the worker has taken it.
 inline constexpr uint8_t kFlagLent = 8;
-// kResult, kLeaveGroup: the group is called off. Of a result the credit comes back, the operation
-// has failed.
+// kResult, kLeaveGroup: the group is called off. The credit of such a result comes back, but the
+// operation has failed.
 inline constexpr uint8_t kFlagCalledOff = 16;
 
-// No frame has more; who receives one expects far less in most cases, and says so before memory is
-// touched. Room for the largest `frame_max` and `small_bytes`, with what stands before a payload.
+// The largest payload of any frame. Most receivers expect far less, and check that before they
+// touch memory. There is room for the largest `frame_max` and `small_bytes`, and for the fields
+// that precede a payload.
 inline constexpr uint32_t kMaxPayload = 96u << 20;
-// Messages of the control plane stay below this.
+// Messages of the control plane have at most this size.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;
 
-// False for a header no peer would send: unknown type, impossible counts.
+// Returns false for a header that no peer would send: an unknown type or impossible counts.
 bool plausible(const FrameHeader& header);
 
 }  // namespace herring::wire

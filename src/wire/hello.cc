@@ -26,7 +26,7 @@ Mac mac(std::string_view label, const ClientHello& client, const ServerHello& se
 }
 
 void fill_random(uint8_t* out, size_t bytes) {
-  if (RAND_bytes(out, static_cast<int>(bytes)) != 1) abort();  // no entropy: nothing is safe
+  if (RAND_bytes(out, static_cast<int>(bytes)) != 1) abort();  // without entropy, nothing is safe
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ const char* describe(Verdict verdict) {
     case Verdict::kWrongJob: return "another job (HERRING_JOB differs)";
     case Verdict::kWrongSecret: return "the job's secret differs (HERRING_SECRET_FILE)";
     case Verdict::kUnexpected:
-      return "this rank or server is not expected there, or is there already";
+      return "this rank or server is not expected there, or is already connected";
   }
   return "an unknown verdict";
 }
@@ -100,8 +100,9 @@ Status check_server_hello(const ServerHello& server, const std::string& address)
   }
   if (server.version != kProtocolVersion) {
     return {Code::kConfiguration,
-            concat(address, " speaks protocol version ", server.version, ", this process version ",
-                   kProtocolVersion, "; install the same Herring release everywhere")};
+            concat(address, " speaks protocol version ", server.version,
+                   ", but this process speaks version ", kProtocolVersion,
+                   "; install the same Herring release everywhere")};
   }
   return status_of(static_cast<Verdict>(server.verdict), address);
 }

@@ -1,14 +1,14 @@
-// How two processes of a job recognise each other. Four fixed-size messages:
+// How two processes of a job recognise each other, with four fixed-size messages:
 //
 //   client -> server  ClientHello  magic, version, job, role, rank, flow, incarnation, nonce
 //   server -> client  ServerHello  magic, version, verdict, nonce
 //   client -> server  ClientProof  HMAC(secret, "client" ...)
 //   server -> client  Verdict      accepted, or why not; HMAC(secret, "server" ...) for a member
 //
-// Both MACs cover both hellos, so neither can be replayed or cut into another connection; the
-// secret itself never travels. The client proves itself first: a stranger who connects, and may
-// know the job's name, gets nothing that depends on the secret and on which guesses could be tried.
-// Nothing is allocated and nothing else is read before the proof is verified.
+// Both MACs cover both hellos, so neither MAC can be replayed or used in another connection. The
+// secret itself is never sent. The client proves itself first: a stranger who connects, even with
+// the job's name, gets nothing that depends on the secret and could be used to test guesses. Before
+// the proof is verified, nothing is allocated and nothing else is read.
 #pragma once
 
 #include <array>
@@ -34,15 +34,15 @@ enum class Verdict : uint16_t {
   kWrongVersion,
   kWrongJob,
   kWrongSecret,
-  kUnexpected,  // right secret, but nobody by that rank is expected here
+  kUnexpected,  // right secret, but no process of this role and rank is expected here
 };
 const char* describe(Verdict verdict);
 
 struct Hello {
   Role role = Role::kWorker;
-  uint32_t rank = 0;   // of the worker, or index of the server; ~0 when not yet known
-  uint32_t flow = 0;   // which of the K flows of this pair
-  uint32_t incarnation = 0;  // of the job: random; 0 where that is not known yet
+  uint32_t rank = 0;   // of the worker, or index of the server; ~0 while not known
+  uint32_t flow = 0;   // which of the K flows between this worker and server
+  uint32_t incarnation = 0;  // random number of this start of the job; 0 while not known
 };
 
 struct ClientHello {
@@ -58,7 +58,8 @@ struct ClientHello {
 };
 static_assert(sizeof(ClientHello) == 72);
 
-// Processes of other versions read it too, to learn the version. It has its length from version 7.
+// Processes of other versions also read this message to learn the version. Its length is that of
+// version 7.
 struct ServerHello {
   uint8_t magic[8];
   uint16_t version;
@@ -76,20 +77,20 @@ struct ClientProof {
 struct VerdictMessage {
   uint16_t verdict;
   uint8_t reserved[6];
-  uint8_t mac[32];  // zero unless the client has proven itself
+  uint8_t mac[32];  // zero unless the client has proved itself
 };
 static_assert(sizeof(VerdictMessage) == 40);
 
 JobId job_id(std::string_view job_name);
 
 ClientHello make_client_hello(const Hello& hello, const JobId& job);
-// Whether the first `have` bytes of a message could begin a ClientHello.
+// Returns whether the first `have` bytes of a message could begin a ClientHello.
 bool may_begin_hello(const void* bytes, size_t have);
-// What is wrong with it as far as a server can tell without the proof.
+// Returns what is wrong with the hello, as far as a server can tell without the proof.
 Verdict check_client_hello(const ClientHello& message, const JobId& job);
 Hello hello_of(const ClientHello& message);
 ServerHello make_server_hello(Verdict verdict);
-// kAuthentication or kConfiguration with a sentence that names `address`.
+// Returns kAuthentication or kConfiguration with a sentence that names `address`.
 Status check_server_hello(const ServerHello& server, const std::string& address);
 ClientProof make_client_proof(const ClientHello& client, const ServerHello& server,
                               std::string_view secret);
@@ -97,7 +98,7 @@ bool check_client_proof(const ClientHello& client, const ServerHello& server,
                         const ClientProof& proof, std::string_view secret);
 VerdictMessage make_verdict(const ClientHello& client, const ServerHello& server, Verdict verdict,
                             std::string_view secret);
-// An error as of check_server_hello; a server that accepts must prove that it knows the secret.
+// Returns errors like check_server_hello(). A server that accepts must prove the secret.
 Status check_verdict(const ClientHello& client, const ServerHello& server,
                      const VerdictMessage& verdict, std::string_view secret,
                      const std::string& address);

@@ -1,4 +1,4 @@
-// What identifies an array on its way through workers and servers.
+// The key that identifies an array on its way through workers and servers.
 #pragma once
 
 #include <compare>
@@ -7,16 +7,16 @@
 
 namespace herring::wire {
 
-// Streams from here on are those of partial all-reduces, numbered by their owners.
+// Streams from this number on are those of partial all-reduces, numbered by their owners.
 inline constexpr uint32_t kPartialStreams = 1u << 31;
 
-// Partial all-reduces go on when members of their group are gone: whoever contributes to a round is
-// known when it begins.
+// Partial all-reduces go on when members of their group are gone, because the contributors of a
+// round are known when it begins.
 inline bool outlives_members(uint32_t stream) { return stream >= kPartialStreams; }
 
 struct Key {
   uint32_t stream = 0, round = 0, buffer = 0;
-  uint32_t group = 0;  // whose streams these are; 0: all ranks
+  uint32_t group = 0;  // the group to which the stream belongs; 0: all ranks
   bool outlives_members() const { return wire::outlives_members(stream); }
   auto operator<=>(const Key&) const = default;
 };

@@ -1,4 +1,4 @@
-// What the decoders of this room share.
+// What the decoders in wire/ share.
 #pragma once
 
 #include <cstddef>

@@ -107,7 +107,7 @@ bool get(ByteReader& in, Array& array) {
   return in.raw(array.shape.data(), dimensions * sizeof(uint64_t));
 }
 
-// False: they have more elements than anything could have.
+// Returns false if the arrays have more elements than is possible.
 bool is_possible(const std::vector<Array>& arrays) {
   uint64_t all = 0;
   for (const Array& array : arrays) {
@@ -134,7 +134,7 @@ std::string agreement_of(std::string text) {
   std::snprintf(number, sizeof number, " ... (#%016llx)",
                 static_cast<unsigned long long>(fnv1a(text)));
   size_t kept = kMaxAgreement - std::strlen(number);
-  while ((text[kept] & 0xc0) == 0x80) --kept;  // inside a character
+  while ((text[kept] & 0xc0) == 0x80) --kept;  // do not cut inside a UTF-8 character
   text.resize(kept);
   return text + number;
 }
@@ -200,7 +200,7 @@ Result<Announce> decode_announce(std::string_view text) {
   if (!get_enum(in, listed, 2) || !get_enum(in, inline_payload, 2)) return malformed("announce");
   a.listed = listed != 0;
   a.inline_payload = inline_payload != 0;
-  // Only an all-reduce may be done without the servers, and then nothing rides along.
+  // Only an all-reduce can run without the servers, and then no payload rides along.
   const auto* allreduce = std::get_if<AllReduce>(&a.what);
   const bool by_workers = allreduce != nullptr && allreduce->algorithm != Algorithm::kHerring;
   if (by_workers && a.inline_payload) return malformed("announce");
@@ -212,7 +212,7 @@ Result<Announce> decode_announce(std::string_view text) {
   a.address = in.text(kMaxAddress);
   a.payload = in.rest();
   if (!in.ok() || !is_possible(a.arrays)) return malformed("announce");
-  // Whether it must have one (of a broadcast only the root has) is the coordinator's to check.
+  // The coordinator checks whether there must be a payload (in a broadcast, only the root has one).
   const bool whole = a.inline_payload && a.refusal.empty() && a.payload.size() == a.bytes();
   if (!whole && !a.payload.empty()) return malformed("announce");
   return a;

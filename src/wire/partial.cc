@@ -17,7 +17,7 @@ bool flag(ByteReader& in, bool& value) {
   return in.ok() && raw < 2;
 }
 
-// A count whose entries are all there.
+// Reads a count; returns whether that many entries can follow.
 bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
   n = in.get<uint32_t>();
   return in.ok() && n <= kMaxRanks && n * bytes_each <= in.remaining();
@@ -26,7 +26,7 @@ bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
 }  // namespace
 
 uint64_t series_id(std::string_view name, uint32_t group) {
-  // The number first: a name may hold anything, and with a number at its end stand for two series.
+  // The number comes first: a name may contain anything, so a number at its end would be ambiguous.
   return fnv1a(concat(group, '\n', name));
 }
 

@@ -1,5 +1,5 @@
-// Messages of partial all-reduces: a series of rounds over one array, closed by the server that
-// owns the series' name.
+// Messages of partial all-reduces. A partial all-reduce is a series of rounds over one array,
+// closed by the server that owns the series' name.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace herring::wire {
 
-// The identity of a series: a hash of its name and its group's number.
+// Returns the identity of a series: a hash of its name and its group's number.
 uint64_t series_id(std::string_view name, uint32_t group = 0);
 
-// kEnlist. All ranks must agree in everything, but for what each server is told: `owner`.
+// kEnlist. All ranks must send the same, except for `owner`, which depends on the receiving server.
 struct Enlist {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kAverage;  // kSum or kAverage
-  bool by_contributors = false;      // averages divide by those who contribute, not by all
+  bool by_contributors = false;      // averages divide by the contributors, not all workers
   bool inline_payload = false;       // contributions and results ride along
   uint64_t elements = 0;
   uint32_t quorum = 1;
@@ -33,41 +33,41 @@ struct Enlist {
   std::string name;
 };
 
-// kJoin: `payload` is the sum of what was produced since the last join, or nothing.
+// kJoin: `payload` is the sum of what was produced since the last join, or empty.
 struct JoinMessage {
   uint64_t id = 0;
   uint64_t upto = 0;
   uint32_t base = 0;
   bool last = false;
-  // In a replay: the round that it is in, and how many contributors that has. Otherwise 0.
+  // In a replay: the round of this join and its number of contributors. Otherwise 0.
   uint32_t round = 0, contributors = 0;
-  // A digest of the replica after the results of `digest_round` rounds; 0: none.
+  // A digest of the replica after it applied the results of `digest_round` rounds; 0: none.
   uint32_t digest_round = 0;
   uint64_t digest = 0;
-  std::string_view payload;  // into the decoded text
+  std::string_view payload;  // a view into the decoded text
 };
 
-// kRound. Stream and round of the header are those of the push, where there is one.
+// kRound. If there is a push, the header has the stream and the round of that push.
 struct RoundMessage {
   uint64_t id = 0;
   uint32_t round = 0, attempt = 0;
   uint32_t divisor = 1;
   bool last = false;
   std::vector<partial::Contributor> contributors;
-  std::vector<partial::Lost> lost;  // so far
-  std::string_view payload;         // into the decoded text
+  std::vector<partial::Lost> lost;  // all losses so far
+  std::string_view payload;         // a view into the decoded text
 };
 
 // kReceived, kCommit.
 struct RoundMark {
   uint64_t id = 0;
   uint32_t round = 0, attempt = 0;
-  bool whole = true;  // kReceived: every contributor's bytes are in it
+  bool whole = true;  // kReceived: the bytes of every contributor are in the result
 };
 
 std::string encode(const Enlist& enlist);
-std::string encode(const JoinMessage& join);    // without payload, which follows it on the wire
-std::string encode(const RoundMessage& round);  // likewise
+std::string encode(const JoinMessage& join);    // without the payload, which follows on the wire
+std::string encode(const RoundMessage& round);  // without the payload, which follows on the wire
 std::string encode(const RoundMark& mark);
 
 Result<Enlist> decode_enlist(std::string_view in);
