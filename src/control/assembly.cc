@@ -10,7 +10,7 @@
 namespace herring::control {
 namespace {
 
-// "4 (ranks 0, 1), 3 (rank 2)" over what `value` yields for each worker.
+// Returns "4 (ranks 0, 1), 3 (rank 2)" for the values that `value` returns for the workers.
 template <typename Value>
 std::string who_has_what(const std::vector<RegisteredWorker>& workers, Value value) {
   std::map<uint32_t, std::vector<uint32_t>> ranks_by_value;
@@ -25,7 +25,7 @@ std::string who_has_what(const std::vector<RegisteredWorker>& workers, Value val
   return text;
 }
 
-// Every rank of a node with its given local rank and size.
+// Lists every rank of a node with its given local rank and size.
 std::string local_values(const std::vector<const RegisteredWorker*>& node) {
   const auto value = [](int given) { return given < 0 ? "unset" : std::to_string(given); };
   std::string text;
@@ -42,7 +42,8 @@ std::string local_values(const std::vector<const RegisteredWorker*>& node) {
   return text;
 }
 
-// Local ranks of one node's workers, given in order of rank; given ones stay, the others fill up.
+// Returns the local ranks of one node's workers, which are in order of rank. Given local ranks
+// stay; workers without one get the remaining numbers.
 Result<std::vector<uint32_t>> local_ranks(const std::vector<const RegisteredWorker*>& node) {
   const size_t size = node.size();
   const auto contradiction = [&](const std::string& what) {
@@ -62,7 +63,7 @@ Result<std::vector<uint32_t>> local_ranks(const std::vector<const RegisteredWork
     if (static_cast<size_t>(given.local_rank) >= size) {
       return contradiction("a local rank is too large");
     }
-    if (taken[given.local_rank]) return contradiction("a local rank is there twice");
+    if (taken[given.local_rank]) return contradiction("a local rank occurs twice");
     taken[given.local_rank] = true;
     result[i] = given.local_rank;
   }
@@ -126,12 +127,12 @@ Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t
     if (rank >= size) {
       return {Code::kConfiguration,
               concat(describe(worker), " cannot be in a job of ", size,
-                     " workers: HERRING_RANK counts from 0 to HERRING_SIZE - 1")};
+                     " workers: HERRING_RANK must be from 0 to HERRING_SIZE - 1")};
     }
     const auto [first, is_new] = by_rank.emplace(rank, &worker);
     if (!is_new) {
       return {Code::kConfiguration,
-              concat("rank ", rank, " is there twice: (", first->second->host, ", pid ",
+              concat("rank ", rank, " has registered twice: (", first->second->host, ", pid ",
                      first->second->pid, ") and (", worker.host, ", pid ", worker.pid,
                      "); every worker needs a HERRING_RANK of its own")};
     }
@@ -204,14 +205,14 @@ Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers) {
 
 std::vector<uint32_t> colocated_nodes(uint32_t nodes, uint32_t dedicated_servers) {
   std::vector<uint32_t> all;
-  if (dedicated_servers >= nodes) return all;  // one node with a dedicated server, too
+  if (dedicated_servers >= nodes) return all;  // includes one node with a dedicated server
   for (uint32_t node = 0; node < nodes; ++node) all.push_back(node);
   return all;
 }
 
 bool address_before(std::string_view a, std::string_view b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  // A run of digits without its leading zeros: a longer one is the larger number.
+  // Takes a run of digits without its leading zeros. The longer of two runs is the larger number.
   const auto number = [&](std::string_view& text) {
     while (text.size() > 1 && text[0] == '0' && digit(text[1])) text.remove_prefix(1);
     size_t length = 0;
@@ -256,7 +257,7 @@ Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t no
                                        : weights.status().message();
   return Status(Code::kConfiguration,
                 concat("server_weights is '", text, "': ", why, "; it needs ", count,
-                       " numbers from 0 up, separated by commas, not all 0: ", dedicated_servers,
+                       " comma-separated numbers, none negative, not all 0: ", dedicated_servers,
                        " for the dedicated servers, then ", count - dedicated_servers,
                        " for the colocated ones"));
 }

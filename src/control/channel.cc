@@ -55,7 +55,7 @@ void Channel::on_payload(transport::Flow&, const wire::FrameHeader&, size_t) {
 }
 
 Status Channel::on_frame(transport::Flow&, const wire::FrameHeader& header) {
-  const std::string payload = std::move(payload_);  // no large buffer stays behind
+  const std::string payload = std::move(payload_);  // so that no large buffer stays behind
   payload_ = {};
   return owner_.on_message(*this, header.type, header.flags, payload);
 }

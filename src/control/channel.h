@@ -1,4 +1,4 @@
-// One control connection: a flow that carries small messages, and when it was last heard from.
+// A control connection: a flow that carries small messages, and when the other side was last heard.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace herring::control {
 
-// Time for which peers were silent, without the time for which the watching thread itself did not
-// run: a machine that stood still must not accuse others. Pure.
+// Corrects the time for which peers were silent by the time during which the watching thread itself
+// did not run: a machine that stood still must not accuse others. Pure.
 class Silence {
  public:
   explicit Silence(Nanos now) : last_tick_(now) {}
-  // The watcher looks around; it meant to do so `period` after the last time. Returns by how much
-  // it is late: silences measured from before now are shorter by that.
+  // Called when the watcher checks its peers, which should be `period` after its last check.
+  // Returns how late the check is: silences that began before now are shorter by this time.
   Nanos tick(Nanos now, Nanos period) {
     const Nanos late = now - last_tick_ - period;
     last_tick_ = now;
@@ -36,34 +36,34 @@ class Channel final : private transport::FlowHandler {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // An error drops the connection: on_dropped follows.
+    // An error drops the connection, and on_dropped() follows.
     virtual Status on_message(Channel& channel, wire::FrameType type, uint8_t flags,
                               std::string_view payload) = 0;
-    // The connection is gone, by the other side or by an error. Called once. The
-    // channel may not be destroyed inside either callback.
+    // The connection was ended by the other side or by an error. Called once. Neither callback may
+    // destroy the channel.
     virtual void on_dropped(Channel& channel, const Status& why) = 0;
   };
 
-  // `limit`: bytes in one message. Larger ones are an error.
+  // `limit` is the most bytes that one message may have. A larger message is an error.
   Channel(transport::EventLoop& loop, transport::Connection& connection, uint32_t limit,
           Owner& owner);
 
   void send(wire::FrameType type, std::string payload = {}, uint8_t flags = 0);
-  // One message of two parts, the second of which several channels share.
+  // Sends one message in two parts. Several channels may share the second part.
   void send(wire::FrameType type, std::string own, std::shared_ptr<const std::string> common);
-  // Ends at once; nothing is reported.
+  // Closes the channel at once, without a callback.
   void close() { flow_->close({}); }
   bool closed() const { return flow_->closed(); }
   size_t backlog() const { return flow_->backlog(); }
 
   Nanos heard_at() const { return heard_at_; }
-  // Checks whether the other side's system acknowledges what is sent. `late`: see Silence.
+  // Checks whether the other side's system acknowledges what is sent. See Silence about `late`.
   void check_acknowledged(Nanos late, Nanos now);
-  // For how long neither the process nor its system was heard: a process may be stopped, or held up
-  // by its disk, and a machine that acknowledges for it is not dead.
+  // Returns for how long neither the process nor its system was heard. A process may be stopped, or
+  // held up by its disk, and a machine that acknowledges for the process is not dead.
   Nanos silent(Nanos now) const { return now - std::max(heard_at_, acknowledged_at_); }
 
-  void* user = nullptr;  // the owner's own
+  void* user = nullptr;  // for the owner's use
 
  private:
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -77,7 +77,7 @@ class Channel final : private transport::FlowHandler {
   Nanos heard_at_, acknowledged_at_;
   std::string payload_;
   using Shared = std::pair<std::string, std::shared_ptr<const std::string>>;
-  std::deque<Shared> shared_;  // the flow may not have written them yet
+  std::deque<Shared> shared_;  // parts that the flow may not have written yet
   const std::unique_ptr<transport::Flow> flow_;
 };
 

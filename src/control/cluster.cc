@@ -25,7 +25,7 @@ std::string Cluster::describe_rank(uint32_t rank) const {
 std::string Cluster::describe_server(uint32_t index) const {
   if (index >= servers.size()) return concat("server ", index);
   const ServerInfo& server = servers[index];
-  std::string beside;  // a colocated server dies with the worker that runs it: name that one
+  std::string beside;  // a colocated server dies with its worker, so the worker is named
   if (!server.dedicated) {
     const std::vector<uint32_t> ranks = ranks_of(server.node);
     beside = ranks.empty() ? concat(", in node ", server.node)

@@ -1,4 +1,4 @@
-// The description of a job's processes that everybody shares once registration is complete.
+// The description of a job's processes, which all processes have once registration is complete.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace herring::control {
 
 using Settings = std::map<std::string, std::string>;
 
-// How long a process waits for the others, as its settings say.
+// How long a process waits for the others, according to its settings.
 struct Timings {
   explicit Timings(const herring::Settings& settings = {})
       : connect_timeout(from_seconds(settings.get_seconds("connect_timeout"))),
@@ -23,7 +23,8 @@ struct Timings {
         warn_after(from_seconds(settings.get_seconds("warn_after"))) {}
 
   Nanos connect_timeout, heartbeat_interval, heartbeat_timeout;
-  // The log says whom the process waits for then, or after kFirstReminder, and again.
+  // After this time, and at the latest after kFirstReminder, the log says whom the process waits
+  // for, and says it again later.
   Nanos warn_after;
 };
 
@@ -31,30 +32,30 @@ struct WorkerInfo {
   uint32_t rank = 0, node = 0, local_rank = 0;
   std::string host;  // address as seen by the rendezvous, for messages
   int64_t pid = 0;
-  std::string bus;   // opaque here: where its node's other workers reach it
+  std::string bus;   // where the node's other workers reach it; opaque here
 };
 
 struct ServerInfo {
   uint32_t index = 0;
   bool dedicated = false;
-  uint32_t node = ~0u;  // of a colocated one
-  std::string address;  // host:port of its listener
+  uint32_t node = ~0u;  // of a colocated server
+  std::string address;  // host:port of the server's listener
   double weight = 0;
 };
 
 inline constexpr uint32_t kFirstEpoch = 1;
 
 struct Cluster {
-  uint32_t incarnation = 0;  // random: connections of another job of the same name are refused
-  // Generation of the membership: 0 while servers are missing, kFirstEpoch when all are there. Each
-  // loss makes the next one, see Loss and Member::epoch().
+  uint32_t incarnation = 0;  // random: connections of another job with the same name are refused
+  // The generation of the membership: 0 while servers are missing, kFirstEpoch when all processes
+  // are there. Each loss increments it; see Loss and Member::epoch().
   uint32_t epoch = 0;
   uint32_t size = 0;
   uint32_t nodes = 0;
   std::vector<WorkerInfo> workers;  // by rank
-  // By index: dedicated ones in order of their addresses, then colocated ones by node.
+  // By index: first dedicated servers in order of their addresses, then colocated ones by node.
   std::vector<ServerInfo> servers;
-  Settings settings;  // rank 0's; everybody adopts them
+  Settings settings;  // rank 0's settings, which all processes adopt
 
   uint32_t local_size(uint32_t node) const;
   std::vector<uint32_t> ranks_of(uint32_t node) const;   // by local rank
@@ -65,10 +66,10 @@ struct Cluster {
 // A process that is gone.
 struct Loss {
   bool is_server = false;
-  bool left = false;   // it said goodbye: not a failure by itself
+  bool left = false;   // the process said goodbye, which by itself is not a failure
   uint32_t index = 0;  // rank or server index
-  std::string text;    // a sentence: who, how it was noticed, after what time
-  uint32_t epoch = 0;  // of the membership without it
+  std::string text;    // a sentence: who is gone, how that was noticed, after what time
+  uint32_t epoch = 0;  // the epoch of the membership without the process
 };
 
 }  // namespace herring::control

@@ -13,8 +13,8 @@ namespace {
 using transport::Address;
 using wire::FrameType;
 
-// After a contradiction the others get this long to register too: then the message lists everybody,
-// and everybody gets it.
+// After a contradiction, the other processes have this time to register too. The message then lists
+// all processes, and all of them get it.
 constexpr Nanos kGrace = kSecond;
 
 }  // namespace
@@ -45,7 +45,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
   peer.pid = decoded->pid;
   auto* worker = std::get_if<WorkerRegistration>(&decoded->what);
   if (state_ == State::kFailed) {
-    // Who has heard it comes for the next job.
+    // A process that already knows of the failure comes for the next job.
     const bool knows = worker != nullptr ? !told_.insert(worker->rank).second
                                          : told_servers_++ >= options_.dedicated_servers;
     refuse(peer, failure_, knows || stopping_);
@@ -56,9 +56,9 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
     peer.index = peer.worker.rank;
     if (state_ != State::kGathering) {
       refuse(peer, {Code::kConfiguration,
-                    concat("rank ", peer.index, " comes too late: this job runs already, with ",
+                    concat("rank ", peer.index, " comes too late: this job is running, with ",
                            cluster_.describe_rank(peer.index), "; start another job with another "
-                           "HERRING_RENDEZVOUS, or end the one that runs")},
+                           "HERRING_RENDEZVOUS, or end the running one")},
              !is_here(peer.index));
       return {};
     }
@@ -99,11 +99,11 @@ Status Gathering::find_place(const ServerRegistration& server) const {
           concat("a colocated server of node ", server.node, " is not expected here")};
 }
 
-// `again`: it comes for the next job of the same processes, when this one has ended.
+// `again`: the process comes for the next job of the same processes, once this job has ended.
 void Gathering::refuse(Peer& peer, const Status& why, bool again) {
   peer.gone = true;
   peer.channel->send(FrameType::kAbort, encode(why), again ? kFlagAgain : 0);
-  // The member closes the connection when it has read this.
+  // The member closes the connection when it has read this message.
   if (state_ == State::kFailed) check_told();
 }
 
@@ -131,8 +131,8 @@ void Gathering::on_declined(Peer& peer, const Status& why) {
 
 // ---- how long they wait ----
 
-// A member waits for the others only so long; the message that lists who is missing must come
-// before it gives up by itself.
+// A member waits for the others only for a limited time. The message that lists who is missing must
+// come before the member gives up by itself.
 void Gathering::shorten_deadline(Nanos patience) {
   const Nanos margin = std::min(patience / 10, 250 * kMillisecond);
   const Nanos deadline = loop_.now() + patience - margin;
@@ -186,7 +186,7 @@ std::vector<RegisteredWorker> Gathering::workers() const {
   return all;
 }
 
-// Somebody has registered.
+// Called when a process has registered.
 void Gathering::advance() {
   if (state_ == State::kStartingServers) {
     if (missing_nodes_.empty()) complete();
@@ -218,7 +218,8 @@ void Gathering::begin_servers(const std::vector<RegisteredWorker>& all) {
   auto assembled = assemble(all);
   if (!assembled.ok()) return fail(assembled.status());
   cluster_ = std::move(*assembled);
-  // Nothing of an earlier job of the same processes, with the same secret, is taken for this one.
+  // The incarnation keeps connections of an earlier job of the same processes, with the same
+  // secret, out of this job.
   cluster_.incarnation = std::random_device()() | 1;
   number_servers();
   auto weights = choose_weights(cluster_.settings, cluster_.nodes, options_.dedicated_servers);
@@ -228,7 +229,7 @@ void Gathering::begin_servers(const std::vector<RegisteredWorker>& all) {
   const auto nodes = colocated_nodes(cluster_.nodes, options_.dedicated_servers);
   missing_nodes_ = {nodes.begin(), nodes.end()};
   if (missing_nodes_.empty()) return complete();
-  // The others have nothing to do before all servers are there.
+  // The other processes have nothing to do before all servers are there.
   send_cluster(FrameType::kCluster, [this](const Peer& peer) {
     return peer.kind == Peer::Kind::kWorker && cluster_.workers[peer.index].local_rank == 0;
   });

@@ -17,33 +17,35 @@
 
 namespace herring::control {
 
-// Takes registrations, has colocated servers started and describes the complete cluster to all, or
-// tells all why there is none; answers also who comes too late. Owns the deadline, the cluster, and
-// who knows of a failure. On the thread of the rendezvous, but start(), which comes before that.
+// Takes registrations, has colocated servers started, and sends the complete cluster to all
+// processes, or tells all of them why there is none. Also answers processes that come too late.
+// Owns the deadline, the cluster, and the record of who knows of a failure. Runs on the thread of
+// the rendezvous, except for start(), which is called before.
 class Gathering {
  public:
   struct Outcome {
     std::function<void()> complete;  // members are about to get the whole cluster
-    std::function<void()> told_all;  // of the failure, also those who came after it
+    std::function<void()> told_all;  // all know of the failure, also those who came after it
   };
-  // `peers` and `options` must outlive it.
+  // `peers` and `options` must outlive the Gathering.
   Gathering(transport::EventLoop& loop, const Peers& peers, const RendezvousOptions& options,
             const transport::Address& address, Outcome outcome);
 
   void start();
   const Cluster& cluster() const { return cluster_; }
 
-  // An error drops the peer.
+  // If this returns an error, the peer is dropped.
   Status on_register(Peer& peer, std::string_view payload);
-  // A process of the job that found out by itself that it cannot take part.
+  // Called for a process of the job that has found out by itself that it cannot take part.
   void on_declined(Peer& peer, const Status& why);
-  // A connection that did not prove itself.
+  // Called for a connection that did not prove itself.
   void on_refused(const std::string& host, const std::string& why) { refusals_.add(host, why); }
-  // What those who registered do before all are there; a job that lacks one of them cannot begin.
+  // Called if a registered process dies, leaves or aborts before all processes are there. A job
+  // that lacks one of them cannot begin.
   void lose(const Peer& peer, const std::string& how);
   void leave(const Peer& peer);
   void abort(Peer& author, const Status& why);
-  // The rendezvous ends. Who comes now comes for the next job.
+  // The rendezvous ends. Processes that come from now on belong to the next job.
   void stop();
 
  private:
@@ -80,7 +82,7 @@ class Gathering {
   const Outcome outcome_;
   const Nanos started_;
   Nanos deadline_;
-  Reminders reminders_;  // to those who wait, of who is missing
+  Reminders reminders_;  // for telling those who wait who is missing
   transport::EventLoop::TimerId deadline_timer_ = 0;
 
   State state_ = State::kGathering;
@@ -88,13 +90,13 @@ class Gathering {
   uint32_t dedicated_ = 0;   // registered dedicated servers
   Roster roster_;
   Refusals refusals_;
-  Status contradiction_;  // seen, but not yet told
+  Status contradiction_;  // found, but not yet told
   Cluster cluster_;
   std::vector<double> weights_;
-  std::set<uint32_t> missing_nodes_;  // whose colocated servers are awaited
+  std::set<uint32_t> missing_nodes_;  // nodes whose colocated servers are awaited
   Status failure_;
   std::set<uint32_t> told_;    // ranks that know failure_
-  uint32_t told_servers_ = 0;  // dedicated ones that do
+  uint32_t told_servers_ = 0;  // dedicated servers that know failure_
   bool stopping_ = false;
 };
 

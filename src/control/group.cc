@@ -10,7 +10,7 @@
 namespace herring::control {
 namespace {
 
-// What a job of these nodes would choose by itself; weights that differ were given.
+// Returns whether the weights differ from what a job of these nodes would choose by itself.
 bool weights_were_given(const Cluster& cluster, uint32_t dedicated) {
   const std::vector<double> chosen = plan::server_weights(cluster.nodes, dedicated);
   if (chosen.size() != cluster.servers.size()) return true;
@@ -36,8 +36,8 @@ Status Group::check(const Cluster& cluster, const std::vector<uint32_t>& ranks) 
   if (ranks.empty()) return {Code::kInvalidArgument, "a group needs at least one rank"};
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] >= cluster.size) {
-      return {Code::kInvalidArgument, concat("rank ", ranks[i], " is in no group; the job's ranks "
-                                             "are 0 to ", cluster.size - 1)};
+      return {Code::kInvalidArgument, concat("rank ", ranks[i], " cannot be in a group; the job's "
+                                             "ranks are 0 to ", cluster.size - 1)};
     }
     if (i > 0 && ranks[i] <= ranks[i - 1]) {
       return {Code::kInvalidArgument, concat("the ranks of a group must ascend; ", ranks[i],
@@ -139,7 +139,7 @@ ShardMap shard_map(const Cluster& cluster, const Group& group) {
     map.weights.assign(servers, 0.0);
     const auto k = static_cast<uint32_t>(own == colocated ? 0 : dedicated.size());
     const std::vector<double> loads = plan::server_weights(group.nodes(), k);
-    // Where there are enough dedicated ones, they come first and are all that is used.
+    // With enough dedicated servers, these come first and are the only ones used.
     for (size_t i = 0; i < loads.size() && i < own.size(); ++i) map.weights[own[i]] = loads[i];
   }
   for (uint32_t i = 0; i < servers; ++i) {

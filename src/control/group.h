@@ -1,5 +1,5 @@
-// A group: some ranks of a cluster that take part in operations together, and how they lie on
-// nodes. Never changed once made. Group 0 is all ranks.
+// A group: some ranks of a cluster that take part in operations together, and their distribution
+// over nodes. Immutable. Group 0 is all ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +15,33 @@ class Group {
  public:
   static constexpr uint32_t kWorld = 0;
   static constexpr uint32_t kNobody = ~0u;
-  // Instead of a number: of a group that is being formed.
+  // Stands for the number of a group that is being formed.
   static constexpr uint32_t kForming = ~0u;
 
-  // All ranks of the cluster.
+  // Makes the group of all ranks of the cluster.
   explicit Group(const Cluster& cluster);
-  // `ranks`: checked.
+  // `ranks` must have passed check().
   Group(uint32_t id, const Cluster& cluster, std::vector<uint32_t> ranks, std::string name);
-  // kInvalidArgument unless `ranks` are ascending, each once, and of the cluster; at least one.
+  // Returns kInvalidArgument unless `ranks` has at least one rank, is ascending without duplicates,
+  // and has only ranks of the cluster.
   static Status check(const Cluster& cluster, const std::vector<uint32_t>& ranks);
 
   uint32_t id() const { return id_; }
   bool is_world() const { return id_ == kWorld; }
   uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t nodes() const { return nodes_; }
-  // Ascending. A rank's place here is its index: who it is inside the group.
+  // Ascending. A rank's position here is its index, which identifies the rank inside the group.
   const std::vector<uint32_t>& ranks() const { return ranks_; }
-  uint32_t index_of(uint32_t rank) const;  // kNobody: no member
+  uint32_t index_of(uint32_t rank) const;  // kNobody if the rank is not a member
   bool has(uint32_t rank) const { return index_of(rank) != kNobody; }
-  // Nodes of the group are numbered from 0 in the order of the cluster's.
+  // Nodes of the group are numbered from 0 in the order of the cluster's nodes.
   uint32_t node_of(uint32_t index) const { return node_of_[index]; }
-  // Indices of the members on one of the group's nodes, ascending by local rank.
+  // Returns the indices of the members on one of the group's nodes, ascending by local rank.
   std::vector<uint32_t> members_on(uint32_t node) const;
   uint32_t most_on_a_node() const { return most_on_a_node_; }
 
   const std::string& name() const { return name_; }
-  // "" for all ranks, else " of group 'name' (ranks 0-3, 6)": follows what an operation is called.
+  // Returns "" for all ranks, else " of group 'name' (ranks 0-3, 6)", after an operation's name.
   std::string suffix() const;
 
  private:
@@ -54,11 +55,11 @@ class Group {
   std::string name_;
 };
 
-// "rank 3", "ranks 0-3, 6".
+// Returns "rank 3" or "ranks 0-3, 6".
 std::string list_ranks(const std::vector<uint32_t>& ranks);
 
-// Who owns what of a group: which server sums which share of each buffer, and which answers for a
-// name. Never changed; when owners move, a map with a higher version takes its place.
+// Who serves a group: which server sums which share of each buffer, and which server answers for a
+// name. Immutable; if owners move, a map with a higher version replaces this one.
 struct ShardMap {
   uint32_t version = 1;
   std::vector<double> weights;   // by server of the cluster; 0: sums nothing of this group
@@ -68,9 +69,10 @@ struct ShardMap {
   bool uses(uint32_t server) const;
 };
 
-// Of the world: as the cluster says. Of a group: dedicated servers, and the colocated ones of its
-// own nodes, with the loads of a job that has just these nodes; on a single node that has a server,
-// that one alone. So a group needs no process on nodes that are not its own.
+// Returns the map of a group. For the world, it has the weights of the cluster. Another group uses
+// dedicated servers and the colocated servers of its own nodes. Unless weights were given, its
+// loads are those of a job that has only these nodes. A group on a single node that has a server
+// uses only that server. So a group needs no worker process outside its own nodes.
 ShardMap shard_map(const Cluster& cluster, const Group& group);
 
 }  // namespace herring::control

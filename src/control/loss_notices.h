@@ -1,6 +1,7 @@
-// Gathers who is lost, or has left, until members are to be told. A death is told at once. Of those
-// who leave the first is told at once, the others after a while, the longer the more members are to
-// hear it: when all leave, each hears of many with one message instead of one for each other.
+// Collects processes that are lost or have left until members are told. A death is told at once.
+// The first process that leaves is told at once, later ones after a delay that grows with the
+// number of members to tell. When all leave, each member hears of many in one message, not of each
+// in its own.
 #pragma once
 
 #include <functional>
@@ -12,13 +13,13 @@
 
 namespace herring::control {
 
-// On the loop's thread.
+// Runs on the loop's thread.
 class LossNotices {
  public:
   using Tell = std::function<void(std::vector<Loss>)>;
   LossNotices(transport::EventLoop& loop, Tell tell) : loop_(loop), tell_(std::move(tell)) {}
 
-  // `members`: how many are to hear it.
+  // `members` is the number of members to tell.
   void add(Loss loss, size_t members) {
     const bool left = loss.left;
     losses_.push_back(std::move(loss));
@@ -27,7 +28,7 @@ class LossNotices {
     if (timer_ == 0) timer_ = loop_.call_at(next, [this] { flush(); });
   }
 
-  // Tells all that was gathered.
+  // Tells everything that was collected.
   void flush() {
     if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
     if (losses_.empty()) return;

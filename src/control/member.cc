@@ -25,13 +25,14 @@ using wire::FrameType;
 
 constexpr Nanos kGoodbyeTimeout = kSecond;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
-// The rendezvous tells who is missing before this member's patience ends; this is for the case
-// that it does not.
+// The rendezvous tells who is missing before this member's patience ends. This is extra time in
+// case it does not.
 constexpr Nanos kLastWord = 500 * kMillisecond;
 
 }  // namespace
 
-// The thread owns everything but what mutex_ guards; cluster_ is constant once join() has returned.
+// The member's thread owns everything that mutex_ does not guard. cluster_ does not change after
+// join() has returned.
 class Member::Impl final : public Channel::Owner {
  public:
   Impl(const Options& options, GuardedFd fd)
@@ -54,7 +55,7 @@ class Member::Impl final : public Channel::Owner {
 
   bool here() const { return loop_.here(); }
 
-  // The registration met the end of an earlier job: it is worth another try.
+  // Returns whether the registration met the end of an earlier job, so it should be tried again.
   bool again() {
     std::lock_guard lock(mutex_);
     return again_;
@@ -144,7 +145,7 @@ class Member::Impl final : public Channel::Owner {
                       [this] { return goodbye_done_; });
   }
 
-  // Lets what is queued (an abort) go out.
+  // Waits until what is queued (an abort) has been sent.
   void drain() noexcept {
     if (!here()) return;
     const Status asked = without_exceptions([this] {
@@ -178,7 +179,7 @@ class Member::Impl final : public Channel::Owner {
     return seen;
   }
 
-  void set_phase(Phase phase) {  // mutex_ is held
+  void set_phase(Phase phase) {  // requires mutex_
     phase_ = phase;
     changed_.notify_all();
   }
@@ -264,10 +265,10 @@ class Member::Impl final : public Channel::Owner {
   Status on_losses(LossNotice notice) {
     HERRING_RETURN_IF_ERROR(check_next(notice, epoch_));
     for (Loss& loss : notice.losses) {
-      // Nothing is lost of a cluster that this member does not know yet, and nobody twice.
+      // A member hears of losses only after it knows the cluster, and no process is lost twice.
       const size_t limit = loss.is_server ? cluster_.servers.size() : cluster_.workers.size();
       if (loss.index >= limit || phase() != Phase::kReady || is_lost(loss.is_server, loss.index)) {
-        return breach("a notice of the loss of nobody");
+        return breach("a loss notice for an unknown or already lost process");
       }
       if (loss.text.empty()) {
         loss.text = concat(loss.is_server ? cluster_.describe_server(loss.index)
@@ -282,11 +283,11 @@ class Member::Impl final : public Channel::Owner {
   void on_dropped(Channel& channel, const Status& why) override {
     const Nanos silent = loop_.now() - channel.heard_at();
     rendezvous_ended(concat("is lost: its connection ended without a goodbye, ", in_seconds(silent),
-                            " after it was last heard (", why.message(), ")"),
+                            " after it was last heard from (", why.message(), ")"),
                      false);
   }
 
-  // The process that hosts the rendezvous is gone, and with it every news of the others.
+  // The process that hosts the rendezvous is gone, and with it all news of the others.
   void rendezvous_ended(const std::string& how, bool left) {
     said_goodbye();
     const std::string rendezvous = options_.rendezvous.to_string();
@@ -296,7 +297,7 @@ class Member::Impl final : public Channel::Owner {
            !greeted_);
       return;
     }
-    // Nobody else counts it.
+    // Nobody else counts this loss.
     const bool known = is_lost(false, 0);
     if (!known) {
       report_loss({false, left, 0,
@@ -304,7 +305,7 @@ class Member::Impl final : public Channel::Owner {
                           ", ", how),
                    epoch_ + 1});
     }
-    // Nobody is left to say when the last worker has left.
+    // Nobody remains who could tell that the last worker has left.
     if ((left || known) && is_server_) report_end();
   }
 
@@ -332,7 +333,7 @@ class Member::Impl final : public Channel::Owner {
   void deliver() {
     if (!watched_ || delivering_) return;
     delivering_ = true;
-    // Also if a callback throws: what follows is still to be delivered.
+    // Resets the flag even if a callback throws, because later events must still be delivered.
     const std::unique_ptr<bool, void (*)(bool*)> ends(&delivering_, [](bool* on) { *on = false; });
     while (!events_.empty()) {
       const Event event = std::move(events_.front());
@@ -401,8 +402,8 @@ class Member::Impl final : public Channel::Owner {
   OnAbort on_abort_;
   OnEnd on_end_;
   bool watched_ = false, delivering_ = false;
-  bool silent_ = false;  // after goodbye()
-  bool greeted_ = false;  // the rendezvous has said something
+  bool silent_ = false;  // set by goodbye()
+  bool greeted_ = false;  // the rendezvous has sent something
   bool ended_ = false;
   std::deque<Event> events_;  // not yet delivered
   std::set<std::pair<bool, uint32_t>> known_losses_;
@@ -424,7 +425,7 @@ Member::Member(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Member::~Member() {
   if (!impl_->here()) {
-    impl_.release();  // NOLINT: in a forked child; its threads and locks are the parent's
+    impl_.release();  // in a forked child: threads and locks belong to the parent
     return;
   }
   impl_->drain();
@@ -438,7 +439,7 @@ Reminders reminders_of(const Member::Options& options) {
   return {since, first_reminder(options.warn_after), now};
 }
 
-// Makes attempts to reach the rendezvous by the deadline, and says meanwhile that it waits.
+// Tries to reach the rendezvous until the deadline, and logs meanwhile that it waits.
 template <typename Attempt>
 auto reach(const Member::Options& options, Nanos deadline, Reminders& reminders,
            const Attempt& attempt) {
@@ -453,7 +454,7 @@ Status cannot_join(const Member::Options& options, const Status& why) {
   const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
   const std::string hint =
       code == Code::kTimeout
-          ? concat("; nobody was there within ", in_seconds(options.connect_timeout),
+          ? concat("; nothing answered within ", in_seconds(options.connect_timeout),
                    " (HERRING_CONNECT_TIMEOUT): is rank 0 running, and can this host reach that "
                    "address?")
           : "";
@@ -480,11 +481,11 @@ Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint3
 }
 
 constexpr Nanos kPause = 20 * kMillisecond, kLongestPause = 500 * kMillisecond;
-constexpr Nanos kDeclining = 10 * kSecond;  // rank 0 may only be on its way
+constexpr Nanos kDeclining = 10 * kSecond;  // rank 0 may still be about to start
 
 }  // namespace
 
-// Until the deadline, where it meets an earlier job of the same processes that has not ended yet.
+// Tries again, until the deadline, if an earlier job of the same processes has not ended yet.
 template <typename Register>
 Result<std::unique_ptr<Member>> Member::meet(const Options& options, wire::Role role, uint32_t rank,
                                              Register&& register_) {
@@ -516,7 +517,7 @@ Result<std::unique_ptr<Member>> Member::join(const Options& options,
   return meet(options, wire::Role::kServer, ~0u, [&](Impl& impl, Nanos patience) {
     ServerRegistration complete = registration;
     if (complete.host.empty()) complete.host = impl.local_address();
-    // A server may have been there long before the workers.
+    // A server may have been waiting long before the workers came.
     if (registration.dedicated) patience = options.connect_timeout;
     return impl.join({complete, getpid(), patience}, nullptr);
   });
@@ -526,7 +527,7 @@ void Member::decline(Options options, wire::Role role, uint32_t rank, const Stat
   options.connect_timeout = std::min(options.connect_timeout, kDeclining);
   Reminders reminders = reminders_of(options);
   auto fd = connect(options, role, rank, monotonic_now() + options.connect_timeout, reminders);
-  if (!fd.ok()) return;  // who waits will name it as missing
+  if (!fd.ok()) return;  // those who wait will report this process as missing
   Impl(options, std::move(*fd)).decline(why);
 }
 

@@ -1,4 +1,4 @@
-// A process' side of the control plane: one connection to the rendezvous, on a thread of its own.
+// A process's side of the control plane: one connection to the rendezvous, on a thread of its own.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace herring::control {
 
 struct WorkerRegistration {
   uint32_t rank = 0, size = 1;
-  int local_rank = -1, local_size = -1;  // -1: by order of ranks within a host
+  int local_rank = -1, local_size = -1;  // -1: derived from the order of ranks within a host
   uint32_t dedicated_servers = 0;
   std::string host_id;
   std::string bus;
@@ -24,7 +24,7 @@ struct WorkerRegistration {
 
 struct ServerRegistration {
   bool dedicated = true;
-  uint32_t node = ~0u;  // of a colocated one
+  uint32_t node = ~0u;  // of a colocated server
   uint16_t port = 0;
   std::string host;  // of its listener; empty: the local address of the member's connection
 };
@@ -37,45 +37,48 @@ class Member {
     transport::Address rendezvous;
     std::string source;  // local address to connect from, or empty
     transport::Credentials credentials;
-    Nanos waits_since = 0;  // where the wait began before this; 0: it has not
+    Nanos waits_since = 0;  // when the wait began, if earlier than this object; else 0
   };
-  // Told the cluster so far (workers and settings; no servers yet) and the node.
+  // Gets the cluster so far (workers and settings, but no servers yet) and the node.
   using StartServer = std::function<Status(const Cluster&, uint32_t node)>;
   using OnLoss = std::function<void(const Loss&)>;
   using OnAbort = std::function<void(const std::string& reason)>;
   using OnEnd = std::function<void()>;
 
-  // Registers a worker; returns when the whole cluster is registered, or with the error that every
-  // process gets. `start_server` is called on this thread when this worker must start its node's
-  // colocated server, which joins by itself.
+  // Registers a worker. Returns when the whole cluster is registered, or with the error that every
+  // process gets. If this worker must start its node's colocated server, `start_server` is called
+  // on the calling thread; the server joins by itself.
   static Result<std::unique_ptr<Member>> join(const Options& options,
                                               const WorkerRegistration& registration,
                                               const StartServer& start_server);
   static Result<std::unique_ptr<Member>> join(const Options& options,
                                               const ServerRegistration& registration);
-  // The local address from which this process reaches the rendezvous, once something listens there.
+  // Returns the local address from which this process reaches the rendezvous, after waiting until
+  // something listens there.
   static Result<std::string> find_own_address(const Options& options);
-  // Without goodbye() before it, the others take this for a death.
+  // Without goodbye() before, the others count the process as dead.
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
   const Cluster& cluster() const;
-  uint32_t server_index() const;         // of a server
+  uint32_t server_index() const;         // of a server only
   std::string local_address() const;     // of the connection to the rendezvous
-  // Generation of the membership as far as this member was told of losses: kFirstEpoch, then one
-  // more with each, those included that watch() is yet to deliver. Any thread.
+  // Returns the generation of the membership as far as this member was told of losses: kFirstEpoch
+  // plus the number of losses, including those that watch() has yet to deliver. Any thread.
   uint32_t epoch() const;
 
-  // Callbacks run on the member's thread, also for what happened before this call. on_end: all
-  // workers have said goodbye, servers end. None may destroy the member. Call once.
+  // Sets callbacks, which run on the member's thread, also for what happened before this call.
+  // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
+  // member. May be called only once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
-  // This process cannot take part: everybody gets the error instead of waiting for it. Bounded.
+  // Tells everybody that this process cannot take part, so that they get this error instead of
+  // waiting. Takes a bounded time.
   static void decline(Options options, wire::Role role, uint32_t rank, const Status& why);
-  // Tells everybody to give up. Any thread; never blocks.
+  // Tells all processes to give up. Any thread; never blocks.
   void abort(const std::string& reason);
   void abort(const Status& why);
-  // Leaves cleanly; at most about a second. Any thread but the member's own. No callbacks after it.
+  // Leaves cleanly, within about a second. Any thread but the member's own. No callback follows.
   void goodbye();
 
  private:

@@ -16,7 +16,7 @@ void put_settings(ByteWriter& out, const Settings& settings) {
   for (const auto& [name, value] : settings) out.text(name).text(value);
 }
 
-// Soft like the reader itself: the caller asks reader.ok() in the end.
+// Fails softly like the reader itself: the caller must check reader.ok() in the end.
 Settings get_settings(ByteReader& in, bool& sound) {
   Settings settings;
   const auto count = in.get<uint32_t>();
@@ -29,7 +29,7 @@ Settings get_settings(ByteReader& in, bool& sound) {
   return settings;
 }
 
-// Text that came from a peer and goes into messages for people.
+// Makes text from a peer safe for messages for people.
 std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') c = '?';
@@ -128,7 +128,7 @@ std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster
 std::string encode_common(const Cluster& cluster) {
   ByteWriter out;
   out.put(cluster.incarnation).put(cluster.epoch).put(cluster.nodes);
-  // Workers share hosts: each name travels once.
+  // Workers share hosts, so each host name is sent only once.
   std::unordered_map<std::string_view, uint32_t> number;
   std::vector<std::string_view> hosts;
   for (const WorkerInfo& worker : cluster.workers) {
@@ -181,7 +181,7 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
     hosts.push_back(in.text(kMaxIdentityBytes));
   }
   cluster.size = in.get<uint32_t>();
-  // Nothing is reserved for which no bytes are there: a worker takes 20.
+  // Memory is reserved only for bytes that are there: a worker takes at least 20.
   if (cluster.size == 0 || cluster.size > std::min<size_t>(kMaxRanks, in.remaining() / 20) ||
       cluster.nodes > cluster.size) {
     sound = false;
@@ -210,7 +210,7 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
       sound = false;
     }
   }
-  // Local ranks are a permutation within each node.
+  // Checks that local ranks are a permutation within each node.
   std::vector<std::vector<bool>> taken(local_sizes.size());
   for (size_t node = 0; sound && node < taken.size(); ++node) {
     taken[node].resize(local_sizes[node]);

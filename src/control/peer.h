@@ -1,4 +1,4 @@
-// Who is connected to the rendezvous, and as what.
+// The processes connected to the rendezvous, and their roles.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@ struct Peer {
   enum class Kind { kUnknown, kWorker, kServer };
 
   std::unique_ptr<Channel> channel;
-  std::string host;   // its address without port
+  std::string host;   // the peer's address without port
   Nanos accepted = 0;
-  Kind kind = Kind::kUnknown;  // of what registered and was accepted
-  bool gone = false;           // left, lost or refused: nothing counts any more
+  Kind kind = Kind::kUnknown;  // kUnknown until a registration is accepted
+  bool gone = false;           // left, lost or refused: ignored from then on
   int64_t pid = 0;
   WorkerRegistration worker;
   ServerRegistration server;
-  uint32_t index = ~0u;  // rank, or the server's index once that is known
+  uint32_t index = ~0u;  // rank, or the server's index once it is known
 
   bool is_member() const { return kind != Kind::kUnknown && !gone; }
 };
 
 using Peers = std::vector<std::unique_ptr<Peer>>;
 
-// Sends it to all members but one.
+// Sends a message to all members except one.
 inline void broadcast(const Peers& peers, wire::FrameType type, const std::string& payload,
                       const Peer* except = nullptr) {
   for (const auto& peer : peers) {
@@ -37,7 +37,7 @@ inline void broadcast(const Peers& peers, wire::FrameType type, const std::strin
   }
 }
 
-// What drops a peer that sent `what`.
+// Returns the error that drops a peer that sent `what`.
 inline Status nonsense(const std::string& what) {
   return breach("it sent ", what);
 }

@@ -24,24 +24,24 @@ using transport::tcp::Acceptor;
 using transport::Address;
 using wire::FrameType;
 
-// A registration fits (64 settings of 2 x 4 kB), and nothing much larger.
+// Fits a registration (64 settings of 2 x 4 kB) and nothing much larger.
 constexpr uint32_t kMaxFromMember = 1 << 20;
-// How long stop() waits for members that have not said goodbye yet, and then for connections.
+// How long stop() waits for members that have not said goodbye, and then for connections to close.
 constexpr Nanos kLinger = kSecond;
 constexpr Nanos kClosing = 300 * kMillisecond;
 
 }  // namespace
 
-// Accepts connections, listens for signs of life on all of them, hands what members say to the
-// gathering or, once that is complete, to the running job, and ends. Owns the thread and the
-// connections. Everything below runs on the thread, but start() before it, tell_all() and stop().
+// Accepts connections, listens for heartbeats on all of them, and passes what members say to the
+// gathering or, once that is complete, to the running job. Owns the thread and the connections.
+// Everything below runs on that thread, except tell_all(), stop(), and start(), which runs before.
 class Rendezvous::Impl final : public Channel::Owner {
  public:
   Impl(GuardedFd listener, RendezvousOptions options)
       : options_(std::move(options)),
         acceptor_(
             loop_, std::move(listener), options_.credentials,
-            // Whoever proves itself gets in: the answer to its registration says more.
+            // Accepts every client that proves itself: the answer to its registration says more.
             [](const wire::Hello&) { return wire::Verdict::kAccepted; },
             [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
               admit(std::move(fd), hello, peer);
@@ -59,7 +59,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   ~Impl() override { loop_.join(); }
 
   void start() {
-    // What this process cannot do any more is missing everywhere.
+    // If this process runs out of resources, the whole job loses its rendezvous, so all are told.
     loop_.on_exhausted([this](const Status& why) {
       log(LogLevel::kError, "the rendezvous ends the job: ", why.message());
       const std::string text = concat("rank 0, which hosts the rendezvous: ", why.message());
@@ -96,7 +96,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     });
     if (asked.ok()) {
       std::unique_lock lock(mutex_);
-      // The loop keeps its own deadlines; this one is for a loop that hangs.
+      // The loop keeps its own deadlines; this deadline is for a loop that hangs.
       flag_set_.wait_for(lock, std::chrono::nanoseconds(kLinger + kClosing + kSecond),
                          [this] { return stopped_; });
     }
@@ -127,7 +127,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (type == FrameType::kHeartbeat) {
       return payload.empty() ? Status() : nonsense("a heartbeat with a payload");
     }
-    if (peer.gone) return {};  // it cannot know yet
+    if (peer.gone) return {};  // the peer may not know yet that it is gone
     if (type == FrameType::kRegister) return gathering_.on_register(peer, payload);
     if (type == FrameType::kAbort) return on_abort(peer, payload);
     if (peer.kind == Peer::Kind::kUnknown) return nonsense("a message before its registration");
@@ -175,7 +175,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     const Nanos silent = loop_.now() - channel.heard_at();
     if (why.code() == Code::kPeerLost) {
       lose(peer, concat("its connection ended without a goodbye, ", in_seconds(silent),
-                        " after it was last heard"));
+                        " after it was last heard from"));
     } else {
       lose(peer, concat("it was dropped because of what it sent (", why.message(), ")"));
     }
@@ -212,13 +212,13 @@ class Rendezvous::Impl final : public Channel::Owner {
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (peer.is_member()) {
         const std::string held_up =
-            concat("this machine was not heard for ", in_seconds(silent), ", more than the ",
+            concat("this machine was not heard from for ", in_seconds(silent), ", more than the ",
                    in_seconds(options_.heartbeat_timeout),
-                   " of HERRING_HEARTBEAT_TIMEOUT; the others have given it up");
+                   " of HERRING_HEARTBEAT_TIMEOUT; the others have given up on it");
         peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
         lose(peer, concat("nothing was heard from it or its system for ", in_seconds(silent),
                           " (time-out ", in_seconds(options_.heartbeat_timeout), ")"));
-        peer.channel->check_acknowledged(silent, now);  // a moment to read why, should it come back
+        peer.channel->check_acknowledged(silent, now);  // time to read why, if it comes back
       } else {
         peer.channel->close();
       }
@@ -238,7 +238,7 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void begin_stop() {
     stopping_ = true;
-    // Who comes now comes for the next job: there may be one, at the same address.
+    // Processes that come now belong to the next job, which may use the same address.
     acceptor_.close();
     gathering_.stop();
     loop_.call_after(kLinger, [this] {
@@ -267,7 +267,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   bool reaping_ = false;
   bool stopping_ = false;
   Gathering gathering_;
-  std::optional<RunningJob> job_;  // once the gathering is complete
+  std::optional<RunningJob> job_;  // set once the gathering is complete
 
   std::mutex mutex_;
   std::condition_variable flag_set_;
@@ -279,7 +279,7 @@ Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Rendezvous::~Rendezvous() {
   if (!impl_->here()) {
-    impl_.release();  // NOLINT: in a forked child; its threads and locks are the parent's
+    impl_.release();  // in a forked child: threads and locks belong to the parent
     return;
   }
   stop();
@@ -298,7 +298,7 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
   }
-  // Every process has a connection, two where it hosts a server: each might.
+  // Every process may have a connection, and two if it hosts a server.
   const size_t least = size_t{options.size} + options.dedicated_servers;
   HERRING_RETURN_IF_ERROR(transport::tcp::want_descriptors(least + options.size, least));
   Status rhythm = check_rhythm({options.heartbeat_interval, options.heartbeat_timeout});

@@ -1,5 +1,5 @@
-// Where the processes of a job meet: registration, the cluster's description, heartbeats, deaths,
-// aborts. One thread, hosted by rank 0 (or by whoever was told to).
+// The place where the processes of a job meet: registration, the cluster's description, heartbeats,
+// deaths and aborts. It has one thread, in the process of rank 0 or of another chosen host.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ class Rendezvous {
   Rendezvous& operator=(const Rendezvous&) = delete;
 
   const transport::Address& address() const;
-  // Waits, up to `most`, until an error that keeps the job from forming is known to everybody, also
-  // to those who have yet to come.
+  // Waits, for at most `most`, until all processes know the error that keeps the job from forming,
+  // including those that have yet to come.
   void tell_all(Nanos most);
-  // Waits a bounded moment (about a second) for members that are still saying goodbye; members that
-  // remain learn that the rendezvous has ended.
+  // Waits for a bounded time (about a second) for members that are still saying goodbye. Members
+  // that remain are told that the rendezvous has ended.
   void stop();
 
  private:

@@ -1,4 +1,4 @@
-// A job that runs: from the moment when its members have the complete cluster to its end.
+// A running job: from the moment when its members have the complete cluster to its end.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace herring::control {
 
-// Tells members who is lost, who has left and who wants to give up, and servers when no worker is
-// left. Owns the epoch, which each loss that members are told of counts up, and the notices that
-// they are yet to get. On the thread of the rendezvous, which says what happens to whom.
+// Tells members who is lost, who has left and who wants to give up, and tells servers when no
+// worker is left. Owns the epoch, which grows with each loss that members are told of, and the
+// notices that members have yet to get. Runs on the thread of the rendezvous, which reports what
+// happens to whom.
 class RunningJob {
  public:
-  // `peers` and `cluster` must outlive it.
+  // `peers` and `cluster` must outlive the RunningJob.
   RunningJob(transport::EventLoop& loop, const Peers& peers, const Cluster& cluster);
 
-  // A member that is gone now: it died, or said goodbye.
+  // A member is gone: it died (lose) or said goodbye (leave).
   void lose(const Peer& peer, const std::string& how);
   void leave(const Peer& peer);
-  // A member tells everybody to give up.
+  // A member tells all processes to give up.
   void abort(const Peer& author, const Status& why);
 
  private:
@@ -32,9 +33,9 @@ class RunningJob {
 
   const Peers& peers_;
   const Cluster& cluster_;
-  uint32_t epoch_;      // of which members were told
-  uint32_t workers_;    // that are left
-  bool ended_ = false;  // servers were told
+  uint32_t epoch_;      // the epoch that members were told
+  uint32_t workers_;    // number of workers left
+  bool ended_ = false;  // servers were told that the job has ended
   LossNotices losses_;
 };
 

@@ -153,8 +153,8 @@ TEST(Epoch, ANoticeOutOfTurnEndsTheConnection) {
       {0, {2}, "malformed notice of losses"},
       {~0u, {2}, "malformed notice of losses"},
       {2, {}, "malformed notice of losses"},
-      {3, {4}, "a notice of the loss of nobody"},
-      {3, {1}, "a notice of the loss of nobody"},  // a second time
+      {3, {4}, "a loss notice for an unknown or already lost process"},
+      {3, {1}, "a loss notice for an unknown or already lost process"},  // a second time
   };
   for (const Case& one : cases) {
     FakeRendezvous rendezvous;

@@ -249,7 +249,7 @@ TEST(Processes, ADeadMachineIsNoticedByItsSilence) {
   // When it comes back it learns that it was given up.
   one.signal(SIGCONT);
   const std::string news = one.line();
-  EXPECT_TRUE(contains(news, "aborted: this machine was not heard for")) << news;
+  EXPECT_TRUE(contains(news, "aborted: this machine was not heard from for")) << news;
 }
 
 // A laptop's pause, a debugger, a checkpoint on a slow disk: whichever process stands still, nobody

@@ -181,7 +181,7 @@ TEST(Registration, DifferentServerCountsAreToldToEverybody) {
 TEST(Registration, ARankTwiceIsToldToEverybody) {
   Job job(3);
   expect_everywhere(job, {job.worker(0), job.worker(1), job.worker(1)}, Code::kConfiguration,
-                    {"rank 1 is there twice", concat("pid ", getpid()), "HERRING_RANK"});
+                    {"rank 1 has registered twice", concat("pid ", getpid()), "HERRING_RANK"});
 }
 
 TEST(Registration, ATooLargeRankIsToldEvenWhenOthersAreMissing) {
