@@ -34,7 +34,7 @@ Status Colocated::attach() {
 }
 
 void Colocated::leave(uint32_t rank, bool drains) {
-  // A step that needs memory, where there is none, is left out: the end comes all the same.
+  // Skips a step that fails for lack of memory: the end must come in any case.
   const auto step = [](const auto& call) {
     static_cast<void>(without_exceptions([&]() -> Status {
       call();
@@ -49,9 +49,9 @@ void Colocated::leave(uint32_t rank, bool drains) {
   server().stop();
 }
 
-// Waits until the server has handed out everything and no worker needs it for what its own worker
-// took part in, or all workers have left. Bounded where nothing moves any more, and by less where
-// only others' operations are left.
+// Waits until the server has handed out everything and no worker needs it for operations of its own
+// worker, or until all workers have left. The wait is bounded when nothing moves any more, and more
+// tightly when only other workers' operations are left.
 void Colocated::drain() {
   constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
   const Nanos start = monotonic_now();

@@ -1,4 +1,4 @@
-// The server that a worker process hosts: threads beside the worker's, a member of its own.
+// The server that a worker process hosts: threads beside the worker's, with its own membership.
 #pragma once
 
 #include <atomic>
@@ -12,18 +12,19 @@ namespace herring::job {
 
 class Colocated {
  public:
-  // Listens, and begins to join as a process of its own would: that ends when the whole cluster is
-  // there.
+  // Listens, and begins to join the job as a separate process would. Joining ends when the whole
+  // cluster is there.
   static Result<std::unique_ptr<Colocated>> start(const control::Member::Options& member,
                                                   uint32_t node);
   ~Colocated();
 
-  // Waits until it has joined, or could not.
+  // Waits until the server has joined or failed to join. Returns which.
   Status joined();
-  // Serves the cluster, once it has joined; the worker has connections to all servers too.
+  // Starts serving the cluster after joining. The worker has connections to all servers, too.
   Status attach();
   server::Server& server() { return serving_->server(); }
-  // Its worker, `rank`, has said goodbye. `drains`: what is summed is handed out first. Bounded.
+  // Called when the server's worker, `rank`, has said goodbye. `drains`: everything that is summed
+  // is handed out first. Takes a bounded time.
   void leave(uint32_t rank, bool drains);
   void vanish() { serving_->vanish(); }
 
@@ -32,7 +33,7 @@ class Colocated {
   void drain();
 
   std::atomic<bool> ended_{false};  // all workers have said goodbye
-  Status status_;                   // of the thread
+  Status status_;                   // of the thread joining_
   std::thread joining_;
   const std::unique_ptr<Serving> serving_;
 };

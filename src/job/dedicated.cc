@@ -15,7 +15,7 @@
 namespace herring::job {
 namespace {
 
-// Why the job is over for this server.
+// Records why the job is over for this server.
 class End {
  public:
   void set(Status why) {
@@ -28,7 +28,7 @@ class End {
     changed_.notify_all();
   }
 
-  // Also when this thread is interrupted, with ok.
+  // Waits for the end and returns the reason. Returns ok if this thread is interrupted.
   Status wait() {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return ended_; })) {
@@ -44,8 +44,8 @@ class End {
   Status why_;          // guarded by mutex_
 };
 
-// Whether the job goes on without it. A colocated server dies with its worker; a dedicated one is
-// everybody's. Rank 0 hosts the rendezvous: without it there is no job.
+// Returns whether the job goes on without the lost process. A colocated server dies with its
+// worker. Every rank needs a dedicated server, and the rendezvous of rank 0.
 bool outlives(const server::Server& server, const control::Cluster& cluster,
               const control::Loss& loss) {
   if (!loss.is_server) return loss.index != 0 && server.outlives(loss.index);
@@ -55,7 +55,7 @@ bool outlives(const server::Server& server, const control::Cluster& cluster,
   return rank != 0 && server.outlives(rank);
 }
 
-// `serving` is where the caller finds it, however this ends.
+// `serving` is set as soon as the server exists, so that the caller has it however this ends.
 Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
              Nanos waits_since, std::unique_ptr<Serving>& serving) {
   apply_process_settings(settings);
@@ -102,7 +102,7 @@ Status run_dedicated_server(const std::string& rendezvous, const std::string& se
   std::unique_ptr<Serving> serving;
   const Status status = without_exceptions(
       [&] { return serve(rendezvous, secret, settings, waits_since, serving); });
-  // Unless it has said goodbye: the others would only see this process leave.
+  // Says why, unless the server has said goodbye: the others would only see this process leave.
   if (!status.ok() && serving && serving->member() != nullptr) serving->member()->abort(status);
   return status;
 }

@@ -1,4 +1,4 @@
-// A process that is a server and nothing else: `herring server`.
+// A process that only runs a server: `herring server`.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace herring::job {
 
-// Serves one job until it ends. Returns why, if not because all workers have left, or with ok when
-// this thread is interrupted (base/interrupt.h). `waits_since`: for the log, where it waits for a
-// job longer than this; 0: it does not.
+// Serves one job until the job ends. Returns ok if all workers have left or if this thread is
+// interrupted (base/interrupt.h), else why the job ended. `waits_since` is for the log: since when
+// the process has waited for a job, if longer than this call; else 0.
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
                             const Settings& settings, Nanos waits_since = 0);
 

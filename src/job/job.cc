@@ -14,7 +14,7 @@
 namespace herring::job {
 namespace {
 
-// Others may only be on their way when this process finds that it cannot take part.
+// When this process finds that it cannot take part, others may still be on their way.
 constexpr Nanos kTelling = 10 * kSecond;
 
 std::string encode_bus(const LocalAddress& address) {
@@ -58,7 +58,7 @@ void Job::decline(JobOptions options, const Status& why) {
 }
 
 void Job::tell_others(const Status& why) {
-  if (interrupted()) return;  // leaving is no error of the job's
+  if (interrupted()) return;  // an interrupted start is not an error of the job
   if (member_) return member_->abort(why);
   auto member = member_options(options_.rendezvous, options_.secret, options_.settings);
   if (!member.ok()) return;
@@ -67,7 +67,7 @@ void Job::tell_others(const Status& why) {
     control::Member::decline(*member, wire::Role::kWorker, options_.rank,
                              {why.code(), concat("rank ", options_.rank, ": ", why.message())});
   }
-  // Who has not come in time is not waited for once more.
+  // Processes that did not come in time are not waited for again.
   if (rendezvous_ && why.code() != Code::kTimeout) {
     rendezvous_->tell_all(std::min(kTelling, member->connect_timeout));
   }
@@ -144,11 +144,11 @@ Status Job::connect() {
   if (colocated_) HERRING_RETURN_IF_ERROR(colocated_->attach());
 
   const Nanos deadline = monotonic_now() + member->connect_timeout;
-  // From here on a death, or the end of the job, ends every wait below.
+  // From here on, a death or the end of the job ends every wait below.
   member_->watch([this](const control::Loss& loss) { on_loss(loss); },
                  [this](const std::string& reason) { on_abort(reason); }, [] {});
   HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
-  std::string own_host = member->source;  // else the address from which servers are reached
+  std::string own_host = member->source;  // if empty, the address from which servers are reached
   auto flows = connect_servers(*member, plane.flows, deadline, own_host);
   if (!flows.ok()) return flows.status();
 
@@ -211,7 +211,7 @@ Result<std::vector<worker::ServerFlow>> Job::connect_servers(
   return made;
 }
 
-// What happens before the engine is there waits for it; what makes it impossible ends the start.
+// Losses that come before the engine exists wait for it. Some make the start impossible and end it.
 void Job::on_loss(const control::Loss& loss) {
   std::lock_guard lock(news_);
   hears_ ? tell_engine(loss) : early_losses_.push_back(loss);
@@ -237,7 +237,7 @@ void Job::fail_engine(const std::string& reason) {
   engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
 }
 
-// Somebody has died, or a server has left, before all connections were made.
+// Returns why connecting cannot succeed: a process has died, or a server has left; else ok.
 Status Job::cannot_connect() {
   std::lock_guard lock(news_);
   if (!early_abort_.empty()) {
@@ -260,7 +260,7 @@ void Job::shutdown() {
   if (std::exchange(down_, true)) return;
   const bool healthy = engine_ && engine_->failure().ok();
   if (engine_) engine_->stop();
-  // Without the memory for it, it is left out: the end comes all the same.
+  // Skips the goodbye if there is no memory for it: the end must come in any case.
   static_cast<void>(without_exceptions([this] {
     if (member_) member_->goodbye();
     return Status();

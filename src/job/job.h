@@ -1,4 +1,4 @@
-// Everything one worker process runs for a job: its engine, its membership, and, where it falls to
+// Everything that one worker process runs for a job: its engine, its membership and, if assigned to
 // this rank, the rendezvous and a colocated server.
 #pragma once
 
@@ -21,7 +21,7 @@ struct JobOptions {
   uint32_t dedicated_servers = 0;
   std::string rendezvous;        // host:port
   bool hosts_rendezvous = true;  // rank 0 only
-  int rendezvous_fd = -1;        // an inherited listener for it
+  int rendezvous_fd = -1;        // an inherited listener for the rendezvous, or -1
   std::string host_id;
   std::string secret;            // raw bytes
   Settings settings;
@@ -29,20 +29,20 @@ struct JobOptions {
 
 class Job {
  public:
-  // Where this process alone cannot take part, the others get its error too.
+  // If this process alone cannot take part, the other processes get its error too.
   static Result<std::unique_ptr<Job>> start(JobOptions options);
-  // The same for an error that was found before: nothing is started. Bounded.
+  // Tells the others an error that was found before start(). Starts nothing. Takes a bounded time.
   static void decline(JobOptions options, const Status& why);
   ~Job();
 
   worker::Engine& engine() { return *engine_; }
   const control::Cluster& cluster() const { return member_->cluster(); }
   uint32_t rank() const { return options_.rank; }
-  // Every rank's pending and later operations fail with this reason. Any thread; cannot hang.
+  // Makes every rank's pending and later operations fail with this reason. Any thread; cannot hang.
   void abort(const std::string& reason);
-  // Leaves the job; bounded. Operations in flight fail with kShutdown.
+  // Leaves the job in a bounded time. Operations in flight fail with kShutdown.
   void shutdown();
-  // For tests: ends as if the process had died. The others hear no goodbye. Not of rank 0.
+  // For tests: ends as if the process had died, so the others hear no goodbye. Not for rank 0.
   void vanish();
 
  private:
@@ -62,16 +62,16 @@ class Job {
   Status cannot_connect();
 
   JobOptions options_;
-  std::unique_ptr<LocalBus> bus_;  // until the engine has it
-  bool asked_ = false;  // the rendezvous: what it answers, everybody gets
+  std::unique_ptr<LocalBus> bus_;  // until the engine takes it
+  bool asked_ = false;  // registration was sent, so everybody gets the rendezvous' answer
   std::unique_ptr<control::Rendezvous> rendezvous_;
   std::unique_ptr<Colocated> colocated_;
   std::unique_ptr<control::Member> member_;
   std::unique_ptr<worker::Engine> engine_;
 
-  std::mutex news_;  // guards what is below
-  bool hears_ = false;                       // the engine is there
-  std::vector<control::Loss> early_losses_;  // of before
+  std::mutex news_;  // guards the members below
+  bool hears_ = false;                       // the engine exists
+  std::vector<control::Loss> early_losses_;  // from before the engine exists
   std::string early_abort_;
 
   bool down_ = false;

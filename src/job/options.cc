@@ -12,7 +12,7 @@ namespace {
 
 // The window of a flow that no path of today's short networks needs to exceed.
 constexpr size_t kLadder = 1 << 20;
-// Slots for a segment of credit: one fills, one drains.
+// Slots per segment of credit: one fills while the other drains.
 constexpr size_t kSlotsPerSegment = 2;
 constexpr uint64_t kRatePerProxy = 7'000'000'000;
 constexpr uint32_t kProxiesOfUnknownLink = 8, kMostProxies = 16;
@@ -49,7 +49,7 @@ uint32_t proxies_for(const ServingHost& host, uint32_t nodes) {
 
 uint32_t usable_cores() {
   cpu_set_t cores;
-  // It fails on machines with more cores than the set has places for.
+  // The call fails on machines with more cores than the set has room for.
   if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
   return std::max(1u, std::thread::hardware_concurrency());
 }

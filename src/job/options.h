@@ -1,4 +1,4 @@
-// From settings to the options of engines and servers: the same wherever they run.
+// Derives the options of engines and servers from settings, in the same way wherever they run.
 #pragma once
 
 #include <cstdint>
@@ -12,50 +12,51 @@
 
 namespace herring::job {
 
-// What all ranks and servers must have alike, to travel with the cluster.
+// Returns the settings that must be the same on all ranks and servers; the cluster carries them.
 control::Settings shared_settings(const Settings& settings);
-// A process's settings with the job's shared ones over them.
+// Returns the default settings, overridden by the job's shared ones.
 Result<Settings> adopt(const control::Settings& shared);
 
-// The machine that serves.
+// The machine on which a server runs.
 struct ServingHost {
   uint32_t cores = 1;
-  uint64_t rate = 0;  // of its link, bits per second and direction; 0: not known
+  uint64_t rate = 0;  // of its link, in bits per second and direction; 0: unknown
 };
 
-// This machine, whose server is reached at `address`, a literal.
+// Returns this machine, whose server is reached at `address`, a literal IP address.
 ServingHost serving_host(const std::string& address);
 
-// How many proxies a server has unless HERRING_PROXIES says so: as many as its link can keep busy,
-// at most half of the cores, and one per node, for all flows of a node end at one proxy. By the
-// costs of lab/docs/simulate.md one thread moves some 14 Gbit/s, which no network card has
-// confirmed; it is given half of that, for nodes are not spread evenly, and small frames cost more.
-// Virtual machines do not know their link's rate: it may be 100 Gbit/s, for which the paper has 8.
+// Returns the number of proxies of a server if HERRING_PROXIES does not set it: as many as the
+// server's link can keep busy, but at most half of the cores and at most one per node, since all
+// flows of a node end at one proxy. By the costs in lab/docs/simulate.md, one thread moves some 14
+// Gbit/s, which no network card has confirmed. A proxy is given half of that, because nodes are not
+// spread evenly and small frames cost more. Virtual machines do not know the rate of their link,
+// which may be 100 Gbit/s; for that rate the paper has 8 proxies.
 uint32_t proxies_for(const ServingHost& host, uint32_t nodes);
 
 server::DataPlaneOptions data_plane(const Settings& shared, const control::Cluster& cluster,
                                     const ServingHost& host);
 
-// How many cores this process may run on.
+// Returns the number of cores on which this process may run.
 uint32_t usable_cores();
-// With how many threads each of `workers` sums in the node's memory unless HERRING_NODE_THREADS
-// says so: half of its share of the cores, as the others feed it or its GPU. More than four reach
-// the limits of the node's memory.
+// Returns with how many threads each of `workers` sums in the node's memory if HERRING_NODE_THREADS
+// does not set it: half of the worker's share of the cores, since the other half feeds the worker
+// or its GPU. More than four threads reach the limits of the node's memory.
 uint32_t node_threads_for(uint32_t cores, uint32_t workers);
 
-// Without what belongs to the process: addresses, credentials, time-outs, how to abort, and
-// threads.
+// Returns engine options without those that belong to the process: addresses, credentials,
+// time-outs, the abort callback and threads.
 worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
                                      const server::DataPlaneOptions& plane,
                                      const Settings& shared);
 
-// Where a worker connects, once for each flow, and as whom.
+// A connection of a worker, one per flow: where it goes, and with which identity.
 struct Door {
   uint32_t server;
   transport::Address address;
   wire::Hello hello;
 };
-// Those of `rank`, server by server.
+// Returns the connections of `rank`, server by server.
 Result<std::vector<Door>> doors_of(const control::Cluster& cluster, uint32_t rank,
                                    uint32_t flows_per_server);
 

@@ -1,4 +1,4 @@
-// What every process of a job does before it takes part, a worker and a server alike.
+// What every process of a job, worker or server, does before it takes part.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace herring::job {
 
-// What belongs to the process as a whole: its log, its kernels, its ports.
+// Applies the settings that concern the whole process: its log, its kernels and its ports.
 void apply_process_settings(const Settings& settings);
 
-// How this process reaches the rendezvous, `host:port`, and proves that it belongs to the job.
+// Returns how this process reaches the rendezvous, `host:port`, and proves its membership.
 Result<control::Member::Options> member_options(const std::string& rendezvous,
                                                 const std::string& secret,
                                                 const Settings& settings);

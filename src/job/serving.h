@@ -1,4 +1,4 @@
-// A server with its place in a job: what a dedicated and a colocated one have in common.
+// A server with its place in a job: what dedicated and colocated servers have in common.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace herring::job {
 
 class Serving {
  public:
-  // Listens where this host meets the rendezvous from, no wider.
+  // Listens only on the address from which this host reaches the rendezvous.
   static Result<std::unique_ptr<Serving>> start(const control::Member::Options& member);
 
-  // Registers, and returns when the whole cluster is there. `node`: of a colocated server; kNoNode:
-  // it is a dedicated one.
+  // Registers the server and returns when the whole cluster is there. `node` is the node of a
+  // colocated server, or kNoNode for a dedicated one.
   static constexpr uint32_t kNoNode = ~0u;
   Status join(const control::Member::Options& member, uint32_t node);
-  // Serves the cluster. The process has `others` connections beside those of workers to the server,
-  // in units of a worker's flows.
+  // Starts serving the cluster. `others` is the number of the process's other connections, besides
+  // those from workers to the server, in units of a worker's flows.
   Status attach(size_t others);
 
   server::Server& server() { return *server_; }
-  // Once it has joined, else null.
+  // Returns null before the server has joined.
   control::Member* member() { return member_.get(); }
-  // Ends the membership without a goodbye: the others take it for a death.
+  // Ends the membership without a goodbye, so that the others count the server as dead.
   void vanish() { member_.reset(); }
 
  private:
