@@ -1,4 +1,4 @@
-// Where a process listens.
+// The address on which a process listens.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Address {
   std::string to_string() const;  // brackets around IPv6
 };
 
-// "host:port", "[v6]:port"; kConfiguration naming `what` and the text otherwise.
+// Parses "host:port" or "[v6]:port". Returns kConfiguration naming `what` and the text on errors.
 Result<Address> parse_address(const std::string& text, const std::string& what);
 
 }  // namespace herring::transport

@@ -1,4 +1,4 @@
-// What is still on its way to the other sides of flows, and waiting until it has arrived there.
+// Measures what is still on its way to the other sides of flows, and waits until it has arrived.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace herring::transport {
 
-// Bytes that the flow has not written yet, and packets that the other side's system has not
-// acknowledged; 0: all has arrived, or the flow is closed.
+// Returns the bytes that the flow has not written yet, plus the packets that the other side's
+// system has not acknowledged. 0 means that everything has arrived, or that the flow is closed.
 inline size_t undelivered(const Flow& flow) {
   return flow.closed() ? 0 : flow.backlog() + flow.path_info().unacknowledged;
 }
 
-// Waits until `left`, which is called on the loop's thread, is 0; gives up when it has not changed
-// for `standstill`, and after `most`, and where no thread runs the loop. It throws what `left`
-// throws. Not on the loop's thread.
+// Waits until `left`, which is called on the loop's thread, returns 0. Gives up if the value has
+// not changed for `standstill`, after `most`, or if no thread runs the loop. Passes on what `left`
+// throws. Must not be called on the loop's thread.
 inline void await_delivery(EventLoop& loop, const std::function<size_t()>& left, Nanos standstill,
                            Nanos most) {
   const Nanos start = monotonic_now();

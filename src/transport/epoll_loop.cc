@@ -17,19 +17,19 @@ namespace herring::transport {
 namespace {
 
 constexpr int kBatch = 64;
-// How long the loop's own thread sleeps while another runs the loop, and how much later than meant
-// a timer may be after that, rather than that every driver wakes it.
+// kRest is how long the loop's own thread sleeps while another thread runs the loop. kTimerSlack is
+// how late a timer may fire after that, so that not every driver has to wake the thread.
 constexpr Nanos kRest = 50 * kMillisecond;
 constexpr Nanos kTimerSlack = 10 * kMillisecond;
 
-// Not less than asked for: a loop that wakes too early would turn in vain.
+// Rounds up: waking early would spin the loop once for nothing.
 int to_timeout_ms(Nanos wait) {
   if (wait <= 0) return 0;
   return static_cast<int>(std::min<Nanos>((wait + kMillisecond - 1) / kMillisecond, 1 << 30));
 }
 
-// A write to a connection that broke must be an error, not a signal; also on a thread that is only
-// lent, whose mask is its own afterwards.
+// Makes a write to a broken connection an error instead of a signal. This also holds for a thread
+// that only drives the loop, whose signal mask is restored afterwards.
 class WithoutSigpipe {
  public:
   WithoutSigpipe() {
@@ -61,7 +61,7 @@ uint32_t readiness_of(uint32_t events) {
          (events & EPOLLOUT ? kForWriting : 0u);
 }
 
-// Only the lack of something makes these calls fail.
+// These calls fail only if the system lacks a resource.
 void require(bool done, const std::string& what) {
   if (!done) throw std::system_error(errno, std::generic_category(), what);
 }
@@ -99,7 +99,7 @@ void EpollLoop::start(const std::string& name) {
 
 void EpollLoop::join() {
   if (!thread_.joinable()) return;
-  if (!here()) return thread_.detach();  // there is no thread to wait for
+  if (!here()) return thread_.detach();  // the thread does not exist in a forked child
   stop();
   thread_.join();
 }
@@ -184,7 +184,7 @@ void EpollLoop::run() {
   } else {
     while (!stopping_.load(std::memory_order_relaxed)) iterate(next_timeout_ms());
   }
-  run_to_end();  // what was posted together with stop() still runs
+  run_to_end();  // tasks posted together with stop() still run
   owner_.store(std::thread::id{});
 }
 
@@ -196,14 +196,14 @@ void EpollLoop::run_with_drivers(std::unique_lock<std::mutex>& running) {
     owner_.store(std::thread::id{});
     running.unlock();
     epoll_event rings;
-    // Timers are a driver's business while there is one.
+    // While a thread drives the loop, that thread runs the timers.
     while (epoll_wait(bell_.get(), &rings, 1, timeout) == 0 && driven_.load()) {
       timeout = to_timeout_ms(kRest);
       asleep_until_.store(now() + kRest);
       if (!driven_.load()) break;
     }
     running.lock();
-    // One that waits for its turn gets it.
+    // A driver that waits for its turn goes first.
     parked_ = true;
     handed_back_.wait(running, [this] { return !driven_.load(); });
     parked_ = false;
@@ -250,12 +250,12 @@ bool EpollLoop::drive(Nanos deadline, const std::function<bool()>& until) noexce
   return can;
 }
 
-// One that has not said yet that it drives finds what it waits for before it sleeps.
+// A driver that has not set driven_ yet checks `until()` before it sleeps, so it needs no wake-up.
 void EpollLoop::rouse_driver() {
   if (driven_.load()) wake();
 }
 
-// Whether the loop's own thread hears of events.
+// Sets whether events wake the loop's own thread.
 void EpollLoop::listen(bool on) {
   epoll_event event{};
   if (on) event.events = EPOLLIN;

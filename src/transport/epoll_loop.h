@@ -1,6 +1,6 @@
-// A loop over epoll, in the system's time. A caller who waits for something that the loop will
-// bring may drive() one that is made for it: one thread less is to be woken before the result is
-// there.
+// An event loop over epoll, in the system's time. A caller that waits for a result from the loop
+// may drive() the loop, if it is made for that. Then one thread less must be woken before the
+// result is there.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@ namespace herring::transport {
 class EpollLoop final : public DescriptorLoop {
  public:
   enum class Drivers { kOwnThread, kWaitersToo };
-  // Throws std::system_error without descriptors.
+  // Throws std::system_error if the process has no descriptors left.
   explicit EpollLoop(Drivers drivers = Drivers::kOwnThread);
-  ~EpollLoop() override;  // join()
+  ~EpollLoop() override;  // calls join()
 
   Nanos now() const override { return monotonic_now(); }
   void start(const std::string& name) override;
@@ -32,13 +32,13 @@ class EpollLoop final : public DescriptorLoop {
   void modify(int fd, uint32_t readiness) override;
   void remove(int fd) override;
 
-  // What start() does, on the calling thread: runs until stop(), and owns the loop meanwhile.
+  // Like start(), but on the calling thread: runs until stop(), and owns the loop meanwhile.
   void run();
 
  private:
   void wake() override;
   void stop_now() override;
-  // False: a signal came.
+  // Returns false if a signal interrupted the wait.
   bool iterate(int timeout_ms);
   void run_with_drivers(std::unique_lock<std::mutex>& running);
   void listen(bool on);
@@ -49,8 +49,8 @@ class EpollLoop final : public DescriptorLoop {
   GuardedFd wake_;
   struct Watched {
     DescriptorHandler* handler = nullptr;
-    // Tells what was added from what had the same number before: an event of that one may still be
-    // among those of this iteration.
+    // Distinguishes a descriptor from an earlier one with the same number, whose event may still be
+    // among those of the current iteration.
     uint32_t generation = 0;
   };
   std::vector<Watched> watched_;  // by descriptor
@@ -60,16 +60,16 @@ class EpollLoop final : public DescriptorLoop {
   std::atomic<bool> has_thread_{false};
   const uint32_t generation_ = fork_generation();
 
-  // With drivers: what belongs to the loop belongs to whoever holds running_. The loop's own thread
-  // waits for epoll_ to become readable, so that it can be left asleep (listen) while another waits
-  // in it.
+  // With drivers, what belongs to the loop belongs to the thread that holds running_. The loop's
+  // own thread waits for epoll_ to become readable. So it can be left asleep (see listen()) while
+  // another thread waits in epoll_.
   const bool lends_;
   GuardedFd bell_;
   std::mutex running_;
   std::condition_variable handed_back_;
-  std::atomic<bool> driven_{false};  // or about to be
+  std::atomic<bool> driven_{false};  // or about to be driven
   bool started_ = false, parked_ = false;
-  std::atomic<Nanos> asleep_until_{0};  // the loop's own thread, unless something happens
+  std::atomic<Nanos> asleep_until_{0};  // of the loop's own thread, unless something happens
 };
 
 }  // namespace herring::transport

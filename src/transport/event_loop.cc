@@ -70,7 +70,7 @@ void EventLoop::run_timers() {
 }
 
 void EventLoop::run_deferred() {
-  // A deferred task may defer another; that one runs in this same end of iteration.
+  // A deferred task may defer another task, which then runs at the end of the same iteration.
   while (!deferred_.empty()) {
     running_deferred_.swap(deferred_);
     for (size_t i = 0; i < running_deferred_.size(); ++i) {
@@ -98,7 +98,7 @@ void EventLoop::run_to_end() {
 }
 
 void EventLoop::end() {
-  std::vector<Task> late;  // a task may hold what holds the loop
+  std::vector<Task> late;  // destroyed outside the lock: a task may hold what holds the loop
   std::lock_guard lock(mutex_);
   ended_ = true;
   late.swap(tasks_);

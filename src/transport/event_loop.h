@@ -1,6 +1,6 @@
-// One loop: tasks, timers and what its transport brings, all on one thread at a time. post() and
-// stop() may be called from any other. The time is the loop's own: EpollLoop reads the system's
-// clock, a loop in virtual time a simulation's, and nothing else in the core reads any.
+// An event loop: tasks, timers and what the transport brings, all on one thread at a time. Any
+// other thread may call post() and stop(). Each loop has its own time: EpollLoop reads the system's
+// clock, and a loop in virtual time that of a simulation. Nothing else in the core reads a clock.
 #pragma once
 
 #include <cstdint>
@@ -31,30 +31,32 @@ class EventLoop {
 
   virtual Nanos now() const = 0;
 
-  // Runs the loop on a thread of its own until join(). `name` (at most 15 characters) is what top
-  // and gdb show. All signals stay with the other threads. Throws std::system_error if the system
-  // has no thread.
+  // Runs the loop on its own thread until join(). top and gdb show `name` (at most 15 characters).
+  // Other threads get all signals. Throws std::system_error if the system has no thread.
   virtual void start(const std::string& name) = 0;
-  // Ends the loop after what is queued, and waits for that. Not from inside the loop.
+  // Ends the loop after what is queued, and waits for that end. Must not be called inside the loop.
   virtual void join() = 0;
   virtual bool in_loop_thread() const = 0;
-  // False in a forked child: the thread does not exist there, nothing may be posted or waited for.
+  // Returns false in a forked child: the thread does not exist there, so nothing may be posted or
+  // waited for.
   virtual bool here() const = 0;
-  // A thread of its own was started for it here, so another thread can wait for what it does. False
-  // in a forked child.
+  // Returns whether this process started a thread for the loop, so that another thread can wait for
+  // what the loop does. False in a forked child.
   virtual bool has_thread() const = 0;
 
-  // Ends the loop after what is queued. It needs no memory, so that an end always succeeds.
+  // Ends the loop after what is queued. Needs no memory, so an end always succeeds.
   void stop() {
     stop_now();
     wake();
   }
-  // Queues a task for the loop thread; wakes it when needed. Tasks posted before the loop runs wait
-  // for it; false, and the task is dropped, after its end. Whatever true was returned for runs.
+  // Queues a task for the loop thread and wakes the thread if needed. Tasks posted before the loop
+  // runs wait for it. After the end of the loop, the task is dropped and post() returns false. A
+  // task for which post() returned true runs.
   bool post(Task task);
-  // What `call` returns on the loop thread; the only way to wait for a loop. Nothing, at once, if
-  // no thread runs the loop: it was not started, it has ended, or this is a forked child. A call
-  // from inside the loop is made directly. What `call` throws reaches the caller and the loop.
+  // Runs `call` on the loop thread and returns its result; this is the only way to wait for a loop.
+  // Returns nothing, at once, if no thread runs the loop: it was not started, it has ended, or this
+  // is a forked child. Inside the loop, `call` runs directly. What `call` throws reaches the caller
+  // and the loop.
   template <typename Call>
   auto ask(const Call& call) -> std::optional<decltype(call())> {
     if (in_loop_thread()) return call();
@@ -72,34 +74,37 @@ class EventLoop {
     if (!asked) return std::nullopt;
     return result.get();
   }
-  // Like post(), for a caller that is about to drive(): nobody is woken. A caller that then does
-  // not drive calls wake_for_tasks(); otherwise the task waits for the next event.
+  // Like post(), for a caller that is about to call drive(): does not wake the loop. A caller that
+  // then does not drive must call wake_for_tasks(); otherwise the task waits for the next event.
   virtual bool post_before_drive(Task task) = 0;
   void wake_for_tasks();
   // Runs the loop on the calling thread, while its own thread sleeps, until `until()`, `deadline`,
-  // stop() or a signal. False: it cannot, as another thread does so already, or the loop has ended.
-  // Only between start() and the end of the loop, else false. What a callback throws ends the
-  // process: nobody could go on with half an iteration.
+  // stop() or a signal. Returns false if that is impossible: another thread drives the loop
+  // already, or the loop has not started or has ended. An exception from a callback ends the
+  // process, since nobody could continue half an iteration.
   virtual bool drive(Nanos deadline, const std::function<bool()>& until) noexcept = 0;
-  // Has whoever drives the loop ask `until()` again: for what another thread than the loop's has
-  // made true. What `until()` reads was written before, and both in sequential consistency.
+  // Makes the thread that drives the loop check `until()` again, after a thread other than the
+  // loop's has made it true. What `until()` reads must be written before this call, and be written
+  // and read with sequential consistency.
   virtual void rouse_driver() = 0;
 
-  // Called on the loop thread when a task, a timer or a handler throws because memory, threads or
-  // descriptors have run out: it is half done, and the loop goes on. Set before the loop runs.
-  // Without it the exception ends run(), and with it the process if the loop has its own thread.
+  // `handler` runs on the loop thread when a task, timer or handler throws because memory, threads
+  // or descriptors have run out. That callback is half done, and the loop goes on. Set this before
+  // the loop runs. Without a handler, the exception ends run(), and the process if the loop has its
+  // own thread.
   void on_exhausted(std::function<void(const Status&)> handler) {
     exhausted_ = std::move(handler);
   }
 
-  // Below: loop thread only (or before the loop runs).
+  // The methods below are for the loop thread only (or before the loop runs).
 
   TimerId call_at(Nanos when, Task task);
   TimerId call_after(Nanos delay, Task task) { return call_at(now() + delay, std::move(task)); }
   void cancel(TimerId id);
-  // Runs `task` once at the end of the current iteration: output is gathered first, written then.
+  // Runs `task` once at the end of the current iteration, so that output is collected first and
+  // written then.
   void at_iteration_end(Task* task) { deferred_.push_back(task); }
-  // Takes a deferred task back (its owner goes away).
+  // Withdraws a deferred task, because its owner is about to be destroyed.
   void forget(const Task* task);
 
   uint64_t wakeups() const { return wakeups_; }
@@ -107,21 +112,21 @@ class EventLoop {
  protected:
   static constexpr Nanos kNoTimer = INT64_MAX;
 
-  // Sees to it that an iteration follows soon; any thread.
+  // Makes an iteration follow soon. Any thread.
   virtual void wake() = 0;
   virtual void stop_now() = 0;
-  // As post_before_drive(); the caller wakes whoever is to run it.
+  // Like post_before_drive(). The caller must wake the thread that is to run the task.
   bool queue(Task task);
   bool has_tasks();
   Nanos next_timer() const { return timers_.empty() ? kNoTimer : timers_.begin()->first.first; }
   void run_tasks();
   void run_timers();
   void run_deferred();
-  // Runs what is queued, and what that queues; then nothing is taken any more.
+  // Runs what is queued, and what those tasks queue. No task is accepted afterwards.
   void run_to_end();
-  // Nothing runs any more; what is queued still is dropped.
+  // Ends the loop: nothing runs any more, and queued tasks are dropped.
   void end();
-  // Calls it; what it throws is told to on_exhausted().
+  // Runs `call`, and passes what it throws to the on_exhausted() handler.
   template <typename Call>
   void attempt(Call&& call) {
     try {

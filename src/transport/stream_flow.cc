@@ -8,7 +8,7 @@
 namespace herring::transport {
 namespace {
 
-// How much one flow may read before the loop looks at the others.
+// The most bytes that one flow may read before the loop serves other flows.
 constexpr size_t kReceiveBudget = 1 << 20;
 constexpr int kMaxIov = 128;
 
@@ -30,7 +30,7 @@ StreamFlow::~StreamFlow() {
 
 void StreamFlow::on_writable() {
   writable_ = true;
-  schedule_flush();  // it takes the interest back, unless the stream is full again
+  schedule_flush();  // clears the interest, unless the stream is full again
 }
 
 void StreamFlow::send(const wire::FrameHeader& header, const iovec* pieces, int count,
@@ -69,7 +69,7 @@ void StreamFlow::schedule_flush() {
   loop_.at_iteration_end(&flush_task_);
 }
 
-// The header of a lent frame is copied, its pieces are not.
+// Writes the first frame. Its header is copied, but its pieces are not.
 ssize_t StreamFlow::lend_front() {
   if (written_ < wire::kHeaderBytes) {
     return write_more(reinterpret_cast<const char*>(&frames_.front().header) + written_,
@@ -89,7 +89,7 @@ ssize_t StreamFlow::lend_front() {
 
 void StreamFlow::flush() {
   while (!closed() && !frames_.empty()) {
-    size_t wanted = 0;  // more would have been taken, if the socket had room
+    size_t wanted = 0;  // bytes offered; fewer are taken if the stream is full
     const ssize_t sent = frames_.front().lent ? lend_front() : write_gathered(&wanted);
     ++counters_.send_calls;
     if (sent < 0) {
@@ -102,7 +102,7 @@ void StreamFlow::flush() {
     }
     written(static_cast<size_t>(sent));
     if (!closed() && static_cast<size_t>(sent) < wanted) {
-      writable_ = false;  // the socket is full: epoll tells when it is not
+      writable_ = false;  // the stream is full; on_writable() tells when it is not
       break;
     }
   }
@@ -111,7 +111,7 @@ void StreamFlow::flush() {
   want_writable(!writable_);
 }
 
-// As many frames as one call takes.
+// Writes as many frames as one call takes.
 ssize_t StreamFlow::write_gathered(size_t* wanted) {
   iovec iov[kMaxIov];
   int n = 0;
@@ -151,8 +151,8 @@ void StreamFlow::written(size_t bytes) {
   }
 }
 
-// Reads the rest of the current payload and the next header in one call: a frame costs one system
-// call when its bytes are there, and no byte is read anywhere but to its place.
+// Reads the rest of the current payload and the next header in one call. So a frame costs one
+// system call if its bytes are there, and every byte is read directly to its place.
 void StreamFlow::on_readable() {
   if (finishing_) return drop_input();
   size_t budget = kReceiveBudget;
@@ -201,8 +201,8 @@ void StreamFlow::on_readable() {
       header_have_ += left;
     }
     if (!in_payload_ && header_have_ == wire::kHeaderBytes && !begin_frame()) return;
-    if (static_cast<size_t>(got) < wanted) return;  // drained
-    if (static_cast<size_t>(got) >= budget) return;  // others first; epoll reports the rest
+    if (static_cast<size_t>(got) < wanted) return;  // nothing more to read
+    if (static_cast<size_t>(got) >= budget) return;  // other flows first; the loop reports again
     budget -= got;
   }
 }
@@ -276,14 +276,14 @@ void StreamFlow::drop_queued() {
   backlog_ = written_ = 0;
 }
 
-// The other side takes nothing any more. What it had sent before is still to be read: only the end
-// of that, which follows, ends the flow.
+// The other side takes no more bytes, but what it sent before must still be read. Only the end of
+// that input ends the flow.
 void StreamFlow::stop_writing(int error) {
   if (finishing_) return close({});
   broken_ = {Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(error))};
   drop_queued();
   want_writable(false);
-  // If it lives and only writing has failed, it learns of it by that, and closes.
+  // If the other side is alive and only writing has failed, this tells it to close.
   static_cast<void>(end_writing());
 }
 
@@ -327,8 +327,8 @@ void StreamFlow::finish(bool writes_queued) {
   schedule_flush();
 }
 
-// To close a connection while bytes come in resets it, and what the other side has not read
-// by then may be lost. So only our direction ends; receive() sees the other side close.
+// Closing a connection while bytes arrive resets it, and the other side may lose what it has not
+// read by then. So only the sending direction ends; drop_input() sees the other side close.
 void StreamFlow::half_close() {
   if (std::exchange(half_closed_, true)) return;
   if (!end_writing()) close({});

@@ -1,5 +1,5 @@
-// Frames over a reliable byte stream: what is the same whether a socket or a modelled network
-// carries the bytes. A stream says how much it took or gave, as the system's calls do.
+// Frames over a reliable byte stream: the part that is the same whether a socket or a modelled
+// network carries the bytes. A stream reports how many bytes it took or gave, as system calls do.
 #pragma once
 
 #include <sys/types.h>
@@ -31,38 +31,38 @@ class StreamFlow : public Flow {
   const std::string& peer() const final { return peer_; }
 
  protected:
-  // The stream has something to read, or has ended.
+  // Called when the stream has something to read, or has ended.
   void on_readable();
-  // It takes bytes again.
+  // Called when the stream takes bytes again.
   void on_writable();
 
   EventLoop& loop() { return loop_; }
 
  private:
-  // Each returns the bytes that were moved, or -1 with errno (EAGAIN: none now); a read of 0 is the
-  // end. What is written may be reused, what is lent only once the other side has read it.
+  // Each call returns the number of bytes moved, or -1 with errno (EAGAIN: none now). A read of 0
+  // is the end. Written memory may be reused; lent memory only after the other side has read it.
   virtual ssize_t read(const iovec* pieces, int count) = 0;
   virtual ssize_t write(const iovec* pieces, int count) = 0;
-  // More follows at once.
+  // Like write(); more bytes follow at once.
   virtual ssize_t write_more(const char* data, size_t bytes) = 0;
   virtual ssize_t write_lent(iovec* pieces, int count, bool more_follows) = 0;
-  // Whether on_writable() is wanted; it comes only then.
+  // Sets whether on_writable() is wanted. It is only called if it is.
   virtual void want_writable(bool wanted) = 0;
-  // Tells the other side that no more comes; false: the stream is broken.
+  // Tells the other side that no more comes. Returns false if the stream is broken.
   virtual bool end_writing() = 0;
-  // Ends both directions; closed() from now on. `drop`: what has not left stays here.
+  // Ends both directions; closed() is true from now on. `drop` discards what has not left yet.
   virtual void shut(bool drop) = 0;
 
   struct OutFrame {
     wire::FrameHeader header;
     std::string owned;
-    uint32_t pieces = 0;  // of pieces_, behind those of earlier frames
+    uint32_t pieces = 0;  // number in pieces_, after those of earlier frames
     uint64_t token = 0;
-    size_t bytes = 0;     // header and payload
-    bool lent = false;    // the pieces go out without a copy
+    size_t bytes = 0;     // of header and payload
+    bool lent = false;    // the pieces are sent without a copy
   };
 
-  bool consume(size_t bytes);  // false: the flow was closed
+  bool consume(size_t bytes);  // returns false if the flow was closed
   bool begin_frame();
   bool end_frame();
   void schedule_flush();
@@ -93,14 +93,14 @@ class StreamFlow : public Flow {
   // Sending.
   Ring<OutFrame> frames_;
   Ring<iovec> pieces_;
-  size_t written_ = 0;  // of frames_.front()
+  size_t written_ = 0;  // bytes of frames_.front()
   size_t backlog_ = 0;
   EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
   bool writable_ = true;
-  bool finishing_ = false;    // nothing more is sent, and what comes is dropped
-  Status broken_;             // why nothing can be written any more; what has come is still read
-  bool half_closed_ = false;  // all is written, the other side knows that no more comes
+  bool finishing_ = false;    // nothing more is sent, and input is dropped
+  Status broken_;             // why nothing can be written any more; input is still read
+  bool half_closed_ = false;  // all is written, and the other side knows that no more comes
   std::shared_ptr<bool> alive_;
 };
 

@@ -16,20 +16,20 @@
 namespace herring::transport::tcp {
 namespace {
 
-constexpr size_t kMostNamed = 8;  // addresses, in a message
+constexpr size_t kMostNamed = 8;  // addresses in a message
 
 bool again(const Status& why, Nanos deadline) {
   return why.code() == Code::kPeerLost && monotonic_now() < deadline && !interrupted();
 }
 
-// A loop of this thread, which ends when the thread is interrupted, or `given_up` has an error.
+// A loop of this thread, which ends when the thread is interrupted or `given_up` returns an error.
 class Waiting {
  public:
   explicit Waiting(const std::function<Status()>& given_up = {}) : given_up_(given_up) { check(); }
   void run() { loop.run(); }
 
   EpollLoop loop;
-  Status why;  // it was given up
+  Status why;  // the error of `given_up`, if any
 
  private:
   void check() {
@@ -80,13 +80,13 @@ class Attempts {
     if (!failure_.ok()) return failure_;
     if (left_ > 0 && !waiting_.why.ok()) return waiting_.why;
     if (left_ > 0) {
-      return Status(Code::kTimeout, concat("interrupted with ", left_, " connections to make"));
+      return Status(Code::kTimeout, concat("interrupted with ", left_, " connections missing"));
     }
     return std::move(found_);
   }
 
  private:
-  // Says now and then who has not answered.
+  // Logs now and then which addresses have not answered.
   void remind() {
     waiting_.loop.call_at(reminders_.next(), [this] {
       const Nanos now = monotonic_now();
@@ -122,7 +122,7 @@ class Attempts {
         waiting_.loop.call_after(kPause, [this, i] { begin(i); });
         return;
       }
-      // Of all attempts, not of the last.
+      // The error has the time of all attempts, not only of the last one.
       failure_ = slow ? Status(Code::kTimeout,
                                concat(wanted_[i].address.to_string(), " did not complete the hello "
                                       "in ", in_seconds(monotonic_now() - start_)))
@@ -143,10 +143,10 @@ class Attempts {
   Reminders reminders_{start_, kFirstReminder, start_};
   Waiting waiting_;
   std::vector<GuardedFd> found_;
-  std::vector<std::unique_ptr<Connector>> connectors_;  // end before the loop
+  std::vector<std::unique_ptr<Connector>> connectors_;  // destroyed before the loop
   size_t begun_ = 0;
-  size_t left_ = wanted_.size();  // that are not there
-  std::string last_;             // error, for messages
+  size_t left_ = wanted_.size();  // connections still to be made
+  std::string last_;             // last error, for messages
   Status failure_;
 };
 
@@ -167,7 +167,7 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
       done_(std::move(done)),
       client_(wire::make_client_hello(hello, credentials.job)) {
   if (!fd.ok()) {
-    // Not from the constructor: the owner does not have us yet.
+    // Not reported from the constructor, because the owner does not have this object yet.
     timer_ = loop_.call_after(0, [this, why = fd.status()] {
       timer_ = 0;
       finish(Status(why.code(), concat("cannot connect to ", name_, ": ", why.message())));
@@ -196,7 +196,7 @@ void Connector::on_ready(uint32_t) {
   const bool hello = state_ == State::kHello;
   char* into = hello ? reinterpret_cast<char*>(&server_) : reinterpret_cast<char*>(&verdict_);
   const size_t want = hello ? sizeof(server_) : sizeof(verdict_);
-  // Not a byte more: what follows the verdict belongs to the flow.
+  // Reads no byte more: what follows the verdict belongs to the flow.
   const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
@@ -232,7 +232,7 @@ Status Connector::answered() {
   return {};
 }
 
-// A fresh socket takes these few bytes whole.
+// A fresh socket takes these few bytes at once.
 Status Connector::say(const void* data, size_t bytes) {
   if (::send(fd_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes)) return {};
   return {Code::kPeerLost, concat(name_, " closed the connection in the hello")};

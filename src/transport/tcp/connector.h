@@ -1,4 +1,4 @@
-// The connecting side of the hello: a state machine on a loop, and calls that wait for it.
+// The connecting side of the hello: a state machine on a loop, and calls that wait for that.
 #pragma once
 
 #include <functional>
@@ -13,18 +13,18 @@ namespace herring::transport::tcp {
 
 class Connector : private DescriptorHandler {
  public:
-  // Called once, from the loop: a proven connection, or why there is none. May destroy the
-  // connector.
+  // Called once, from the loop, with a proven connection or the reason why there is none. May
+  // destroy the connector.
   using Done = std::function<void(Result<GuardedFd>)>;
 
-  // `address` is literal, and somebody listens there already: one attempt, bounded by `patience`.
+  // Makes one attempt, bounded by `patience`, at a literal address where a process listens.
   Connector(DescriptorLoop& loop, const Address& address, const std::string& source,
             const wire::Hello& hello, const Credentials& credentials, Nanos patience, Done done);
-  // On a socket that is connected, or on its way, to `name`.
+  // Uses a socket that is connected, or being connected, to `name`.
   Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string name, const wire::Hello& hello,
             const Credentials& credentials, Nanos patience, Done done);
   ~Connector() override;
-  // Whether somebody was there, who may have ended the connection in the hello.
+  // Returns whether a process answered, even if it ended the connection in the hello.
   bool met() const { return state_ != State::kConnecting; }
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
@@ -53,22 +53,23 @@ class Connector : private DescriptorHandler {
 
 inline constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
 
-// Below: for set-up, when nothing else waits. They return by `deadline`, or soon after this thread
-// is interrupted (base/interrupt.h), and try again when a listener ends, or is too busy, meanwhile.
+// The functions below are for set-up, when the thread has nothing else to do. They return by
+// `deadline`, or soon after this thread is interrupted (base/interrupt.h). They try again if a
+// listener ends or is too busy.
 
-// Connects and proves the secret both ways. `address` may be a name, and where nobody listens yet.
+// Connects and proves the secret both ways. `address` may be a name; the listener may start later.
 Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
                                     const wire::Hello& hello, const Credentials& credentials,
                                     Nanos deadline);
 
 struct Wanted {
-  Address address;  // literal; somebody listens there already
+  Address address;  // literal; a process already listens there
   wire::Hello hello;
 };
-// Connections to all of them, in their order, or the first error. At most kConnectingAtOnce are on
-// their way. `first`: where to begin, another one for each worker, so that not all of them fill the
-// queue of one server at a time. `given_up` is asked every kInterruptInterval or sooner; an error
-// of it is returned.
+// Returns connections to all of `wanted`, in that order, or the first error. At most
+// kConnectingAtOnce are being made at a time. `first` is the index to begin with. It should differ
+// between workers, so that they do not all fill the queue of one server at a time. `given_up` is
+// called at least every kInterruptInterval; an error from it is returned.
 inline constexpr size_t kConnectingAtOnce = 64;
 Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
                                            const std::string& source,

@@ -66,7 +66,7 @@ bool TcpFlow::end_writing() { return shutdown(number_, SHUT_WR) == 0; }
 
 void TcpFlow::shut(bool drop) {
   if (drop) {
-    // Or the system would go on sending lent pages, whatever is in them by then.
+    // Otherwise the system would go on sending lent pages, whatever they contain by then.
     const linger at_once{1, 0};
     setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
@@ -83,7 +83,7 @@ PathInfo TcpFlow::path_info() const {
   path.spurious = info.tcpi_dsack_dups;
   path.rtt = static_cast<Nanos>(info.tcpi_rtt) * kMicrosecond;
   path.min_rtt = static_cast<Nanos>(info.tcpi_min_rtt) * kMicrosecond;
-  // Where the own link is down nothing is on its way: what should be waits behind it.
+  // If the local link is down, no packet is on its way, but unsent bytes wait for the link.
   path.unacknowledged = info.tcpi_unacked + (info.tcpi_notsent_bytes > 0 ? 1 : 0);
   path.acknowledged_ago = static_cast<Nanos>(info.tcpi_last_ack_recv) * kMillisecond;
   return path;

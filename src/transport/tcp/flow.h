@@ -11,7 +11,7 @@ namespace herring::transport::tcp {
 
 class TcpFlow final : public StreamFlow, private DescriptorHandler {
  public:
-  // `fd`: a connected, proven, non-blocking socket.
+  // `fd` must be a connected, proven, non-blocking socket.
   TcpFlow(DescriptorLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer);
   ~TcpFlow() override;
 

@@ -18,7 +18,7 @@ constexpr Nanos kStarved = kSecond;
 
 }  // namespace
 
-// One connection that has not proven itself yet.
+// A connection that has not proved itself yet.
 class Acceptor::Pending : public DescriptorHandler {
  public:
   Pending(Acceptor& owner, GuardedFd fd, Address peer)
@@ -36,7 +36,7 @@ class Acceptor::Pending : public DescriptorHandler {
     if (timer_ != 0) owner_.loop_.cancel(timer_);
   }
 
-  // Until when it keeps its place although others want one.
+  // Returns until when the connection keeps its place although others want one.
   Nanos kept_until() const {
     return since_ + (proving_ ? owner_.limits_.fair : owner_.limits_.silent);
   }
@@ -50,7 +50,7 @@ class Acceptor::Pending : public DescriptorHandler {
       return owner_.forget(number_);
     }
     have_ += n;
-    // A stranger who does not even know the magic gets no answer, and no more time.
+    // A stranger who does not even know the magic gets no answer and no more time.
     if (!proving_ && !wire::may_begin_hello(&client_, have_)) return owner_.forget(number_);
     if (have_ < want) return;
     have_ = 0;
@@ -88,7 +88,7 @@ class Acceptor::Pending : public DescriptorHandler {
     owner.accepted_(std::move(fd), hello, peer);
   }
 
-  // A fresh socket takes these few bytes whole.
+  // A fresh socket takes these few bytes at once.
   bool say(const void* data, size_t bytes) {
     return ::send(fd_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
   }
@@ -137,7 +137,7 @@ void Acceptor::on_ready(uint32_t) {
     if (!fd.valid()) {
       const int error = errno;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        const Nanos wait = drop_one();  // its descriptor is for the next one
+        const Nanos wait = drop_one();  // frees a descriptor for the next one
         if (wait == 0) continue;
         starve(error, std::min(wait, kNoDescriptor));
       }
@@ -151,8 +151,8 @@ void Acceptor::on_ready(uint32_t) {
   }
 }
 
-// Silent strangers cannot exhaust us, nor keep members out for long; and many members at once do
-// not drive each other out: who comes later waits in the system's queue.
+// Silent strangers cannot exhaust this process, nor keep members out for long. Many members at once
+// do not drive each other out: later ones wait in the system's queue.
 bool Acceptor::make_room() {
   if (pending_.size() < limits_.pending) return true;
   const Nanos wait = drop_one();
@@ -160,8 +160,8 @@ bool Acceptor::make_room() {
   return wait == 0;
 }
 
-// Takes a place from whoever has had it for longest beyond what everybody gets. If nobody has, it
-// returns how long it takes until somebody will.
+// Drops the connection that has exceeded its time by most. If none has, returns the time until one
+// will have.
 Nanos Acceptor::drop_one() {
   for (;;) {
     if (pending_.empty()) return kNoDescriptor;
@@ -195,7 +195,7 @@ void Acceptor::starve(int error, Nanos wait) {
   }
 }
 
-// The waiting connection would wake the loop again and again.
+// Stops watching the listener: the waiting connection would wake the loop again and again.
 void Acceptor::pause(Nanos time) {
   loop_.remove(listener_.get());
   pause_ = loop_.call_after(time, [this] { resume(); });
@@ -213,7 +213,7 @@ void Acceptor::forget(int fd) {
 }
 
 void Acceptor::refused(const Address& peer, const std::string& why) {
-  constexpr uint64_t kLogged = 20;  // strangers do not fill the log
+  constexpr uint64_t kLogged = 20;  // so that strangers do not fill the log
   log(refusals_++ < kLogged ? LogLevel::kWarning : LogLevel::kDebug, "refused ", peer.to_string(),
       ": ", why);
   if (refused_) refused_(peer, why);

@@ -1,5 +1,5 @@
-// The accepting side of the hello of wire/hello.h over TCP sockets: a stranger who connects and
-// says nothing must cost nothing but one descriptor for a few seconds. The other side: connector.h.
+// The accepting side of the hello of wire/hello.h over TCP sockets. A stranger who connects and
+// says nothing must cost no more than a descriptor for a few seconds. The other side: connector.h.
 #pragma once
 
 #include <functional>
@@ -14,20 +14,21 @@
 
 namespace herring::transport::tcp {
 
-// Accepts connections on a listening socket and hands over those that proved themselves.
+// Accepts connections on a listening socket and hands over those that have proved themselves.
 class Acceptor : public DescriptorHandler {
  public:
   using Admit = Transport::Admit;
   using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
 
-  // What strangers may take: connections that have not proven themselves, and time to do so.
+  // Limits for strangers: the number of connections that are not proved yet, and their time.
   struct Limits {
     size_t pending = 256;
     Nanos patience = 10 * kSecond;
-    // What everybody gets, also when more want a place: a member speaks as soon as it is connected,
-    // and answers after a round trip. One that was dropped because it is slow comes again.
-    Nanos fair = kSecond;               // who has said a hello of this job
-    Nanos silent = 100 * kMillisecond;  // who has not
+    // The least time that every connection gets, even if more connections want a place. A member
+    // speaks as soon as it is connected, and answers after a round trip. A slow one that is dropped
+    // comes again.
+    Nanos fair = kSecond;               // after a hello of this job
+    Nanos silent = 100 * kMillisecond;  // before such a hello
   };
 
   Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
@@ -38,11 +39,11 @@ class Acceptor : public DescriptorHandler {
                  std::move(accepted), Limits()) {}
   ~Acceptor() override;
 
-  // Told about everybody who did not get in although they spoke the protocol.
+  // Called for every peer that spoke the protocol, but whose hello or proof was refused.
   using Refused = std::function<void(const Address& peer, const std::string& why)>;
   void on_refused(Refused refused) { refused_ = std::move(refused); }
 
-  // Told, again and again, when descriptors have run out and nobody was let in for a second.
+  // Called repeatedly if descriptors have run out and nobody was accepted for a second.
   using Starved = std::function<void(const Status& why)>;
   void on_starved(Starved starved) { starved_ = std::move(starved); }
 
@@ -70,10 +71,10 @@ class Acceptor : public DescriptorHandler {
   Accepted accepted_;
   Refused refused_;
   Starved starved_;
-  Nanos starved_since_ = 0;  // 0: it is not
+  Nanos starved_since_ = 0;  // 0: there are descriptors
   uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;
-  EventLoop::TimerId pause_ = 0;  // while there is no room, or no descriptor, for a stranger
+  EventLoop::TimerId pause_ = 0;  // set while there is no place or no descriptor for a stranger
 };
 
 }  // namespace herring::transport::tcp

@@ -41,7 +41,7 @@ Result<AddrinfoPtr> resolve(const Address& address, bool passive) {
   const std::string port = std::to_string(address.port);
   const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list);
   if (error != 0) {
-    // A name server that does not answer may do so later; a name that does not exist is wrong.
+    // A name server that does not answer now may do so later; a name that does not exist is wrong.
     return Status(error == EAI_AGAIN ? Code::kPeerLost : Code::kConfiguration,
                   concat("cannot resolve '", address.host, "': ", gai_strerror(error)));
   }
@@ -50,7 +50,7 @@ Result<AddrinfoPtr> resolve(const Address& address, bool passive) {
 
 Address from_sockaddr(const sockaddr_storage& from, socklen_t length) {
   sockaddr_storage storage = from;
-  // An IPv4 peer of an IPv6 listener is shown, and reached, by its IPv4 address.
+  // An IPv4 peer of an IPv6 listener is shown, and can be reached, by its IPv4 address.
   if (const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&from);
       from.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
     sockaddr_in v4{};
@@ -68,7 +68,7 @@ Address from_sockaddr(const sockaddr_storage& from, socklen_t length) {
   return {host, static_cast<uint16_t>(std::stoi(port))};
 }
 
-// A socket on its way to an address; kPeerLost when it may be worth trying again.
+// Returns a socket that is being connected, or kPeerLost if another attempt may succeed.
 Result<GuardedFd> start_connecting(const addrinfo& info, const std::string& source) {
   GuardedFd fd = GuardedFd::open([&] {
     return socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol);
@@ -93,7 +93,7 @@ Result<GuardedFd> start_connecting(const addrinfo& info, const std::string& sour
   return fd;
 }
 
-// One attempt; kTimeout when the time is up, kPeerLost when it may be worth trying again.
+// Makes one attempt. Returns kTimeout if the time is up, and kPeerLost if another may succeed.
 Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, Nanos deadline) {
   auto started = start_connecting(info, source);
   if (!started.ok()) return started.status();
@@ -106,8 +106,8 @@ Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, 
   return fd;
 }
 
-// An interface that is no hardware says what somebody has made up (a container's veth: 10 Gbit/s),
-// unless it stands for hardware.
+// A virtual interface reports a made-up rate (a container's veth: 10 Gbit/s), so the rate counts
+// only for hardware and for interfaces that stand for hardware.
 uint64_t rate_of_interface(const std::string& name) {
   const std::filesystem::path folder = "/sys/class/net/" + name;
   std::error_code ignored;
@@ -121,11 +121,11 @@ uint64_t rate_of_interface(const std::string& name) {
 
 std::atomic<PortRange> g_listening_ports{PortRange{}};
 
-// `error`: why not, if the system refused; 0: the address means nothing.
+// Sets `error` to the reason if the system refused. It stays 0 if the address has no meaning.
 Result<GuardedFd> try_to_listen(const Address& address, int backlog, int& error) {
   auto info = resolve(address, true);
   if (!info.ok()) return info.status();
-  // A name may stand for several addresses ("localhost" for ::1 too, where there is no IPv6).
+  // A name may stand for several addresses: "localhost" also for ::1, even on hosts without IPv6.
   for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
     GuardedFd fd = GuardedFd::open([&] {
       return socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -148,7 +148,7 @@ Status finish_connecting(int fd) {
   socklen_t length = sizeof(error);
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   if (error != 0) return {Code::kPeerLost, strerror(error)};
-  // Trying a local port where nobody listens may one day meet itself (simultaneous open).
+  // A socket that tries an unused local port may connect to itself (simultaneous open).
   auto here = local_address(fd);
   auto there = peer_address(fd);
   if (!there.ok() || (here.ok() && here->host == there->host && here->port == there->port)) {
@@ -169,7 +169,7 @@ Status make_flow_socket(int fd) {
 }
 
 Status want_descriptors(size_t connections, size_t least) {
-  constexpr size_t kOthers = 1024, kFewOthers = 64;  // what else a process has open
+  constexpr size_t kOthers = 1024, kFewOthers = 64;  // other descriptors of a process
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
   const rlim_t wanted = connections + kOthers;
@@ -180,7 +180,7 @@ Status want_descriptors(size_t connections, size_t least) {
   }
   if (limit.rlim_cur >= least + kFewOthers) return {};
   return {Code::kConfiguration,
-          concat(least, " connections take more open files than this process may have, ",
+          concat(least, " connections need more open files than this process's limit of ",
                  limit.rlim_cur, "; raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, "
                  "--ulimit nofile= of containers) to ", wanted)};
 }
@@ -191,7 +191,7 @@ void repeat_steadily(int fd) {
 }
 
 void repeat_soon(int fd) {
-  constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US, which older headers do not have
+  constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US, which older headers lack
   tcp_info info{};
   socklen_t length = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
@@ -202,7 +202,7 @@ void repeat_soon(int fd) {
 
 void avoid_bbr(int fd) {
   constexpr std::string_view kInstead = "cubic";
-  char name[16] = {};  // as long as the system's names can be
+  char name[16] = {};  // the longest name in the system
   socklen_t length = sizeof(name) - 1;
   if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) return;
   if (std::string_view(name) != "bbr") return;
@@ -217,7 +217,7 @@ Result<GuardedFd> listen_on(const Address& address, int backlog) {
     int error = 0;
     auto fd = try_to_listen(address, backlog, error);
     if (fd.ok() || error == 0) return fd;
-    const char* hint = error == EADDRINUSE ? "; choose another port or end the process that has it"
+    const char* hint = error == EADDRINUSE ? "; choose another port or end the process that uses it"
                        : error == EADDRNOTAVAIL ? "; this host has no such address" : "";
     return Status(Code::kConfiguration, concat("cannot listen on ", address.to_string(), ": ",
                                                strerror(error), hint));
@@ -234,8 +234,8 @@ Result<GuardedFd> listen_on(const Address& address, int backlog) {
   return Status(Code::kConfiguration,
                 concat("HERRING_PORTS=", range.to_string(), " is used up: none of its ",
                        range.last - range.first + 1, " ports is free on ", address.host,
-                       "; a host needs one for each of its workers and servers, and three "
-                       "more for rank 0: give it a wider range, or end what listens there"));
+                       "; a host needs one port for each worker and server, and three "
+                       "more for rank 0; use a wider range, or end what listens there"));
 }
 
 Result<GuardedFd> adopt_listener(int fd) {
@@ -284,7 +284,7 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
     bool usable = !info.ok();
     for (const addrinfo* one = info.ok() ? info->get() : nullptr; one != nullptr;
          one = one->ai_next) {
-      // Bounded, so that a name whose first address leads nowhere is tried at the next.
+      // Bounded, so that the next address of a name is tried if the first leads nowhere.
       auto fd = connect_once(*one, source, std::min(deadline, monotonic_now() + kAttempt));
       if (fd.ok()) return fd;
       if (fd.status().code() == Code::kConfiguration) return fd.status();
@@ -342,7 +342,7 @@ Result<std::string> interface_address(const std::string& name) {
   for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
   return Status(Code::kConfiguration,
                 concat("HERRING_INTERFACE is '", name, "', which is neither an address nor an "
-                       "interface with one; this host has ", all));
+                       "interface that has one; this host has ", all));
 }
 
 uint64_t link_rate(const std::string& address) {

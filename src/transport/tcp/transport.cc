@@ -17,8 +17,8 @@ namespace herring::transport::tcp {
 namespace {
 
 constexpr int kBacklog = 1024;
-// What the system takes of a schedule's step beyond what is on its way: what waits in the socket of
-// one flow would leave together with what goes to others later.
+// The most unsent bytes of a schedule's step that the system takes. What waits in the socket of one
+// flow would leave later, together with what goes to other workers.
 constexpr int kMostUnsent = 128 << 10;
 
 class TcpConnection final : public Connection {
@@ -29,15 +29,15 @@ class TcpConnection final : public Connection {
     repeat_soon(fd_.get());
     switch (traffic) {
       case Traffic::kCredit:
-        // Credit keeps less outstanding than a path could hold, by which BBR takes it to be slower
-        // than it is: 125 MB over paths of 5 ms took 1.10 of the limit with it, 1.02 with cubic;
-        // where packets are lost, both the same.
+        // Credit keeps fewer bytes outstanding than a path could hold, so BBR takes the path to be
+        // slower than it is. 125 MB over paths of 5 ms took 1.10 times the limit with BBR and 1.02
+        // times with cubic; with packet loss, both were the same.
         avoid_bbr(fd_.get());
         break;
       case Traffic::kSchedule:
         setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
-        // A schedule's flow rests for whole steps, and shares the link with its neighbours where
-        // one step meets the next: with BBR, a butterfly's steps were measured not to fill it.
+        // A schedule's flow pauses for whole steps, and shares the link with its neighbours when
+        // one step meets the next. With BBR, measured steps of a butterfly did not fill the link.
         avoid_bbr(fd_.get());
         break;
       case Traffic::kControl: repeat_steadily(fd_.get()); break;
@@ -97,14 +97,14 @@ class TcpConnecting final : public Connecting {
   }
 
   void done(Result<GuardedFd> fd) {
-    // A busy door may drop a member that is slow to speak.
+    // A busy listener may drop a member that is slow to speak.
     const bool dropped = !fd.ok() && fd.status().code() == Code::kPeerLost && connector_->met();
     if (dropped && loop_.now() < deadline_) {
       again_ = loop_.call_after(kPause, [this] { begin(); });
       return;
     }
     const auto then = std::move(connected_);
-    if (!fd.ok()) return then(fd.status());  // it may destroy this
+    if (!fd.ok()) return then(fd.status());  // may destroy this
     then(make_connection(std::move(*fd), address_.to_string()));
   }
 

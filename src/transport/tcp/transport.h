@@ -1,4 +1,4 @@
-// Flows over TCP connections of the system's, on epoll loops.
+// Flows over TCP connections of the system, on epoll loops.
 #pragma once
 
 #include <memory>
@@ -21,10 +21,10 @@ class TcpTransport final : public Transport {
                                       Connected connected) override;
 };
 
-// The one of this process; it has no state.
+// Returns the instance of this process, which has no state.
 TcpTransport& transport();
 
-// A connected, proven, non-blocking socket; `peer` names the other side in messages.
+// `fd` must be a connected, proven, non-blocking socket; `peer` names the other side in messages.
 std::unique_ptr<Connection> make_connection(GuardedFd fd, std::string peer);
 
 }  // namespace herring::transport::tcp
