@@ -36,7 +36,7 @@ void Gathering::start() {
   loop_.call_at(reminders_.next(), [this] { warn(); });
 }
 
-// ---- who comes ----
+// ---- registration ----
 
 Status Gathering::on_register(Peer& peer, std::string_view payload) {
   if (peer.kind != Peer::Kind::kUnknown) return nonsense("a second registration");
@@ -129,7 +129,7 @@ void Gathering::on_declined(Peer& peer, const Status& why) {
   }
 }
 
-// ---- how long they wait ----
+// ---- deadlines and reminders ----
 
 // A member waits for the others only for a limited time. The message that lists who is missing must
 // come before the member gives up by itself.
@@ -174,7 +174,7 @@ std::string Gathering::describe_missing() const {
                 list_numbers({missing_nodes_.begin(), missing_nodes_.end()}));
 }
 
-// ---- what follows ----
+// ---- assembling the job ----
 
 std::vector<RegisteredWorker> Gathering::workers() const {
   std::vector<RegisteredWorker> all;
@@ -278,7 +278,7 @@ void Gathering::send_cluster(FrameType type, Gets gets) {
   }
 }
 
-// ---- what keeps the job from forming ----
+// ---- failures ----
 
 std::string Gathering::describe(const Peer& peer) const {
   const std::string who =

@@ -228,7 +228,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     loop_.call_after(period, [this] { check_silence(); });
   }
 
-  // ---- the end ----
+  // ---- stopping ----
 
   bool somebody_stays() const {
     return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {

@@ -23,7 +23,7 @@ struct RendezvousOptions : Timings {
 class Rendezvous {
  public:
   static Result<std::unique_ptr<Rendezvous>> start(GuardedFd listener, RendezvousOptions options);
-  ~Rendezvous();  // stop()
+  ~Rendezvous();  // calls stop()
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 

@@ -34,7 +34,7 @@ enum class FrameType : uint8_t {
   kJoin,         // worker -> owner: contributions are ready; small ones ride along
   kRound,        // owner -> worker: a round has closed; a small result rides along
   kReceived,     // worker -> owner: it has the result of a round
-  kCommit,       // owner -> worker: the round counts
+  kCommit,       // owner -> worker: the round is committed
   // Groups.
   kGroup,        // worker -> server: who is in a group that it belongs to; answered by kReply
   kLeaveGroup,   // worker -> server: it calls nothing more in this group

@@ -37,7 +37,7 @@ bool get_enum(ByteReader& in, Enum& value, int count) {
   return in.ok() && raw < count;
 }
 
-// The fields of a collective, each by its type.
+// These functions write and read the fields of a collective, by type.
 void put_field(ByteWriter& out, Algorithm value) { out.put(value); }
 void put_field(ByteWriter& out, uint32_t value) { out.put(value); }
 void put_field(ByteWriter& out, uint64_t value) { out.put(value); }
