@@ -41,7 +41,7 @@ void Gathering::start() {
 Status Gathering::on_register(Peer& peer, std::string_view payload) {
   if (peer.kind != Peer::Kind::kUnknown) return nonsense("a second registration");
   auto decoded = decode_registration(payload);
-  if (!decoded.ok()) return nonsense(concat("a ", decoded.status().message()));
+  if (!decoded.ok()) return decoded.status();
   peer.pid = decoded->pid;
   auto* worker = std::get_if<WorkerRegistration>(&decoded->what);
   if (state_ == State::kFailed) {

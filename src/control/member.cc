@@ -233,7 +233,7 @@ class Member::Impl final : public Channel::Owner {
         } else if (flags == kFlagEnd) {
           report_end();
         } else if (flags == kFlagStop) {
-          rendezvous_ended(concat("has left the job (shutdown)"), true);
+          rendezvous_ended("has left the job (shutdown)", true);
           channel_->close();
         }
         return {};

@@ -2,12 +2,13 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "base/settings.h"
+#include "partial/round_owner.h"
 #include "wire/malformed.h"
 
 namespace herring::wire {
 namespace {
 
-constexpr uint32_t kMaxRanks = 1 << 20;
 constexpr size_t kContributorBytes = 4 + 8 + 4 + 1 + 8;
 constexpr size_t kLostBytes = 4 + 8 + 8;
 
@@ -57,7 +58,7 @@ Result<Enlist> decode_enlist(std::string_view text) {
   e.timeout_ms = in.get<uint32_t>();
   e.warn_ms = in.get<uint32_t>();
   e.name = in.text(kMaxName);
-  if (!in.done() || e.elements > (uint64_t{1} << 48) || e.staleness > (1u << 20)) {
+  if (!in.done() || e.elements > (uint64_t{1} << 48) || e.staleness > partial::kMaxStaleness) {
     return malformed("enlist");
   }
   return e;
