@@ -9,7 +9,7 @@ namespace herring::worker {
 namespace {
 
 constexpr const char* kHint =
-    "a kernel that was queued before it does not end, or waits for another rank";
+    "a kernel queued before the call has not finished, or waits for another rank";
 
 }  // namespace
 
@@ -45,16 +45,16 @@ void Arrivals::check_deadlines(Nanos now) {
     } else if (!warned && waited > engine_.warn_ms() * kMillisecond) {
       warned = true;
       log(LogLevel::kWarning, NamedOperations::title(*operation), ": GPU ",
-          operation->copier()->device().index(), " has not come to it in ", in_seconds(waited),
-          ": ", kHint);
+          operation->copier()->device().index(), " has not reached the call after ",
+          in_seconds(waited), ": ", kHint);
     }
   }
   for (const auto& operation : overdue) {
     expected_.erase(operation);
     const std::string why =
-        concat("GPU ", operation->copier()->device().index(), " has not come to it in ",
+        concat("GPU ", operation->copier()->device().index(), " has not reached the call after ",
                in_seconds(now - operation->started_), ": ", kHint,
-               ". Look at what was launched before the call, or give it a longer timeout");
+               ". Check the kernels launched before the call, or pass a longer timeout");
     refuse(*operation, why,
            {Code::kTimeout, concat(NamedOperations::title(*operation), ": ", why)});
   }
@@ -86,8 +86,8 @@ void Arrivals::held_up(Nanos now, Nanos since, std::vector<std::string>& out) co
     const Nanos waits = operation->waits_since(now);
     if (waits == 0 || waits >= since) continue;
     out.push_back(concat(wire::name_of(operation->call_.what), " ",
-                         NamedOperations::title(*operation), ", to which GPU ",
-                         operation->copier()->device().index(), " has not come"));
+                         NamedOperations::title(*operation), ", which GPU ",
+                         operation->copier()->device().index(), " has not reached"));
   }
 }
 

@@ -1,6 +1,6 @@
-// Calls whose arrays are still on their way out of a device, which comes to them when all is
-// through that is queued before them. So long nothing of them is announced, and no server keeps
-// their deadline: this does. Engine thread only.
+// Calls whose arrays a device has not copied to the host yet. The device starts these copies when
+// all work queued before them is done. Until then the call is not announced and no server watches
+// its deadline, so this class does. Engine thread only.
 #pragma once
 
 #include <map>
@@ -18,28 +18,28 @@ class Arrivals {
  public:
   Arrivals(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
-  // Its copies out are queued, and may have come already.
+  // Registers an operation whose copies to the host are queued. They may already have arrived.
   void expect(const std::shared_ptr<Operation>& operation);
-  // They have come, and it starts, or never will: then the other ranks hear why. What was given up
-  // meanwhile stays so.
+  // Handles the end of the copies. If they succeeded, the operation starts; if not, the other ranks
+  // are told why. An operation that was given up in the meantime does not start.
   void come(const std::shared_ptr<Operation>& operation, const Status& out);
 
-  // Warns of a device that does not come; refuses the call on all ranks when its time is up.
+  // Warns if a device does not reach a call. Refuses the call on all ranks when its time is up.
   void check_deadlines(Nanos now);
   bool any(const Group& group) const;
-  // Nothing of the group, or of all groups, will start.
+  // The operations of the group, or of all groups, will not start.
   void call_off(const Group& group, const Status& why);
   void fail_all(const Status& why);
   // See NamedOperations::held_up.
   void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
  private:
-  // On all ranks; here it ends with `told`.
+  // Refuses the call on all ranks; on this one it ends with the status `told`.
   void refuse(Operation& operation, const std::string& why, const Status& told);
 
   EngineCore& engine_;
   NamedOperations& named_;
-  std::map<std::shared_ptr<Operation>, bool> expected_;  // true: has been warned of
+  std::map<std::shared_ptr<Operation>, bool> expected_;  // value: a warning was logged
 };
 
 }  // namespace herring::worker

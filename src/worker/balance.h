@@ -1,6 +1,6 @@
-// Where servers have different loads, the light ones would be done before the heavy ones, and links
-// idle at the end: so no link gets more than a few frames ahead of another. Of one stream. Pure;
-// every call takes O(log links).
+// Keeps the links of one stream in step where servers have different loads. Otherwise the lightly
+// loaded servers would finish first and their links would idle at the end. So no link gets more
+// than a few frames ahead of another. Pure; every call takes O(log links).
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,20 @@
 
 namespace herring::worker {
 
-// A position counts transfers of the stream, the one that is being pushed with the share of it that
-// was. The link that is behind all others is never held, and every worker goes through a stream in
-// the same order: no two can wait for each other.
+// A position counts the transfers of the stream. The transfer that is being pushed counts with the
+// share of it that was pushed. The link furthest behind is never held, and every worker processes a
+// stream in the same order. Therefore no two workers can wait for each other.
 class Balance {
  public:
-  // The link has something to push, from there on. It is no longer held.
+  // Records that the link has something to push, starting at `position`. The link is no longer
+  // held.
   void set(uint32_t link, double position);
-  // It has nothing to push any more.
+  // Records that the link has nothing left to push.
   void remove(uint32_t link);
-  // Whether the link is more than `allowed` ahead of the one that is furthest behind. If it is, it
-  // waits until release() names it.
+  // Returns whether the link is more than `allowed` ahead of the one furthest behind. If so, the
+  // link waits until release() returns it.
   bool hold(uint32_t link, double allowed);
-  // A link that waited and need not any more, if there is one.
+  // Returns a link that was held and no longer needs to be, if there is one.
   std::optional<uint32_t> release();
   bool empty() const { return positions_.empty(); }
 
@@ -36,7 +37,7 @@ class Balance {
 
   std::vector<State> links_;
   std::set<std::pair<double, uint32_t>> positions_;
-  std::set<std::pair<double, uint32_t>> held_;  // by where the last one must be to release them
+  std::set<std::pair<double, uint32_t>> held_;  // by the position that releases them
 };
 
 }  // namespace herring::worker

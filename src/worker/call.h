@@ -1,4 +1,4 @@
-// A named operation as its caller gives it.
+// A named operation as its caller submits it.
 #pragma once
 
 #include <memory>
@@ -12,36 +12,36 @@
 
 namespace herring::worker {
 
-// One array of a call, in this process' memory or on a device.
+// One array of a call, in the memory of this process or on a device.
 struct Buffer {
   wire::Array array;
   const char* send = nullptr;
-  // Where the result goes. Of a list: null, it is taken later. Else all-reduce, broadcast and
-  // receive write to the array itself, and others apart from it, if the result has
-  // `receive_bytes` bytes.
+  // Where the result goes. In a list, null means that the caller takes it later. For all-reduce,
+  // broadcast and receive this is the array itself. For other operations it is separate memory,
+  // used if the result has exactly `receive_bytes` bytes.
   char* receive = nullptr;
   size_t receive_bytes = 0;
-  // Of a call on a device: where the array lies there, and where its result goes.
+  // In a call on a device: the address of the array there, which is also where its result goes.
   device::Address on_device = 0;
 };
 
 struct Call {
-  std::shared_ptr<Group> group;  // null: all ranks. Ranks in `what` are those inside it.
+  std::shared_ptr<Group> group;  // null means all ranks. Ranks in `what` are indices in the group.
   std::string name;
   wire::Collective what;
-  std::vector<Buffer> buffers;   // one, or none; of a list any number
-  // Its arrays are copied when it is submitted, move together, and have their results all at once
-  // or not at all. Of AllReduce, Broadcast, AllGather, and ReduceScatter with even rows.
+  std::vector<Buffer> buffers;   // at most one, except in a list
+  // The arrays are copied when the call is submitted, move together, and succeed or fail together.
+  // Allowed for AllReduce, Broadcast, AllGather, and ReduceScatter with even rows.
   bool list = false;
-  // What ranks must give alike beside what their arrays show, in words. Of a list it takes the
-  // place of its arrays' description, unless it is empty.
+  // A text that must be equal on all ranks, in addition to what their arrays show. In a list, a
+  // non-empty text replaces the description of the arrays.
   std::string agreement;
-  double timeout = 0;            // seconds; 0: the setting
-  // Not null: the arrays lie on this device, and what makes them is queued in these streams. Of
-  // AllReduce and Broadcast.
+  double timeout = 0;            // seconds; 0 means the setting
+  // If not null, the arrays lie on this device, and the work that produces them is queued in
+  // `streams`. Allowed for AllReduce and Broadcast.
   std::shared_ptr<device::Copier> copier;
   std::vector<device::Stream> streams;
-  // Of an AllReduce of one array by messages between workers: the device takes the sums.
+  // The device does the sums. Only for AllReduce of one array by messages between workers.
   bool device_sums = false;
 };
 

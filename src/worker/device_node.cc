@@ -18,7 +18,8 @@ constexpr size_t kMostArenas = 10;       // one for each dtype
 constexpr size_t kScratchAlignment = 256;
 constexpr size_t kCommandBytes = sizeof(device::Command);
 
-// Of other memory a copy in may wait on the host for what is queued before it: for other ranks.
+// If memory is not pinned, a copy to the device may wait on the host for work that is queued before
+// it, and so for other ranks.
 Status not_pinned() { return {Code::kConfiguration, "memory for copies cannot be pinned"}; }
 
 }  // namespace
@@ -27,7 +28,7 @@ const char* name_of(DeviceNode::Level level) {
   return level == DeviceNode::kHost ? "host" : level == DeviceNode::kStaged ? "staged" : "ipc";
 }
 
-// What a rank tells of its GPU, in the first round; in the second what it can reach.
+// What a rank tells about its GPU: in the first round its memory, in the second what it can reach.
 struct DeviceNode::Card {
   uint32_t magic = 0;
   uint32_t level = kHost;
@@ -42,7 +43,7 @@ struct DeviceNode::Card {
   }
 };
 
-// One buffer's.
+// The adder of one buffer.
 class DeviceNode::Adder : public SliceAdder {
  public:
   Adder(device::Flag flag, std::shared_ptr<device::Command> command)
@@ -54,7 +55,7 @@ class DeviceNode::Adder : public SliceAdder {
     through_.store(false);
     flag.set(value);
   }
-  // Kernels that wait behind it may run then, and read this first.
+  // Kernels that wait behind the flag may run then; they read `stop` first.
   void stop() override {
     std::atomic_ref(command->stop).store(1);
     flag.set(value);
@@ -109,11 +110,11 @@ Status DeviceNode::usable() const {
   const PlannedOptions& options = planned_->options();
   if (planned_->node_stage() == "host") return {Code::kConfiguration, "node_stage is host"};
   if (places() > device::kMostSources) {
-    return {Code::kConfiguration, concat("a node of ", places(), " ranks; GPUs add for up to ",
+    return {Code::kConfiguration, concat("the node has ", places(), " ranks; GPUs add for up to ",
                                          device::kMostSources)};
   }
   if (options.narrow && !one_node()) {
-    return {Code::kConfiguration, "what travels between nodes has another dtype"};
+    return {Code::kConfiguration, "data between nodes has another dtype"};
   }
   if (arenas_.size() > kMostArenas) return {Code::kConfiguration, "too many dtypes"};
   return {};
@@ -168,7 +169,7 @@ void DeviceNode::prepare(uint32_t round) {
     const std::string& wanted = planned_->node_stage();
     if (wanted == "auto" || wanted == name_of(level_)) return;
     log(LogLevel::kWarning, "'", planned_->options().name, "': HERRING_NODE_STAGE is ", wanted,
-        ", which this node cannot have; it is ", name_of(level_),
+        ", which is not available on this node; using ", name_of(level_),
         " (HERRING_LOG_LEVEL=info says why)");
   }
 }
@@ -198,7 +199,7 @@ Status DeviceNode::load_kernels() {
     auto kernel = device::ready_kernel(copier_, arena.dtype, planned_->options().op);
     if (!kernel.ok()) return kernel.status();
     if (*kernel == 0) {
-      return {Code::kConfiguration, "kernels cannot be loaded while other plans are averaged"};
+      return {Code::kConfiguration, "kernels cannot be loaded while other plans are in a round"};
     }
     kernels_.push_back(*kernel);
   }
@@ -253,7 +254,7 @@ size_t DeviceNode::largest_slice() const {
   return (largest + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
 
-// Commands, and behind them neighbours' parts of a slice.
+// Allocates memory for commands, followed by the neighbours' parts of a slice.
 Status DeviceNode::take_scratch() {
   parts_scratch_ = plan().buffers.size() * kCommandBytes;
   parts_scratch_ += kScratchAlignment - parts_scratch_ % kScratchAlignment;
@@ -329,7 +330,7 @@ std::vector<plan::Range> DeviceNode::to_copy_out(size_t gradient, uint32_t arena
   return all;
 }
 
-// The sum takes the place of this rank's slice in its own arena.
+// The sum overwrites this rank's slice in its own arena.
 device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   const plan::Buffer& one = plan().buffers[buffer];
   const plan::Range slice = planned_->slice(buffer, own_place());
@@ -337,8 +338,8 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   const DType dtype = plan().arenas[one.arena].dtype;
   device::Copier::Sum sum;
   device::Combination& what = sum.what;
-  // Blocks that read the same word of the host's memory do so one after the other, which takes a
-  // millisecond; so the command is copied for them.
+  // Blocks of a kernel that read the same word of host memory do so one after the other, which
+  // takes a millisecond. Therefore the command is copied to the device.
   what.command = scratch_ + buffer * kCommandBytes;
   sum.in.push_back({what.command, reinterpret_cast<char*>(adders_[buffer]->command.get()),
                     kCommandBytes});

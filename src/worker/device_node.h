@@ -1,13 +1,14 @@
-// What the GPUs of a node's ranks do together for one plan: each combines its slice of every fusion
-// buffer, and takes the others' results from where they are (paper, III-B, steps 1, 2 and 5).
+// The work that the GPUs of a node's ranks do together for one plan. Each GPU combines its slice of
+// every fusion buffer. It then takes the other slices' results from where they are (paper, III-B,
+// steps 1, 2 and 5).
 //
-//   kHost     the ranks' processors do it, in host memory
-//   kStaged   a GPU does it: copy engines bring it what its neighbours' copy engines have put into
-//             pinned host memory, and its slice back there
+//   kHost     the processors of the ranks combine, in host memory
+//   kStaged   a GPU combines: copy engines bring it what its neighbours' copy engines have put into
+//             pinned host memory, and copy its slice back there
 //   kIpc      a GPU reads and writes the memory of its neighbours' GPUs
 //
-// In the first two rounds processors do it, and the ranks tell each other, on cards, what they have
-// and what they can reach. So all of them change over in the same round, and nobody asks anybody.
+// In the first two rounds, the processors combine. Meanwhile the ranks exchange cards that say what
+// each of them has and can reach. So all ranks change over in the same round without negotiation.
 #pragma once
 
 #include <cstdint>
@@ -27,33 +28,34 @@ class DeviceNode final : public PlannedDevices {
   explicit DeviceNode(device::Copier& copier) : copier_(copier), device_(copier.device()) {}
   ~DeviceNode() override;
 
-  // What follows is called by threads that may call the device's driver, one at a time.
+  // The following calls come from threads that may call the device's driver, one call at a time.
 
-  // `planned`: made with this; it and the copier outlive all calls but the destructor, which may
-  // run on the engine's thread. `arenas`: on the device.
+  // `planned` must have been created with this object. It and the copier must outlive all calls
+  // except the destructor, which may run on the engine's thread. `arenas`: addresses on the device.
   void attach(const Planned& planned, std::vector<device::Address> arenas);
-  // Before round `round` begins; the one before it has succeeded.
+  // Prepares round `round`, which has not begun. The round before it must have succeeded.
   void prepare(uint32_t round);
   Level level() const { return level_; }
 
-  // What of gradient bytes [range) of an arena the neighbours need in host memory.
+  // Returns which parts of the gradient bytes [range) of an arena the neighbours need in host
+  // memory.
   std::vector<plan::Range> to_copy_out(size_t gradient, uint32_t arena,
                                        const plan::Range& range) const;
-  // Queues this rank's part of a buffer, of which all is on its way. `then`: see Copier.
+  // Queues this rank's part of a buffer whose gradients are all on their way. `then`: see Copier.
   Status queue(uint32_t buffer, device::Watcher::Then then);
-  // What comes back when a buffer is averaged.
+  // Returns the copies that bring a buffer back when it is averaged.
   std::vector<device::Copy> to_copy_back(uint32_t buffer) const;
-  // Of a new round: the running one is over.
+  // Advances the flag values for a new round, when the running one is over.
   void count_on();
-  // No stream waits for a flag of this any more: they may be used for other things.
+  // Returns the flags for other uses, once no stream waits for them any more.
   void give_back_flags();
-  // The last round is over: what neighbours copy back from the arenas in host memory, they may
-  // still do, for as long as they like.
+  // After the last round: keeps the arenas in host memory from being reused. Neighbours may still
+  // copy from them at any later time.
   void part_with_arenas();
-  // Nothing that was queued here is under way any more: lets go of what the device has.
+  // Releases what this object has on the device, once no work queued here is running any more.
   void let_go();
 
-  // Any thread. The round fails: nothing that has not begun runs any more, and no stream waits.
+  // The round has failed: work that has not begun does nothing, and no stream waits. Any thread.
   void release();
 
   void write_card(uint32_t round, char* card) override;
@@ -63,16 +65,16 @@ class DeviceNode final : public PlannedDevices {
  private:
   class Adder;
   struct Card;
-  // What one rank of the node has of one arena.
+  // One rank's copy of one arena, as this rank reaches it.
   struct Part {
     PostedMemory host;                       // a neighbour's; guarded by mutex_ in the first round
-    char* memory = nullptr;                  // the same
-    device::Address address = 0;             // on a device; 0: this one does not reach it
-    std::unique_ptr<device::Exported> from;  // what was imported for it
+    char* memory = nullptr;                  // the host memory as mapped here
+    device::Address address = 0;             // on a device; 0 if this rank cannot reach it
+    std::unique_ptr<device::Exported> from;  // the import to close
   };
 
   Status usable() const;
-  // The most that this rank can do with what the others have told.
+  // Returns the highest level that this rank can use, given the cards of the others.
   Result<Level> meet(const std::vector<char>& cards);
   Status reach_host_memory();
   Status reach_devices(const std::vector<char>& cards);
@@ -92,15 +94,15 @@ class DeviceNode final : public PlannedDevices {
   std::vector<device::Address> arenas_;
   Level level_ = kHost, reached_ = kHost;
   std::vector<device::Kernel> kernels_;    // by arena
-  // On the device: commands, and the neighbours' parts of the slice that is being combined.
+  // Memory on the device for commands, and for the neighbours' parts of the slice being combined.
   device::Address scratch_ = 0;
-  size_t parts_scratch_ = 0;               // where they begin there
+  size_t parts_scratch_ = 0;               // offset of these parts
   std::vector<std::vector<Part>> parts_;   // by place, by arena
   std::mutex mutex_;
-  std::vector<std::shared_ptr<Adder>> adders_;  // by buffer; set once, before the first is used
+  std::vector<std::shared_ptr<Adder>> adders_;  // by buffer; set once, before the first use
 };
 
-// As the setting node_stage has it.
+// Returns the value that the setting node_stage has for this level.
 const char* name_of(DeviceNode::Level level);
 
 }  // namespace herring::worker

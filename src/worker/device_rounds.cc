@@ -49,18 +49,19 @@ DeviceRounds::~DeviceRounds() {
       static_cast<void>(round->wait_for(100 * kMillisecond));
     }
   };
-  // A round of which everything is on its way goes on; where this device adds, until it has.
+  // A round goes on if all its gradients are on their way. If this device adds in the node, wait
+  // until it has.
   if (planned_ && std::find(out_.begin(), out_.end(), false) == out_.end()) {
     copier_->settle_out();
     if (node_->level() != DeviceNode::kHost && !planned_->lacks_note()) wait_for_round();
   }
-  // Where the round has failed, others may go on, and the node stage waits for what adds here.
+  // If the round has failed, other ranks may go on, and the node stage waits for adders here.
   if (round && round->done() && !round->status().ok()) static_cast<void>(copier_->drain());
   {
     std::lock_guard lock(alive_->mutex);
     alive_->rounds = nullptr;
   }
-  // So long their memory lives.
+  // The arenas live until all copies are done.
   std::vector<std::shared_ptr<char>> arenas;
   for (size_t i = 0; planned_ && i < planned_->plan().arenas.size(); ++i) {
     arenas.push_back(planned_->arena(i));
@@ -73,7 +74,8 @@ DeviceRounds::~DeviceRounds() {
     node_->let_go();
     device::unmap_if_idle();
   }
-  // The engine may set the flags of a round that has failed once more: nobody else has them then.
+  // The engine may set the flags of a failed round once more, so do not give them back: nobody else
+  // may use them.
   if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return;
   for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);
   node_->give_back_flags();
@@ -83,10 +85,11 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
   const size_t expected = planned_->plan().arenas.size();
   if (arenas.size() != expected) {
     return {Code::kInvalidArgument,
-            concat(arenas.size(), " arenas on the device; this plan has ", expected)};
+            concat(arenas.size(), " arenas on the device, but this plan has ", expected)};
   }
   if (planned_->rounds() > 0) {
-    return {Code::kInvalidArgument, "place() after begin(): the ranks of the node know the arenas"};
+    return {Code::kInvalidArgument,
+            "place() after begin(): the other ranks of the node already use the arenas"};
   }
   arenas_ = std::move(arenas);
   node_->attach(*planned_, arenas_);
@@ -115,11 +118,11 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
     node_->count_on();
     if (before == nullptr || before->status().ok()) node_->prepare(planned_->rounds());
   }
-  // Who has nothing to add says so when its arenas are through with what came before, such as the
-  // way back of the last round: others write there, on the device or in the host's memory.
+  // An inactive rank lets the round go when its arenas are free of earlier work, such as the copy
+  // back of the last round. Other ranks write to these arenas, on the device or in host memory.
   const bool held = !active;
   HERRING_RETURN_IF_ERROR(planned_->begin(active, held));
-  // What waits for a round that fails goes on.
+  // If the round fails, streams that wait for it go on.
   planned_->round()->then(Where::kEngine, [flags = flags_, node = node_,
                                            round = planned_->round()] {
     if (round->status().ok()) return;
@@ -176,7 +179,7 @@ Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>&
     if (range.bytes == 0) continue;
     for (const plan::Range& part : node_->to_copy_out(index, arena, range)) {
       const device::Copy copy = place_of(arena, part);
-      // Neighbours travel together.
+      // Adjacent gradients are copied together.
       if (!copies.empty() && arena == last_arena &&
           copies.back().host + copies.back().bytes == copy.host) {
         copies.back().bytes += copy.bytes;
@@ -204,7 +207,8 @@ Status DeviceRounds::queue_back() {
         node_->queue(buffer, later([buffer](DeviceRounds& self, const Status& status) {
           status.ok() ? self.planned_->added(buffer) : self.planned_->fail(status);
         })));
-    // Where neighbours write the averages, the round's end says that they are there.
+    // If neighbours write the averages to this device, nothing is copied back; the end of the round
+    // says that they are there.
     const std::vector<device::Copy> back = node_->to_copy_back(buffer);
     if (back.empty()) continue;
     HERRING_RETURN_IF_ERROR(

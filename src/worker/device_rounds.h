@@ -1,7 +1,7 @@
-// Rounds of a planned operation whose gradients lie on a device: copied out as they are made,
-// averaged in the host's memory, and copied back as fusion buffers are complete. Threads of the
-// user's queue all of it; the device and the engine tell each other by flags. Nobody waits for the
-// device but streams of its.
+// Rounds of a planned operation whose gradients lie on a device. Gradients are copied out as they
+// are produced, averaged in host memory, and copied back as fusion buffers complete. The user's
+// threads queue all of this work, and the device and the engine signal each other with flags. Only
+// streams of the device wait for the device; no thread does.
 #pragma once
 
 #include <cstdint>
@@ -15,48 +15,51 @@
 
 namespace herring::worker {
 
-// Calls are made by threads that may call the device's driver. kDevice: it has failed, and the job
-// ends with that on all ranks.
+// The calling threads must be allowed to call the device's driver. kDevice means that the driver
+// failed; the job then ends with that error on all ranks.
 class DeviceRounds {
  public:
-  // As Planned::create(). The copier is for this alone.
+  // Takes the arguments of Planned::create(), and a copier that only this object uses.
   static Result<std::unique_ptr<DeviceRounds>> create(Engine& engine,
                                                       const std::vector<plan::Gradient>& gradients,
                                                       PlannedOptions options,
                                                       std::shared_ptr<device::Copier> copier);
-  // Waits until no copy of it is on its way. Inside a round the job fails, as with ~Planned().
+  // Waits until none of its copies is on its way. Inside a round, the job fails as with ~Planned().
   ~DeviceRounds();
 
   Planned& planned() { return *planned_; }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
-  // Whether a neighbour's device may still write to the arenas: the round has failed, and it may
-  // not have heard of that.
+  // Returns whether a neighbour's device may still write to the arenas: this is so if the round has
+  // failed and the neighbour may not know yet.
   bool may_be_written() const;
-  // What adds in the node, in the rounds from now on.
+  // Returns which processor adds in the node, from the current round on.
   DeviceNode::Level level() const { return node_->level(); }
 
-  // Where the plan's arenas lie on the device; before the first round. They outlive this.
+  // Sets the addresses of the plan's arenas on the device. Must be called before the first round.
+  // The memory must outlive this object.
   Status place(std::vector<device::Address> arenas);
-  // Starts a round; averages come after what is queued in the stream.
+  // Starts a round. Averages are written after the work that is queued in the stream.
   Status begin(device::Stream stream, bool active);
-  // When all that is queued in the stream is through, these gradients are in their places on the
-  // device; then they are copied out, and ready. Any thread.
+  // Declares gradients ready: they are in their places on the device once all work queued in the
+  // stream is done. They are then copied out and given to the plan. Any thread.
   Status ready(device::Stream stream, const std::vector<size_t>& indices);
-  // What is queued in the stream from now on comes after the averages. Where the round fails, they
-  // are undefined, and its future tells.
+  // Makes work that is queued in the stream from now on wait for the averages. If the round fails,
+  // the averages are undefined and its future has the error.
   Status join(device::Stream stream);
-  // Done when the averages of a round that is complete are on the device.
+  // Returns a future that is done when the averages of a complete round are on the device.
   Result<std::shared_ptr<Future>> when_back();
-  // As Planned::waiting(); gradients that are on their way out count as ready.
+  // Returns the future of the running round, as Planned::waiting() does. Gradients that are being
+  // copied out count as ready.
   Result<std::shared_ptr<Future>> waiting();
 
  private:
-  // Those that the engine sets when a fusion buffer is averaged; it may do so after this has gone.
+  // Flags that the engine sets when a fusion buffer is averaged. The engine may do so after this
+  // object is gone.
   struct Flags {
     std::vector<device::Flag> of_buffers;
     std::vector<uint32_t> values;  // that mean the running round
   };
-  // What copies on their way out find of this, or that it has gone.
+  // Lets copies on their way out find this object, or find that it is gone.
   struct Alive {
     std::mutex mutex;
     DeviceRounds* rounds;
@@ -68,10 +71,10 @@ class DeviceRounds {
         alive_(new Alive{{}, this}) {}
   Status take_flags();
   Status queue_out(device::Stream stream, const std::vector<size_t>& indices);
-  // Queues the node stage, and the way back, of the buffers of which all gradients are on their way
-  // out, in plan order.
+  // Queues the node stage and the copy back for buffers whose gradients are all being copied out,
+  // in plan order.
   Status queue_back();
-  // What the watcher is to call, if this is still there then.
+  // Wraps `call` for the watcher, which calls it only if this object still exists.
   template <typename Call>
   device::Watcher::Then later(Call call) {
     return [alive = alive_, call = std::move(call)](const Status& status) {
@@ -81,7 +84,7 @@ class DeviceRounds {
   }
   void is_out(const std::vector<size_t>& indices, const Status& status);
   Status failed(const Status& why);
-  device::Copy place_of(uint32_t arena, const plan::Range& range) const;  // both its places
+  device::Copy place_of(uint32_t arena, const plan::Range& range) const;  // on device and host
 
   const std::shared_ptr<device::Copier> copier_;
   const std::shared_ptr<Flags> flags_;
@@ -90,10 +93,10 @@ class DeviceRounds {
   std::unique_ptr<Planned> planned_;
   std::vector<device::Address> arenas_;
 
-  std::mutex mutex_;  // guards what follows, and the order of what is queued
-  std::vector<bool> out_;          // gradients on their way out, or there
-  std::vector<uint32_t> missing_;  // gradients that are not, by buffer
-  size_t next_back_ = 0;           // buffer
+  std::mutex mutex_;  // guards what follows, and the order in which work is queued
+  std::vector<bool> out_;          // gradients that are being copied out, or have been
+  std::vector<uint32_t> missing_;  // by buffer: how many of its gradients are not in out_
+  size_t next_back_ = 0;           // next buffer to queue the copy back for
 };
 
 }  // namespace herring::worker

@@ -14,8 +14,8 @@ using collective::Piece;
 void say_once(const std::string& why) {
   static std::once_flag said;
   std::call_once(said, [&] {
-    log(LogLevel::kWarning, "algorithm 'cuda-butterfly': arrays are copied to host memory, and its "
-        "processors take the sums, as with 'butterfly': ", why);
+    log(LogLevel::kWarning, "algorithm 'cuda-butterfly': arrays are copied to host memory, where "
+        "processors do the sums, as with 'butterfly': ", why);
   });
 }
 
@@ -60,7 +60,8 @@ DeviceSums::~DeviceSums() {
   if (image_ != nullptr) heap_->free(image_);
 }
 
-// As Run does it: what is there first, then what has come.
+// Uses the order of operands that Run uses: first the data that is here, then the data that
+// arrived.
 device::Relay::Piece DeviceSums::piece_of(const Call& call, const Piece& piece) const {
   const Reduction& reduction = std::get<wire::AllReduce>(call.what).reduction;
   const worker::Buffer& buffer = call.buffers.front();
@@ -102,7 +103,7 @@ Status DeviceSums::queue(const Call& call) {
   std::vector<device::Relay::Piece> queued;
   for (const Piece& piece : pieces_) queued.push_back(piece_of(call, piece));
   through_.store(false);
-  // What is queued keeps this, and with it the image, until all is through.
+  // The queued work owns a share of this object, and thereby of the image, until all of it is done.
   const Status status = relay()->queue(
       call.streams, kernel_, call.group->size(), queued,
       [self = shared_from_this()](const Status& moved) { self->moved(moved); });
@@ -115,12 +116,12 @@ std::shared_ptr<device::Relay> DeviceSums::relay() const {
   return relay_;
 }
 
-// The watcher's thread, or one that has found the device lost.
+// Runs on the thread of the watcher, or on one that found the device lost.
 void DeviceSums::moved(const Status& status) {
   {
     std::lock_guard lock(mutex_);
     if (!status.ok() && failure_.ok()) failure_ = status;
-    // Others may have it now.
+    // Another operation may use the relay from now on.
     if (relay_ != nullptr && relay_->through()) {
       last_outs_ = relay_->outs();
       last_ins_ = std::min(relay_->ins(), all_ins_);

@@ -1,6 +1,6 @@
-// An all-reduce by messages between workers whose array lies on a device that takes the sums: the
-// device's side of collective::Elsewhere. Before the operation starts, the caller's thread queues
-// everything that the device has to do. Later the engine and the device only look at flags.
+// An all-reduce by messages between workers, for an array on a device that does the sums. This is
+// the device's side of collective::Elsewhere. Before the operation starts, the caller's thread
+// queues all work of the device. After that, the engine and the device only look at flags.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,9 @@ namespace herring::worker {
 class DeviceSums : public collective::Elsewhere,
                    public std::enable_shared_from_this<DeviceSums> {
  public:
-  // For a call with one array on a device. Null: the host's processors take the sums; a reason that
-  // stays is logged once. This, queue() and check() run on a thread that may call the driver.
+  // Prepares a call with one array on a device. Returns null if the host's processors do the sums;
+  // a lasting reason is logged once. create(), queue() and check() run on a thread that may call
+  // the driver.
   static Result<std::shared_ptr<DeviceSums>> create(
       const Call& call, const std::shared_ptr<SharedHeap>& heap,
       const std::shared_ptr<transport::EventLoop>& loop);
@@ -29,10 +30,11 @@ class DeviceSums : public collective::Elsewhere,
 
   char* image() const { return image_; }
   Status queue(const Call& call);
-  // An error that the device is in, without waiting for it; the operation then fails with it.
+  // Returns an error of the device without waiting for the device. The operation then fails with
+  // that error.
   Status check();
-  // The operation has ended; with an error, sums that have not begun touch nothing. Loop thread, or
-  // before the operation starts.
+  // Tells the device that the operation has ended. If it failed, sums that have not begun touch no
+  // memory. Loop thread, or before the operation starts.
   void end(const Status& why);
 
   const std::vector<collective::Piece>& pieces() const override { return pieces_; }
@@ -62,8 +64,8 @@ class DeviceSums : public collective::Elsewhere,
   std::atomic<bool> through_{true};    // nothing is queued, or all is done
 
   mutable std::mutex mutex_;
-  std::shared_ptr<device::Relay> relay_;  // null: through; guarded by mutex_, as all that follows
-  uint32_t last_outs_ = 0, last_ins_ = 0;  // how far it came
+  std::shared_ptr<device::Relay> relay_;  // null if done; guarded by mutex_, as all below
+  uint32_t last_outs_ = 0, last_ins_ = 0;  // counters of a relay that is done
   Status failure_;
 };
 

@@ -6,8 +6,8 @@
 namespace herring::worker {
 namespace {
 
-// A worker that leaves waits for the others to receive what it has sent: as long as they do, and
-// while nobody does.
+// A worker that leaves waits until the others have received what it sent: at most this long in all,
+// and at most this long without any progress.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = kSecond;
 
 }  // namespace
@@ -65,8 +65,8 @@ void Engine::stop() {
     core.loop_->post(end);
     return Status();
   });
-  // What others need of this worker is on its way to them; a connection that was closed with unread
-  // input, or that gets more, would take it along.
+  // Data that others need from this worker is still on its way to them. It would be lost with a
+  // connection that is closed with unread input, or that receives more input afterwards.
   if (told.ok()) {
     static_cast<void>(without_exceptions([&core] {
       transport::await_delivery(
@@ -77,7 +77,7 @@ void Engine::stop() {
     }));
   }
   core.loop_->join();
-  if (!told.ok()) static_cast<void>(without_exceptions(end));  // no other thread is in it any more
+  if (!told.ok()) static_cast<void>(without_exceptions(end));  // the engine thread has ended
   core.bus_->close();
 }
 

@@ -1,5 +1,5 @@
-// The engine: what any thread may ask of the thread of a worker that moves bytes. What works there
-// is in EngineCore.
+// The engine: what any thread may ask of the thread that moves a worker's bytes. The classes that
+// run on that thread are in EngineCore.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,15 @@ struct EngineOptions {
   LinksOptions links;
   collective::MeshOptions mesh;            // between workers
   size_t small_bytes = default_of("small_bytes").integer;
-  size_t buffer_bytes = 0;                 // of planned operations; 0: chosen
-  std::string node_stage = "auto";         // the setting
-  uint32_t node_threads = 1;               // of the node stage, the engine's included
+  size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically
+  std::string node_stage = "auto";         // value of the setting node_stage
+  uint32_t node_threads = 1;               // for sums in the node, including the engine's
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
-  // Makes the whole job give up; any thread.
+  // Makes the whole job fail; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };
 
-// A proven connection to a server.
+// An authenticated connection to a server.
 struct ServerFlow {
   uint32_t server;
   std::unique_ptr<transport::Connection> connection;
@@ -42,31 +42,34 @@ class EngineCore;
 
 class Engine {
  public:
-  // `flows`: server by server.
+  // `flows`: sorted by server.
   Engine(const control::Cluster& cluster, EngineOptions options, transport::Transport& transport,
          std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows);
   ~Engine();
 
-  // kInvalidArgument for a name that is in flight already in that group; kPeerLost and others when
-  // the job or the group has failed. `waits`: the caller waits for it at once.
+  // Submits a call. Returns kInvalidArgument for a name that is already in flight in that group,
+  // and kPeerLost or another error if the job or the group has failed. `waits`: the caller will
+  // wait for the result at once.
   Result<std::shared_ptr<Operation>> submit(Call call, bool waits = false);
-  // This rank was called to take part and cannot, for a reason of its own: every other rank's call
-  // of that number and name fails with it. `group` null: all ranks.
+  // Tells the other ranks that this rank was called to take part and cannot, for a local reason. On
+  // every other rank, the call with the same number and name fails with that reason. A null `group`
+  // means all ranks.
   void refuse(const std::shared_ptr<Group>& group, wire::Collective what, const std::string& name,
               const std::string& why);
   const std::shared_ptr<Group>& world() const;
-  // Leaves a group that was formed (wire::FormGroup). kInvalidArgument: something in it is in
-  // flight; it was destroyed already; it is the world. Not on the engine's thread.
+  // Leaves a group that was formed with wire::FormGroup. Returns kInvalidArgument if something in
+  // the group is in flight, if the group was already destroyed, or if it is the world. Must not run
+  // on the engine's thread.
   Status destroy(const std::shared_ptr<Group>& group);
 
-  // Fails everything that is in flight and everything that comes later.
+  // Fails all operations in flight and all later ones.
   void fail(const Status& status);
-  // A process is gone. What needs it fails; if nothing can go on, everything does.
+  // Handles the loss of a process. Operations that need it fail; if nothing can go on, all fail.
   void peer_lost(const control::Loss& loss);
-  // A rank has said goodbye: what still needs it fails.
+  // Handles a rank that has left the job: operations that still need it fail.
   void rank_left(uint32_t rank);
   Status failure() const;
-  // Ends the thread; what is in flight fails with kShutdown.
+  // Ends the thread; operations in flight fail with kShutdown.
   void stop();
 
   const std::shared_ptr<transport::EventLoop>& loop() const;
@@ -74,13 +77,13 @@ class Engine {
 
   struct Counters {
     std::vector<transport::FlowCounters> servers;
-    transport::FlowCounters workers;  // exchanged with other workers, not through servers
+    transport::FlowCounters workers;  // exchanged with other workers directly
     size_t credit_bytes = 0;
     uint64_t wakeups = 0;
-    uint64_t device_sums = 0;  // all-reduces whose sums a device took
+    uint64_t device_sums = 0;  // all-reduces whose sums a device did
   };
   Counters counters();
-  // Of them, on the engine's own thread.
+  // Returns Counters::credit_bytes. Must run on the engine's own thread.
   size_t credit_bytes() const;
 
  private:

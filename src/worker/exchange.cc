@@ -18,7 +18,7 @@ Exchange broadcast(const wire::Broadcast& what, const Array& array, uint32_t ran
   return exchange;
 }
 
-// counts: rows of each rank.
+// `counts`: the number of rows of each rank.
 Exchange allgather(const Array& array, const std::vector<uint64_t>& counts, uint32_t rank) {
   Exchange exchange;
   for (uint32_t r = 0; r < counts.size(); ++r) {
@@ -57,7 +57,7 @@ Exchange reduce_scatter(const wire::ReduceScatter& what, const Array& array, siz
   return exchange;
 }
 
-// counts: items that each rank has for this one.
+// `counts`: the number of elements that each rank has for this one.
 Exchange alltoall(const wire::AllToAll& what, const Array& array,
                   const std::vector<uint64_t>& counts, uint32_t rank, uint32_t size) {
   Exchange exchange;
@@ -105,13 +105,14 @@ Status check_counts(const std::string& name, const wire::Collective& what,
                     uint32_t rank, uint32_t size) {
   const auto* alltoall = std::get_if<wire::AllToAll>(&what);
   const auto* scatter = std::get_if<wire::ReduceScatter>(&what);
-  // A server that says go has checked the splits of all ranks: here nothing depends on it.
+  // A server that answers Go has checked the splits of all ranks. They are checked again here so
+  // that nothing depends on that server.
   const std::vector<uint64_t>* splits = alltoall != nullptr  ? &alltoall->rows
                                         : scatter != nullptr ? &scatter->rows
                                                              : nullptr;
   const bool given = splits != nullptr && (alltoall != nullptr || !splits->empty());
   if (given && !wire::are_splits(*splits, arrays, size)) {
-    return breach("a server let '", name, "' pass; its splits are not ", size,
+    return breach("a server accepted '", name, "', whose splits are not ", size,
                   " counts that sum up to its rows");
   }
   const bool gathers = wire::is<wire::AllGather>(what);
@@ -120,23 +121,23 @@ Status check_counts(const std::string& name, const wire::Collective& what,
     return breach("the counts that a server sent for '", name, "' ", text);
   };
   if (counts.size() != size) return wrong(concat("are ", counts.size(), ", not ", size));
-  constexpr uint64_t kMost = uint64_t{1} << 48;  // as for an announcement
+  constexpr uint64_t kMost = uint64_t{1} << 48;  // the limit that applies to announcements, too
   const uint64_t row = arrays.front().row_elements();
   uint64_t received = 0;
   for (const uint64_t count : counts) {
     uint64_t items = 0;
     if (__builtin_mul_overflow(count, gathers ? row : 1, &items) || items > kMost ||
         count > kMost) {
-      return wrong("are beyond all reason");
+      return wrong("are too large");
     }
     received += items;
   }
-  if (received > kMost) return wrong("are beyond all reason");
-  // To itself a rank sends what it receives from there.
+  if (received > kMost) return wrong("are too large in total");
+  // What a rank sends to itself is what it receives from itself.
   const uint64_t own = gathers ? arrays.front().rows() : alltoall->rows[rank] * row;
   if (counts[rank] != own) {
     return wrong(concat("say that this rank has ", counts[rank], gathers ? " rows" : " elements",
-                        " for itself; it has ", own));
+                        " for itself, but it has ", own));
   }
   return {};
 }

@@ -1,5 +1,5 @@
-// What a caller waits on: set once, by the engine or the thread that watches devices, read by any
-// thread. Who waits drives the engine's loop meanwhile, if nobody else does.
+// A result that a caller waits for. The engine or the thread that watches devices sets it once; any
+// thread may read it. A waiting thread drives the engine's loop, unless another one already does.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,8 @@
 
 namespace herring::worker {
 
-// Where what follows a result runs: on the thread of the engine, or on one of its own, which may
-// wait for other results too.
+// Where a continuation runs: on the engine's thread, or on a thread of its own, which may wait for
+// other results.
 enum class Where { kEngine, kThread };
 
 class Future {
@@ -42,7 +42,8 @@ class Future {
     for (const auto& callback : then) callback();
   }
 
-  // Calls `callback` once it is done. With kEngine it may be called at once, and must not block.
+  // Calls `callback` once the future is done. With kEngine, the call may happen at once and must
+  // not block.
   void then(Where where, std::function<void()> callback) {
     if (where == Where::kThread) {
       callback = [callback = std::move(callback)] { Continuations::shared().put(callback); };
@@ -50,7 +51,8 @@ class Future {
     if (!then_unless_done(callback)) callback();
   }
 
-  // Likewise on the engine's thread; false, and nothing is called, if it is done already.
+  // Arranges to call `callback` on the engine's thread. Returns false and calls nothing if the
+  // future is already done.
   bool then_unless_done(std::function<void()> callback) {
     std::lock_guard lock(mutex_);
     if (done()) return false;
@@ -58,7 +60,7 @@ class Future {
     return true;
   }
 
-  // False: not done within `wait`, or a signal came.
+  // Waits for the result. Returns false if it is not done within `wait`, or if a signal arrived.
   bool wait_for(Nanos wait) {
     const auto is_done = [this] { return done(); };
     if (done()) return true;
@@ -70,17 +72,18 @@ class Future {
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }
 
-  // Since when some thread waits for it; 0: none does. Who waits does so in slices.
+  // Returns the time since which some thread has been waiting; 0 if none is. Threads wait in
+  // slices, so a short gap between two slices still counts as waiting.
   Nanos waits_since(Nanos now) const {
     if (done() || waits_until_.load(std::memory_order_relaxed) < now) return 0;
     return waits_since_.load(std::memory_order_relaxed);
   }
 
-  // The loop of the engine that completes it.
+  // Returns the loop of the engine that completes this future.
   const transport::EventLoop& loop() const { return *loop_; }
   const std::shared_ptr<transport::EventLoop>& loop_of() const { return loop_; }
 
-  // Once done() only.
+  // Valid only once done().
   const Status& status() const { return status_; }
 
  private:

@@ -1,5 +1,5 @@
-// A group as one of its members uses it: who is in it, who owns what of it, and whether it still
-// can do anything.
+// A group from the point of view of one member: who is in it, which server owns which part of its
+// data, and whether operations in it can still complete.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace herring::worker {
 
 class Group : public LocalGroup {
  public:
-  // `rank`: this worker's in the job, a member.
+  // `rank`: this worker's rank in the job; it must be a member.
   Group(const control::Cluster& cluster, control::Group members, uint32_t rank);
 
   bool is_world() const { return members().is_world(); }
@@ -23,39 +23,41 @@ class Group : public LocalGroup {
   uint32_t rank(uint32_t index) const { return members().ranks()[index]; }
 
   const control::ShardMap& shards() const { return shards_; }
-  // Those that must know of it: what it uses, and dedicated ones, which would otherwise end with a
-  // worker's death.
+  // The servers that must know the group: those that it uses, and all dedicated servers. A
+  // dedicated server that did not know the group would end when a worker dies.
   const std::vector<uint32_t>& servers() const { return servers_; }
   bool is_known_to(uint32_t server) const {
     return std::binary_search(servers_.begin(), servers_.end(), server);
   }
 
-  // Buffers go through the node stage when any node has several members, or there is one node.
+  // Whether buffers go through the node stage: some node has several members, or there is one node.
   bool uses_node_stage() const { return members().nodes() == 1 || members().most_on_a_node() > 1; }
 
-  // Its first rank steers the credit of all its members.
+  // Whether this rank steers the credit of all members: the first rank of the group does.
   bool steers() const { return index() == 0; }
-  uint32_t next_stream() { return next_stream_++; }  // any thread; streams of plans
+  uint32_t next_stream() { return next_stream_++; }  // any thread; for streams of plans
 
-  // How often all its members have joined: calls that some of them did without are counted anew
-  // after each. Any thread.
+  // How many times all members have joined. Calls that some members did without are counted anew
+  // after each time. Any thread.
   uint32_t joins() const { return joins_.load(std::memory_order_relaxed); }
   void count_join() { joins_.fetch_add(1, std::memory_order_relaxed); }
 
-  // Its state, which all who hold it share: open, left by a member, or called off. Any thread.
-  // Why nothing can complete in it any more but partial all-reduces, and messages if a member has
-  // only left; ok: it can.
+  // The state of the group is open, left by a member, or called off. Everyone who holds the group
+  // shares this state. Any thread.
+  // Returns why nothing new can complete in the group. Partial all-reduces still can, and so can
+  // messages if a member has only left. Returns ok if everything can.
   Status failure() const;
-  // Why nothing moves in it any more, here or elsewhere; ok: it is not called off.
+  // Returns why nothing moves in the group any more, here or elsewhere; ok if it is not called off.
   Status called_off() const;
-  // The first reason stays. False: there was one already.
+  // Calls the group off. The first reason stays; returns false if there already was one.
   bool call_off(const Status& why);
-  // A member has left: what all its members do fails with `why`, now and later.
+  // Records that a member has left. Every operation that needs all members fails with `why` from
+  // now on.
   void leave(const Status& why);
 
-  // Engine thread: all-reduces that this rank has called since all have joined.
+  // Number of all-reduces that this rank has called since all members last joined. Engine thread.
   uint64_t called = 0;
-  // Engine thread: its members tell each other where they are, and have done so.
+  // Whether members have begun to exchange their addresses, and have finished. Engine thread.
   bool meets = false, met = false;
 
  private:
@@ -65,7 +67,7 @@ class Group : public LocalGroup {
   std::atomic<uint32_t> joins_{0};
 
   mutable std::mutex mutex_;
-  Status left_, called_off_;  // guarded by mutex_; whichever came first is failure()
+  Status left_, called_off_;  // guarded by mutex_; whichever was set first is failure()
 };
 
 }  // namespace herring::worker

@@ -4,7 +4,7 @@
 
 namespace herring::worker {
 
-// Every server that answers for names must know it.
+// Every server that answers for names must know that this rank has joined.
 void Joins::start(Operation& join) {
   const Group& group = *join.call_.group;
   std::get<wire::Join>(join.call_.what).called = group.called;
@@ -19,7 +19,7 @@ void Joins::start(Operation& join) {
   for (const uint32_t server : owners) static_cast<void>(named_.announce(join, server));
 }
 
-// One of the servers says who was last.
+// The reply of the join's own server also says which rank was last.
 void Joins::on_reply(Operation& join, uint32_t server, std::vector<uint64_t> counts) {
   const Group& group = *join.call_.group;
   if (join.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
@@ -31,11 +31,11 @@ void Joins::on_reply(Operation& join, uint32_t server, std::vector<uint64_t> cou
   settle(group.id());
 }
 
-// Other servers still take this rank for joined.
+// The other servers still consider this rank joined.
 void Joins::on_error(Operation& join, const Status& why) {
   const std::shared_ptr<Group> group = join.call_.group;
   if (why.code() != Code::kPeerLost) return engine_.membership().fail_group(group->id(), why);
-  group->leave(why);  // not call_off(): messages between the members that stay go on
+  group->leave(why);  // not call_off(): messages between the remaining members go on
   fail(join, why);
 }
 
@@ -44,7 +44,7 @@ void Joins::fail(Operation& join, const Status& why) {
   settle(join.call_.group->id());
 }
 
-// Not before all-reduces of others are over that go through this rank: afterwards nothing of the
+// Waits until all-reduces of others that go through this rank are over. Afterwards nothing of the
 // group is in flight.
 void Joins::settle(uint32_t group) {
   std::shared_ptr<Operation> join;
@@ -60,7 +60,7 @@ Status Joins::take_part(const wire::FrameHeader& header, std::string_view announ
   auto theirs = wire::decode_announce(announced);
   if (!theirs.ok()) return theirs.status();
   const std::shared_ptr<Group> group = engine_.membership().find(header.group);
-  if (!group) return {};  // destroyed meanwhile
+  if (!group) return {};  // the group was destroyed in the meantime
   const auto* allreduce = std::get_if<wire::AllReduce>(&theirs->what);
   bool fits = wire::goes_without_joined(theirs->what) && theirs->payload.empty() &&
               theirs->bytes() > 0 && (theirs->listed || theirs->arrays.size() == 1);
@@ -76,7 +76,7 @@ Status Joins::take_part(const wire::FrameHeader& header, std::string_view announ
   call.what = theirs->what;
   call.name = theirs->name;
   call.timeout = theirs->timeout_ms / 1000.0;
-  call.list = true;  // of places for what passes through
+  call.list = true;  // each buffer is a place for the data that passes through
   for (wire::Array& array : theirs->arrays) call.buffers.push_back({std::move(array)});
   auto operation = named_.make(std::move(call), true);
   if (!operation.ok()) {

@@ -1,6 +1,6 @@
-// What a rank does that has joined: it waits until all have, and meanwhile takes part in their
-// all-reduces, to which it adds nothing: what its neighbours on the node give goes on through it,
-// and the servers' results go by it. Engine thread.
+// What a rank does after join(). The rank waits until all have joined. Meanwhile it takes part in
+// the all-reduces of the others but adds nothing: data of its node neighbours passes through it,
+// and results of the servers are not written to its arrays. Engine thread.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,16 @@ class Joins {
   Joins(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
   void start(Operation& join);
-  // This server says that all have joined.
+  // Handles the reply of a server, which says that all ranks have joined.
   void on_reply(Operation& join, uint32_t server, std::vector<uint64_t> counts);
-  // A server has an error for it.
+  // Handles an error that a server sent for the join.
   void on_error(Operation& join, const Status& why);
-  // When nothing of others is left.
+  // Fails the join once no all-reduce of other ranks goes through this rank.
   void fail(Operation& join, const Status& why);
-  // Takes part in what another rank of the group has announced. kProtocol: it cannot.
+  // Takes part in an operation that another rank of the group announced. Returns kProtocol if it
+  // cannot.
   Status take_part(const wire::FrameHeader& header, std::string_view announced);
-  // An all-reduce of others is over, or a join may be.
+  // Finishes the group's join if it is complete and no all-reduce of others goes through this rank.
   void settle(uint32_t group);
 
  private:

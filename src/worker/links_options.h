@@ -1,4 +1,4 @@
-// How a worker uses its connections to servers.
+// Options that say how a worker uses its connections to servers.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace herring::worker {
 struct LinksOptions {
   size_t segment_bytes = default_of("segment_bytes").integer;
   size_t frame_max = default_of("frame_max").integer;
-  uint16_t credit_initial = 1, credit_max = 128;  // segments
+  uint16_t credit_initial = 1, credit_max = 128;  // in segments
   uint16_t credit_ladder = UINT16_MAX;            // see CreditController
   bool credit_fixed = false;
-  bool steers = false;          // rank 0: its controller steers the credit of the world
-  uint32_t first_server = 0;    // where pushing starts; differs from node to node
-  std::vector<double> weights;  // of the servers; empty: all equal
+  bool steers = false;          // rank 0: its controller steers the credit of the world group
+  uint32_t first_server = 0;    // server at which pushing starts; differs from node to node
+  std::vector<double> weights;  // one per server; empty means that all are equal
 };
 
 }  // namespace herring::worker

@@ -9,7 +9,7 @@
 namespace herring::worker {
 namespace {
 
-constexpr size_t kAlignment = 64;  // of bundles in the staging
+constexpr size_t kAlignment = 64;  // of bundles in the staging memory
 constexpr uint64_t kMostRows = uint64_t{1} << 48;
 
 }  // namespace
@@ -22,9 +22,9 @@ List::List(wire::Collective what, std::vector<wire::Array> arrays, uint32_t rank
     bundle.array = {dtype, {0}};
     return bundles_.end() - 1;
   };
-  // Ranks meet over an empty list, too.
+  // Ranks meet over an empty list, too, so there is always at least one bundle.
   if (arrays_.empty() || !reduces) add(reduces ? DType::kFloat32 : DType::kUInt8);
-  // What each rank gathers begins with the rows of its arrays.
+  // The data that each rank gathers begins with the row counts of its arrays.
   if (gathers()) bundles_[0].array.shape[0] = arrays_.size() * sizeof(uint64_t);
   for (uint32_t i = 0; i < arrays_.size(); ++i) {
     auto bundle = bundles_.begin();
@@ -94,7 +94,7 @@ void List::pack(char* staging, const Move& copy) const {
       const uint64_t rows = arrays_[i].rows();
       std::memcpy(at, &rows, sizeof rows);
     }
-    // Of a reduce-scatter the parts of one rank lie together.
+    // In a reduce-scatter, the parts that go to one rank lie together.
     const uint32_t parts = scatters() ? size_ : 1;
     for (uint32_t part = 0; part < parts; ++part) {
       for (const uint32_t i : bundle.members) {
@@ -136,7 +136,7 @@ Status List::read(const char* from, size_t bytes, const std::vector<uint64_t>& c
       result_rows_[i] += rows;
     }
     if (!fits || all != theirs) {
-      return breach("rank ", r, " has gathered other bytes than its list has");
+      return breach("the bytes that rank ", r, " gathered do not match its list");
     }
     expected += theirs;
   }

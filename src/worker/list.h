@@ -1,5 +1,5 @@
-// A list of arrays as bundles: those of one dtype are put together and move as one array; where
-// nothing is reduced, all of them as bytes. Pure.
+// A list of arrays as bundles. The arrays of one dtype are put together and move as one array. If
+// nothing is reduced, all arrays move together as bytes. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,39 @@ namespace herring::worker {
 
 class List {
  public:
-  // `rank`: this one, of `size` that take part.
+  // `rank`: the index of this rank among the `size` ranks that take part.
   List(wire::Collective what, std::vector<wire::Array> arrays, uint32_t rank, uint32_t size);
 
-  // kInvalidArgument: a kind that takes no list, or an array that it does not take.
+  // Returns kInvalidArgument if this kind of operation takes no list, or does not take one of the
+  // arrays.
   Status check() const;
-  // In words, for ranks to compare.
+  // Describes the list in words that ranks compare.
   std::string describe() const;
 
   struct Bundle {
     wire::Array array;
-    std::vector<uint32_t> members;  // places in the list
-    size_t offset = 0;              // in the staging
+    std::vector<uint32_t> members;  // indices in the list
+    size_t offset = 0;              // in the staging memory
   };
   const std::vector<Bundle>& bundles() const { return bundles_; }
   size_t staging_bytes() const { return staging_bytes_; }
-  // Of a reduce-scatter, rows of each bundle for each rank.
+  // For a reduce-scatter: the rows of each bundle that each rank gets.
   std::vector<uint64_t> splits() const;
 
-  // Bytes of an array, from the given one on, and their place among those that move.
+  // Called for `bytes` bytes of an array, from byte `first` on. `staged` is their place in the
+  // staging memory or in the result.
   using Move = std::function<void(char* staged, uint32_t array, size_t first, size_t bytes)>;
-  // Calls `copy` for all bytes of the arrays, which are not there yet.
+  // Calls `copy` for all bytes of the arrays, which the caller then copies to the staging memory.
   void pack(char* staging, const Move& copy) const;
-  // Copies them from where the buffers say.
+  // Copies the arrays from the places that the buffers name.
   void pack(const std::vector<Buffer>& buffers, char* staging) const;
 
-  // Where results lie: of all-reduce and broadcast the staging, of others `bytes` that have come.
-  // kProtocol: they are not what ranks have sent. `counts`: see wire::Go.
+  // Finds the results in the bytes at `from`. For all-reduce and broadcast these are the staging
+  // memory, for other operations the `bytes` that arrived. Returns kProtocol if they do not match
+  // what ranks sent. `counts`: see wire::Go.
   Status read(const char* from, size_t bytes, const std::vector<uint64_t>& counts);
-  // After read(): rows of the result of each array, and the results themselves.
+  // Valid after read(): the number of rows in the result of each array. unpack() then hands out the
+  // results.
   const std::vector<uint64_t>& result_rows() const { return result_rows_; }
   void unpack(char* from, const Move& copy) const;
   void unpack(char* from, const std::vector<char*>& to) const;

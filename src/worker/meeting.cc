@@ -28,8 +28,9 @@ void Meeting::when_met(Operation& operation, Key key) {
   waiting_.emplace(group->id(), std::pair(operation.id_, key));
 }
 
-// Schedules wait for their group to meet, also where others have told the addresses: no call of
-// the group's own is in flight when what needed it is over.
+// Schedules always wait for their own group to meet, even if other groups have already told the
+// addresses. Otherwise the group's address exchange could still be in flight when the operation
+// that needed it is over.
 void Meeting::met(const std::shared_ptr<Group>& group) {
   group->met = true;
   std::vector<std::pair<uint64_t, Key>> waiting;
@@ -41,7 +42,7 @@ void Meeting::met(const std::shared_ptr<Group>& group) {
   }
 }
 
-// A rank that cannot listen says nothing.
+// A rank that cannot listen announces an empty address.
 void Meeting::begin(const std::shared_ptr<Group>& group) {
   if (auto own = own_address(); !own.ok()) {
     log(LogLevel::kError, "cannot listen for other workers: ", own.status().message());
@@ -57,7 +58,7 @@ void Meeting::begin(const std::shared_ptr<Group>& group) {
   if (!operation.ok()) return engine_.fail_now(operation.status());
   (*operation)->then_ = [this, place, group, gathered = operation->get()](const Status& status) {
     if (status.ok()) return on_addresses(group, *gathered);
-    // A group that is called off fails its own operations.
+    // If the group is called off, that fails the group's own operations.
     if (!engine_.failure().ok()) return;
     if (group->called_off().ok()) engine_.membership().call_off(group, status);
     met(group);
@@ -67,8 +68,8 @@ void Meeting::begin(const std::shared_ptr<Group>& group) {
 
 void Meeting::on_addresses(const std::shared_ptr<Group>& group, const Operation& gathered) {
   if (gathered.result_bytes != group->size() * kMaxAddress) {
-    return engine_.fail_now(breach("the workers' addresses have ", gathered.result_bytes,
-                                   " bytes"));
+    return engine_.fail_now(breach("the addresses of the workers have ", gathered.result_bytes,
+                                   " bytes in all"));
   }
   std::vector<std::string> addresses;
   for (uint32_t index = 0; index < group->size(); ++index) {

@@ -1,5 +1,5 @@
-// Where the workers of a group listen for each other: each tells all others, once, before their
-// first schedule. Engine thread.
+// Exchanges the addresses at which the workers of a group listen for each other. Each worker tells
+// all others once, before the first schedule of the group. Engine thread.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,10 @@ class Meeting {
  public:
   Meeting(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
-  // Where other workers reach this one, from now on.
+  // Returns the address at which other workers reach this one; listens there from the first call
+  // on.
   Result<std::string> own_address();
-  // Starts the schedule of an operation when its group has met.
+  // Starts the schedule of an operation as soon as its group has met.
   void when_met(Operation& operation, Key key);
 
  private:
@@ -31,7 +32,7 @@ class Meeting {
   EngineCore& engine_;
   NamedOperations& named_;
   std::string own_address_;
-  std::multimap<uint32_t, std::pair<uint64_t, Key>> waiting_;  // schedules, by group
+  std::multimap<uint32_t, std::pair<uint64_t, Key>> waiting_;  // schedules that wait, by group
 };
 
 }  // namespace herring::worker

@@ -9,13 +9,14 @@
 namespace herring::worker {
 namespace {
 
-// What is in flight when a rank leaves may still be on its way here.
+// Data in flight when a rank leaves may still be on its way here.
 constexpr Nanos kLeftGrace = 1500 * kMillisecond;
-// The rendezvous may say a little later why a server's connections have ended.
+// After a rank has left: how long the rendezvous may take to say why a server's connections ended.
 constexpr Nanos kClosedGrace = 100 * kMillisecond;
-// Who died, or left, is told by the rendezvous, maybe a little later than connections end.
+// How long the rendezvous may take to report a death or a leave after the connections have ended.
 constexpr Nanos kNews = kSecond;
-// After this long without such news a worker of this node lives: only the connection to it is lost.
+// If no such report has come after this time, the worker on this node lives: only the connection to
+// it is lost.
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 
 }  // namespace
@@ -54,7 +55,7 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
   return group;
 }
 
-// Who has gone meanwhile is gone for this group too.
+// A process that died or left while the group was formed counts as gone for this group, too.
 void Membership::formed(const std::shared_ptr<Group>& group) {
   for (const control::Loss& loss : lost_) {
     if (affects(loss, *group)) call_off(group, {Code::kPeerLost, loss.text});
@@ -67,11 +68,11 @@ void Membership::formed(const std::shared_ptr<Group>& group) {
 }
 
 Status Membership::destroy(const std::shared_ptr<Group>& group) {
-  if (group->is_world()) return {Code::kInvalidArgument, "the group of all ranks stays"};
+  if (group->is_world()) return {Code::kInvalidArgument, "the group of all ranks is permanent"};
   const auto found = groups_.find(group->id());
   if (found == groups_.end() || found->second != group) {
     return {Code::kInvalidArgument, concat("group '", group->members().name(),
-                                           "' was destroyed already")};
+                                           "' was already destroyed")};
   }
   if (engine_.in_flight(*group)) {
     return {Code::kInvalidArgument,
@@ -110,12 +111,14 @@ void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why
   engine_.executor().call_off(group->id());
 }
 
-// Rank 0 hosts the rendezvous; dedicated servers are everybody's.
+// Returns whether the loss affects the group. survives() handles rank 0 and dedicated servers.
 bool Membership::affects(const control::Loss& loss, const Group& group) const {
   return loss.is_server ? group.shards().uses(loss.index) : group.members().has(loss.index);
 }
 
-// Whether anything can go on: a group that does not need it, or partial all-reduces.
+// Returns whether anything can go on after the loss: a group that does not need the lost process,
+// or a partial all-reduce. Nothing survives rank 0, which hosts the rendezvous, or a dedicated
+// server, which all groups use.
 bool Membership::survives(const control::Loss& loss) const {
   if (loss.is_server ? cluster_.servers[loss.index].dedicated : loss.index == 0) return false;
   for (const auto& [number, group] : groups_) {
@@ -127,7 +130,7 @@ bool Membership::survives(const control::Loss& loss) const {
 void Membership::peer_lost(const control::Loss& loss) {
   const Status status(Code::kPeerLost, loss.text);
   if (!survives(loss)) return engine_.fail_now(status);
-  log(LogLevel::kWarning, loss.text, "; what does not need it goes on");
+  log(LogLevel::kWarning, loss.text, "; groups that do not need it go on");
   lost_.push_back(loss);
   if (loss.is_server) ended_servers_.insert(loss.index);
   for (const auto& group : groups()) {
@@ -146,7 +149,8 @@ void Membership::peer_lost(const control::Loss& loss) {
 void Membership::called_off_by_server(uint32_t number) {
   engine_.loop()->call_after(kNews, [this, number] {
     fail_group(number, {Code::kPeerLost,
-                        "a server has called off what moved: a member is gone, or has said so"});
+                        "a server has called off the operations in flight: a member has left or "
+                        "died"});
   });
 }
 
@@ -157,7 +161,7 @@ void Membership::fail_group(uint32_t number, const Status& why) {
   end_or_call_off(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
 }
 
-// With the world alone nothing else could go on.
+// If the world is the only group, nothing else could go on, so the job ends.
 void Membership::end_or_call_off(const std::shared_ptr<Group>& group, const Status& why) {
   groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
 }
@@ -168,10 +172,11 @@ void Membership::rank_left(uint32_t rank) {
   engine_.executor().rank_left(rank);
   for (const auto& group : groups()) {
     if (!group->members().has(rank)) continue;
-    // What it had called has been announced by now here too: it would not have left otherwise.
+    // All calls of the leaving rank have been announced here by now; otherwise it would not have
+    // left.
     group->leave({Code::kPeerLost,
-                  concat(cluster_.describe_rank(rank), " has left the job, and calls nothing any "
-                         "more; use join() if ranks have different amounts of data")});
+                  concat(cluster_.describe_rank(rank), " has left the job and makes no more "
+                         "calls; use join() if ranks have different amounts of data")});
   }
   const control::WorkerInfo& worker = cluster_.workers[rank];
   for (const control::ServerInfo& server : cluster_.servers) {
@@ -181,8 +186,8 @@ void Membership::rank_left(uint32_t rank) {
   release_servers();
 }
 
-// What a rank took part in may be over for it and not for others: blocks of an exchange that move
-// between these still go through the server in its process, which stays until it is released.
+// An operation may be over for the rank that left but not for others. Blocks of an exchange between
+// the others still go through the server in its process. That server stays until it is released.
 void Membership::release_servers() {
   std::erase_if(staying_, [this](const auto& one) {
     const auto& [server, rank] = one;
@@ -197,7 +202,7 @@ void Membership::release_servers() {
   });
 }
 
-// Who of its members has left first; "": nobody.
+// Returns text that says which member left first; empty if none has left.
 std::string Membership::departed(const Group& group) const {
   const auto found = std::find_if(left_.begin(), left_.end(), [&group](uint32_t rank) {
     return group.members().has(rank);
@@ -205,8 +210,9 @@ std::string Membership::departed(const Group& group) const {
   return found == left_.end() ? "" : concat(cluster_.describe_rank(*found), " has left the job");
 }
 
-// A connection to a server has ended. If its process died, the rendezvous will say who; if it ended
-// because its worker has left, that only concerns what still needs it.
+// Handles a closed connection to a server. If the process died, the rendezvous will report which
+// one. If the connection ended because the worker of that server has left, only operations that
+// still need the server are affected.
 void Membership::link_closed(uint32_t server, const Status& why) {
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
   if (why.is_fault()) return engine_.fail_now({why.code(), text});
@@ -216,7 +222,7 @@ void Membership::link_closed(uint32_t server, const Status& why) {
   });
 }
 
-// A connection to a worker of this node has ended without a goodbye.
+// Handles a connection to a worker on this node that ended without a goodbye.
 void Membership::neighbour_closed(uint32_t rank, const Status& why) {
   engine_.loop()->call_after(kNewsOfNeighbour, [this, rank, why] {
     const bool known = has_left(rank) || std::any_of(lost_.begin(), lost_.end(), [rank](auto& one) {
@@ -229,7 +235,7 @@ void Membership::neighbour_closed(uint32_t rank, const Status& why) {
   });
 }
 
-// Its other connections are read to their end first: results may still be in them.
+// Reads the server's other connections to their end first, because results may still be in them.
 void Membership::check_link(uint32_t server, const std::string& how, uint64_t received) {
   if (ended_servers_.contains(server) || !engine_.failure().ok()) return;
   const uint64_t now_received = engine_.links().bytes_received(server);
@@ -243,14 +249,14 @@ void Membership::check_link(uint32_t server, const std::string& how, uint64_t re
 }
 
 void Membership::fail_what_needs(uint32_t server) {
-  // A group may use the server of one who was no member.
+  // A group may use the server of a worker that was not a member.
   const Status gone(Code::kPeerLost, concat(departed(*world_), ", and ",
                                             cluster_.describe_server(server), " has ended; use "
                                             "join() if ranks have different amounts of data"));
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
     if (!group->shards().uses(server)) continue;
-    // What its members do together and a member that left has completed has come from the server.
+    // All results that a departed member completed have already arrived from the server.
     const bool needs = departed(*group).empty() || engine_.needs(*group, server);
     needs ? end_or_call_off(group, gone) : group->leave(gone);
     if (!engine_.failure().ok()) return;
@@ -260,8 +266,9 @@ void Membership::fail_what_needs(uint32_t server) {
   engine_.links().server_lost(server);
 }
 
-// What was in flight when a rank left may complete without it. Announced operations are failed by
-// their owner, which knows; what is pushed without a word is failed here.
+// Operations that were in flight when a rank left may complete without it. The owner of announced
+// operations fails those that cannot. Planned operations are not announced, so they are failed
+// here.
 void Membership::check_departures(Nanos now) {
   if (left_.empty()) return;
   for (const auto& group : groups()) {
@@ -274,8 +281,8 @@ void Membership::check_departures(Nanos now) {
     const bool rests = now - moved > kLeftGrace;
     if (!(waits && rests) && !engine_.node_stage().waits_for_gone(group->id())) continue;
     end_or_call_off(group, {Code::kPeerLost,
-                            concat(left, " while others still wait for it; use join() if ranks "
-                                         "have different amounts of data")});
+                            concat(left, " while other ranks still wait for it; use join() if "
+                                         "ranks have different amounts of data")});
     if (!engine_.failure().ok()) return;
   }
 }

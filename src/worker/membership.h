@@ -1,5 +1,5 @@
-// Which groups this worker is in, which ranks have died or left, and what fails for it: the group
-// that needs them, and no other, where the job can go on at all. Engine thread, but for what says
+// Which groups this worker is in, and which ranks have died or left. Decides what fails because of
+// them: only the groups that need them, if the job can go on at all. Engine thread, unless stated
 // otherwise.
 #pragma once
 
@@ -23,37 +23,39 @@ class Membership {
  public:
   Membership(EngineCore& engine, const control::Cluster& cluster, uint32_t rank);
 
-  // All ranks. Any thread.
+  // The group of all ranks. Any thread.
   const std::shared_ptr<Group>& world() const { return world_; }
 
-  // Null: this rank knows none of that number.
+  // Returns null if this rank knows no group with that number.
   std::shared_ptr<Group> find(uint32_t number) const;
-  // A new group, of which its servers are told; each answers the operation `id`.
+  // Creates a group and tells its servers. Each server answers with the ID `id` of the operation
+  // that forms the group.
   std::shared_ptr<Group> define(uint32_t number, const std::string& name,
                                 std::vector<uint32_t> ranks, uint64_t id);
-  // All of its servers know it.
+  // Completes the forming of a group, once all of its servers know it.
   void formed(const std::shared_ptr<Group>& group);
-  // This rank calls nothing in it any more. kInvalidArgument: something is still in flight.
+  // Leaves the group: this rank makes no more calls in it. kInvalidArgument: something is still in
+  // flight.
   Status destroy(const std::shared_ptr<Group>& group);
-  // Likewise; nothing of it is in flight.
+  // Like destroy(), for a group in which nothing is known to be in flight.
   void forget(const std::shared_ptr<Group>& group);
 
-  // A process is dead.
+  // Handles the death of a process.
   void peer_lost(const control::Loss& loss);
-  // A rank has said goodbye: what still needs it fails.
+  // Handles a rank that has left the job: operations that still need it fail.
   void rank_left(uint32_t rank);
-  // A server's connection has ended.
+  // Handles the end of a connection to a server, or to a worker on this node.
   void link_closed(uint32_t server, const Status& why);
   void neighbour_closed(uint32_t rank, const Status& why);
-  // A server has called off what moves in the group.
+  // Handles a server's notice that it has called off the operations of a group.
   void called_off_by_server(uint32_t group);
-  // What moves in the group cannot go on.
+  // Fails a group in which the operations in flight cannot go on.
   void fail_group(uint32_t group, const Status& why);
-  // Call it now and then.
+  // Fails operations that wait for a rank that has left. Must be called periodically.
   void check_departures(Nanos now);
   void release_servers();
 
-  // Nothing moves in the group any more, here or elsewhere; what has not ended is failed.
+  // Calls off the group: nothing moves in it any more, here or elsewhere. Operations in it fail.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
   bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }
@@ -72,10 +74,10 @@ class Membership {
   const control::Cluster& cluster_;
   const uint32_t rank_;
   const std::shared_ptr<Group> world_;
-  std::map<uint32_t, std::shared_ptr<Group>> groups_;  // the others, by number
+  std::map<uint32_t, std::shared_ptr<Group>> groups_;  // all but the world, by number
   std::vector<control::Loss> lost_;
   std::set<uint32_t> ended_servers_;
-  std::vector<uint32_t> left_;                         // ranks, in that order
+  std::vector<uint32_t> left_;                         // ranks, in the order in which they left
   std::map<uint32_t, uint32_t> staying_;  // servers to be released, and their ranks, which left
   Nanos left_since_ = 0;
 };

@@ -13,10 +13,10 @@ namespace {
 
 Status no_memory(const std::string& name, size_t bytes) {
   return {Code::kInternal,
-          concat("no memory for the result of '", name, "', which has ", bytes, " bytes")};
+          concat("out of memory: the result of '", name, "' needs ", bytes, " bytes")};
 }
 
-// Whether the result takes the place of the array.
+// Whether the result overwrites the array.
 bool is_in_place(const wire::Collective& what) {
   return wire::is<wire::AllReduce>(what) || wire::is<wire::Broadcast>(what) ||
          wire::is<wire::Receive>(what);
@@ -24,11 +24,11 @@ bool is_in_place(const wire::Collective& what) {
 
 }  // namespace
 
-// What each kind gives is what its arrays hold.
+// The result of each operation follows from this rank's arrays alone.
 void Mover::alone(Operation& operation) {
   const Call& call = operation.call_;
   if (wire::is_message(call.what)) {
-    return named_.finish(operation, {Code::kInvalidArgument, "nobody else is in this group"});
+    return named_.finish(operation, {Code::kInvalidArgument, "this group has no other member"});
   }
   if (wire::is<wire::Join>(call.what)) operation.counts = {0};
   char* out = nullptr;
@@ -90,7 +90,8 @@ void Mover::move(Operation& operation, Key key, const std::string& address) {
   meeting_.when_met(operation, key);
 }
 
-// What is pushed is counted before, and one more until all of it is: nothing ends meanwhile.
+// parts_left_ counts every part before it is pushed, plus one until all are pushed. So the
+// operation cannot end in between.
 void Mover::reduce(Operation& operation, Key key) {
   const Group& group = *operation.call_.group;
   operation.parts_left_ = 1;
@@ -119,7 +120,7 @@ void Mover::reduce(Operation& operation, Key key) {
   if (push(operation)) named_.part_done(operation);
 }
 
-// Straight to the servers and back, without the node stage.
+// Adds a transfer that goes directly to the servers and back, without the node stage.
 Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes) {
   const Call& call = operation.call_;
   Transfer& transfer = operation.transfers_.emplace_back();
@@ -127,7 +128,7 @@ Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size
   transfer.open.workers = 1;
   transfer.open.deadline = engine_.deadline(call.timeout);
   transfer.open.name = call.name;
-  transfer.open.dtype = DType::kUInt8;  // unless it is to be summed, bytes move unchanged
+  transfer.open.dtype = DType::kUInt8;  // bytes move unchanged unless they are to be summed
   if (const Reduction* reduction = wire::reduction_of(call.what)) {
     transfer.open.dtype = operation.bundles_[bundle].array.dtype;
     transfer.open.reduction = *reduction;
@@ -149,7 +150,7 @@ bool Mover::push(Operation& operation) {
   return true;
 }
 
-// Memory that neighbours see, for an array that they do not.
+// Allocates memory that neighbours can see, for an array that lies outside the shared heap.
 char* Mover::stage(Operation& operation, size_t bytes) {
   auto staging = engine_.heap().allocate(bytes);
   if (!staging.ok()) engine_.fail_now(staging.status());
@@ -174,11 +175,13 @@ NodeTask Mover::task_of(Operation& operation, Key key, size_t bundle) {
   return task;
 }
 
-// Over all ranks' `data`, in place; `active`: this rank has something to add. Counts key.buffer on.
+// Reduces all ranks' `data` in place. `active`: whether this rank adds anything. Advances
+// key.buffer.
 void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* data, bool active) {
   const Group& group = *operation.call_.group;
   const size_t bytes = operation.bundles_[bundle].array.bytes();
-  // Several buffers, so that one is pushed while the next is still being reduced in the node.
+  // Cuts the array into several buffers, so that one is pushed while the next is reduced in the
+  // node.
   const uint32_t nodes = group.members().nodes();
   const auto servers = static_cast<uint32_t>(group.shards().owners.size());
   const size_t buffer_bytes =
@@ -198,7 +201,7 @@ void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* d
   }
 }
 
-// Everything but all-reduce.
+// Moves every operation other than an all-reduce.
 void Mover::exchange(Operation& operation, Key key) {
   const Call& call = operation.call_;
   const control::Group& members = call.group->members();
@@ -218,8 +221,8 @@ void Mover::exchange(Operation& operation, Key key) {
   if (out == nullptr) return engine_.fail_now(no_memory(call.name, result_bytes));
   const bool in_nodes = (in_place || wire::is<wire::ReduceScatter>(call.what)) &&
                         members.nodes() > 1 && members.most_on_a_node() > 1;
-  // In a stream of its own: all-reduces of the same owner go through the node stage first, and the
-  // order of a stream must be the same on every worker.
+  // Uses a stream of its own. All-reduces with the same owner go through the node stage first, and
+  // the order inside a stream must be the same on every worker.
   if (!in_nodes) key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
   operation.parts_left_ = 1;  // until everything is pushed
   for (size_t b = 0; b < exchanges.size() && engine_.failure().ok(); ++b) {
@@ -241,8 +244,8 @@ void Mover::exchange(Operation& operation, Key key) {
   if (engine_.failure().ok() && push(operation)) named_.part_done(operation);
 }
 
-// Where nodes have several ranks: as an all-reduce, so that every byte crosses to a node once and
-// not once for each of its ranks. A broadcast is the sum of what one rank has.
+// If nodes have several ranks, moves the data as an all-reduce. Then every byte crosses to a node
+// once, not once for each rank there. A broadcast is the sum of one rank's array and nothing else.
 void Mover::through_nodes(Operation& operation, Key& key, size_t b, const Exchange& exchange,
                           char* out) {
   const Bundle& bundle = operation.bundles_[b];
@@ -250,7 +253,7 @@ void Mover::through_nodes(Operation& operation, Key& key, size_t b, const Exchan
   const auto* broadcast = std::get_if<wire::Broadcast>(&operation.call_.what);
   const bool active = wire::gives_data(operation.call_.what, operation.call_.group->index());
   if (bytes == 0) return;
-  // What a list has copied is there for nothing else.
+  // A list already has its own copy, which may be overwritten.
   if (operation.list_ || (broadcast != nullptr && engine_.heap().locate(out, bytes))) {
     if (broadcast == nullptr) copy_own(operation, exchange, bundle.receive, out);
     return by_node_stage(operation, key, b, bundle.receive, active);
@@ -262,7 +265,7 @@ void Mover::through_nodes(Operation& operation, Key& key, size_t b, const Exchan
   by_node_stage(operation, key, b, data, active);
 }
 
-// What this rank wants of the reduced `data` is copied when all parts are done.
+// Notes which part of the reduced `data` is copied to this rank's result when all parts are done.
 void Mover::copy_own(Operation& operation, const Exchange& exchange, const char* data, char* out) {
   const bool broadcast = wire::is<wire::Broadcast>(operation.call_.what);
   for (const Block& block : exchange.blocks) {
@@ -272,7 +275,7 @@ void Mover::copy_own(Operation& operation, const Exchange& exchange, const char*
   }
 }
 
-// On one node every rank takes from its neighbours' memory what it gets.
+// In a group on one node, every rank copies its result from its neighbours' memory.
 void Mover::on_node(Operation& operation, Key key, size_t b, const Exchange& exchange, char* out) {
   const Group& group = *operation.call_.group;
   const Bundle& bundle = operation.bundles_[b];
@@ -340,7 +343,7 @@ void Mover::start(Operation& operation, collective::Task task) {
                            });
 }
 
-// From worker to worker, as a schedule of one step.
+// Sends or receives a message directly between two workers, as a schedule of one step.
 void Mover::message(Operation& operation, Key key, const std::string& address) {
   const Group& group = *operation.call_.group;
   const auto nonsense = [&](const std::string& what) {

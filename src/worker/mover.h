@@ -1,5 +1,5 @@
-// How the bytes of a named operation move once all ranks have announced it: one function for each
-// way. Engine thread.
+// Moves the bytes of a named operation once all ranks have announced it. There is one function for
+// each way. Engine thread.
 #pragma once
 
 #include <string>
@@ -19,13 +19,13 @@ class Mover {
   Mover(EngineCore& engine, NamedOperations& named, Meeting& meeting)
       : engine_(engine), named_(named), meeting_(meeting) {}
 
-  // `address`: of a message, where the other rank listens.
+  // Moves the bytes. `address`: for a message, the address at which the other rank listens.
   void move(Operation& operation, Key key, const std::string& address);
-  // In a group of one nobody has to be asked.
+  // Completes an operation of a group of one, where no server has to be asked.
   void alone(Operation& operation);
-  // What a server has computed, or handed on.
+  // Takes a result that a server has computed or forwarded.
   void take(Operation& operation, std::string_view result);
-  // An all-reduce by messages between workers, who know each other.
+  // Starts an all-reduce by messages between workers, once the workers know their addresses.
   void start_schedule(Operation& operation, Key key);
 
  private:
@@ -42,9 +42,9 @@ class Mover {
 
   static void copy_own(Operation& operation, const Exchange& exchange, const char* data, char* out);
   Transfer& add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes);
-  bool push(Operation& operation);                // false: the job has failed
+  bool push(Operation& operation);                // false if the job has failed
   NodeTask task_of(Operation& operation, Key key, size_t bundle);
-  char* stage(Operation& operation, size_t bytes);  // null: the job has failed
+  char* stage(Operation& operation, size_t bytes);  // null if the job has failed
 
   EngineCore& engine_;
   NamedOperations& named_;

@@ -1,6 +1,7 @@
-// The named operations of a worker, from the call to the result: announced to the server that owns
-// the name, then pushed, exchanged or done by messages between workers as the answer says. They are
-// submitted from any thread, in any order on any rank; the rest is the engine thread's.
+// The named operations of a worker, from the call to the result. A call is announced to the server
+// that owns its name. Then its bytes are pushed, exchanged, or sent between workers, as the
+// server's answer says. Any thread may submit operations, and ranks may do so in any order.
+// Everything else runs on the engine thread.
 #pragma once
 
 #include <map>
@@ -28,46 +29,48 @@ class NamedOperations {
       : engine_(engine), arrivals_(engine, *this), meeting_(engine, *this),
         mover_(engine, *this, meeting_), joins_(engine, *this) {}
 
-  // Any thread. kInvalidArgument for a name that is in flight already; kPeerLost and others when
-  // nothing can complete any more. `waits`: the caller waits for it at once.
+  // Submits a call; any thread. Returns kInvalidArgument for a name that is already in flight, and
+  // kPeerLost or another error if nothing can complete any more. `waits`: the caller will wait for
+  // the result at once.
   Result<std::shared_ptr<Operation>> submit(Call call, bool waits);
   // Any thread; see Engine::refuse.
   void refuse(const std::shared_ptr<Group>& group, wire::Collective what, const std::string& name,
               const std::string& why);
 
-  // kGo, kReply, kOpError.
+  // Handles a frame of type kGo, kReply or kOpError.
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
 
-  // Bytes of an operation of the group are moving.
+  // Returns whether bytes of an operation of the group are moving.
   bool moves(const Group& group) const;
   bool any(const Group& group) const;
-  // One that needs all members of the group is not over: no message.
+  // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
-  // Fails what this server was to answer.
+  // Fails the operations that this server had to answer.
   void server_ended(uint32_t server, const Status& why);
-  // The group is called off: what is only announced fails at once, what moves when nothing of it
-  // touches its arrays any more.
+  // Handles a group that was called off. Operations that are only announced fail at once; those
+  // that move fail when nothing accesses their arrays any more.
   void call_off(const Group& group, const Status& why);
-  // Everything, at once: nothing touches any array.
+  // Fails all operations at once. Nothing may access any array any more.
   void fail_all(const Status& why);
-  // An operation that no server has answered or failed in time, or "": how to call it, and how long
-  // it has waited.
+  // Returns the title of an operation that no server has answered or failed in time, and how long
+  // it has waited; "" if there is none.
   std::string overdue(Nanos now, Nanos margin, Nanos* waited) const;
-  // Appends the calls for which threads have waited since before `since`.
+  // Appends the calls for which threads have been waiting since before `since`.
   void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
-  // All-reduces that are complete, whose sums a device took.
+  // Returns the number of completed all-reduces whose sums a device did.
   uint64_t device_sums() const { return device_sums_; }
 
-  // For those who carry operations out.
+  // For the classes that carry operations out.
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
   const Operations& operations() const { return operations_; }
   std::shared_ptr<Operation> find(uint64_t id) const;
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
-  // A call as an operation that nobody knows of; `absent`: of others, see Joins.
+  // Makes an operation of a call, without registering it. `absent`: the call belongs to other
+  // ranks; see Joins.
   Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);
-  // Gives it a number.
+  // Registers the operation under a new number.
   void keep(const std::shared_ptr<Operation>& operation);
   void start(const std::shared_ptr<Operation>& operation);
   Status announce(const Operation& operation, uint32_t server);
@@ -75,15 +78,15 @@ class NamedOperations {
               std::string_view rest);
   void part_done(Operation& operation);
   void finish(Operation& operation, const Status& status);
-  // Ends one that has not started.
+  // Ends an operation that has not started.
   void drop(Operation& operation, const Status& why);
-  // What an operation is called in messages.
+  // Returns the name of an operation for use in messages.
   static std::string title(const Operation& operation);
 
  private:
   Status bring_out(const std::shared_ptr<Operation>& operation);
   void on_formed(Operation& operation);
-  // As finish(); of a join when nothing of others is left.
+  // Calls finish(); a join instead ends when no all-reduce of others is left.
   void fail(Operation& operation, const Status& why);
 
   EngineCore& engine_;

@@ -1,4 +1,4 @@
-// The names of operations that are in flight. Any thread.
+// The names of operations in flight. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace herring::worker {
 
 class Names {
  public:
-  using Name = std::pair<uint32_t, std::string>;  // with the number of its group
+  using Name = std::pair<uint32_t, std::string>;  // the number of the group, and the name
 
   static Name of(const Call& call) {
     const auto* forms = std::get_if<wire::FormGroup>(&call.what);
@@ -22,28 +22,29 @@ class Names {
     return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
   }
 
-  // Every rank refuses such a name for itself, so nobody waits in a call of it.
+  // Returns whether the name is reserved. Every rank rejects such a name locally, so nobody waits
+  // in a call with it.
   static bool is_reserved(const std::string& name) {
     return name == wire::kMeetingName || name == wire::kJoinName;
   }
 
-  // kInvalidArgument: this call may not be made now. Messages are paired by ranks and tags: any
-  // number of them may have one name, and `name` stays empty.
+  // Takes the name of a call. Returns kInvalidArgument if the call may not be made now. Messages
+  // are paired by ranks and tags: any number of them may have one name, and `name` stays empty.
   Status take(const Call& call, Name& name) {
     const std::string suffix = call.group->members().suffix();
     std::lock_guard lock(mutex_);
     if (!wire::is<wire::FormGroup>(call.what) && has_joined_locked(*call.group)) {
       return {Code::kInvalidArgument, concat("'", call.name, "'", suffix, " was called after "
-                                             "join(); wait until that has returned")};
+                                             "join(); wait until join() has returned")};
     }
     if (wire::is_message(call.what)) return {};
     name = of(call);
     if (taken_.insert(name).second) return {};
     return {Code::kInvalidArgument,
-            concat("an operation named '", call.name, "' is in flight already", suffix,
-                   "; wait for it, or give this one another name")};
+            concat("an operation named '", call.name, "' is already in flight", suffix,
+                   "; wait for it, or use another name for this one")};
   }
-  // Needs no memory.
+  // Allocates no memory.
   void give_back(const Name& name) {
     std::lock_guard lock(mutex_);
     taken_.erase(name);

@@ -42,7 +42,7 @@ void Pace::steer(const wire::FrameHeader& result, uint32_t server, size_t before
                          before * options.segment_bytes, now);
   busy_since = now;
   log_progress();
-  // Flows overtake each other: what comes late says less than is known.
+  // Flows overtake each other, so a late result may carry an old loss counter; ignore it.
   uint32_t& heard = links[server].signals;
   const auto fresh = static_cast<int32_t>(result.signals - heard);
   if (fresh <= 0) return;

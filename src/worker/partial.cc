@@ -24,7 +24,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions op
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     return Status(Code::kInvalidArgument,
                   concat("op '", name_of(options.op), "' of the partial all-reduce '",
-                         options.name, "': late contributions are added up, so it must be "
+                         options.name, "': late contributions are added up, so op must be "
                          "'average' or 'sum'"));
   }
   const bool sane = options.grace >= 0 && options.grace <= to_seconds(partial::kMaxGrace);
@@ -36,7 +36,7 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions op
   return partial;
 }
 
-// To all: any of them must know that the job outlives a worker's death.
+// Tells all servers of the group: each must know that the job outlives a worker's death.
 void Partial::announce_to_servers() {
   wire::Enlist enlist;
   enlist.dtype = options_.dtype;
@@ -66,8 +66,8 @@ Status Partial::contribute(const char* data, bool waits, bool last,
   if (!failure_.ok()) return failure_;
   if ((place.contributors != 0) != options_.replays) {
     return {Code::kInvalidArgument,
-            concat("'", options_.name, "' ", options_.replays ? "is a replay" : "is no replay",
-                   "; a contribution to it came with ", place.contributors,
+            concat("'", options_.name, "' ", options_.replays ? "is a replay" : "is not a replay",
+                   ", but a contribution to it came with ", place.contributors,
                    " recorded contributors")};
   }
   auto join = ledger_.produce(data, waits, last, place);
@@ -76,7 +76,7 @@ Status Partial::contribute(const char* data, bool waits, bool last,
   }
   if (!*join) return {};
   const char* sent = options_.replays ? ledger_.announced() : data;
-  // Posted under the lock, so that joins leave in the order of what they announce.
+  // The task is posted under the lock, so that joins leave in the order of their contributions.
   auto announces = [self = shared_from_this(), join = **join,
                     payload = pushes_ ? std::string() : std::string(sent, bytes_)]() mutable {
     self->announce(join, std::move(payload));
@@ -113,7 +113,7 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   const auto nonsense = [&](const std::string& what) {
     return breach("round ", message.round, " of '", options_.name, "' ", what);
   };
-  if (transferring_) return nonsense("closed again before its first attempt was over");
+  if (transferring_) return nonsense("closed again before its previous attempt was over");
   if (message.payload.size() != (pushes_ ? 0 : bytes_)) {
     return nonsense(concat("came with ", message.payload.size(), " bytes"));
   }
@@ -158,15 +158,16 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   return launch(upto, send);
 }
 
-// The others need this worker's part, empty or not: that is how servers know who wants the result.
+// Pushes this worker's part, even if it is empty: servers send the result to every rank that
+// pushes.
 Status Partial::launch(uint64_t upto, const char* send) {
   const auto contributors = static_cast<uint32_t>(info_.contributors.size());
   transferring_ = true;
   transfer_.open.dtype = options_.dtype;
   transfer_.open.reduction.op = options_.op;
   transfer_.open.participants = wire::Participants::kRanks;
-  // Servers divide by the sum of these; the first contributor stands for those that are missing
-  // in it.
+  // Servers divide by the sum of these counts. The first contributor also counts for the part of
+  // the divisor that contributors do not cover.
   transfer_.open.workers = upto == 0 ? 0
                            : info_.contributors.front().rank == group().index()
                                ? std::max(info_.divisor, contributors) - contributors + 1
@@ -187,8 +188,8 @@ Status Partial::launch(uint64_t upto, const char* send) {
 
 void Partial::on_transfer_done(Transfer& done) {
   transferring_ = false;
-  // A worker that lacks a part of the result cannot complete the round, though others may: the loss
-  // of the server has failed its series.
+  // A worker that lacks a part of the result cannot complete the round, although others may. This
+  // happens only if a server was lost, which has failed the series.
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
   wire::FrameHeader header;
@@ -199,7 +200,7 @@ void Partial::on_transfer_done(Transfer& done) {
 
 Status Partial::on_commit(const wire::RoundMark& mark) {
   if (mark.round != info_.round || mark.attempt != attempt_) {
-    return breach("round ", mark.round, " of '", options_.name, "' was committed, expected is ",
+    return breach("round ", mark.round, " of '", options_.name, "' was committed; expected round ",
                   info_.round);
   }
   committed_ = true;
@@ -210,7 +211,8 @@ Status Partial::on_commit(const wire::RoundMark& mark) {
 void Partial::complete() {
   std::optional<partial::Join> join;
   std::string payload;
-  // Before anybody can see it: who has the last result may use the name, or end the group, at once.
+  // The series ends before anybody can see the last result. Its reader may reuse the name, or
+  // destroy the group, at once.
   if (info_.last) engine_.delist(id_);
   {
     std::lock_guard lock(mutex_);
@@ -242,7 +244,7 @@ bool Partial::wait_for(Nanos wait) {
   };
   const auto loop = engine_.loop();
   if (has_ended()) {
-    loop->wake_for_tasks();  // the contribution, if a result was there before it
+    loop->wake_for_tasks();  // sends the contribution if the result was there before it
     return true;
   }
   if (loop->drive(loop->now() + wait, has_ended)) return has_ended();
@@ -254,7 +256,7 @@ Result<RoundInfo> Partial::take(char* out) {
   const char* front;
   {
     std::lock_guard lock(mutex_);
-    // Results that are here are taken also from a job that has failed since.
+    // Results that have arrived can be taken even if the job has failed since.
     if (ledger_.ready() == 0) {
       if (!failure_.ok()) return failure_;
       return Status(Code::kInvalidArgument, concat("'", options_.name, "': no result to take"));
@@ -264,7 +266,7 @@ Result<RoundInfo> Partial::take(char* out) {
   std::memcpy(out, front, bytes_);
   std::lock_guard lock(mutex_);
   if (const auto join = ledger_.take()) {
-    // If the engine has ended, nobody is there to be told.
+    // If the engine has ended, there is nobody to tell.
     static_cast<void>(
         engine_.run([self = shared_from_this(), join = *join] { self->announce(join, {}); }));
   }

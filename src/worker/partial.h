@@ -1,6 +1,6 @@
-// A worker's side of a series of partial all-reduces over one array: contributions go in, results
-// of all rounds come out in order. What travels in between is the engine thread's business, whether
-// the caller computes or waits.
+// A worker's side of a series of partial all-reduces over one array. Contributions go in, and
+// results of all rounds come out in order. The engine thread carries out the rounds, whether the
+// caller computes or waits.
 #pragma once
 
 #include <condition_variable>
@@ -23,39 +23,40 @@ class EngineCore;
 
 struct PartialOptions {
   std::string name;
-  std::shared_ptr<Group> group;      // null: all ranks. Ranks here and below are those inside it.
+  std::shared_ptr<Group> group;      // null means all ranks; ranks are indices in it
   DType dtype = DType::kFloat32;
   uint64_t elements = 0;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
-  bool by_contributors = false;      // averages divide by those who contribute, not by all
+  bool by_contributors = false;      // averages divide by the contributors, not by all
   uint32_t quorum = 1;
   double grace = 0;                  // seconds
   uint32_t staleness = 0;
-  bool replays = false;              // contributions have their places
+  bool replays = false;              // contributions name their recorded rounds
 };
 
-// What is known about a round besides its values.
+// Facts about a round besides its values.
 struct RoundInfo {
   uint32_t round = 0, divisor = 1, attempts = 1;
   bool last = false;
-  Nanos completed_at = 0;  // here
+  Nanos completed_at = 0;  // on this worker
   std::vector<partial::Contributor> contributors;
   std::vector<partial::Lost> lost;  // since the series began
 };
 
 class Partial : public TransferOwner, public std::enable_shared_from_this<Partial> {
  public:
-  // Every rank makes it with the same options, which the caller has compared.
+  // Every rank must call this with the same options; the caller has compared them.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
 
   // Contributes an array, which is copied. `waits`, `last`, `place`: see partial::Ledger::produce.
-  // `caller_waits`: at once, for a result. One thread at a time.
+  // `caller_waits`: the caller will wait for a result at once. Only one thread at a time may call.
   Status contribute(const char* data, bool waits, bool last, const partial::Place& place = {},
                     bool caller_waits = false);
-  // A digest of this replica after `rounds` rounds, to be compared with the others'; it travels
-  // with the next contribution.
+  // Sets a digest of this replica after `rounds` rounds. It travels with the next contribution and
+  // is compared with the digests of the other ranks.
   void digest(uint32_t rounds, uint64_t value);
-  // Waits until a result can be taken, or none will come any more. False: neither within `wait`.
+  // Waits until a result can be taken, or until none will come any more. Returns false if neither
+  // happens within `wait`.
   bool wait_for(Nanos wait);
   // Copies the oldest result to `out`.
   Result<RoundInfo> take(char* out);
@@ -71,7 +72,7 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   uint64_t id() const { return id_; }
   const Group& group() const { return *options_.group; }
 
-  // For the engine, on its thread. An error fails the job.
+  // For the engine, on its thread. If a call returns an error, the job fails.
   Status on_round(const wire::FrameHeader& header, wire::RoundMessage message);
   Status on_commit(const wire::RoundMark& mark);
   void announce_to_servers();

@@ -5,7 +5,7 @@
 namespace herring::worker {
 namespace {
 
-// A path is slow whose round trip takes so many times as long as the fastest one's.
+// A path is slow if its round trip is more than this many times that of the fastest path.
 constexpr Nanos kSlowPath = 2;
 constexpr Nanos kFirstRest = kSecond, kLongestRest = 60 * kSecond;
 

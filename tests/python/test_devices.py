@@ -483,10 +483,10 @@ if rank == 0:
     try:
         herring.allreduce(array, "sum", name="x", timeout=2)
     except herring.TimeoutError as error:
-        assert "'x': GPU 0 has not come to it in 2" in str(error), error
-        assert "a kernel that was queued before it does not end" in str(error), error
+        assert "'x': GPU 0 has not reached the call after 2" in str(error), error
+        assert "a kernel queued before the call has not finished" in str(error), error
         del error
-    raises(herring.TimeoutError, "'list': GPU 0 has not come to it in 0.",
+    raises(herring.TimeoutError, "'list': GPU 0 has not reached the call after 0.",
            herring.grouped_allreduce, [array], name="list", timeout=0.1)
     # Its copy will still read the array.
     kept, address = weakref.ref(array), array.address
@@ -497,7 +497,7 @@ if rank == 0:
 else:
     raises(herring.InvalidArgumentError, "allreduce 'x' was refused by rank 0 (", herring.allreduce,
            array, "sum", name="x")
-    raises(herring.InvalidArgumentError, "): GPU 0 has not come to it in 0.",
+    raises(herring.InvalidArgumentError, "): GPU 0 has not reached the call after 0.",
            herring.grouped_allreduce, [array], name="list")
     array.fill(1)
 assert time.monotonic() - start < 8, "not before the kernel has ended"
@@ -515,8 +515,8 @@ herring.shutdown()
     said = expect_success(
         run_job(["-n", "3"], GPUS + script, HERRING_WARN_AFTER="0.5", JITTER="0", **ENVIRONMENT)
     )
-    assert "'x': GPU 0 has not come to it in 0.5" in said, said  # a warning, on that rank
-    assert re.search(r"rank 0 waits in allreduce 'x', to which GPU 0 has not come", said), said
+    assert "'x': GPU 0 has not reached the call after 0.5" in said, said  # a warning, on that rank
+    assert re.search(r"rank 0 waits in allreduce 'x', which GPU 0 has not reached", said), said
 
 
 @pytest.mark.parametrize("how", ["dies", "aborts", "leaves"])
