@@ -5,27 +5,28 @@
 namespace herring::worker {
 namespace {
 
-// Of a pair of intervals: goodput with the other window over goodput without.
-constexpr double kPlainGain = 1.2;    // on the ladder, or in each of two pairs: on any link
-constexpr double kClearGain = 1.03;   // in each of the first two pairs, where no link is full
-constexpr double kSmallGain = 1.015;  // enough in the median of all pairs, or in every one
-constexpr int kWithoutGain = 3;       // so many pairs without it, and the others are not needed
-constexpr double kAsMuch = 0.97;      // of two pairs together: half the window moves as much
-constexpr double kClearLoss = 0.9;    // of the first two pairs together: the others are not needed
-constexpr double kPlainLoss = 0.8;    // of the first alone: nor is the second
-constexpr double kRuinous = 0.5;      // in mid-interval: nor is the rest of it
-// Trials that fail may cost one part in so many of a job's time.
+// Gains: for a pair of intervals, goodput with the other window divided by goodput without it.
+constexpr double kPlainGain = 1.2;    // on the ladder, or in each of two pairs: enough on any link
+constexpr double kClearGain = 1.03;   // in each of the first two pairs: enough if no link is full
+constexpr double kSmallGain = 1.015;  // in the median of all pairs, or in every pair
+constexpr int kWithoutGain = 3;       // the trial fails after this many pairs without kSmallGain
+constexpr double kAsMuch = 0.97;      // product of two pairs: half the window moves as much
+constexpr double kClearLoss = 0.9;    // product of the first two pairs: the trial fails
+constexpr double kPlainLoss = 0.8;    // of the first pair: the trial fails
+constexpr double kRuinous = 0.5;      // in mid-interval: the trial fails at once
+// Failed trials may cost at most one part in this many of a job's time.
 constexpr Nanos kCostOfTrials = 100;
 constexpr Nanos kShortQueueing = kMillisecond;
-// Of the time to a result, queueing takes half on a full link (it is seen on the way there only),
-// and an eighth where the processors of all hosts are the limit.
+// Share of queueing in the time to a result. On a full link it is one half (the queue is seen only
+// on the way there). If the processors of all hosts are the limit, it is one eighth.
 constexpr double kQueueingOnAFullLink = 0.25;
-// An interval ends with a transfer, for what is lost at its end counts, or is so long that a few
-// retransmission time-outs do not decide it.
+// An interval ends with a transfer, so that losses at its end count. A long interval may end
+// earlier, when a few retransmission time-outs no longer decide its result.
 constexpr Nanos kLeastInterval = 15 * kMillisecond, kLongInterval = kSecond;
 constexpr size_t kTurnsPerInterval = 4, kLeastBytes = 256 << 10;
-// A window that holds a good part of a transfer is never used in full: what is passed over and what
-// is counted are in proportion to it only as long as so many are in a transfer, and in a second.
+// A window that holds a large part of a transfer is never used in full. The bytes skipped and
+// counted scale with the window only if at least this many windows fit into a transfer, and into a
+// second.
 constexpr double kLeastTurns = 8;
 constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
@@ -67,12 +68,12 @@ Nanos CreditController::mean_queueing() const {
   return reports_ == 0 ? queueing_ : queued_ / static_cast<Nanos>(reports_);
 }
 
-// Little's law: what is outstanding on average is the rate of results times the time to a result.
+// Little's law: the mean amount outstanding is the rate of results times the time to a result.
 Nanos CreditController::mean_response() const {
   return answered_ == 0 ? 0 : static_cast<Nanos>(waited_ / static_cast<double>(answered_));
 }
 
-// All are means over the same time: the larger window makes them longer.
+// All three are means over the same time, because a larger window makes all of them longer.
 bool CreditController::link_is_full() const {
   const auto queueing = static_cast<double>(mean_queueing());
   return queueing > kShortQueueing &&
@@ -82,7 +83,7 @@ bool CreditController::link_is_full() const {
 void CreditController::on_start(Nanos now) {
   if (has_enough()) finish_interval(now);
   transfer_ = std::exchange(transferred_, 0);
-  // Nothing of before is outstanding.
+  // Nothing from the previous transfer is still outstanding.
   settle_ = 0;
   starting_ = true;
 }
@@ -105,8 +106,8 @@ double CreditController::pace_before() const {
   return rungs_.empty() ? 0 : *std::max_element(rungs_.begin(), rungs_.end());
 }
 
-// Results of frames sent under the old credit pass by first, then at least a few windows are
-// counted.
+// First skips results of frames that were sent with the old credit. Then counts at least a few
+// windows.
 void CreditController::begin_interval() {
   carried_ = std::exchange(carrying_, 0);
   settle_ = 2 * turn(larger());
@@ -117,10 +118,10 @@ void CreditController::begin_interval() {
 void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
   transferred_ += bytes;
   if (fixed_ || (!climbing_ && other_ == base_)) return;
-  // It has waited for the last rank that begins.
+  // Skips the first result: it includes the wait for the last rank to start.
   if (std::exchange(starting_, false)) return;
   if (trying_) tried_for_ += busy;
-  // Just after a change, windows of before are outstanding too.
+  // Just after a change, frames of the old window are outstanding, too.
   if (settle_ == 0 || carried_ == 0) {
     carrying_ = std::max(carrying_, static_cast<double>(outstanding) /
                                         static_cast<double>(segment_bytes_ * credit()));
@@ -147,8 +148,8 @@ size_t CreditController::enough() const {
 
 bool CreditController::has_enough() const { return bytes_ >= enough() && busy_ >= kLeastInterval; }
 
-// Half the pace is evidence enough, and a trial costs only itself. Results come in bursts: what
-// counts is the time in which all of them should have come.
+// Half the pace is evidence enough that a trial fails, and a failed trial costs only itself.
+// Results come in bursts, so the time that counts is the one in which all of them should have come.
 bool CreditController::is_ruinous() const {
   if (climbing_ ? rungs_.empty() : !trying_ || intervals_ % 2 == 0) return false;
   const Nanos took = passed_for_ + busy_;
@@ -182,7 +183,8 @@ void CreditController::climb(Nanos now) {
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
   const bool no_more = sufficed_ && pace() < kClearGain * before;
-  // Where no window helps, a trial of one has time: it may be the first that overruns a switch.
+  // If no window helps, the next trial can wait: a larger window may be the first that overruns a
+  // switch.
   if (no_more) return leave_ladder(now, kLongestPause);
   if (other_ == ladder_) return leave_ladder(now, 0);
   sufficed_ = reports_ >= kReportsThatCount && link_is_full() && losses_ == 0;
@@ -191,8 +193,8 @@ void CreditController::climb(Nanos now) {
   begin_observation();
 }
 
-// The smallest window of which no other moves plainly more stays; the smallest that moves about as
-// much as the best of all is tried against it.
+// Keeps the smallest window that no other window beats plainly. Then tries the smallest window that
+// moves about as much as the best.
 void CreditController::leave_ladder(Nanos now, Nanos pause) {
   const double best = *std::max_element(rungs_.begin(), rungs_.end());
   const auto first = [&](double gain) {
@@ -207,7 +209,7 @@ void CreditController::leave_ladder(Nanos now, Nanos pause) {
   base_ = first(kPlainGain);
   goodput_ = best;
   climbing_ = false;
-  // What was lost on the ladder says nothing about the window that was chosen.
+  // Losses on the ladder say nothing about the chosen window.
   grew_at_ = now;
   next_shrink_ = now + kCongestionPause;
   if (other_ == base_) {
@@ -223,9 +225,10 @@ void CreditController::add_cost(double gain) {
   if (gain < 1) cost_ += static_cast<Nanos>(static_cast<double>(tried) * (1 - gain));
 }
 
-// Whether the trial has ended with this pair. One alone may have met a hiccup of the machine, so
-// that a gain takes two that are clear, or the median of all. On a full link what looks like a gain
-// may be the rhythm in which gradients come in bursts: one that is real shows in every pair.
+// Returns whether the trial has ended with this pair. A single pair may have met a hiccup of the
+// machine, so a gain must be clear in two pairs or show in the median of all. On a full link, an
+// apparent gain may come from the rhythm in which gradients arrive in bursts. A real gain shows in
+// every pair.
 bool CreditController::end_trial(Nanos now, size_t pairs) {
   const double gain = gains_[pairs - 1];
   const double both = pairs == 2 ? gains_[0] * gains_[1] : 1;
@@ -265,7 +268,7 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   begin_observation();
 }
 
-// A trial that failed says nothing about still larger windows: the next one is of twice as much.
+// A failed trial says nothing about still larger windows, so the next trial uses twice as much.
 void CreditController::end_growing(Nanos now, bool keep) {
   grew_at_ = now;
   if (keep) {
@@ -303,9 +306,9 @@ void CreditController::hold(Nanos now, Nanos least) {
   pause_ = std::min(2 * std::max(pause_, least), kLongestPause);
 }
 
-// Losses are no congestion by themselves: some paths lose packets whatever their load. A window
-// that overruns a switch is larger than the path, and half of it moves as much; where it moves
-// less, the losses are not its doing.
+// Losses alone do not mean congestion: some paths lose packets whatever their load. A window that
+// overruns a switch is larger than the path, and half of it moves as much. If half of it moves
+// less, the window is not the cause of the losses.
 void CreditController::on_losses(uint32_t count, Nanos now) {
   if (fixed_) return;
   if (climbing_) {

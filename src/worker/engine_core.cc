@@ -10,12 +10,12 @@ namespace herring::worker {
 namespace {
 
 constexpr Nanos kTick = 50 * kMillisecond;
-// Servers keep deadlines; after so long this process does without them.
+// Servers watch deadlines. If one is missed by this much, this process ends the job itself.
 constexpr Nanos kDeadlineMargin = 2 * kSecond;
-// A time-out of milliseconds is meant for ranks that do not call: bytes may rest longer.
+// A time-out of milliseconds is meant for ranks that do not call. Data in motion may pause longer.
 constexpr uint32_t kLeastStallMs = 2000;
 constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
-// Of the calls in which threads of this rank wait, so many are named.
+// At most this many of the calls in which threads of this rank wait are named.
 constexpr size_t kMostPlaces = 3;
 
 }  // namespace
@@ -75,7 +75,8 @@ Status EngineCore::failure() const {
 }
 
 uint32_t EngineCore::timeout_ms(double seconds) const {
-  // At most 46 days, as it travels; at least 1: 0 would have passed before anybody can answer.
+  // At most 46 days, to fit the wire format. At least 1, because 0 would have passed before anybody
+  // can answer.
   return static_cast<uint32_t>(
       std::clamp((seconds > 0 ? seconds : options_.timeout) * 1000, 1.0, 4e9));
 }
@@ -127,7 +128,7 @@ void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
   named_.on_control(server, header, payload);
 }
 
-// A series that cannot begin fails alone.
+// If a series cannot begin, only that series fails.
 Status EngineCore::on_series_error(std::string_view payload) {
   auto error = wire::decode_op_error(payload);
   if (!error.ok()) return error.status();
@@ -156,11 +157,11 @@ void EngineCore::fail_now(const Status& status, bool leaves) {
   end_all(leaves);
 }
 
-// Once more where it was left, if there was no memory for a step.
+// If a step lacks memory, this function is called again and continues where it stopped.
 void EngineCore::end_all(bool leaves) {
   const Status status = failure();
-  // First nothing here may touch callers' memory any more, then they are told. Neighbours may for a
-  // moment: what they know as ours is not used again.
+  // First, nothing here may access callers' memory any more; then the callers are told. Neighbours
+  // may still access it for a moment, so memory that they know is not reused.
   leaves ? links_->finish() : links_->clear();
   heap_->retire_all();
   leaves ? executor_->finish() : executor_->clear();
@@ -174,7 +175,7 @@ void EngineCore::end_all(bool leaves) {
     partials_.begin()->second->fail(status);
     partials_.erase(partials_.begin());
   }
-  // Only this process knows, and the others would wait for it.
+  // Only this process knows of the fault; without abort() the other ranks would wait for it.
   if (status.is_fault()) options_.abort(status.message());
   failing_ = false;
 }
@@ -206,14 +207,14 @@ bool EngineCore::moves(const Group& group) const {
   const auto partial = [&group](const auto& one) {
     return one.second->group().id() == group.id();
   };
-  // Within a node a round that a rank has left needs no server.
+  // Within a node, a round from which a rank has departed needs no server.
   return links_->busy(group.id()) || named_.moves(group) ||
          std::any_of(partials_.begin(), partials_.end(), partial) ||
          (group.members().nodes() > 1 && std::any_of(waiting_.begin(), waiting_.end(), here));
 }
 
-// Buffers that wait for neighbours' parts here, or for this rank's, have not been pushed; those of
-// other ranks on this node have their own connections.
+// Buffers that wait for parts from neighbours or from this rank have not been pushed yet, so they
+// need every server. Buffers pushed by other ranks on this node use those ranks' own connections.
 bool EngineCore::needs(const Group& group, uint32_t server) const {
   return links_->needs(group.id(), server) ||
          (group.members().nodes() > 1 && node_stage_->has_unpushed(group.id()));
@@ -234,7 +235,7 @@ Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {
     if (!added) {
       return partial->fail({Code::kInvalidArgument,
                             concat("a partial all-reduce named '", partial->options().name,
-                                   "' is in progress already; give this one another name")});
+                                   "' is already in progress; use another name for this one")});
     }
     partial->announce_to_servers();
   });
@@ -247,7 +248,7 @@ void EngineCore::delist(uint64_t id) {
 Status EngineCore::on_series(const wire::FrameHeader& header, std::string_view payload) {
   const auto of = [this](uint64_t id) {
     const auto found = partials_.find(id);
-    return found == partials_.end() ? nullptr : found->second;  // it has ended here
+    return found == partials_.end() ? nullptr : found->second;  // the series has ended here
   };
   std::shared_ptr<Partial> partial;
   if (header.type == wire::FrameType::kRound) {
@@ -264,7 +265,7 @@ Status EngineCore::on_series(const wire::FrameHeader& header, std::string_view p
   return {};
 }
 
-// The deadline dies with its keeper, so who waits keeps it too.
+// If a server dies, it no longer watches deadlines. Therefore this process watches them as well.
 void EngineCore::check_deadlines(Nanos now) {
   named_.arrivals().check_deadlines(now);
   node_stage_->check_deadlines(now, kDeadlineMargin);
@@ -277,12 +278,12 @@ void EngineCore::check_deadlines(Nanos now) {
   }
   if (name.empty()) return;
   fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited),
-                                   ", and no server has answered or kept its deadline; look at "
-                                   "the output of the other ranks and servers")});
+                                   ", and no server has answered or reported the time-out; look "
+                                   "at the output of the other ranks and servers")});
 }
 
-// Tells the servers in which calls threads of this rank have been held up for a while; they tell
-// those who wait for it (server/whereabouts.h).
+// Tells the servers in which calls threads of this rank have been held up for a while. The servers
+// tell the ranks that wait for this one (server/whereabouts.h).
 void EngineCore::tell_whereabouts(Nanos now) {
   if (now < whereabouts_due_ || !failure().ok()) return;
   whereabouts_due_ = now + kWhereaboutsInterval;

@@ -1,6 +1,6 @@
-// What works on the engine thread of a worker: the connections to servers (Links), the node stage,
-// the schedules between workers, named operations, and who is a member of what. It knows which
-// rounds of planned and partial operations are in progress.
+// The part of the engine that runs on the engine thread: connections to servers (Links), the node
+// stage, schedules between workers, named operations, and group membership. It also tracks the
+// rounds of planned and partial operations that are in progress.
 #pragma once
 
 #include <algorithm>
@@ -20,48 +20,51 @@
 
 namespace herring::worker {
 
-// Engine thread, but for what says otherwise.
+// All methods run on the engine thread, unless stated otherwise.
 class EngineCore {
  public:
   EngineCore(const control::Cluster& cluster, EngineOptions options,
              transport::Transport& transport, std::unique_ptr<LocalBus> bus,
              std::vector<ServerFlow> flows);
 
-  // Any thread, down to run(). Why nothing can complete any more.
+  // Any thread, down to run(). Returns why nothing can complete any more; ok if something can.
   Status failure() const;
-  // As failure(), or why nothing new but partial all-reduces can complete in the group.
+  // Returns failure(), or else why nothing new except partial all-reduces can complete in the
+  // group.
   Status incomplete(const Group& group) const;
   const std::shared_ptr<Group>& world() const { return membership_.world(); }
-  // Takes part in a series of partial all-reduces.
+  // Registers a series of partial all-reduces.
   Status enlist(const std::shared_ptr<Partial>& partial);
   void delist(uint64_t id);
 
-  // Fails everything, on every rank: only this one knows.
+  // Fails everything on every rank, for a reason that only this rank knows.
   void abort(const Status& status);
-  // Queues a task for the engine thread; kShutdown if that has ended. `caller_waits`:
-  // at once, for what comes of it (EventLoop::post_before_drive).
+  // Queues a task for the engine thread. Returns kShutdown if that thread has ended.
+  // `caller_waits`: the caller will wait at once for what the task starts
+  // (EventLoop::post_before_drive).
   Status run(std::function<void()> task, bool caller_waits = false);
   const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }
 
   const control::Cluster& cluster() const { return cluster_; }
   const EngineOptions& options() const { return options_; }
   SharedHeap& heap() { return *heap_; }
-  // Kept by whoever may use it after the engine.
+  // Anyone who may use the heap after the engine is gone must keep a share.
   const std::shared_ptr<SharedHeap>& shared_heap() const { return heap_; }
   uint32_t timeout_ms(double seconds) const;
-  // Of an operation with this time-out (0: the setting) once all ranks have called it. What moves
-  // cannot be called back from one rank alone, so that its deadline ends the job.
+  // Returns the deadline of an operation with this time-out (0: the setting), which starts when all
+  // ranks have called it. Bytes on their way cannot be withdrawn by one rank, so a missed deadline
+  // ends the job.
   Deadline deadline(double seconds) const;
   uint32_t warn_ms() const { return static_cast<uint32_t>(options_.warn_after * 1000); }
 
-  // For each other.
+  // For the classes that run on the engine thread.
   Links& links() { return *links_; }
   NodeStage& node_stage() { return *node_stage_; }
   collective::Executor& executor() { return *executor_; }
   NamedOperations& named() { return named_; }
   Membership& membership() { return membership_; }
-  // A round of a planned operation: `waiting` fails when the job does, or what moves in its group.
-  // `what`: for messages.
+  // Registers a round of a planned operation. `waiting` fails when the job fails, or when its group
+  // is called off. `what`: title for messages.
   void track(const std::shared_ptr<Future>& waiting, const Group& group, std::string what) {
     waiting_.emplace(waiting, Tracked{group.id(), std::move(what)});
   }
@@ -69,16 +72,17 @@ class EngineCore {
   void fail_waiting(const Group& group, const Status& status);
   void fail_partial(const Group& group, const Status& status);
   bool any_partial() const { return !partials_.empty(); }
-  // Bytes are moving in the group, or a round of it has begun that is not over.
+  // Returns whether bytes are moving in the group, or a round of it has begun and is not over.
   bool moves(const Group& group) const;
-  // What of that needs this server is not over.
+  // Returns whether any of these operations still needs this server.
   bool needs(const Group& group, uint32_t server) const;
-  // Likewise, or what is only announced, of which nobody here knows yet where it will go.
+  // Returns whether needs() holds, or an operation is only announced, so that its servers are
+  // unknown.
   bool may_need(const Group& group, uint32_t server) const;
-  // Likewise, or something is announced.
+  // Returns whether something moves in the group or is announced.
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
-  // First nothing touches callers' memory any more, then they are told. `leaves`: what was said to
-  // the servers still goes out.
+  // Fails everything. First detaches callers' memory, then tells the callers. `leaves`: data queued
+  // for the servers is still sent.
   void fail_now(const Status& status, bool leaves = false);
 
  private:
@@ -100,8 +104,8 @@ class EngineCore {
   const control::Cluster cluster_;
   const EngineOptions options_;
   const control::WorkerInfo me_;
-  const std::shared_ptr<SharedHeap> heap_;  // for neighbours on the node to map, if there are any
-  // Of everybody who may still wait.
+  const std::shared_ptr<SharedHeap> heap_;  // shared with neighbours on the node, if there are any
+  // Anyone who may still wait keeps a share of the loop.
   const std::shared_ptr<transport::EventLoop> loop_;
   std::unique_ptr<LocalBus> bus_;
   Membership membership_;
@@ -113,12 +117,12 @@ class EngineCore {
   std::map<std::shared_ptr<Future>, Tracked> waiting_;   // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
 
-  std::string whereabouts_;      // as the servers know them
-  Nanos whereabouts_due_ = 0;    // when they are looked at next
+  std::string whereabouts_;      // text that the servers have
+  Nanos whereabouts_due_ = 0;    // when to check it next
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_
-  bool failing_ = false;         // engine thread: not everything has been told of it
+  bool failing_ = false;         // engine thread: the failure is not yet reported to everyone
   bool stopped_ = false;         // guarded by mutex_
 };
 

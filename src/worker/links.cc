@@ -9,7 +9,7 @@
 namespace herring::worker {
 namespace {
 
-// Where servers differ, no link gets further ahead of another than this: one frame that is being
+// If servers differ, no link gets further ahead of another than this: one frame that is being
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
 
@@ -44,7 +44,7 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
   fit(world_);
 }
 
-// Counts for all links and flows.
+// Makes the counters cover all links and flows.
 void Links::fit(Pace& pace) const {
   pace.links.resize(links_.size());
   for (size_t i = 0; i < links_.size(); ++i) {
@@ -117,7 +117,7 @@ Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
   return stream;
 }
 
-// Every pump goes through the streams of a link: those that are done are not kept.
+// Every pump visits all streams of a link, so finished streams are removed.
 Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator stream) {
   const uint32_t group = stream->first.first;
   const auto next = link.streams.erase(stream);
@@ -129,12 +129,12 @@ Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator strea
 Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   const Key& key = transfer.key;
   if (key.group != 0 && !groups_.contains(key.group)) {
-    return defect("'", transfer.open.name, "' is pushed in group ", key.group,
-                  ", which is not here");
+    return defect("'", transfer.open.name, "' was pushed in group ", key.group,
+                  ", which does not exist here");
   }
   if (transfers_.count(key) != 0) {
     return defect("stream ", key.stream, ", round ", key.round, ", buffer ", key.buffer, " of '",
-                  transfer.open.name, "' is in flight already");
+                  transfer.open.name, "' is already in flight");
   }
   transfer.segments_left = 0;
   transfer.fewest_workers = UINT32_MAX;
@@ -167,7 +167,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     if (balances_ && stream.queue.size() == 1) note_position(server, id, stream);
     touched.push_back(server);
   }
-  // Nodes start at different servers, so that their first frames do not all meet at one.
+  // Nodes start at different servers, so that their first frames do not all meet at one server.
   const auto n = static_cast<uint32_t>(links_.size());
   std::sort(touched.begin(), touched.end(), [&](uint32_t a, uint32_t b) {
     return (a + n - options_.first_server % n) % n < (b + n - options_.first_server % n) % n;
@@ -176,7 +176,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   return {};
 }
 
-// Groups that push here at the same time divide what one flow may ever have outstanding.
+// Groups that push here at the same time divide the most that a flow may ever have outstanding.
 size_t Links::window(uint32_t server, const Pace& pace) const {
   const Link& link = links_[server];
   const size_t most = std::max<size_t>(options_.credit_max / std::max(link.groups, 1u), 1);
@@ -189,7 +189,7 @@ void Links::pump(uint32_t server) {
   pump_released();
 }
 
-// What one link sends may release those that are ahead of it.
+// Pumps the links that were held by Balance and that progress on another link has released.
 void Links::pump_released() {
   while (!released_.empty()) {
     const uint32_t next = released_.back();
@@ -198,22 +198,23 @@ void Links::pump_released() {
   }
 }
 
-// Streams take turns in the order of their ids; each may have one segment on its way whatever the
-// others use, so that none can wait for another, and no group uses another's window. (Where servers
-// differ Balance may hold even that one, but never on the link that is behind.)
+// Streams take turns in the order of their IDs. Each stream may have one segment on its way
+// regardless of the others, so no stream waits for another and no group uses another group's
+// window. (If servers differ, Balance may hold even that segment, but never on the link that is
+// furthest behind.)
 void Links::pump_link(Link& link) {
   for (auto& [id, stream] : link.streams) {
     while (!stream.queue.empty() && send_next(link, id, stream)) {}
   }
 }
 
-// So many segments as a share of their transfer.
+// Returns `segments` as a share of the item's transfer.
 double Links::share(const Item& item, double segments) const {
   const plan::Shard& shard = item.transfer->shards[item.transfer->runs[item.run].shard];
   return segments / static_cast<double>(plan::segment_count(shard.bytes, options_.segment_bytes));
 }
 
-// Of the first item of the stream on this link, which is another one or has moved.
+// Records the position of the stream's first item on this link, which is a new one or has advanced.
 void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
   const auto order = orders_.find(id);
   Balance& balance = order->second.balance;
@@ -241,7 +242,8 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
       frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
   const size_t left = run.first + run.count - item.next;
   size_t count = std::min(left, frame_limit);
-  // Waits until a whole frame fits: a growing window becomes larger frames, not more small ones.
+  // Waits until a whole frame fits, so that a growing window means larger frames, not more small
+  // ones.
   if (!wire::within_credit(of_group, stream.outstanding, count, window) ||
       !wire::within_credit(path.outstanding, stream.outstanding, count, options_.credit_max)) {
     if (stream.outstanding > 0) return false;
@@ -284,7 +286,8 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
   } else {
-    // A result is the sum with what was pushed: until it is here, nothing is changed there.
+    // The pushed memory does not change until the result arrives, because the result includes this
+    // data.
     header.payload = static_cast<uint32_t>(bytes);
     const iovec piece{const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
     flow.flow->lend(header, &piece, 1);
@@ -335,7 +338,7 @@ void Links::finish() {
   forget_transfers();
 }
 
-// Once no flow reads or writes for them any more.
+// To be called when no flow accesses the memory of transfers any more.
 void Links::forget_transfers() {
   for (Link& link : links_) {
     link.streams.clear();

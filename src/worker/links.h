@@ -1,5 +1,5 @@
-// All connections of a worker to servers: K flows to each, a credit window per flow and group,
-// transfers pushed in the order of their streams. Engine thread only.
+// All connections of a worker to servers. Each server has K flows, each flow has a credit window
+// per group, and transfers are pushed in the order of their streams. Engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ using wire::Key, wire::KeyHash;
 
 class Links final : public Pusher, private transport::FlowHandler {
  public:
-  // Control frames (go, reply, error, warning) from a server, with their payload.
+  // Receives control frames (go, reply, error, warning) from a server, with their payload.
   using OnControl = std::function<void(uint32_t server, const wire::FrameHeader&,
                                        std::string_view payload)>;
   using OnClosed = std::function<void(uint32_t server, const Status&)>;
-  // A server says that operations of the group are called off. Once per group.
+  // Called once per group, when a server says that operations of the group are called off.
   using OnCalledOff = std::function<void(uint32_t group)>;
 
   Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control, OnClosed on_closed,
@@ -41,48 +41,52 @@ class Links final : public Pusher, private transport::FlowHandler {
   void add_flow(uint32_t server, transport::Connection& connection);
   size_t servers() const { return links_.size(); }
 
-  // Groups beside the world have credit of their own; it begins with what the world has.
-  // `servers`: that the group uses; `steers`: its controller steers the group.
+  // Adds a group other than the world. It has its own credit, which starts with the world's credit.
+  // `servers`: the servers that the group uses. `steers`: whether this worker steers the group's
+  // credit.
   void add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers);
-  // Nothing of it is in flight.
+  // Removes a group in which nothing is in flight.
   void remove_group(uint32_t group);
-  // What was not pushed of the group's transfers never will, and no owner gets another result. A
-  // transfer ends when what is on its way has been answered, one that is pushed later at once.
-  // Partial all-reduces go on.
+  // Calls off the group. Transfers that are queued are never pushed, and owners get no further
+  // results. A transfer ends when everything on its way is answered; one that is pushed later ends
+  // at once. Partial all-reduces go on.
   void call_off(uint32_t group);
-  // The server is dead, and all groups that use it were called off.
+  // Handles the death of a server. All groups that use the server must have been called off.
   void server_lost(uint32_t server);
 
-  // Pushes the transfer's runs behind what its stream has queued. Links owns a share of `keeps`,
-  // where the transfer and the memory that it points to live, until on_transfer_done() has returned
-  // or all transfers were forgotten. kInternal: its key is in flight already.
+  // Pushes the transfer's runs after those already queued in its stream. `keeps` owns the transfer
+  // and the memory that it points to. Links holds a share of `keeps` until on_transfer_done() has
+  // returned or all transfers are forgotten. Returns kInternal if the transfer's key is already in
+  // flight.
   Status push(Transfer& transfer, std::shared_ptr<void> keeps = nullptr) override;
   void send_control(uint32_t server, const wire::FrameHeader& header, std::string payload);
-  // Both forget every transfer: afterwards nothing touches the memory of any.
-  // Closes every flow (the job has failed).
+  // Both clear() and finish() forget every transfer; afterwards nothing accesses their memory.
+  // Closes every flow, because the job has failed.
   void clear();
-  // Writes out what is queued, then closes when the server does. Flows with something of a transfer
-  // on its way cannot: they close at once.
+  // Sends what is queued, then closes when the server does. A flow that has part of a transfer on
+  // its way cannot do so; it closes at once.
   void finish();
 
-  // Polls what the paths say about congestion; call it now and then.
+  // Polls the transport's path information about congestion. Must be called periodically.
   void poll_paths();
-  // Of the group something moves that cannot go on without one of its members.
+  // Returns whether a transfer of the group is in flight that needs all members.
   bool busy(uint32_t group) const;
-  // Of that, something is still to come from this server.
+  // Returns whether such a transfer still expects results from this server.
   bool needs(uint32_t group, uint32_t server) const;
   size_t open_flows(uint32_t server) const;
   uint64_t bytes_received(uint32_t server) const;
-  // What has not reached the servers yet; see transport::undelivered().
+  // Returns the number of bytes that have not reached the servers yet; see
+  // transport::undelivered().
   size_t undelivered() const;
-  // When a server last answered with a result.
+  // Returns when a server last answered with a result.
   Nanos answered_at() const override { return answered_at_; }
-  // Likewise in this group, but for partial all-reduces, which go on whoever has left.
+  // Returns when a result last came in this group. Partial all-reduces do not count: they go on
+  // whoever leaves.
   Nanos answered_at(uint32_t group) { return pace_of(group).whole_answered_at; }
-  // A transfer that is overdue by `margin`, while no server has answered anything; or null. Servers
-  // keep the deadlines: this is for the case that they cannot.
+  // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.
+  // Servers watch the deadlines; this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
-  // Of a flow, in the world.
+  // Returns the credit of a flow in the world, in bytes.
   size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
   std::vector<transport::FlowCounters> counters() const;
 
@@ -90,7 +94,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
-    // Segments of lent results that were read, and as the server knows it; modulo 2^32.
+    // Segments of lent results that were read here, and how many of them the server knows; modulo
+    // 2^32.
     uint32_t taken = 0, taken_told = 0;
     std::string control;         // payload of a control frame being received
     Transfer* transfer = nullptr;  // of the result frame being received
@@ -108,7 +113,7 @@ class Links final : public Pusher, private transport::FlowHandler {
     Transfer* transfer = nullptr;
     uint32_t run = 0;
     uint32_t next = 0;           // segment of the shard
-    uint64_t number = 0;         // of the transfer in its stream, if links are kept in balance
+    uint64_t number = 0;         // of the transfer in its stream, if balances_
   };
   struct Stream {
     Ring<Item> queue;
@@ -118,12 +123,13 @@ class Links final : public Pusher, private transport::FlowHandler {
   using StreamId = std::pair<uint32_t, uint32_t>;  // group, stream
   using Streams = std::map<StreamId, Stream>;
   struct Link {
-    double share = 1;   // of the credit: a server with more of the bytes has more on its way
-    double length = 1;  // of the time to a result, by the nearest server's
-    Nanos shortest = 0, round_trip = 0;  // the shortest one, the latest; 0: not known
+    double share = 1;   // of the credit: more for a server with more of the bytes
+    double length = 1;  // window length relative to the nearest server's
+    Nanos shortest = 0, round_trip = 0;  // round trips: shortest, latest; 0: unknown
     size_t frames = kFramesPerWindow;
     size_t outstanding = 0;
-    // Since paths were last measured: segments outstanding times for how long, and answered.
+    // Sums since the last measure_paths(): segments outstanding times duration, and segments
+    // answered.
     Nanos counted_at = 0;
     double waited = 0, answered = 0;
     void count(Nanos now) {
@@ -131,14 +137,14 @@ class Links final : public Pusher, private transport::FlowHandler {
       counted_at = now;
     }
     std::vector<std::unique_ptr<LinkFlow>> flows;
-    std::vector<Path> paths;  // of the flows
+    std::vector<Path> paths;  // one per flow
     Streams streams;
-    uint32_t groups = 0;       // that have streams here
+    uint32_t groups = 0;       // number of groups with streams here
   };
 
-  // Of a stream, over all links that differ.
+  // Keeps the links of one stream in step, if servers have different loads.
   struct Order {
-    uint64_t transfers = 0;  // that were pushed
+    uint64_t transfers = 0;  // number of transfers pushed
     Balance balance;
   };
 
@@ -176,10 +182,10 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::vector<Link> links_;  // by server
   Transfers transfers_;
   Pace world_;
-  std::map<uint32_t, Pace> groups_;        // the others
-  bool balances_ = false;                  // servers differ: none gets far ahead of the others
-  std::map<StreamId, Order> orders_;       // only if balances_
-  std::vector<uint32_t> released_;         // servers whose links waited for others
+  std::map<uint32_t, Pace> groups_;        // all but the world
+  bool balances_ = false;                  // servers differ: no link gets far ahead of the others
+  std::map<StreamId, Order> orders_;       // used only if balances_
+  std::vector<uint32_t> released_;         // servers whose links no longer have to wait
   Nanos answered_at_ = 0;
 };
 

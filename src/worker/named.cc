@@ -8,7 +8,7 @@
 namespace herring::worker {
 namespace {
 
-// What the owner of the messages to a rank is chosen by.
+// Returns the name that determines the owner of the messages to a rank.
 std::string box_of(const Group& group, const wire::Collective& what) {
   const auto* send = std::get_if<wire::Send>(&what);
   return concat("messages to ", send != nullptr ? send->to : group.index());
@@ -41,13 +41,13 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   }
   if (Names::is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
     return Status(Code::kInvalidArgument,
-                  concat("the name '", call.name, "' is not for operations of your own"));
+                  concat("the name '", call.name, "' is reserved"));
   }
   auto made = make(std::move(call));
   if (!made.ok()) return made.status();
   const std::shared_ptr<Operation> operation = *made;
   HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
-  // Until it has started, nobody but its caller knows of it.
+  // Until the operation has started, only its caller knows of it.
   const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
   const Status begun = or_tell(fail, [&] {
     if (operation->comes_back()) return bring_out(operation);
@@ -64,8 +64,9 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   return begun;
 }
 
-// It starts when its arrays are in the staging; nobody waits for that. That may be after this has
-// gone, but not as long as the loop runs.
+// Queues the copies of the arrays to the staging memory, without waiting for them. The operation
+// starts when they are done. The callback may run after this object is gone, but the task that it
+// posts runs only as long as the loop does.
 Status NamedOperations::bring_out(const std::shared_ptr<Operation>& operation) {
   operation->started_ = engine_.loop()->now();
   HERRING_RETURN_IF_ERROR(operation->bring_out([this, operation](const Status& out) {
@@ -74,7 +75,7 @@ Status NamedOperations::bring_out(const std::shared_ptr<Operation>& operation) {
     });
     if (!runs) operation->set({Code::kShutdown, "herring was shut down"});
   }));
-  // What is on its way cannot be taken back: from here on the operation tells what becomes of it.
+  // Queued copies cannot be withdrawn, so from here on the operation reports its own failure.
   const Status known = engine_.run([this, operation] { arrivals_.expect(operation); }, true);
   if (!known.ok()) drop(*operation, known);
   return {};
@@ -96,13 +97,13 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
   header.group = group->id();
-  // The others' calls go on without this rank, so it may not meet the one after.
+  // The other ranks' calls go on without this rank, so a refusal might meet a later call instead.
   if (names_.has_joined(*group)) return;
   const bool counts = wire::is<wire::AllReduce>(announce.what);
-  // If the engine has ended, nobody is there to be told.
+  // If the engine has ended, there is nobody to tell.
   static_cast<void>(engine_.run([this, header, group, server = group->shards().owner_of(name),
                                  payload = encode(announce), counts] {
-    if (counts) ++group->called;  // as the others count theirs
+    if (counts) ++group->called;  // the other ranks count their calls, too
     if (engine_.failure().ok()) engine_.links().send_control(server, header, payload);
   }));
 }
@@ -126,7 +127,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
-    // A server that it will use: so it can be formed whatever has become of the others.
+    // Chooses a server that the new group will use. Then the group can be formed whatever happens
+    // to others.
     const control::Group formed(control::Group::kForming, engine_.cluster(), forms->ranks, "");
     operation->server_ = control::shard_map(engine_.cluster(), formed).owner_of(call.name);
   } else {
@@ -156,8 +158,8 @@ Status NamedOperations::announce(const Operation& operation, uint32_t server) {
   announce.warn_ms = engine_.warn_ms();
   announce.name = call.name;
   announce.agreement = wire::agreement_of(call.agreement);
-  // A gathered result must fit a reply. The choice depends on nothing but the call itself: it
-  // decides in which tree a sum is taken.
+  // A gathered result must fit into a reply. The choice must depend only on the call itself,
+  // because it decides in which order a sum is computed.
   const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
   announce.inline_payload =
       bytes <= engine_.options().small_bytes &&
@@ -201,7 +203,7 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     auto operation = find(error->id);
     if (!operation) return;
     if (wire::is<wire::Join>(operation->call_.what)) return joins_.on_error(*operation, why);
-    // What moves cannot be called back from one rank alone.
+    // Bytes on their way cannot be withdrawn by one rank.
     return operation->launched_ ? engine_.fail_now(why) : finish(*operation, why);
   }
   std::string_view rest;
@@ -212,13 +214,13 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     return fits.ok() ? void() : malformed(fits);
   }
   auto operation = find(go->id);
-  if (!operation) return;  // failed meanwhile
+  if (!operation) return;  // failed in the meantime
   if (operation->launched_) {
     return malformed(breach("answered '", operation->call_.name, "' twice"));
   }
   const bool arrays = !operation->bundles_.empty();
   if (header.type != wire::FrameType::kReply) {
-    if (!arrays) return malformed(breach("has nothing to move of '", operation->call_.name, "'"));
+    if (!arrays) return malformed(breach("has nothing to move for '", operation->call_.name, "'"));
     launch(*operation, header, std::move(*go), rest);
   } else if (wire::is<wire::Join>(operation->call_.what)) {
     joins_.on_reply(*operation, server, std::move(go->counts));
@@ -241,7 +243,8 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
   mover_.move(operation, {header.stream, header.round, 0, group.id()}, std::string(rest));
 }
 
-// The number first, then a word of every server that it knows the group.
+// First the server sends the group's number. Then every server of the group confirms that it knows
+// the group.
 void NamedOperations::on_formed(Operation& operation) {
   if (operation.formed) {
     if (--operation.parts_left_ > 0) return;
@@ -269,7 +272,7 @@ void NamedOperations::on_formed(Operation& operation) {
 void NamedOperations::part_done(Operation& operation) {
   if (--operation.parts_left_ > 0) return;
   const Status why = operation.call_.group->called_off();
-  // Who is gone is not known yet: it will be.
+  // It is not known yet who is gone; the operation ends when that is known.
   if (operation.called_off_ && why.ok()) return;
   for (const Operation::Copy& copy : operation.copies_) {
     if (copy.bytes > 0 && why.ok()) std::memcpy(copy.to, copy.from, copy.bytes);
@@ -294,7 +297,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     keep->sums_->end(status);
     if (status.ok()) ++device_sums_;
   }
-  // From here to where it is told, nothing needs memory.
+  // From here until the result is set, nothing allocates memory.
   operations_.erase(found);
   if (keep->absent_) return joins_.settle(call.group->id());
   names_.give_back(keep->name_);

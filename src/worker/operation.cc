@@ -11,9 +11,9 @@ Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transpor
                      std::shared_ptr<SharedHeap> heap)
     : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
 
-// Copies the arrays of a list.
+// Copies the arrays of a list, and creates the bundles.
 Status Operation::prepare() {
-  // First of all: what follows would break a capture.
+  // Checked first, because everything below would break a stream capture.
   for (const device::Stream stream : call_.streams) {
     HERRING_RETURN_IF_ERROR(copier()->device().check_not_capturing(stream));
   }
@@ -64,7 +64,7 @@ Status Operation::bring_out(device::Watcher::Then then) {
   goes_out_.store(true);
   const Status queued = call_.copier->out(
       call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
-      [this, then = std::move(then)](const Status& out) {  // which keeps this
+      [this, then = std::move(then)](const Status& out) {  // copies own a share of this
         goes_out_.store(false);
         then(out);
       });
@@ -89,7 +89,7 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   device::Copier& copier = *call_.copier;
   for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
   HERRING_RETURN_IF_ERROR(copier.back(device_copies()));
-  // Keeps the staging until the device is through with it.
+  // The callback keeps the staging memory until the device is done with it.
   HERRING_RETURN_IF_ERROR(
       copier.when_back([self = shared_from_this(), taken](const Status& status) {
         self->drop_staging();

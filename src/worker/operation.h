@@ -1,4 +1,4 @@
-// A named operation of one rank, from its call to its result.
+// A named operation on one rank, from its call to its result.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,11 @@ namespace herring::worker {
 
 class NamedOperations;
 
-// What moves of a call: its array, or those of its list that have one dtype.
+// The data that moves for a call: its array, or the arrays of its list that have one dtype.
 struct Bundle {
   wire::Array array;
   const char* send = nullptr;
-  char* receive = nullptr;  // in place
+  char* receive = nullptr;  // the array itself
 };
 
 class Operation : public Future,
@@ -37,40 +37,41 @@ class Operation : public Future,
             std::shared_ptr<SharedHeap> heap);
   ~Operation() override;
 
-  // What allgather, reduce_scatter and alltoall return; valid once complete. `placed`: it is where
-  // the call wants it.
+  // The result of allgather, reduce_scatter and alltoall, valid once complete. `placed`: the result
+  // was written to the memory that the call names; `result` is then empty.
   std::unique_ptr<char[]> result;
   bool placed = false;
   size_t result_bytes = 0;
-  // See wire::Go. Of allgather, the rows of each rank; of a receive, from whom and with which tag;
-  // of a join, the rank that was last.
+  // See wire::Go. For an allgather, the rows of each rank. For a receive, the sender and its tag.
+  // For a join, the rank that was last.
   std::vector<uint64_t> counts;
-  std::shared_ptr<Group> formed;       // by form_group; valid once complete
+  std::shared_ptr<Group> formed;       // created by form_group; valid once complete
 
-  // Of a list that does not say where its results go, once complete: rows of each result, and the
-  // results themselves, once.
+  // Once a list is complete: the row count of each result. If the list does not say where its
+  // results go, take() copies them out; it must be called at most once.
   const std::vector<uint64_t>& result_rows() const { return list_->result_rows(); }
   void take(const std::vector<char*>& to);
-  // Lets go of what was copied; take() does so too.
+  // Frees the copies of the arrays; take() also does so.
   void drop_staging();
 
-  // Of a call on a device: null, or its copies.
+  // Returns the copier of a call on a device; null if the call is not on a device.
   const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
   bool on_device() const { return copier() != nullptr; }
-  // Complete, and no device reads its arrays any more, or writes to them before take_back().
+  // Returns whether the operation is complete and no device accesses its arrays before take_back().
   bool at_rest() const {
     return done() && !goes_out_.load() && (sums_ == nullptr || sums_->through());
   }
-  // Once complete, queues its results to be copied to where its arrays lie, after what is queued in
-  // the streams and before what will be; that comes after it in the streams of later calls, too,
-  // which copy nothing. On threads that may call the device's driver.
+  // Once complete, queues the copies of the results back to the device arrays. These copies run
+  // after the work queued in the streams so far and before later work. A further call copies
+  // nothing: it only makes later work in its streams wait for the copies. Must run on a thread that
+  // may call the device's driver.
   Status take_back(const std::vector<device::Stream>& streams);
-  // Of a take_back(): done when the results are there.
+  // Returns a future that is done when the copies of take_back() are done; null before take_back().
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
-  // Complete, its results are still to be taken back.
+  // Returns whether results must be taken back once the operation is complete.
   bool comes_back() const { return on_device() && sums_ == nullptr; }
-  // Of a call on a device: an error that it is in, which the operation then fails with. On threads
-  // that may call its driver.
+  // Returns an error of the device, which the operation then fails with. Must run on a thread that
+  // may call the driver.
   Status check_device();
 
  private:
@@ -83,43 +84,44 @@ class Operation : public Future,
   Status prepare();
   Status pack();
   Status stage(size_t bytes);
-  // Queues the copies of what the device has; see Copier::out. `then` has a share of this.
+  // Queues the copies out of the arrays that this rank gives; see Copier::out. `then` owns a share
+  // of this.
   Status bring_out(device::Watcher::Then then);
   Status queue_back(const std::vector<device::Stream>& streams);
   std::vector<device::Copy> device_copies();
   size_t bytes() const;                // of all bundles
-  char* place_result(size_t bytes);    // null: no memory
-  Status unpack();                     // of a list, where its results go
+  char* place_result(size_t bytes);    // null if there is no memory
+  Status unpack();                     // of a list: copies results to where they go
 
   NamedOperations& owner_;
   Call call_;
   std::vector<Bundle> bundles_;
   std::optional<List> list_;
   const std::shared_ptr<SharedHeap> heap_;
-  std::pair<uint32_t, std::string> name_;  // as Names knows it
+  std::pair<uint32_t, std::string> name_;  // as registered in Names
   uint64_t id_ = 0;
   uint32_t server_ = 0;
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
-  bool came_ = false;                  // engine thread: it does so no more
+  bool came_ = false;                  // engine thread: the device no longer reads them
   bool launched_ = false;              // bytes of it may be moving
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
-  bool called_off_ = false;            // a part of it was
+  bool called_off_ = false;            // a part of it was called off
   std::mutex taking_back_;
-  std::shared_ptr<Future> taken_back_;  // null: it was not asked for
-  bool absent_ = false;                // of others: this rank has joined and adds nothing
-  Status failed_;                      // of a join: why, though others' operations go on
-  char* staging_ = nullptr;            // in the shared heap, for arrays that are not
-  // Copied when all parts are done: of the staging, to where the result belongs.
+  std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
+  bool absent_ = false;                // an operation of others: this rank has joined
+  Status failed_;                      // error of a join, while others' operations go on
+  char* staging_ = nullptr;            // in the shared heap, for arrays outside it
+  // A copy from the staging memory to the result, done when all parts are done.
   struct Copy {
     char* to = nullptr;
     const char* from = nullptr;
     size_t bytes = 0;
   };
   std::vector<Copy> copies_;
-  std::shared_ptr<DeviceSums> sums_;   // null: the device takes none
-  std::function<void(const Status&)> then_;  // instead of a caller who waits
+  std::shared_ptr<DeviceSums> sums_;   // null if no device does the sums
+  std::function<void(const Status&)> then_;  // called at the end, in place of a caller
 };
 
 }  // namespace herring::worker

@@ -17,7 +17,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   ~Work();
   Status allocate();
 
-  // Queues a task for the engine thread; a round whose engine has ended fails.
+  // Queues a task for the engine thread. If that thread has ended, the round fails.
   void run(const std::shared_ptr<Round>& round, std::function<void()> task);
   void begin(const std::shared_ptr<Round>& round);
   void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
@@ -31,11 +31,12 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   const uint32_t stream;
   const uint32_t generation = fork_generation();
   std::vector<char*> arenas;
-  char* note = nullptr;  // null: rounds have none
+  char* note = nullptr;  // null if rounds have none
   std::atomic<uint32_t> contributors{0};
-  // In the first rounds, between the ranks of a node; null: this one is alone.
+  // Cards of the first rounds, exchanged between the ranks of a node; null if this rank is alone
+  // there.
   char* card = nullptr;
-  std::vector<char> cards;  // that have come
+  std::vector<char> cards;  // received
 
  private:
   class Part;
@@ -47,24 +48,24 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
 
   std::vector<char*> memory_;
-  // All parts go through the node stage, or none: one that did not would overtake those that do,
+  // Whether all parts go through the node stage. If only some did, the others would overtake them,
   // and the order of a stream must be the same on every worker.
   bool staged_ = false;
-  std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, and behind them the note
+  std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, then the note
 };
 
-// What travels as one: a fusion buffer, or the note. Where no node stage is needed, it goes from
-// its place to the servers and back.
+// What travels as a unit: a fusion buffer or the note. If the node stage is not needed, a part goes
+// directly from its memory to the servers and back.
 class Planned::Work::Part : public TransferOwner {
  public:
   explicit Part(Work& work) : work_(work) {}
-  NodeTask task;    // but for what each round has of its own
+  NodeTask task;    // without the fields that differ from round to round
   Transfer transfer;
   std::shared_ptr<Round> round;
 
   void on_transfer_done(Transfer& done) override {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
-    // The round fails, or has failed, with what moved in its group.
+    // If the transfer was called off, the round fails with its group.
     if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
   }
 
@@ -88,7 +89,7 @@ Status Planned::Work::take_memory(size_t bytes, char*& place) {
 
 Status Planned::Work::allocate() {
   staged_ = options.group->uses_node_stage();
-  std::vector<char*> staging;  // by arena; null where nothing is converted
+  std::vector<char*> staging;  // by arena; null if nothing is converted
   for (const plan::Arena& arena : plan.arenas) {
     HERRING_RETURN_IF_ERROR(take_memory(arena.bytes, arenas.emplace_back()));
     staging.push_back(nullptr);
@@ -133,11 +134,11 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op,
   }
 }
 
-// As NodeWork has it.
+// Uses the same slices as NodeWork.
 plan::Range Planned::Work::slice(uint32_t part, uint32_t place) const {
   const NodeTask& task = parts_[part]->task;
   const std::vector<plan::Shard>& shards = task.shards;
-  plan::Range whole;  // first of the wire's bytes
+  plan::Range whole;  // at first in bytes on the wire
   for (const plan::SegmentRun& run :
        plan::local_slice(shards, plan.segment_bytes, place, options.group->local_size())) {
     const plan::Range range = plan::run_range(shards, plan.segment_bytes, run);
@@ -157,7 +158,8 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
                                                  PlannedOptions options) {
   EngineCore& engine = *face.core_;
   if (!options.group) options.group = engine.world();
-  // Also of a plan that fails here: the next one must have the same on all ranks.
+  // A stream is taken even if creation fails below: the next plan must have the same stream on all
+  // ranks.
   if (!options.stream) options.stream = options.group->next_stream();
   for (const plan::Gradient& gradient : gradients) {
     HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, {options.op}));
@@ -181,12 +183,12 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
 }
 
 Planned::~Planned() {
-  if (work_->generation != fork_generation()) return;  // a child is no member of the job
+  if (work_->generation != fork_generation()) return;  // a forked child is not a member of the job
   std::lock_guard lock(mutex_);
   if (round_ == nullptr || round_->future->done() || next_buffer_ == work_->count()) {
     return;
   }
-  // Without the memory to say so, the others wait until their time-out.
+  // If there is no memory to tell the others, they wait until their time-out.
   static_cast<void>(without_exceptions([this]() -> Status {
     work_->engine.abort(
         {Code::kShutdown,
@@ -215,7 +217,7 @@ Status Planned::begin(bool active, bool held) {
     return {Code::kInvalidArgument,
             concat("'", work_->options.name, "': begin() inside a round; wait() for it first")};
   }
-  // Before anything changes: there may be no memory for it.
+  // Allocates first, so that nothing has changed if there is no memory.
   auto round = std::make_shared<Round>();
   round->future = std::make_shared<Future>(work_->engine.loop());
   round->number = next_round_++;
@@ -293,8 +295,9 @@ Status Planned::note(std::string_view bytes) {
 Result<std::string> Planned::notes() {
   std::lock_guard lock(mutex_);
   if (round_ == nullptr || !round_->future->done()) {
-    return Status(Code::kInvalidArgument, concat("'", work_->options.name,
-                                                 "': notes are there when wait() has returned"));
+    return Status(Code::kInvalidArgument,
+                  concat("'", work_->options.name,
+                         "': notes are available after wait() has returned"));
   }
   HERRING_RETURN_IF_ERROR(round_->future->status());
   return std::string(work_->note, work_->options.note_bytes);
@@ -390,7 +393,8 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
   });
 }
 
-// By the node stage, as each rank reads it where its neighbours have posted it.
+// Exchanges the cards through the node stage: each rank reads its neighbours' cards from their
+// memory.
 void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
   NodeTask task;
   task.group = options.group;

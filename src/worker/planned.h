@@ -1,7 +1,7 @@
-// A planned operation: all-reduce of the fusion buffers of one plan, round after round, without a
-// word of negotiation (paper, III-2). Gradients may become ready in any order; buffers are pushed
-// in plan order as they fill. With a round travels a note, if the plan has one: each active rank
-// gives some bytes, and every rank gets the largest that any of them gave, at each place.
+// A planned operation: all-reduce of the fusion buffers of one plan, round after round, without any
+// negotiation (paper, III-2). Gradients may become ready in any order. Buffers are pushed in plan
+// order as they fill. A plan may have a note: a few bytes that each active rank sends along with a
+// round. At each byte, every rank gets the largest value that any rank gave.
 #pragma once
 
 #include <cstdint>
@@ -19,92 +19,98 @@
 
 namespace herring::worker {
 
-// What devices do in the node stage of a plan's rounds: see DeviceNode. Engine thread, but for what
-// says otherwise.
+// What devices do in the node stage of a plan's rounds; see DeviceNode. Engine thread, unless
+// stated otherwise.
 class PlannedDevices {
  public:
-  // Each rank of a node tells the others so much in each of the first rounds.
+  // Size of the card that each rank of a node gives the others, and number of rounds in which it
+  // does.
   static constexpr size_t kCardBytes = 1024;
   static constexpr uint32_t kCardRounds = 2;
 
   virtual ~PlannedDevices() = default;
-  // What this rank tells; the thread that begins the round.
+  // Writes the card of this rank; called on the thread that begins the round.
   virtual void write_card(uint32_t round, char* card) = 0;
-  // All have posted a buffer of the first round: where, by place among the members here.
+  // Called when all ranks of the node have posted a buffer in the first round. `memory` says where,
+  // sorted by local index.
   virtual void learn(uint32_t buffer, std::vector<PostedMemory> memory) = 0;
-  // Null: the processor combines this rank's slice of it.
+  // Returns null if the processor combines this rank's slice of the buffer.
   virtual std::shared_ptr<SliceAdder> adder(uint32_t buffer) = 0;
 };
 
 struct PlannedOptions {
   std::string name;
-  std::shared_ptr<Group> group;         // null: all ranks
+  std::shared_ptr<Group> group;         // null means all ranks
   ReduceOp op = ReduceOp::kAverage;
   bool narrow = false;                  // float32 arenas travel as `wire`
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
-  size_t note_bytes = 0;                // of a round's note; 0: it has none
-  std::optional<uint32_t> stream;       // Group::next_stream(), if it was taken already
+  size_t note_bytes = 0;                // 0: rounds have no note
+  std::optional<uint32_t> stream;       // from Group::next_stream(), if taken already
   Use use = Use::kHost;                 // of the arenas' memory
   bool on_devices = false;              // gradients of some rank lie on a device
-  std::function<void(uint32_t buffer)> averaged;  // called on the engine's thread; may be null
-  std::shared_ptr<PlannedDevices> devices;        // null: none is at work
+  std::function<void(uint32_t buffer)> averaged;  // engine thread; may be null
+  std::shared_ptr<PlannedDevices> devices;        // null if no device takes part
 };
 
 class Planned {
  public:
-  // Allocates the arenas. Every rank must make a group's planned operations in the same order; the
-  // caller compares `signature()` across ranks before the first round.
+  // Allocates the arenas. All ranks must create the planned operations of a group in the same
+  // order. The caller must compare signature() across ranks before the first round.
   static Result<std::unique_ptr<Planned>> create(Engine& engine,
                                                  const std::vector<plan::Gradient>& gradients,
                                                  PlannedOptions options);
-  // A round of which everything is ready goes on, and the arenas live as long. Inside any other the
-  // job fails, on every rank: they wait for gradients that nobody can bring any more.
+  // A round in which everything is ready goes on, and the arenas live until it ends. Inside any
+  // other round, the job fails on every rank, because nobody can supply the missing gradients any
+  // more.
   ~Planned();
 
   const plan::Plan& plan() const;
-  // With a share of the plan's memory, which may outlive it (but not the engine).
+  // Returns arena `i` with a share of the plan's memory. The memory may outlive this object but not
+  // the engine.
   std::shared_ptr<char> arena(size_t i) const;
-  // Equal on two ranks exactly when their planned operations fit together.
+  // Two ranks have equal signatures exactly if their planned operations are compatible.
   uint64_t signature() const;
 
-  // Starts a round. active = false: this worker contributes nothing; all buffers go at once, or if
-  // they are held, with let_go().
+  // Starts a round. active = false: this worker contributes nothing. Then all buffers are pushed at
+  // once or, if held, when let_go() is called.
   Status begin(bool active, bool held = false);
-  // Any thread.
+  // Releases a held round. Any thread.
   void let_go();
-  // Gradient `index` is in its place in the arena. Any thread.
+  // Declares that gradient `index` is in its place in the arena. Any thread.
   Status ready(size_t index);
-  // This rank's note of the round, once: an active rank's round is not complete without it. Best
-  // before the last gradient is ready, so that both leave together. Any thread.
+  // Gives this rank's note of the round, exactly once: an active rank's round is not complete
+  // without it. Best called before the last gradient is ready, so that both leave together. Any
+  // thread.
   Status note(std::string_view bytes);
-  bool lacks_note() const;  // which the round needs
-  // Of the round begun last; null before the first.
+  bool lacks_note() const;  // and the running round needs one
+  // Returns the future of the latest round; null before the first.
   std::shared_ptr<Future> round() const;
-  // The adder of a buffer of the running round is through. Any thread.
+  // Reports that the adder of a buffer in the running round is done. Any thread.
   void added(uint32_t buffer);
-  // How many rounds have begun.
+  // Returns how many rounds have begun.
   uint32_t rounds() const;
-  // What the ranks of the node have told in a round that is over, by place among the members here;
-  // empty: this rank is alone here.
+  // Returns the cards of the node's ranks from a finished round, sorted by local index. Empty if
+  // this rank is alone on its node.
   std::vector<char> cards() const;
   const Group& group() const;
   const PlannedOptions& options() const;
-  const std::string& node_stage() const;  // the setting
+  const std::string& node_stage() const;  // value of the setting node_stage
   std::shared_ptr<SharedHeap> shared_heap() const;
-  // Which part of a fusion buffer the rank at that place among the members here combines.
+  // Returns the part of a fusion buffer that the rank with local index `place` combines.
   plan::Range slice(uint32_t buffer, uint32_t place) const;
-  // Ends the job, which cannot go on without what this rank was to bring.
+  // Ends the job, which cannot go on without this rank's data.
   void fail(const Status& why);
-  // The running round's future; kInvalidArgument names gradients that are not ready.
+  // Returns the running round's future. Returns kInvalidArgument, naming the gradients that are not
+  // ready, if any.
   Result<std::shared_ptr<Future>> waiting();
-  // Workers that contributed to the last finished round.
+  // Returns the number of workers that contributed to the last finished round.
   uint32_t contributors() const;
-  // The notes of the last round, combined; all 0 where nobody was active.
+  // Returns the combined note of the last round; all bytes are 0 if no rank was active.
   Result<std::string> notes();
 
  private:
-  class Work;  // the plan and its memory; what the engine has of a round owns a share of it
+  class Work;  // the plan and its memory; the engine's tasks own shares of it
   struct Round {
     std::shared_ptr<Future> future;
     uint32_t number = 0;
@@ -114,9 +120,9 @@ class Planned {
 
   explicit Planned(std::shared_ptr<Work> work);
   bool has_note() const;
-  // For messages: what has not happened yet, such as "gradients 3, 4 were ready".
+  // Returns text that says what has not happened yet, such as "gradients 3, 4 were ready".
   std::string missing() const;
-  // Pushes what is complete and next in order.
+  // Pushes the buffers that are complete and next in order.
   void advance();
 
   const std::shared_ptr<Work> work_;
@@ -124,7 +130,7 @@ class Planned {
   mutable std::mutex mutex_;  // guards everything below
   std::shared_ptr<Round> round_;
   std::vector<bool> ready_;
-  std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; behind them the note
+  std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; the last entry is the note
   uint32_t next_buffer_ = 0;
   bool held_ = false;
   uint32_t next_round_ = 0;

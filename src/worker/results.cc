@@ -1,5 +1,5 @@
-// Links, as far as something comes back from servers: results and the credit that they return, what
-// they say of a path, and what will not come any more. What is sent is in links.cc.
+// The part of Links that handles what comes back from servers: results and the credit that they
+// return, measurements of the paths, and results that will not come. Sending is in links.cc.
 #include <algorithm>
 #include <numeric>
 
@@ -9,9 +9,9 @@
 namespace herring::worker {
 namespace {
 
-// Results from the nearest server between two measurements of how long a result takes.
+// Results needed from the nearest server between two measurements of the time to a result.
 constexpr double kLeastAnswered = 8;
-// What the fastest links of today carry, in bytes per nanosecond: 100 Gbit/s.
+// Speed of today's fastest links, in bytes per nanosecond (100 Gbit/s).
 constexpr double kFastestLink = 12.5;
 
 }  // namespace
@@ -35,7 +35,8 @@ void Links::measure_paths() {
   }
 }
 
-// What is pushed says what was taken; when nothing is left to push, a frame of its own does.
+// Tells the server which lent results were read. Data frames carry this number; if nothing is left
+// to push, a frame of its own does.
 void Links::give_back(LinkFlow& flow) {
   if (flow.taken == flow.taken_told || path_of(flow).outstanding > 0) return;
   wire::FrameHeader header;
@@ -73,13 +74,13 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
                   ", round ", key.round, ", buffer ", key.buffer, ", segments ",
                   header.first_segment, "+", header.segments, ")");
   };
-  if (found == transfers_.end()) return nonsense("that nobody waits for");
+  if (found == transfers_.end()) return nonsense("that no transfer waits for");
   Transfer& transfer = *found->second.transfer;
   uint32_t r = 0;
   for (; r < transfer.runs.size(); ++r) {
     if (transfer.shards[transfer.runs[r].shard].server == flow.server) break;
   }
-  if (r == transfer.runs.size()) return nonsense("of a shard that is not its own");
+  if (r == transfer.runs.size()) return nonsense("of a shard that another server owns");
   const plan::SegmentRun& run = transfer.runs[r];
   const uint64_t first = header.first_segment, count = header.segments;
   if (first < run.first || first + count > uint64_t{run.first} + run.count) {
@@ -165,7 +166,7 @@ Links::Transfers::node_type Links::take(const Transfer& transfer) {
   return transfers_.extract(transfer.key);
 }
 
-// Whatever their owners do, what the transfers lie in stays until all have been told.
+// The memory of the transfers stays alive until all owners have been told, whatever the owners do.
 void Links::end(const std::vector<Transfer*>& transfers) {
   std::vector<Transfers::node_type> let_go;
   for (const Transfer* transfer : transfers) let_go.push_back(take(*transfer));

@@ -144,7 +144,7 @@ def test_a_death_ends_a_join(layout, joined):
 INTERRUPTED = """
 herring.init()
 r = herring.rank()
-raises(herring.InvalidArgumentError, "not for operations of your own", herring.allreduce,
+raises(herring.InvalidArgumentError, "'herring.join' is reserved", herring.allreduce,
        np.ones(3, "f"), name="herring.join")
 group = herring.new_group(range(herring.size()))
 if r == 0:

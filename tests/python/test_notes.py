@@ -59,7 +59,7 @@ REFUSED = """
 herring.init()
 bad = herring.InvalidArgumentError
 plan = herring.PlannedReduction([(10, "float32")] * 2, name="p", note_bytes=3)
-raises(bad, "'p': notes are there when wait() has returned", getattr, plan, "notes")
+raises(bad, "'p': notes are available after wait() has returned", getattr, plan, "notes")
 raises(bad, "'p': a note before begin()", plan.note, b"abc")
 plan.begin()
 raises(bad, "'p': a note of 2 bytes; this plan has 3", plan.note, b"ab")
@@ -74,7 +74,7 @@ plan.ready_all([0, 1])
 plan.wait()
 assert plan.notes == bytes(range(3))
 plan.begin(active=herring.rank() == 0)
-raises(bad, "'p': notes are there", getattr, plan, "notes") if herring.rank() == 0 else None
+raises(bad, "'p': notes are available", getattr, plan, "notes") if herring.rank() == 0 else None
 if herring.rank() == 0:
     plan.ready_all([0, 1])
     raises(bad, "before the note was given", plan.wait)
