@@ -54,7 +54,7 @@ uint32_t Aggregator::contributor_of(const control::Group& group, const wire::Ope
   return kNobody;
 }
 
-// What is wrong with it, whatever others say.
+// Checks the opening alone, independently of other contributors.
 Status Aggregator::check(const control::Group& group, const wire::Open& open,
                          uint32_t rank) const {
   HERRING_RETURN_IF_ERROR(reduce::check_stage(reduce::whole(open.dtype, open.reduction)));
@@ -78,8 +78,9 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
                                    const wire::Open& open, uint32_t rank) {
   const uint32_t segments = plan::segment_count(open.shard_bytes, segment_bytes_);
   if (open_[rank] >= most_open_ || segments_ + segments > kMostSegments) {
-    return breach("rank ", rank, " opens '", open.name, "' with ", segments, " segments beside ",
-                  open_[rank], " operations of its own and ", segments_, " segments of all");
+    return breach("rank ", rank, " opens '", open.name, "' with ", segments,
+                  " segments in addition to ", open_[rank], " operations of its own and ",
+                  segments_, " segments in total");
   }
   auto op = std::make_unique<Operation>();
   op->key = key;
@@ -121,11 +122,12 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
             concat("ranks disagree about '", first.name, "'", group->members.suffix(), ": ",
                    cluster_.describe_rank(rank),
                    " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
-                   herring::name_of(open.reduction.op), "), others ", first.shard_bytes,
+                   herring::name_of(open.reduction.op), "); others push ", first.shard_bytes,
                    " bytes of ", herring::name_of(first.dtype), " (",
                    herring::name_of(first.reduction.op), ")")};
   }
-  // The local ranks of a node, and the flows of a rank, each open it once.
+  // Each local rank of a node and each flow of a rank opens the operation; only the first one
+  // counts.
   const uint32_t contributor = contributor_of(group->members, open, rank);
   if (!std::exchange(op->contributors[contributor].opened, true)) {
     op->workers += open.workers;
@@ -168,10 +170,10 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   if (found == operations_.end()) {
     const std::shared_ptr<JobGroup> group = groups_.find(header.group);
     if (group && group->called_off && group->members.has(rank)) return false;
-    return breach("rank ", rank, " sent data of an operation it did not open");
+    return breach("rank ", rank, " sent data for an operation that it did not open");
   }
   Operation& op = *found->second;
-  // Whether or not it was opened before the group broke.
+  // This applies whether the operation was opened before or after the group was called off.
   if (op.group->called_off && !goes_on_without(op) && op.group->members.has(rank)) return false;
   const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
@@ -184,7 +186,7 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;
   if (header.payload != (empty ? 0 : end - begin)) {
-    return breach("rank ", rank, " sent ", header.payload, " bytes where '", op.open.name,
+    return breach("rank ", rank, " sent ", header.payload, " bytes, but '", op.open.name,
                   "' needs ", end - begin);
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
@@ -258,8 +260,9 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   return slot;
 }
 
-// Only a round of a partial all-reduce: what else needs the dead fails at the workers, and must not
-// be completed before they know.
+// Returns whether the operation goes on without members that are gone: only a round of a partial
+// all-reduce does. Other operations fail at the workers, and must not complete before the workers
+// know.
 bool Aggregator::goes_on_without(const Operation& op) {
   return op.key.outlives_members() &&
          op.open.participants == wire::Participants::kRanks;
@@ -280,7 +283,8 @@ void Aggregator::rank_gone(uint32_t rank, bool left) {
       for_each_slot(*op, [&](Slot& slot) {
         for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
           Contribution& contribution = slot.contributions[c];
-          // What it was sending never becomes whole; what it has not begun nobody waits for.
+          // Data that the rank was sending never becomes whole. Nobody waits for data that it has
+          // not begun.
           const bool began = contribution.state == Contribution::kReceiving &&
                              contribution.rank == rank;
           const bool never = goes_on && c == index && contribution.state == Contribution::kNone;
@@ -308,8 +312,8 @@ void Aggregator::break_group(JobGroup& group) {
   settle_missing(missing);
 }
 
-// Contributions that have not begun never will; those that have are read to their end, and answered
-// when the slot is complete.
+// Calls off a group. Contributions that have not begun are given up. Those that have begun are read
+// to their end, and answered when the slot is complete.
 void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
   if (group.called_off.exchange(true)) return;
   std::vector<Operation*> idle;
@@ -325,7 +329,7 @@ void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
   for (Operation* op : idle) erase(*op);
 }
 
-// Each of them once; the last one of a slot may complete and free it.
+// Settles each missing contribution once. The last one of a slot may complete and free the slot.
 void Aggregator::settle_missing(const std::vector<Missing>& missing) {
   for (const Missing& one : missing) settle(*one.slot, one.contributor, Contribution::kLost);
 }
@@ -348,7 +352,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     if (++group.arrived < group.members) return;
     if (slot.groups.size() == 1) mark_done(slot);
   }
-  // From here on nobody else touches this group (or, with one group, this slot).
+  // From here on, no other thread accesses this group (or this slot, if it has only one group).
   if (slot.groups.size() > 1) {
     combine_group(slot, group_index);
     std::lock_guard lock(mutex_);
@@ -357,7 +361,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
   }
   finish(slot);
   deliver_(slot);
-  result_sent(slot);  // deliver_ may have found that nobody is left to send it to
+  result_sent(slot);  // deliver_ may have found that nobody is left to send the result to
 }
 
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
@@ -387,7 +391,8 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   for (size_t i = group.wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
 }
 
-// Rounds the result: from the lanes where there is one group, else from the groups' partial sums.
+// Computes and rounds the result: from the lanes if there is one group, otherwise from partial
+// sums.
 void Aggregator::finish(Slot& slot) {
   const wire::Open& open = slot.op->open;
   slot.results_pending.store(
@@ -493,9 +498,9 @@ std::string Aggregator::describe_missing(const Operation& op,
     if (list != nullptr) *list += (list->empty() ? "" : ", ") + cluster_.describe_rank(rank);
   }
   if (!missing.empty()) return missing;
-  if (fewest == op.segments) return "results to be taken";
-  return concat("segments of ", behind, ", from where ", fewest, " of ", op.segments,
-                " have come");
+  if (fewest == op.segments) return "workers to read the results";
+  return concat("segments of ", behind, "; ", fewest, " of ", op.segments,
+                " have arrived");
 }
 
 std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
@@ -513,7 +518,7 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
     item.text = concat("'", op->open.name, "'", op->group->members.suffix(), " (round ",
                        key.round, ", buffer ", key.buffer, ") has waited ", in_seconds(age),
                        " for ", missing);
-    if (fatal) op->since = now;  // told once; the job fails, nobody comes back
+    if (fatal) op->since = now;  // told once; the job fails anyway
     list.push_back(std::move(item));
   }
   return list;

@@ -1,10 +1,11 @@
-// The slot table: which segments of which operations are being summed, and what is still missing.
+// The slot table: which segments of which operations are being summed, and which contributions are
+// missing.
 //
-// A slot holds one segment in one round. Every contribution lands in a lane of its own; whoever
-// completes a group of adjacent lanes combines them, whoever completes the slot rounds the result.
-// The result goes to every contributor from one buffer and is freed when the last has been sent.
-// Proxies share the table: its mutex is held for bookkeeping only, never across a sum or a system
-// call.
+// A slot holds one segment in one round. Every contribution is received into its own lane. The
+// thread that completes a group of adjacent lanes combines them; the thread that completes the slot
+// rounds the result. All contributors get the result from one buffer, which is freed when the last
+// copy has been sent. Proxies share the table. Its mutex is held for bookkeeping only, never during
+// a sum or a system call.
 #pragma once
 
 #include <array>
@@ -35,20 +36,20 @@ class Peer;  // one flow of a worker, see peer.h
 struct Slot;
 
 struct Contribution {
-  enum State : uint8_t { kNone = 0, kReceiving, kHere, kLost };  // kLost: nobody to answer
+  enum State : uint8_t { kNone = 0, kReceiving, kHere, kLost };  // kLost: there is nobody to answer
   char* lane = nullptr;  // null: nothing to add
   Peer* from = nullptr;
-  uint32_t rank = 0;     // whose flow that is
+  uint32_t rank = 0;     // the worker of the flow `from`
   State state = kNone;
   bool wants_result = false;
 };
 
-// What is known of kBlockSegments segments. Blocks come and go as their segments do, so that an
-// operation takes memory for what is on its way, whatever its size.
+// The state of kBlockSegments segments. Blocks exist only while their segments are in use. So an
+// operation takes memory only for segments on their way, whatever its size.
 inline constexpr uint32_t kBlockSegments = 64;
 struct Block {
   std::array<Slot*, kBlockSegments> slots{};  // null before the first and after the last use
-  uint64_t done = 0;                          // bits: completed once, never again
+  uint64_t done = 0;                          // bits: completed, so it must not come again
   uint32_t released = 0;                      // segments whose results have all been sent
 };
 
@@ -68,14 +69,14 @@ struct Operation {
   uint32_t expected = 0;               // contributors
   uint64_t workers = 0;                // workers in the contributions opened so far
   std::vector<Contributor> contributors;
-  uint32_t first_rank = 0;             // that opened it
+  uint32_t first_rank = 0;             // the rank that opened it first
   uint32_t segments = 0;
   std::vector<Block*> blocks;          // null before the first use, kAllReleased after the last
   uint32_t released = 0;               // segments whose results have all been sent
-  uint32_t slots = 0;                  // in use now
+  uint32_t slots = 0;                  // slots in use now
 };
 
-// Adjacent contributors that are combined at once.
+// Adjacent contributors that are combined together.
 struct Subtree {
   uint16_t members = 0, arrived = 0;
   char* partial = nullptr;  // in the accumulator type
@@ -88,49 +89,51 @@ struct Slot {
   uint32_t bytes = 0;
   uint32_t groups_done = 0;
   std::vector<Contribution> contributions;  // by contributor
-  std::vector<Subtree> groups;              // of reduce::kTreeGroup contributors
+  std::vector<Subtree> groups;              // each of up to reduce::kTreeGroup contributors
   char* result = nullptr;
   uint32_t given = 0;  // contributors that had something to add
-  bool called_off = false;  // completed without some: its result is none
+  bool called_off = false;  // some contributions are lost, so there is no result
   std::atomic<uint32_t> results_pending{0};
 };
 
 class Aggregator {
  public:
-  // `deliver(slot)`: the slot's result is there; send it to slot.contributions[i].from for each i.
+  // `deliver(slot)`: called when the slot's result is ready, to send it to contributions[i].from
+  // for each i.
   using Deliver = std::function<void(Slot&)>;
 
-  // `most_open`: operations that one rank may have begun and that are still in progress.
+  // `most_open`: maximum number of operations in progress that one rank was the first to open.
   Aggregator(const control::Cluster& cluster, const GroupTable& groups, size_t segment_bytes,
              size_t most_open, Deliver deliver, std::function<Nanos()> now);
   ~Aggregator();
 
-  // kOpen from `rank`. kMismatch when it contradicts what another contributor said.
+  // Handles a kOpen from `rank`. Returns kMismatch if it contradicts another contributor.
   Status open(const Key& key, wire::Open open, uint32_t rank);
-  // Reserves lanes for the segments of a kData header from `rank`; fills `out` for its payload and
-  // `slots` (header.segments of them). Everything is checked before anything is changed. False: the
-  // group is called off, and nobody waits for these segments.
+  // Reserves lanes for the segments of a kData header from `rank`. Fills `out` for the payload, and
+  // header.segments entries of `slots`. Checks everything before it changes anything. Returns false
+  // if the group is called off, so that nobody waits for these segments.
   Result<bool> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                      transport::Destinations& out, Slot** slots);
-  // The rank is gone and its flows are closed: rounds of partial all-reduces go on without it, now
-  // and later, and the other operations of its groups are called off. Where it has `left`, they go
-  // on, as its part in them is over, unless it broke off inside a segment. On a proxy's thread.
+  // Handles a rank that is gone and whose flows are closed. Rounds of partial all-reduces go on
+  // without it, now and later. The other operations of its groups are called off. If the rank has
+  // `left`, they go on, because its part in them is over, unless it broke off inside a segment. On
+  // a proxy's thread.
   void rank_gone(uint32_t rank, bool left);
-  // Calls off what is in progress in a group, but for rounds of partial all-reduces: what has come
-  // is answered, as the remains of an operation that has failed, and what comes is not begun. On a
+  // Calls off the operations in a group, except rounds of partial all-reduces. Contributions that
+  // have arrived are answered as parts of a failed operation; later ones are not begun. On a
   // proxy's thread.
   void break_group(JobGroup& group);
   // The contribution of `rank` to this slot is complete.
   void arrived(Slot& slot, uint32_t rank);
-  // One contributor's result has left; frees the slot with the last.
+  // One contributor's result has been sent. The last one frees the slot.
   void result_sent(Slot& slot);
 
-  // Operations that wait longer than their warning or deadline: text says who is missing.
+  // An operation that has waited longer than its warning or deadline; the text says who is missing.
   struct Overdue {
     Key key;
     bool fatal = false;
     std::string text;
-    std::vector<uint32_t> ranks;  // to tell
+    std::vector<uint32_t> ranks;  // ranks to tell
   };
   std::vector<Overdue> overdue(Nanos now);
 
@@ -143,7 +146,7 @@ class Aggregator {
  private:
   static constexpr uint32_t kNobody = ~0u;
 
-  // All segments of the operations in progress: 1 TB of segments of 8 KiB.
+  // Limit for all operations in progress together: 1 TB in segments of 8 KiB.
   static constexpr uint64_t kMostSegments = uint64_t{1} << 27;
   static Block* const kAllReleased;
 
@@ -181,7 +184,7 @@ class Aggregator {
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
   LanePool lanes_;
-  LanePool wide_lanes_;  // partial sums of 16-bit floats
+  LanePool wide_lanes_;  // for partial sums of 16-bit floats
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;
   std::vector<std::unique_ptr<Block>> all_blocks_;

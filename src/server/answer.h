@@ -1,4 +1,4 @@
-// What a server says to one worker beside results: a frame on the worker's first flow.
+// A message from a server to one worker, other than a result: a frame on the worker's first flow.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ struct Answer {
   uint32_t rank = 0;
   wire::FrameHeader header;
   std::string payload;
-  bool can_wait = false;  // for a moment: whoever gets it is computing
+  bool can_wait = false;  // may be delayed for a moment, because the receiver is computing
 };
 
-// kOpError of the call `id`; of the whole job where `id` is 0.
+// Returns a kOpError for the call `id`, or for the whole job if `id` is 0.
 inline Answer error_answer(uint32_t rank, uint64_t id, const Status& why) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kOpError;
   return {rank, header, encode(wire::OpError{id, why.code(), why.message()})};
 }
 
-// Text for the worker's log.
+// Returns a warning for the worker's log.
 inline Answer warning_answer(uint32_t rank, std::string text) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kWarning;

@@ -12,9 +12,9 @@ namespace {
 
 using wire::Announce;
 
-constexpr uint64_t kLargestResult = uint64_t{1} << 60;  // bytes, all ranks' together
+constexpr uint64_t kLargestResult = uint64_t{1} << 60;  // bytes of all ranks together
 
-// Ranks that give something else, of a mismatch: so many are described.
+// In a mismatch, at most this many different calls are described.
 constexpr size_t kMostDescribed = 16;
 constexpr size_t kMostShown = 16;  // numbers of a list
 
@@ -71,7 +71,7 @@ std::string describe(const Announce& a) {
   return text;
 }
 
-// "" when all calls agree, else who called what.
+// Returns "" if all calls agree; otherwise says who called what.
 std::string describe_mismatch(const control::Group& group, const Announces& calls) {
   const Announce& first = first_of(calls);
   const bool equal = std::all_of(calls.begin(), calls.end(), [&first](const Announce* call) {
@@ -95,7 +95,7 @@ std::string describe_mismatch(const control::Group& group, const Announces& call
   for (const auto& [what, ranks] : who) {
     text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
   }
-  if (others > 0) return concat(text, " and ", others, " more ranks that give something else");
+  if (others > 0) return concat(text, " and ", others, " more ranks with other calls");
   text.pop_back();
   return text;
 }
@@ -109,7 +109,7 @@ Status wrong_splits(const Announce& call, uint32_t size) {
                  " counts that sum to the first dimension, ", call.arrays.front().rows())};
 }
 
-// What the arrays of a call must be like for its kind, whatever other ranks give.
+// Checks the arrays of one call against its kind, independently of other ranks.
 Status check_shape(const Announce& call, uint32_t size) {
   const bool empty = wire::is<wire::Barrier>(call.what) || wire::is<wire::FormGroup>(call.what) ||
                      wire::is<wire::Join>(call.what);
@@ -118,13 +118,13 @@ Status check_shape(const Announce& call, uint32_t size) {
   const bool by_workers =
       allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring;
   if (empty != call.arrays.empty() || (call.arrays.size() > 1 && (!bundles || by_workers))) {
-    return {Code::kInvalidArgument, concat("'", call.name, "' is ", wire::name_of(call.what),
+    return {Code::kInvalidArgument, concat("'", call.name, "' cannot be ", wire::name_of(call.what),
                                            " of ", call.arrays.size(), " arrays")};
   }
   if (const auto* broadcast = std::get_if<wire::Broadcast>(&call.what);
       broadcast != nullptr && broadcast->root >= size) {
     return {Code::kInvalidArgument, concat("root ", broadcast->root, " of '", call.name,
-                                           "' is no rank; there are ", size)};
+                                           "' is out of range; the group size is ", size)};
   }
   if (const Reduction* reduction = wire::reduction_of(call.what)) {
     for (const wire::Array& array : call.arrays) {
@@ -138,7 +138,7 @@ Status check_shape(const Announce& call, uint32_t size) {
   if (const auto* alltoall = std::get_if<wire::AllToAll>(&call.what)) {
     if (size > kMostRanksOfAlltoall) {
       return {Code::kInvalidArgument, concat("'", call.name, "' is an alltoall of ", size,
-                                             " ranks; it takes at most ", kMostRanksOfAlltoall)};
+                                             " ranks; the limit is ", kMostRanksOfAlltoall)};
     }
     if (!wire::are_splits(alltoall->rows, call.arrays, size)) return wrong_splits(call, size);
   }
@@ -211,7 +211,7 @@ void complete_head(wire::Go& go, const Announces& calls, uint32_t index) {
 
 namespace {
 
-// Over all ranks, one bundle after the other.
+// Reduces the payloads of all ranks, one bundle after the other.
 std::string reduced(const Announces& calls, const Reduction& reduction) {
   std::vector<const void*> sources;
   for (const Announce* call : calls) {

@@ -1,5 +1,5 @@
-// What the ranks of a group say in one call of a named operation: whether it fits together, and
-// what comes of the payloads that rode along. Pure functions.
+// Checks whether the announcements of all ranks in one call of a named operation are consistent.
+// Computes results from payloads that were sent along with the announcements. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,28 @@
 
 namespace herring::server {
 
-// By index in the group. Null: the rank has joined, and the operation does without it (all-reduces
-// only). At least one is there.
+// Announcements by index in the group; at least one is not null. Null means that the rank has
+// joined and the operation goes on without it (all-reduces only).
 using Announces = std::vector<const wire::Announce*>;
 
 const wire::Announce& first_of(const Announces& calls);
 
-// The bytes that the rank must send along.
+// Returns the number of payload bytes that the rank must send along.
 uint64_t payload_bytes(const wire::Announce& call, uint32_t index);
 
-// What no rank could see alone. kMismatch: they do not agree, with who called what;
-// kInvalidArgument: they agree on what cannot be.
+// Checks what no rank could check alone. Returns kMismatch, with who called what, if ranks
+// disagree. Returns kInvalidArgument if they agree on an impossible call.
 Status check(const control::Group& group, const Announces& calls);
 
-// Of a gathered result; bytes, of the rank that gets most.
+// Returns the largest gathered result that any one rank gets, in bytes.
 uint64_t largest_reply(const Announces& calls);
 
-// What of a Go or a Reply is the same for all ranks, and what is each rank's own.
+// common_head() fills the part of a Go or Reply that is the same for all ranks; complete_head()
+// adds the part of one rank.
 wire::Go common_head(const Announces& calls);
 void complete_head(wire::Go& go, const Announces& calls, uint32_t index);
 
-// From payloads that all rode along: one result for all ranks, or one for each.
+// Results of payloads that were sent along: one common result, or one result per rank.
 struct Results {
   std::string common;
   std::vector<std::string> own;  // by index

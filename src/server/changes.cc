@@ -51,7 +51,7 @@ void Changes::end_job(const Status& why, uint32_t rank) {
 
 Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::string text) {
   return change([&](Nanos now, std::vector<Answer>& out) {
-    if (groups_.is_gone(rank)) return Status();  // nobody waits for what it says
+    if (groups_.is_gone(rank)) return Status();  // nobody waits for its announcements
     switch (header.type) {
       case wire::FrameType::kAnnounce:
         return coordinator_.announce(rank, header.group, std::move(text), now, out);
@@ -85,8 +85,8 @@ Status Changes::define_group(uint32_t group, uint32_t rank, std::string_view tex
   return {};
 }
 
-// Members hear at once that a group is there, or that it cannot be: one that has heard may use the
-// group and leave before the others have heard.
+// Members hear at once that a group is formed, or that it cannot be. A member that has heard may
+// use the group and leave before the others have heard.
 void Changes::answer_defined(std::vector<Answer>& out) {
   for (const GroupTable::Defined& one : groups_.take_defined()) {
     if (!one.status.ok()) {
@@ -100,17 +100,17 @@ void Changes::answer_defined(std::vector<Answer>& out) {
   }
 }
 
-// Who has found that a member is gone says so, lest others wait for what it will not do.
+// A member that finds another one gone reports it, so that others do not wait for that one in vain.
 Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                             std::vector<Answer>& out) {
   const std::shared_ptr<JobGroup> group = groups_.find(header.group);
   const bool called_off = header.flags & wire::kFlagCalledOff;
   if (!group) return {};  // it could not be formed, or its members are gone
   if (!group->members.has(rank) || (group->members.is_world() && !called_off)) {
-    return breach("rank ", rank, " leaves group ", header.group, ", in which it is not");
+    return breach("rank ", rank, " left group ", header.group, " without being a member");
   }
   if (called_off && !std::exchange(group->told, true)) {
-    // Who waits for others, not for a server, would not hear of it.
+    // Ranks that wait for other ranks rather than for a server would not hear of it otherwise.
     for (const uint32_t one : group->members.ranks()) {
       if (one != rank) out.push_back({one, header, why.substr(0, wire::kMaxRefusal)});
     }
@@ -121,13 +121,15 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
                               ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
                               : std::string("has destroyed the group"),
                           out);
-  // Who gives up what needs all members goes on with partial all-reduces of the group.
+  // A rank that calls off a group goes on with partial all-reduces of the group, so it stays a
+  // member.
   if (!called_off) groups_.leave(header.group, rank);
   answer_defined(out);
   return {};
 }
 
-// The one way to answer workers, but for the end of the job. `from`: who asked for the change.
+// All answers to workers go through this function, except the end of the job. `from`: the rank that
+// asked for the change.
 Status Changes::change(const Change& change, uint32_t from) {
   std::lock_guard lock(mutex_);
   if (ends_ || half_changed_) return {};
@@ -140,8 +142,8 @@ Status Changes::change(const Change& change, uint32_t from) {
   });
 }
 
-// Where many workers share few cores, those who compute would wake up between those who wait for a
-// round: they are told a moment later, or when they ask for something themselves.
+// If many workers share few cores, computing ranks would wake up between ranks that wait for a
+// round. So they are told a moment later, or when they ask for something themselves.
 void Changes::answer(std::vector<Answer> answers, uint32_t from) {
   if (from != kNobody) send_waiting(from);
   for (Answer& one : answers) {
@@ -162,7 +164,8 @@ void Changes::answer(std::vector<Answer> answers, uint32_t from) {
   }
 }
 
-// Nothing takes a short cut past a loop's queue where there are several loops: it would overtake.
+// If there are several loops, everything goes through the queue of the peer's loop; otherwise
+// answers could overtake each other.
 void Changes::send_waiting(uint32_t rank) {
   Recipient& to = recipients_[rank];
   if (to.waiting.empty() || (to.peer == nullptr && !to.gone)) return;

@@ -1,6 +1,6 @@
-// What workers say to a server beside their data, and what they are told: named operations,
-// messages, groups and series change one at a time, and every worker hears of changes in their
-// order, whichever proxy makes them. Any thread, but for what says otherwise.
+// Handles everything between workers and a server except data: named operations, messages, groups
+// and series. Changes are made one at a time. Every worker hears of them in that order, whichever
+// proxy makes them. Any thread, unless stated otherwise.
 #pragma once
 
 #include <cstdint>
@@ -27,35 +27,37 @@ class Changes {
  public:
   static constexpr uint32_t kNobody = ~0u;  // no rank
 
-  // Timers are those of `loop`. `several_loops`: workers' flows are on others too.
+  // Timers run on `loop`. `several_loops`: flows of workers are on other loops, too.
   Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator& aggregator,
           uint32_t index, transport::EventLoop& loop, bool several_loops);
 
-  // The first flow of a worker is there, or has ended. On its proxy's thread.
+  // The first flow of a worker is connected, or has ended. Called on the thread of its proxy.
   void connected(Peer& peer);
   void disconnected(const Peer& peer);
 
-  // Any frame of `rank` but data and its opening. On its proxy's thread.
+  // Handles a frame of `rank` other than data and its opening. Called on the thread of the rank's
+  // proxy.
   Status control(const wire::FrameHeader& header, uint32_t rank, std::string text);
-  // Every worker fails with this, which is the fault of `rank`; not if that is gone already.
+  // Fails every worker with `why`, which is the fault of `rank`. Does nothing if that rank is
+  // already gone.
   void end_job(const Status& why, uint32_t rank = kNobody);
-  // A rank calls nothing any more: what still waits for it fails. `how` it has gone.
+  // Handles a rank that makes no more calls: operations that wait for it fail. `how`: how it went.
   void rank_gone(uint32_t rank, const std::string& how);
-  // Of a rank that is gone no more data will come: rounds that wait for some go on without it.
+  // Handles a rank that will send no more data: rounds that wait for its data go on without it.
   void data_missing(uint32_t rank);
-  // Warns of what waits for long, and fails what is past its deadline.
+  // Warns about operations that have waited long, and fails those past their deadline.
   void check_overdue();
 
   bool any_series() const { return series_.any(); }
-  // Nothing is announced, and nothing waits to be said.
+  // Returns whether nothing is announced and no answer is delayed.
   bool idle();
-  // Every worker that is connected needs this server no more.
+  // Returns whether all connected workers have said that they no longer need this server.
   bool released();
-  // Nothing changes any more: of what has changed either all hear or nobody.
+  // Prevents further changes, so that either all ranks hear of a change or none does.
   void end();
 
  private:
-  // Changes what is kept, and answers.
+  // Changes the state and appends answers.
   using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
   Status change(const Change& change, uint32_t from = kNobody);
   Status define_group(uint32_t group, uint32_t rank, std::string_view text,
@@ -73,21 +75,21 @@ class Changes {
   transport::EventLoop& loop_;
   const bool several_loops_;
 
-  // Where the answers to one rank go.
+  // The destination of answers to one rank.
   struct Recipient {
-    Peer* peer = nullptr;         // its first flow
+    Peer* peer = nullptr;         // the rank's first flow
     bool gone = false;            // that flow has ended
-    bool released = false;        // it needs this server no more
+    bool released = false;        // it no longer needs this server
     std::vector<Answer> waiting;  // for the flow, or for a moment
   };
-  std::mutex mutex_;  // guards all below; held while a change is made and until it is queued
+  std::mutex mutex_;  // guards all below; held from a change until its answers are queued
   Coordinator coordinator_;
   SeriesTable series_;
   std::vector<Recipient> recipients_;  // by rank
-  bool some_wait_ = false;             // a timer is set for them
-  bool ends_ = false;                  // nothing changes any more
-  bool half_changed_ = false;          // for lack of memory: only the job's end can be told
-  Nanos series_wake_ = 0;              // a timer is set for then
+  bool some_wait_ = false;             // a timer is set for delayed answers
+  bool ends_ = false;                  // no further changes
+  bool half_changed_ = false;          // memory ran out in a change; only the job's end can be told
+  Nanos series_wake_ = 0;              // time for which a timer is set
 };
 
 }  // namespace herring::server

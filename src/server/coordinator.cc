@@ -8,11 +8,12 @@ namespace {
 using wire::Announce;
 using control::Group;
 
-// What may wait here for one rank: far more than a program needs that waits for its results.
+// Limits per rank: far more than a program needs that waits for its results.
 constexpr size_t kMostCalls = 1 << 16, kMostCallBytes = size_t{1} << 30;
-// Calls that failed and that some rank has still not made. With more, ranks make different calls.
+// Limit of failed calls that some rank has still not made. If there are more, ranks make different
+// calls.
 constexpr size_t kMostFailed = 1 << 16;
-// Larger gathered results go by segments and credit, not as one frame.
+// Larger gathered results are sent in segments within credit, not as one frame.
 constexpr uint64_t kLargestReply = 8 << 20;
 
 wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
@@ -22,8 +23,8 @@ wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
   return header;
 }
 
-// All have joined: each is told who was last. Servers hear of joins in different orders: what a
-// rank has called tells more than when it came.
+// All have joined, so each rank is told which one was last. Servers hear of joins in different
+// orders. Therefore the number of calls that a rank has made decides, not the time of arrival.
 void answer_joins(const Pending& pending, std::vector<Answer>& out) {
   const auto called = [](const Announcement& call) {
     return std::get<wire::Join>(call.message.what).called;
@@ -39,7 +40,7 @@ void answer_joins(const Pending& pending, std::vector<Answer>& out) {
   }
 }
 
-// The next ticket of this stream.
+// Lets the operation move, with the next ticket of this stream.
 void launch(JobGroup& group, const Announces& calls, uint32_t stream, std::vector<Answer>& out) {
   wire::Go go = common_head(calls);
   wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
@@ -57,7 +58,7 @@ void launch(JobGroup& group, const Announces& calls, uint32_t stream, std::vecto
   }
 }
 
-// From payloads that rode along.
+// Answers with the results of payloads that were sent along.
 void reply(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
   const Results results = compute(calls);
   wire::Go head = common_head(calls);
@@ -80,7 +81,7 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
       reminders_(cluster, whereabouts_),
       loads_(cluster.size) {}
 
-// The group that the call is for; of a call that forms one, what it is going to be.
+// Returns the group that the call is for. For a call that forms a group, that is the future group.
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
                                                         uint32_t rank) const {
   const auto wrong = [&](const std::string& what) {
@@ -90,7 +91,7 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
   if (forms == nullptr) {
     auto found = groups_.find(group);
     if (!found) return wrong(concat("in group ", group, ", which it did not define"));
-    if (!found->members.has(rank)) return wrong(concat("in group ", group, ", not as a member"));
+    if (!found->members.has(rank)) return wrong(concat("in group ", group, " as a non-member"));
     return found;
   }
   if (Status fits = control::Group::check(cluster_, forms->ranks); !fits.ok()) {
@@ -103,7 +104,8 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
   return formed;
 }
 
-// The call that a rank makes with its next announcement of a name: the first it has not made.
+// Returns the call that a rank's next announcement of a name belongs to: the first that it has not
+// made.
 Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
                                                     const std::shared_ptr<JobGroup>& group,
                                                     const Announce& message, uint32_t index,
@@ -139,7 +141,7 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
     return breach("rank ", rank, " announced '", decoded->name, "' with ", decoded->payload.size(),
                   " bytes, not ", payload_bytes(*decoded, index));
   }
-  if ((*group)->is_gone(index)) return {};  // nobody waits for what it says
+  if ((*group)->is_gone(index)) return {};  // nobody waits for its announcements
   if (wire::is_message(decoded->what)) {
     mailbox_.post(*group, rank, std::move(text), std::move(*decoded), now, out);
     return {};
@@ -164,7 +166,8 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
       ++waiting_;
       ++loads_[rank].calls;
       loads_[rank].bytes += call.text.size();
-      // Moving the text may have moved its bytes; the payload is its tail.
+      // Moving the text may have moved its bytes, so the payload is set again; it is the end of the
+      // text.
       const size_t payload = call.message.payload.size();
       Announcement& kept = pending.calls.emplace_back(std::move(call));
       kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - payload);
@@ -177,7 +180,8 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
   return {};
 }
 
-// Ends a call that every rank has made. Returns the one after it, or itself.
+// Ends a call that every rank has made. Returns the next call; `pending` stays if ranks are
+// missing.
 Coordinator::Calls::iterator Coordinator::advance(Calls& calls, Calls::iterator pending,
                                                   std::vector<Answer>& out) {
   if (pending->arrived < pending->here.size()) return std::next(pending);
@@ -185,7 +189,7 @@ Coordinator::Calls::iterator Coordinator::advance(Calls& calls, Calls::iterator 
   return calls.erase(pending);
 }
 
-// The call by which ranks have joined the group, and for which they still wait; null: none has.
+// Returns the join call of the group in which ranks still wait; null if no rank has joined.
 const Pending* Coordinator::joining(const JobGroup& group) const {
   const auto found = names_.find({group.members.id(), wire::kJoinName});
   if (found == names_.end()) return nullptr;
@@ -203,7 +207,7 @@ void Coordinator::go_without(Pending& pending, uint32_t index) {
   pending.joined.push_back(index);
 }
 
-// What this rank has not called goes on without it.
+// Calls that this rank has not made go on without it.
 void Coordinator::join(const JobGroup& group, uint32_t index, std::vector<Answer>& out) {
   const uint32_t id = group.members.id();
   for (auto name = names_.lower_bound({id, ""}); name != names_.end() && name->first.first == id;) {
@@ -234,7 +238,7 @@ Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
   return {Code::kPeerLost, concat(call, " cannot complete: ", who, " ", first.how)};
 }
 
-// Why a call cannot complete, whatever the other ranks do.
+// Returns why a call cannot complete, whatever the other ranks do.
 Status Coordinator::objection_to(const Pending& pending, const Announcement& call) const {
   const JobGroup& group = *pending.group;
   const Announce& message = call.message;
@@ -249,14 +253,14 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
   const Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
     return {Code::kInvalidArgument,
-            concat("'", message.name, "' is one too many: ", load.calls, " calls of ",
+            concat("'", message.name, "' exceeds the limit: ", load.calls, " calls of ",
                    cluster_.describe_rank(rank), " with ", load.bytes,
-                   " bytes wait for others; wait for some before more are made")};
+                   " bytes already wait for other ranks; wait for some of these calls first")};
   }
   return {};
 }
 
-// Why a call cannot do without those who have joined.
+// Returns why a call cannot go on without the ranks that have joined.
 Status Coordinator::objection_to_joined(const Pending& pending, const Announce& message) const {
   if (pending.joined.empty() || wire::goes_without_joined(message.what)) return {};
   const control::Group& members = pending.group->members;
@@ -266,10 +270,10 @@ Status Coordinator::objection_to_joined(const Pending& pending, const Announce& 
   return {Code::kMismatch,
           concat(wire::name_of(message.what), " '", message.name, "'", members.suffix(),
                  " cannot complete: ", control::list_ranks(ranks),
-                 " called join(), and only all-reduces by servers go on without")};
+                 " called join(), and only all-reduces by servers go on without them")};
 }
 
-// Answers those who have made the call; the others are answered when they make it.
+// Fails a call. Ranks that have made it are answered now, the others when they make it.
 void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
   const std::vector<uint32_t>& ranks = pending.group->members.ranks();
   for (const Announcement& call : pending.calls) {
@@ -284,7 +288,7 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
         rank, 0,
         {Code::kMismatch,
          concat("ranks make different calls: ", kMostFailed,
-                " have failed that some rank has not made; the last: ",
+                " calls have failed that some rank has not made; the last one: ",
                 pending.failure->message())}));
   }
 }
@@ -323,7 +327,7 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   }
 }
 
-// Every server forms groups, so each has numbers of its own.
+// Every server forms groups, so each server uses its own numbers.
 void Coordinator::form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
   const auto servers = static_cast<uint32_t>(cluster_.servers.size());
   const uint64_t number = 1 + uint64_t{formed_++} * servers + stream_;
@@ -356,7 +360,8 @@ void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
   }
 }
 
-// Of the calls of the groups that are concerned, none waits for this rank any more.
+// Makes calls of the groups for which `concerns` returns true stop waiting for this rank; they
+// fail.
 template <typename Concerns>
 void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
                                std::vector<Answer>& out) {
@@ -369,7 +374,8 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
           pending->here[index] = true;
           ++pending->arrived;
         }
-        // Also what it has called itself: who hears of it first calls nothing any more.
+        // This includes calls that the rank itself has made, because the first to hear makes no
+        // more calls.
         if (!pending->failure) {
           fail(*pending, gone(*pending->group, pending->calls.front().message.name), out);
         }
@@ -382,7 +388,7 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
 
 void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out) {
   std::vector<std::shared_ptr<JobGroup>> groups = groups_.of_rank(rank);
-  // Those that are being formed, too.
+  // Groups that are being formed count, too.
   for (const auto& [name, calls] : names_) {
     if (name.first != Group::kForming) continue;
     for (const Pending& pending : calls) groups.push_back(pending.group);

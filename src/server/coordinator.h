@@ -1,17 +1,18 @@
-// Named operations: collects what each rank announces, answers when all have. An operation whose
-// payload rode along is computed right here; a larger one gets a ticket, which fixes its place in
-// this server's stream, so that no order of submission can deadlock.
+// Named operations: collects the announcements of all ranks, and answers when all have arrived. If
+// payloads were sent along, the result is computed right here. Otherwise the operation gets a
+// ticket, which fixes its place in this server's stream. Therefore no order of submission can
+// deadlock.
 //
-// Calls of one name in one group are numbered by each rank's order: the n-th of one rank meets the
-// n-th of every other. A call that has failed stays until every rank has made it, so that a late
-// one gets the error of its own call and never meets the others' next. A group is formed by a call
-// of its members, too, and gets a number that no other group has.
+// Calls of one name in one group are numbered in each rank's order: the n-th call of one rank meets
+// the n-th of every other. A failed call stays until every rank has made it. So a late rank gets
+// the error of its own call and never meets the others' next call. A group is formed by a call of
+// its members, too, and gets a number that no other group has.
 //
-// A rank that has joined a group is missing in none of its all-reduces: they are done without it,
-// until all have joined.
+// All-reduces do not wait for a rank that has joined their group; they go on without it until all
+// have joined.
 //
-// Pure bookkeeping: no I/O, and no lock of its own: what it says must leave in the order of its
-// changes, so its caller holds one over both.
+// Pure bookkeeping without I/O. Answers must leave in the order of changes, so the caller holds a
+// lock over both.
 #pragma once
 
 #include <cstdint>
@@ -32,35 +33,36 @@ namespace herring::server {
 
 class Coordinator {
  public:
-  // `stream`: the server's index, and that of the streams in which it gives tickets.
+  // `stream`: the server's index, which is also the number of the streams in which it gives
+  // tickets.
   Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream);
 
-  // `text`: the payload of a kAnnounce frame of that group. An error is the sender's fault alone
-  // (malformed).
+  // Handles an announcement. `text`: the payload of a kAnnounce frame of that group. An error means
+  // that the announcement is malformed, which is the sender's fault alone.
   Status announce(uint32_t rank, uint32_t group, std::string text, Nanos now,
                   std::vector<Answer>& out);
-  // Warnings and errors for operations that wait too long.
+  // Appends warnings and errors for operations that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
-  // `rank` will not announce anything any more: in any group, or in this one. `how`: "has left the
-  // job ...".
+  // Handles a rank that will announce nothing more, in any group or in this one. `how`: for example
+  // "has left the job".
   void rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out);
   void rank_gone(JobGroup& group, uint32_t rank, const std::string& how, std::vector<Answer>& out);
 
-  // In which calls the rank says that it is held up; empty: in none.
+  // Sets the calls in which the rank says that it is held up; empty means none.
   void set_whereabouts(uint32_t rank, std::string text);
-  // Where these ranks of the job are held up, to be appended to a message.
+  // Returns text that says where these ranks of the job are held up, to be appended to a message.
   std::string where(const std::vector<uint32_t>& ranks) const {
     return whereabouts_.describe(ranks);
   }
 
-  // Nobody waits for an answer.
+  // Returns whether nobody waits for an answer.
   bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
 
  private:
   using Calls = std::deque<Pending>;
-  using Name = std::pair<uint32_t, std::string>;  // with the number of its group
+  using Name = std::pair<uint32_t, std::string>;  // number of the group, and name
 
-  // What of one rank waits for an answer: bounded, whatever the rank sends.
+  // How many calls of one rank wait for an answer. This is bounded, whatever the rank sends.
   struct Load {
     size_t calls = 0, bytes = 0;
   };
@@ -91,8 +93,8 @@ class Coordinator {
   std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
-  size_t failed_ = 0;             // that some rank has not made yet
-  uint32_t formed_ = 0;           // groups
+  size_t failed_ = 0;             // failed calls that some rank has not made yet
+  uint32_t formed_ = 0;           // number of groups formed here
 };
 
 }  // namespace herring::server

@@ -31,13 +31,13 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
       !fits.ok() || id == control::Group::kWorld ||
       !std::binary_search(ranks.begin(), ranks.end(), rank)) {
     return breach("rank ", rank, " defines group ", id, ", '", name, "': ",
-                  fits.ok() ? "it is no member" : fits.message());
+                  fits.ok() ? "it is not a member" : fits.message());
   }
   std::lock_guard lock(mutex_);
   if (groups_.size() >= kMost && !groups_.contains(id)) {
     return {Code::kInvalidArgument,
-            concat("group '", name, "' is one too many: there are ", kMost,
-                   " of this job; destroy() those that are no longer used")};
+            concat("group '", name, "' exceeds the limit of ", kMost,
+                   " groups in a job; destroy() groups that are no longer used")};
   }
   Entry& entry = groups_[id];
   if (!entry.group) {

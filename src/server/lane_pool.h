@@ -1,6 +1,6 @@
-// Equal blocks of memory for contributions and results, last returned first given out, so that the
-// working set stays in cache. Grows by slabs as credit grows; not thread-safe. Slabs are huge pages
-// where the system has them.
+// A pool of equal memory blocks for contributions and results. The block returned last is given out
+// first, so the working set stays in cache. The pool grows by slabs as credit grows; slabs are huge
+// pages if the system has them. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,9 @@ namespace herring::server {
 
 class LanePool {
  public:
-  // Lanes of whole pages begin at one, so that lending them touches as few as there can be. Shorter
-  // ones have a stride that is no power of two: equal offsets of many stay out of one cache set.
+  // Lanes of whole pages begin at a page boundary, so that lending them touches as few pages as
+  // possible. Other lanes have a stride that is not a power of two. Thus equal offsets in many
+  // lanes do not share a cache set.
   explicit LanePool(size_t lane_bytes)
       : lane_bytes_(lane_bytes % kPage == 0 ? lane_bytes : (lane_bytes + 63) / 64 * 64 + 64) {}
 

@@ -5,7 +5,7 @@
 namespace herring::server {
 namespace {
 
-// What may wait here of one rank: far more than a program needs that waits for its results.
+// Limits per rank: far more than a program needs that waits for its results.
 constexpr size_t kMostPosts = 1 << 16, kMostPostBytes = size_t{1} << 30;
 
 std::string name_of_array(const wire::Announce& a) {
@@ -27,7 +27,7 @@ std::optional<uint64_t> Mailbox::Post::tag() const {
   return send != nullptr ? send->tag : std::get<wire::Receive>(message.what).tag;
 }
 
-// One of them sends, the other receives, in the same box.
+// Returns whether the two posts, a send and a receive in the same box, can be paired.
 bool Mailbox::Post::fits(const Post& other) const {
   const Post& send = sends() ? *this : other;
   const Post& receive = sends() ? other : *this;
@@ -43,7 +43,7 @@ std::string Mailbox::describe(const JobGroup& group, const Post& post) const {
                 tag ? concat("tag ", *tag) : "any tag", ")", group.members.suffix());
 }
 
-// Where the other rank is held up, if it is one, and is.
+// Says where the other rank is held up, if the post names one and it is.
 std::string Mailbox::where_other(const JobGroup& group, const Post& post) const {
   const auto other = post.other();
   return other ? whereabouts_.describe({group.members.ranks()[*other]}) : std::string();
@@ -79,7 +79,8 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
                    wire::Announce message, Nanos now, std::vector<Answer>& out) {
   Post post;
   post.index = group->members.index_of(rank);
-  // Moving the text may have moved its bytes; the payload is its tail.
+  // Moving the text may have moved its bytes, so the payload is set again; it is the end of the
+  // text.
   const size_t payload = message.payload.size();
   post.text = std::move(text);
   post.message = std::move(message);
@@ -92,15 +93,16 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
   if (post.message.arrays.size() != 1 || post.message.listed ||
       (peer && (*peer >= group->members.size() || *peer == post.index))) {
     return refuse({Code::kInvalidArgument,
-                   concat("rank ", rank, " cannot send to, or receive from, ",
+                   concat("rank ", rank, " cannot send to or receive from ",
                           peer ? concat("rank ", *peer) : "any rank", group->members.suffix())});
   }
   if (Status why = gone(*group, post); !why.ok()) return refuse(why);
   const Load& load = loads_[rank];
   if (load.posts >= kMostPosts || load.bytes + post.text.size() > kMostPostBytes) {
     return refuse({Code::kInvalidArgument,
-                   concat(describe(*group, post), " is one too many: ", load.posts, " of ",
-                          cluster_.describe_rank(rank), " with ", load.bytes, " bytes wait")});
+                   concat(describe(*group, post), " exceeds the limit: ", load.posts,
+                          " messages of ", cluster_.describe_rank(rank), " with ", load.bytes,
+                          " bytes already wait")});
   }
   const auto place =
       boxes_.try_emplace({group->members.id(), post.sends() ? *peer : post.index}).first;
@@ -182,8 +184,9 @@ void Mailbox::overdue(Nanos now, std::vector<Answer>& out) {
     const Nanos age = now - post.since;
     if (age > post.message.timeout_ms * kMillisecond) {
       return {Code::kTimeout,
-              concat(describe(group, post), " waited ", in_seconds(age), "; nothing that fits ",
-                     post.sends() ? "was received there" : "was sent", where_other(group, post),
+              concat(describe(group, post), " waited ", in_seconds(age), "; no matching ",
+                     post.sends() ? "receive was posted" : "send was posted",
+                     where_other(group, post),
                      ": check tags and ranks, or give it more time (timeout=, HERRING_TIMEOUT)")};
     }
     if (!post.warned && age > post.message.warn_ms * kMillisecond) {

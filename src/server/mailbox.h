@@ -1,7 +1,7 @@
-// Sends and receives between two ranks of a group: the server that answers for a receiver pairs
-// what is sent to it with what it asks for, in the order in which both come. A small payload rides
-// along and waits here; for a larger one both are told where the other listens, and it goes from
-// worker to worker. Pure bookkeeping, as Coordinator, whose lock its caller holds.
+// Sends and receives between two ranks of a group. The server that answers for a receiver pairs
+// sends to it with its receives, in their order of arrival. A small payload is sent along and waits
+// here. For a larger one, each rank is told where the other listens, and the payload goes directly
+// between the workers. Pure bookkeeping; like Coordinator, it is used under its caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -24,44 +24,46 @@ namespace herring::server {
 
 class Mailbox {
  public:
-  // `stream`: in which larger payloads go. `whereabouts` must outlive it.
+  // `stream`: the stream of larger payloads. `whereabouts` must outlive this object.
   Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts);
 
-  // A send or receive of `rank`, a member; `text` owns what the message's payload views.
+  // Posts a send or receive of `rank`, a member. `text` owns the bytes that the message's payload
+  // views.
   void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
             wire::Announce message, Nanos now, std::vector<Answer>& out);
-  // Warnings and errors for what waits too long.
+  // Appends warnings and errors for posts that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
-  // Whatever can only be paired with one who is gone (JobGroup::gone) fails.
+  // Fails posts that can only be paired with a rank that is gone (JobGroup::gone).
   void fail_gone(std::vector<Answer>& out);
   bool idle() const { return boxes_.empty(); }
 
  private:
   struct Post {
-    uint32_t index = 0;       // whose it is, inside the group
+    uint32_t index = 0;       // of the rank that posted, in the group
     std::string text;
     wire::Announce message;
     Nanos since = 0;
     bool warned = false;
 
     bool sends() const { return wire::is<wire::Send>(message.what); }
-    std::optional<uint32_t> other() const;  // to whom, or from whom; none: from anybody
-    std::optional<uint64_t> tag() const;    // none: any
+    std::optional<uint32_t> other() const;  // the receiver or sender; none: any sender
+    std::optional<uint64_t> tag() const;    // none: any tag
     bool fits(const Post& other) const;
   };
-  // What waits for one receiver: sends to it, or receives that it has called; a pair never waits.
+  // The posts that wait for one receiver: sends to it and its receives. No two of them fit each
+  // other.
   struct Box {
     std::shared_ptr<JobGroup> group;
     std::deque<Post> sends, receives;
   };
   using Boxes = std::map<std::pair<uint32_t, uint32_t>, Box>;  // by group and receiver
-  // What of one rank waits: bounded, whatever it sends.
+  // How much of one rank waits. This is bounded, whatever the rank sends.
   struct Load {
     size_t posts = 0, bytes = 0;
   };
 
   void pair(JobGroup& group, const Post& send, const Post& receive, std::vector<Answer>& out);
-  // Takes out what `why` has an error for, and answers it.
+  // Removes the posts for which `why` returns an error, and answers them with it.
   void fail_where(const std::function<Status(const Box&, Post&)>& why, std::vector<Answer>& out);
   Status gone(const JobGroup& group, const Post& post) const;
   std::string describe(const JobGroup& group, const Post& post) const;

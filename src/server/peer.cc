@@ -78,15 +78,15 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   HERRING_RETURN_IF_ERROR(taken(header.taken));
   const Key key{header.stream, header.round, header.buffer, header.group};
   if (opened_ && *opened_ != key) {
-    return breach("rank ", rank_, " opened an operation and sent no data of it");
+    return breach("rank ", rank_, " opened an operation but sent no data for it");
   }
   if (outstanding_of_.size() >= streams_kept_) forget_idle_streams();
   const auto stream = outstanding_of_.try_emplace(stream_of(key)).first;
   if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
       outstanding_of_.size() > kMostStreams) {
     return breach("rank ", rank_, " exceeds its credit of ", server_.credit_max(), " segments: ",
-                  header.segments, " beyond ", outstanding_, ", ", stream->second,
-                  " of them in one of ", outstanding_of_.size(), " streams");
+                  header.segments, " new, ", outstanding_, " outstanding, ", stream->second,
+                  " of these in one of ", outstanding_of_.size(), " streams");
   }
   auto begun = server_.aggregator().begin(header, rank_, this, out, slots_);
   if (!begun.ok()) return begun.status();
@@ -145,7 +145,8 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
   return {};
 }
 
-// Every segment that was sent is answered once: its credit comes back.
+// Answers a segment of a group that is called off. Every segment is answered once, so that its
+// credit comes back.
 void Peer::answer_called_off(const wire::FrameHeader& data) {
   wire::FrameHeader header = data;
   header.type = wire::FrameType::kResult;
@@ -156,15 +157,17 @@ void Peer::answer_called_off(const wire::FrameHeader& data) {
   flow_->send(header, nullptr, 0, 0);
 }
 
-// A member that breaks the protocol ends its job: everybody is told why, it as well. One that is
-// gone ends nothing: what it had sent may be for a group that the others have forgotten.
+// Handles a member that breaks the protocol: its job ends, and all members, including this one, are
+// told why. A rank that is gone does not end the job. It may have sent data for a group that the
+// others have forgotten.
 void Peer::expel(const Status& why) {
   expelled_ = true;
   const std::string text = concat("server ", server_.index(), " gave up on rank ", rank_, ": ",
                                   why.message());
-  // A worker checks what its caller asks for before it sends anything.
+  // A worker checks its caller's arguments before it sends anything, so nonsense is a fault of the
+  // worker.
   server_.changes().end_job(why.is_fault() ? Status(why.code(), text) : breach(text), rank_);
-  // What was handed to the flow stays where it is: it is still being written.
+  // Results that were given to the flow stay, because they are still being written.
   release_queued();
   proxy_.loop().post([this] { flow_->finish(); });
 }
@@ -178,14 +181,15 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
   if (!std::exchange(flush_scheduled_, true)) proxy_.loop().at_iteration_end(&flush_task_);
 }
 
-// Those whose contributions are in a result. A contributor to a round of a partial all-reduce that
-// died may be in some of its segments: its workers must know which round is whole.
+// Returns the number of workers whose contributions are in a result. If a contributor to a round of
+// a partial all-reduce died, only some segments may contain its part. The workers must know whether
+// the round is whole.
 uint32_t Peer::workers_in(const Slot& slot) {
   const Operation& op = *slot.op;
   return static_cast<uint32_t>(op.key.outlives_members() ? slot.given : op.workers);
 }
 
-// Adjacent segments of one operation leave as one frame.
+// Sends adjacent segments of one operation as one frame.
 void Peer::flush_results() {
   while (!results_.empty() && !flow_->closed()) {
     const Result first = results_.front();
@@ -249,7 +253,8 @@ void Peer::answered(const Key& key, uint32_t segments) {
 Status Peer::taken(uint32_t taken) {
   const uint32_t count = taken - std::exchange(taken_, taken);
   if (count > lent_.size()) {
-    return breach("rank ", rank_, " took ", count, " segments where ", lent_.size(), " were lent");
+    return breach("rank ", rank_, " reported ", count, " lent segments as read, but only ",
+                  lent_.size(), " were lent");
   }
   for (uint32_t i = 0; i < count; ++i) answered(lent_[i]->op->key, 1);
   release(lent_, count);
@@ -270,7 +275,7 @@ void Peer::release_queued() {
   }
 }
 
-// Nobody will read what was to be sent, or is on its way; the flow has ended.
+// Releases all results, because the flow has ended and nobody will read them.
 void Peer::release_all() {
   release_queued();
   release(in_flight_, in_flight_.size());

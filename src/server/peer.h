@@ -1,4 +1,4 @@
-// One flow of one worker, as its proxy sees it.
+// One flow of one worker, as the worker's proxy sees it.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@ namespace herring::server {
 class Server;
 class Proxy;
 
-// Streams that one flow may carry: plans, series and, in each group, servers have one each.
+// Maximum number of streams that one flow may carry. Each plan, each series and, in each group,
+// each server has one.
 inline constexpr size_t kMostStreams = 1 << 16;
-// Of these, what is known may stay while nothing of them is outstanding: frames then allocate
-// nothing.
+// Records of up to this many idle streams are kept, so that frames do not allocate memory.
 inline constexpr size_t kStreamsKept = 256;
 
 class Peer : public transport::FlowHandler {
@@ -33,21 +33,21 @@ class Peer : public transport::FlowHandler {
   transport::EventLoop& loop();  // its proxy's
   uint32_t rank() const { return rank_; }
   uint32_t number() const { return number_; }  // among the flows of its worker
-  // Proxy's thread: the slot's result goes to this worker (or only its acknowledgement).
+  // Queues the slot's result, or only its acknowledgement, for this worker. Proxy's thread.
   void queue_result(Slot& slot, bool with_payload);
   void send(const wire::FrameHeader& header, std::string payload);
   bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
   uint32_t poll_losses() { return static_cast<uint32_t>(losses_.poll(flow_->path_info())); }
-  // Its worker is dead: ends the flow. Proxy's thread.
+  // Ends the flow, because its worker is dead. Proxy's thread.
   void drop();
   const transport::FlowCounters& counters() const { return flow_->counters(); }
-  // Says no more, and reads what still comes without looking at it.
+  // Sends nothing more; reads and drops what still arrives.
   void finish() { flow_->finish(); }
-  // What has not reached the worker yet; see transport::undelivered().
+  // Returns the number of bytes that have not reached the worker yet; see transport::undelivered().
   size_t undelivered() const { return transport::undelivered(*flow_); }
-  // What it was lent and has not left the system never will.
+  // Makes sure that lent memory which has not left the system never does.
   void abandon() { flow_->abandon(); }
-  // Streams of which something is kept.
+  // Returns the number of streams with a record.
   size_t streams() const { return outstanding_of_.size(); }
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -81,24 +81,24 @@ class Peer : public transport::FlowHandler {
   const uint32_t rank_, number_;
   std::unique_ptr<transport::Flow> flow_;
 
-  // The data frame being received.
+  // State of the data frame being received.
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
-  bool called_off_ = false;  // of a group that is called off: it is read and answered, no more
-  std::string control_;  // payload of any other frame, or of one that is called off
-  bool expelled_ = false;  // it broke the protocol: what it still sends is read and dropped
-  std::optional<Key> opened_;  // described by the last frame; the next must bring data of it
+  bool called_off_ = false;  // its group is called off: the frame is only read and answered
+  std::string control_;  // payload of a frame that is not data or is called off
+  bool expelled_ = false;  // the worker broke the protocol: whatever it sends is read and dropped
+  std::optional<Key> opened_;  // described by the last frame; the next must be its data
 
-  Ring<Result> results_;    // combined, not yet handed to the flow
-  Ring<Slot*> in_flight_;   // handed to the flow, not yet sent
-  Ring<Slot*> lent_;        // handed to the flow, not yet read by the worker
+  Ring<Result> results_;    // combined, not yet given to the flow
+  Ring<Slot*> in_flight_;   // given to the flow, not yet sent
+  Ring<Slot*> lent_;        // given to the flow, not yet read by the worker
   uint32_t taken_ = 0;      // segments of lent results that the worker has read, modulo 2^32
   transport::EventLoop::Task flush_task_;
   bool flush_scheduled_ = false;
-  // Segments received and not yet answered (lent results: not yet taken), in all and by stream.
+  // Segments received and not yet answered (for lent results: not yet read), in all and by stream.
   size_t outstanding_ = 0;
   std::unordered_map<uint64_t, uint32_t> outstanding_of_;
-  size_t streams_kept_ = kStreamsKept;  // with more, those that rest are forgotten
+  size_t streams_kept_ = kStreamsKept;  // beyond this number, records of idle streams are dropped
   uint32_t last_signals_ = 0;
   transport::LossCounter losses_;
 };

@@ -31,7 +31,8 @@ Status Reminders::timed_out(const Pending& pending, Nanos now) const {
                  "(timeout=, HERRING_TIMEOUT)")};
 }
 
-// Somebody is held up in it, and everybody who is missing is held up in another call.
+// Returns whether the first caller is held up in this call and all missing ranks are held up in
+// other calls.
 bool Reminders::holds_each_other_up(const Pending& pending, Nanos now) const {
   const auto waits = [this](uint32_t rank) { return whereabouts_.waits(rank); };
   const uint32_t first = pending.group->members.ranks()[pending.calls.front().index];

@@ -1,4 +1,5 @@
-// A call that not every rank has made yet: who has, and what is said about those who have not.
+// A call that not every rank has made yet: which ranks have made it, and the messages about the
+// others.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,10 @@
 
 namespace herring::server {
 
-// As one rank makes it.
+// A call as one rank announces it.
 struct Announcement {
   uint32_t index = 0;        // of the rank, in the group
-  std::string text;          // owns what `message.payload` views
+  std::string text;          // owns the bytes that `message.payload` views
   wire::Announce message;
 };
 
@@ -28,38 +29,38 @@ struct Announcement {
 struct Pending {
   std::shared_ptr<JobGroup> group;
   Nanos since = 0;
-  uint32_t timeout_ms = ~0u;  // the shortest of those who wait
+  uint32_t timeout_ms = ~0u;  // the shortest of all ranks that wait
   bool warned = false, warned_early = false;
-  std::vector<bool> here;    // by index: has made it
+  std::vector<bool> here;    // by index: whether the rank has made the call
   uint32_t arrived = 0;      // ranks that have made it, or never will
-  std::vector<uint32_t> joined;  // of them, by index: have joined instead
-  std::vector<Announcement> calls;   // that wait for an answer, in order of arrival
+  std::vector<uint32_t> joined;  // of these, by index: ranks that joined instead
+  std::vector<Announcement> calls;   // calls that wait for an answer, in order of arrival
   std::optional<Status> failure;
 
-  std::vector<uint32_t> missing() const;  // ranks of the job
+  std::vector<uint32_t> missing() const;  // ranks in the job
 };
 
-// What is said of a call that waits.
+// Creates the messages about calls that wait.
 class Reminders {
  public:
-  // Both must outlive it.
+  // Both references must outlive this object.
   Reminders(const control::Cluster& cluster, const Whereabouts& whereabouts)
       : cluster_(cluster), whereabouts_(whereabouts), quiet_(cluster.size) {}
 
-  // kTimeout: it has waited too long.
+  // Returns kTimeout if the call has waited too long.
   Status timed_out(const Pending& pending, Nanos now) const;
-  // A warning, if one is due.
+  // Appends a warning if one is due.
   void remind(Pending& pending, Nanos now, std::vector<Answer>& out);
 
  private:
-  // When a rank is told next that calls hold each other up: programs exist that go on from there
-  // in every step, and are not to fill a log.
+  // When to tell a rank again that calls hold each other up. Some programs recover from this in
+  // every step, and must not fill a log.
   struct Quiet {
     Nanos until = 0, pause = kFirstReminder;
   };
 
   bool holds_each_other_up(const Pending& pending, Nanos now) const;
-  // "allreduce 'x' waited 3 s for rank 1 (host ...)".
+  // Returns a text such as "allreduce 'x' waited 3 s for rank 1 (host ...)".
   std::string waits(const Pending& pending, Nanos now, const char* verb) const;
 
   const control::Cluster& cluster_;

@@ -9,9 +9,9 @@
 namespace herring::server {
 namespace {
 
-// A server numbers its streams in a range of its own.
+// Each server numbers its streams in its own range.
 constexpr uint32_t kStreamsPerServer = 1 << 14;
-// Far more than there are models in a job. Each may hold a contribution of every rank.
+// Far more than there are models in a job. Each series may hold a contribution of every rank.
 constexpr size_t kMaxSeries = 1024;
 
 bool agree(const wire::Enlist& a, const wire::Enlist& b) {
@@ -55,7 +55,7 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   const uint32_t index = group ? group->members.index_of(rank) : control::Group::kNobody;
   if (index == control::Group::kNobody) {
     return breach("rank ", rank, " begins '", enlist->name, "' in group ", group_id,
-                  ", in which it is not");
+                  ", of which it is not a member");
   }
   HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, {enlist->op}));
   if (Status status = partial::check(
@@ -68,7 +68,7 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   const uint64_t id = wire::series_id(enlist->name, group_id);
   if (series_.size() >= kMaxSeries && !series_.contains(id)) {
     fail({Code::kInvalidArgument,
-          concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' beside ", kMaxSeries,
+          concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' besides ", kMaxSeries,
                  " other series of partial all-reduces on ", cluster_.describe_server(server_),
                  "; flush() those that are no longer used")},
          out);
@@ -89,7 +89,7 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   }
   series->enlisted[index] = true;
   for (uint32_t i = 0; i < series->size(); ++i) {
-    // Whoever knows it begins nothing any more.
+    // Ranks that know of the loss begin no new series.
     if (lost_[series->rank(i)]) call_off(id, *series, i, out);
   }
   advance(id, *series, now, out);
@@ -149,7 +149,7 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   const uint32_t index = series.group->members.index_of(rank);
   if (index == control::Group::kNobody) {
     return breach("rank ", rank, " joins '", series.options.name,
-                  "', of whose group it is no member");
+                  "', but is not a member of its group");
   }
   if (series.failed) return {};
   const wire::Enlist& options = series.options;
@@ -161,15 +161,15 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
     return breach("rank ", rank, " joins '", options.name, "' with ", join->payload.size(),
                   " bytes, not ", bytes);
   }
-  if (!series.owner.member(index)) return {};  // the dead
+  if (!series.owner.member(index)) return {};  // the rank counts as dead
   const bool misplaced = options.replays
                              ? join->contributors == 0 || join->contributors > series.size() ||
                                    join->round < series.owner.round()
                              : join->contributors != 0;
   if (adds && misplaced) {
     return breach("rank ", rank, " joins round ", join->round, " of '", options.name, "' with ",
-                  join->contributors, " contributors, ",
-                  options.replays ? "in round " : "which is no replay, in round ",
+                  join->contributors, " contributors, but ",
+                  options.replays ? "the current round is " : "it is not a replay; it is in round ",
                   series.owner.round());
   }
   const partial::Join said{index,      join->upto,  join->base,
@@ -207,12 +207,12 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
   auto mark = wire::decode_mark(text);
   if (!mark.ok()) return mark.status();
   const auto found = series_.find(mark->id);
-  if (found == series_.end()) return {};  // its last round: the series has ended
+  if (found == series_.end()) return {};  // this was its last round: the series has ended
   Series& series = *found->second;
   const uint32_t index = series.group->members.index_of(rank);
   if (index == control::Group::kNobody) {
     return breach("rank ", rank, " has received a round of '", series.options.name,
-                  "', of whose group it is no member");
+                  "', but is not a member of its group");
   }
   if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
     wire::FrameHeader header;
@@ -225,8 +225,9 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
   return {};
 }
 
-// In the tree of the aggregator: groups of adjacent ranks, whoever of them is there, then their
-// sums. So the bits are the same whether contributions are small and ride along, or are pushed.
+// Sums in the same tree as the aggregator: first groups of adjacent ranks, as far as they
+// contribute, then their sums. So the bits are the same whether contributions are sent along or
+// pushed.
 std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
                              uint32_t divisor) const {
   const wire::Enlist& options = series.options;
@@ -245,7 +246,7 @@ std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
     sums.push_back(sum);
   }
   std::string result(options.elements * size_of(options.dtype), '\0');
-  if (sums.empty()) return result;  // a last round in which nobody has anything left
+  if (sums.empty()) return result;  // in a last round, nobody may have anything left
   reduce::combine(sums.data(), sums.size(), result.data(), options.elements,
                   {wide, options.dtype, options.op, 1.0, static_cast<double>(divisor), 1.0});
   for (const partial::Contributor& one : closed.contributors) series.held[one.rank].clear();
@@ -274,13 +275,13 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     header.group = series.group->members.id();
     header.stream = series.stream;
     header.round = series.next_ticket++;
-    // Those who wait first: the others compute.
+    // Ranks that wait come first, because the others are computing.
     std::vector<bool> waits(series.size(), false);
     for (const uint32_t index : closed->waiting) waits[index] = true;
     for (const bool waiting : {true, false}) {
       for (uint32_t index : closed->members) {
         if (waits[index] != waiting) continue;
-        // A push needs everybody at once, and a replay does not know who waits.
+        // A push needs all ranks at once, and a replay does not know which ranks wait.
         out.push_back({series.rank(index), header, payload,
                        !waiting && series.options.inline_payload && !series.options.replays});
       }
@@ -294,10 +295,10 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
   lost_[rank] = true;
   for (auto it = series_.begin(); it != series_.end();) {
     const uint64_t id = it->first;
-    Series& series = *(it++)->second;  // advance() may end it
+    Series& series = *(it++)->second;  // advance() may erase the series
     const uint32_t index = series.group->members.index_of(rank);
     if (index == control::Group::kNobody) continue;
-    // Those that have not begun it may know of this, and never will.
+    // Ranks that have not begun the series may know of the loss, and then never will.
     if (!all_enlisted(series)) {
       call_off(id, series, index, out);
       continue;
@@ -348,8 +349,8 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
                ", round ", series->owner.round(),
                ", has waited ", in_seconds(now - since), " for ",
                options.replays ? "recorded contributors among " : "", missing,
-               fatal ? ", which did not come; check that every rank goes on with the series "
-                       "until it flushes it, or give it more time (timeout=, HERRING_TIMEOUT)"
+               fatal ? ", which did not contribute; check that every rank contributes until "
+                       "it calls flush(), or give it more time (timeout=, HERRING_TIMEOUT)"
                      : "");
     if (fatal) {
       series->failed = true;

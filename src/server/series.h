@@ -1,8 +1,8 @@
-// Partial all-reduces on a server: the series it owns, what has come for their rounds, and what to
-// tell the workers. A contribution that rode along with its join is summed right here; otherwise a
-// closed round gets a ticket in a stream of its own, and is pushed like any buffer. Pure
-// bookkeeping: no I/O, and no lock of its own: what it says must leave in the order of its changes,
-// so its caller holds one over both.
+// The partial all-reduces of a server: the series that it owns, contributions to their rounds, and
+// answers to workers. If contributions were sent along with joins, the server sums them here.
+// Otherwise a closed round gets a ticket in a stream of its own and is pushed like any buffer. Pure
+// bookkeeping without I/O. Answers must leave in the order of changes, so the caller holds a lock
+// over both.
 #pragma once
 
 #include <atomic>
@@ -23,21 +23,22 @@ class SeriesTable {
  public:
   SeriesTable(const control::Cluster& cluster, const GroupTable& groups, uint32_t server);
 
-  // Payloads of frames from `rank`; an error is the sender's fault. What to answer goes to `out`.
+  // Handle the payloads of frames from `rank` and append answers to `out`. An error is the sender's
+  // fault.
   Status enlist(uint32_t rank, uint32_t group, std::string_view text, Nanos now,
                 std::vector<Answer>& out);
   Status join(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
-  // `rank` is dead or has left.
+  // Handles a rank that is dead or has left.
   void lost(uint32_t rank, Nanos now, std::vector<Answer>& out);
-  // Closes what only waited for its grace to end.
+  // Closes rounds whose grace has ended.
   void tick(Nanos now, std::vector<Answer>& out);
-  // When tick() is worth calling; 0: never.
+  // Returns when tick() should be called next; 0 means never.
   Nanos wake_at() const;
-  // Warnings, and errors for rounds that wait too long.
+  // Appends warnings and errors for rounds that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
-  // Whether the job has any series, here or elsewhere: it then outlives its workers' deaths. Needs
-  // no lock.
+  // Returns whether the job has any series, here or on other servers. If so, the job outlives the
+  // deaths of workers. Needs no lock.
   bool any() const { return any_.load(); }
 
  private:
@@ -53,13 +54,13 @@ class SeriesTable {
     uint32_t rank(uint32_t index) const { return group->members.ranks()[index]; }
 
     const wire::Enlist options;
-    const std::shared_ptr<JobGroup> group;  // ranks here and below are those inside it
+    const std::shared_ptr<JobGroup> group;  // ranks here and below are indices in it
     partial::RoundOwner owner;
     const uint32_t stream;
     uint32_t next_ticket = 0;
-    std::vector<bool> enlisted;  // no round closes before all have: they would not know it
-    std::vector<std::string> held;  // inline contributions that are not counted yet, by rank
-    // Digests of replicas: by round, the first one and whose it is.
+    std::vector<bool> enlisted;  // no round closes before all have: the others would not know it
+    std::vector<std::string> held;  // inline contributions not counted yet, by index
+    // Digests of replicas: for each round, the first digest and the index of its rank.
     std::map<uint32_t, std::pair<uint64_t, uint32_t>> digests;
     Nanos warned_for = 0;  // the waiting_since() of the last warning
     bool failed = false;
@@ -70,7 +71,7 @@ class SeriesTable {
   Status compare(Series& series, uint32_t index, const wire::JoinMessage& join);
   std::string describe_rank(const Series& series, uint32_t index) const;
   bool all_enlisted(const Series& series) const;
-  // The series cannot begin without this one; nothing else is concerned.
+  // Fails only this series, which cannot begin without the lost rank.
   void call_off(uint64_t id, Series& series, uint32_t lost, std::vector<Answer>& out) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
   uint32_t free_stream();
@@ -80,7 +81,7 @@ class SeriesTable {
   const uint32_t server_;
   std::atomic<bool> any_{false};
   std::map<uint64_t, std::unique_ptr<Series>> series_;
-  std::vector<bool> lost_;  // by rank of the job
+  std::vector<bool> lost_;  // by rank in the job
   uint32_t next_stream_ = 0;
 };
 

@@ -8,8 +8,8 @@ namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
-// A server that ends waits for the workers to receive what it has sent: as long as they do, and
-// while nobody does.
+// A server that ends waits until the workers have received what it sent: at most this long in all,
+// and at most this long without any progress.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = 500 * kMillisecond;
 
 }  // namespace
@@ -21,7 +21,7 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
   Proxy& first = *server->proxies_[0];
   first.loop().on_exhausted([self = server.get()](const Status& why) {
     if (self->attached_) return self->changes_->end_job(why);
-    log(LogLevel::kError, "a server that waits for its job: ", why.message());
+    log(LogLevel::kError, "a server waiting for its job: ", why.message());
   });
   auto listener = transport.listen(
       first.loop(), {options.host, options.port}, std::move(options.credentials),
@@ -53,9 +53,10 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
       std::clamp<size_t>(options.frame_max / options.segment_bytes, 1,
                          transport::Destinations::kMaxPieces));
   flows_ = options.flows;
-  // Beside the payload: name, shape and, for alltoall and groups, a number per rank.
+  // A payload is accompanied by a name, shapes and, for alltoall and groups, a number per rank.
   max_announce_payload_ = options.small_bytes + 8 * kNumDTypes * size_t{cluster.size} + 65536;
-  // An operation stays while anybody has segments of it on the way; every stream may have one more.
+  // An operation stays while any rank has segments of it on the way, and each stream may have one
+  // more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
   aggregator_ = std::make_unique<Aggregator>(cluster_, *groups_, options.segment_bytes, most_open,
                                              [this](Slot& slot) { deliver(slot); },
@@ -119,7 +120,7 @@ void Server::admit_waiting() {
 }
 
 void Server::accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello) {
-  // std::function wants copyable captures.
+  // std::function needs copyable captures.
   const std::shared_ptr<transport::Connection> shared = std::move(connection);
   connect(hello.rank, hello.flow,
           [shared](transport::EventLoop& loop, transport::FlowHandler& handler) {
@@ -136,7 +137,7 @@ void Server::connect(uint32_t rank, uint32_t flow, MakeFlow make) {
                                    });
     if (known) {
       return log(LogLevel::kWarning, "dropped a connection: flow ", flow, " of rank ", rank,
-                 " is here already");
+                 " is already connected");
     }
     auto peer = std::make_unique<Peer>(*this, proxy, rank, flow);
     peer->start(make(proxy.loop(), *peer));
@@ -148,7 +149,7 @@ void Server::connect(uint32_t rank, uint32_t flow, MakeFlow make) {
 Status Server::open(const Key& key, wire::Open open, uint32_t rank) {
   Status status = aggregator_->open(key, std::move(open), rank);
   if (status.code() != Code::kMismatch) return status;
-  changes_->end_job(status, rank);  // a planned operation that differs: the job cannot go on
+  changes_->end_job(status, rank);  // a planned operation differs, so the job cannot go on
   return {};
 }
 
@@ -172,7 +173,7 @@ void Server::set_credit(JobGroup& group, uint16_t segments) {
   group.credit.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
 
-// Every proxy reports losses on its flows; the first also looks for what is overdue.
+// Every proxy reports the losses on its flows; the first also checks for overdue operations.
 void Server::watch(Proxy& proxy) {
   for (const auto& peer : proxy.peers_) {
     if (const uint32_t losses = peer->poll_losses()) add_signals(losses);
@@ -192,13 +193,15 @@ void Server::rank_left(uint32_t rank) {
 void Server::rank_lost(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_) return;
-    // At once: who leaves because of it is gone after it, for those who still wait too.
+    // Reported at once: ranks that still wait must see this rank's end before others leave because
+    // of it.
     changes_->rank_gone(rank, "is gone");
     end_flows(rank, false);
   });
 }
 
-// First its flows end, so that nothing more of it is read into lanes, then its data is missed.
+// Ends the rank's flows first, so that no more data is read into lanes. Then treats the data as
+// missing.
 void Server::end_flows(uint32_t rank, bool left) {
   proxy_of(rank).loop().post([this, rank, left, &proxy = proxy_of(rank)] {
     for (const auto& peer : proxy.peers_) {
@@ -209,9 +212,9 @@ void Server::end_flows(uint32_t rank, bool left) {
   });
 }
 
-// On the peer's thread, never inside a change.
+// Runs on the peer's thread, never inside a change.
 void Server::peer_closed(Peer& peer, const Status& why) {
-  // Membership decides whether this is a death or an end; here it only ends the flow.
+  // Membership decides whether this is a death or a normal end; here it only ends the flow.
   log(LogLevel::kDebug, "server ", index_, ": flow of rank ", peer.rank(), " ended: ",
       why.message());
   changes_->disconnected(peer);
@@ -251,12 +254,12 @@ void Server::stop() {
     return Status();
   }));
   for (auto& proxy : proxies_) proxy->join();
-  listener_.reset();  // before the loop that it is in
+  listener_.reset();  // must go before the loop that it uses
   for (auto& proxy : proxies_) proxy->peers_.clear();
 }
 
-// To close a connection with unread input, or one that gets more, would take along what has not
-// been read at its other end.
+// Lets the workers receive what was sent. Data that a worker has not read would be lost with a
+// connection that is closed with unread input, or that receives more input afterwards.
 void Server::say_farewell() {
   if (changes_) changes_->end();
   for (auto& proxy : proxies_) {

@@ -1,5 +1,6 @@
-// A server: proxies (one event loop and thread each) that own the connections of contiguous blocks
-// of nodes, around one slot table and one account of named operations (paper, III-3).
+// A server consists of proxies around one slot table and one set of named operations (paper,
+// III-3). Each proxy has an event loop and a thread, and owns the connections of a contiguous block
+// of nodes.
 #pragma once
 
 #include <algorithm>
@@ -24,16 +25,16 @@ struct ServerOptions {
   transport::Credentials credentials;
 };
 
-// Shared by the whole job; from the cluster's settings.
+// Options that are the same in the whole job; they come from the cluster's settings.
 struct DataPlaneOptions {
   uint32_t proxies = 1;
   size_t segment_bytes = default_of("segment_bytes").integer;
   size_t frame_max = default_of("frame_max").integer;
-  size_t credit = 0;  // bytes per flow; 0: self-controlled
+  size_t credit = 0;  // bytes per flow; 0 means controlled automatically
   size_t credit_max = 1 << 20;
-  size_t credit_ladder = 0;  // where credit begins to be bounded by memory alone; 0: credit_max
+  size_t credit_ladder = 0;  // credit above this is bounded by memory alone; 0: credit_max
   size_t small_bytes = default_of("small_bytes").integer;
-  uint32_t flows = 1;  // of a worker to a server
+  uint32_t flows = 1;  // from a worker to a server
 
   uint16_t credit_segments(size_t bytes) const {
     return static_cast<uint16_t>(std::clamp<size_t>(bytes / segment_bytes, 1, 65535));
@@ -55,7 +56,7 @@ class Proxy {
   const uint32_t index_;
   const std::shared_ptr<transport::EventLoop> loop_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  // Results for peers of other proxies, by proxy; handed over once per iteration.
+  // Results for peers of other proxies, by proxy; handed over once per loop iteration.
   struct Handover {
     Peer* peer;
     Slot* slot;
@@ -68,38 +69,41 @@ class Proxy {
 
 class Server {
  public:
-  // Listens; connections wait until attach() says who is expected.
+  // Starts to listen. Connections wait until attach() says which ranks are expected.
   static Result<std::unique_ptr<Server>> start(ServerOptions options,
                                                transport::Transport& transport);
   ~Server();
 
   const transport::Address& address() const { return address_; }
-  // The cluster is complete: serve it as server `index`.
+  // Starts to serve the cluster, which is complete, as server `index`.
   void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
-  // A flow of `rank`, made on the loop of the proxy that owns it; flow 0 gets the answers. accept()
-  // makes it of a connection, tests of whatever carries frames. After attach(); any thread.
+  // Adds a flow of `rank`, created on the loop of the proxy that owns it. Flow 0 carries the
+  // answers. accept() creates flows from connections; tests may create them from anything that
+  // carries frames. After attach(); any thread.
   using MakeFlow = std::function<std::unique_ptr<transport::Flow>(transport::EventLoop&,
                                                                   transport::FlowHandler&)>;
   void connect(uint32_t rank, uint32_t flow, MakeFlow make);
-  // A rank has left for good: whatever still waits for it fails.
+  // Handles a rank that has left for good: operations that still wait for it fail.
   void rank_left(uint32_t rank);
-  // A worker is dead. Partial all-reduces go on without it; everything else that needs it fails.
+  // Handles the death of a worker. Partial all-reduces go on without it; all else that needs it
+  // fails.
   void rank_lost(uint32_t rank);
-  // Whether the job goes on when this worker dies: for partial all-reduces, or groups without it.
+  // Returns whether the job goes on if this worker dies, for partial all-reduces or groups without
+  // it.
   bool outlives(uint32_t rank) const {
     return changes_ && (changes_->any_series() || groups_->any_without(rank));
   }
-  // Hands out what is queued (bounded), ends the threads.
+  // Sends what is queued (for a limited time), then ends the threads.
   void stop();
-  // Nothing is being summed, announced or sent. Any thread; bounded.
+  // Returns whether nothing is being summed, announced or sent. Any thread; takes a limited time.
   bool idle();
-  // Every worker that is connected has said that it needs this server no more, whose own worker has
-  // left. Any thread.
+  // Returns whether all connected workers have said that they no longer need this server, whose own
+  // worker has left. Any thread.
   bool released() { return !changes_ || changes_->released(); }
-  // Bytes sent and received so far. Any thread; bounded.
+  // Returns the number of bytes sent and received so far. Any thread; takes a limited time.
   uint64_t traffic();
 
-  // For peers, on their proxy's thread.
+  // For peers, on the thread of their proxy.
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
   Changes& changes() { return *changes_; }
@@ -121,12 +125,12 @@ class Server {
   void say_farewell();
   void watch(Proxy& proxy);
   Proxy& proxy_of(uint32_t rank);
-  Proxy& current();  // on the thread of one
+  Proxy& current();  // the proxy whose thread this is
 
   transport::Transport& transport_;
   transport::Address address_;
   std::unique_ptr<transport::Listener> listener_;
-  std::vector<std::unique_ptr<Proxy>> proxies_;  // the first also accepts
+  std::vector<std::unique_ptr<Proxy>> proxies_;  // the first one also accepts connections
 
   struct Waiting {
     std::unique_ptr<transport::Connection> connection;

@@ -1,7 +1,7 @@
-// In which call each rank is held up, as it says itself (EngineCore::tell_whereabouts): for those
-// who wait for a rank that waits for somebody else. It is no proof that the rank will not come:
-// another of its threads may call what is missing, and waits can be given up. So it is said, and
-// nothing fails because of it before its time-out.
+// In which call each rank is held up, as the rank itself reports (EngineCore::tell_whereabouts).
+// Ranks that wait for a held-up rank are told. This does not prove that the rank will not come:
+// another of its threads may make the missing call, and waits can be given up. So the text is only
+// added to messages, and no operation fails because of it before its time-out.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ class Whereabouts {
  public:
   explicit Whereabouts(uint32_t size) : where_(size) {}
 
-  // Empty: it goes on.
+  // An empty text means that the rank is not held up.
   void set(uint32_t rank, std::string where) { where_[rank] = std::move(where); }
   bool waits(uint32_t rank) const { return !where_[rank].empty(); }
 
-  // "; rank 1 waits in allgather 'a', ranks 2 and 3 in ...", or nothing. `ranks`: of the job.
+  // Returns "; rank 1 waits in allgather 'a', ranks 2 and 3 in ...", or "". `ranks`: ranks in the
+  // job.
   std::string describe(const std::vector<uint32_t>& ranks) const {
     std::map<std::string, std::vector<uint32_t>> by_place;
     for (const uint32_t rank : ranks) {

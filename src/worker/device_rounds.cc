@@ -85,7 +85,7 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
   const size_t expected = planned_->plan().arenas.size();
   if (arenas.size() != expected) {
     return {Code::kInvalidArgument,
-            concat(arenas.size(), " arenas on the device, but this plan has ", expected)};
+            concat(arenas.size(), " arenas on the device; this plan has ", expected)};
   }
   if (planned_->rounds() > 0) {
     return {Code::kInvalidArgument,

@@ -47,7 +47,7 @@ raises(herring.MismatchError, "ranks disagree about planned operation 'p'",
        herring.PlannedReduction, [(10 + rank, "float32")], name="p")
 if rank == 0:
     first = herring.allreduce_async(np.zeros(9, np.float32), name="twice")
-    raises(bad, "'twice' is in flight",
+    raises(bad, "'twice' is already in flight",
            herring.allreduce_async, np.zeros(9, np.float32), name="twice")
 herring.barrier()  # the others come only now, so that the first was in flight
 if rank != 0:

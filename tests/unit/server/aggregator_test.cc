@@ -167,7 +167,7 @@ TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
   ASSERT_EQ(late.size(), 1u);
   EXPECT_TRUE(late[0].fatal);
   EXPECT_NE(late[0].text.find("segments of rank 1 ("), std::string::npos) << late[0].text;
-  EXPECT_NE(late[0].text.find("from where 1 of 2 have come"), std::string::npos) << late[0].text;
+  EXPECT_NE(late[0].text.find("; 1 of 2 have arrived"), std::string::npos) << late[0].text;
 }
 
 // Every segment that was sent is answered once, the rest is not waited for, and nothing stays.

@@ -283,7 +283,7 @@ TEST_F(SeriesTest, ThereIsAMostOfSeriesAtATime) {
   ASSERT_EQ(answers.size(), 3u);
   const auto error = wire::decode_op_error(answers[0].payload);
   EXPECT_EQ(error->code, Code::kInvalidArgument);
-  EXPECT_NE(error->text.find("begins 'name 1024' beside 1024 other"), std::string::npos)
+  EXPECT_NE(error->text.find("begins 'name 1024' besides 1024 other"), std::string::npos)
       << error->text;
 }
 

@@ -319,7 +319,7 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
   expect_refusal("with 0 bytes, not 4096", [&](Client& client) {
     client.announce(message("an empty payload", 1024, true));
   });
-  expect_refusal("sent no data of it", [](Client& client) {
+  expect_refusal("sent no data for it", [](Client& client) {
     client.open(0, kSegment);
     client.data(1, 1);
   });
