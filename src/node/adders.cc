@@ -13,8 +13,8 @@
 namespace herring {
 namespace {
 
-// A block that the engine waits for is nearly done, and the next buffer may be on its way: to sleep
-// and to be woken would take longer.
+// A block that the engine waits for is nearly done, and the next buffer may be about to come.
+// Sleeping and being woken would take longer.
 constexpr Nanos kShortWait = 20 * kMicrosecond;
 
 template <typename Done>
@@ -27,7 +27,7 @@ void wait_shortly(const Done& done) {
 }  // namespace
 
 Adders::~Adders() {
-  if (generation_ != fork_generation()) {  // in a forked child, which has no such threads
+  if (generation_ != fork_generation()) {  // a forked child does not have these threads
     for (std::thread& helper : helpers_) helper.detach();
     static_cast<void>(shared_.release());
     return;
@@ -54,7 +54,7 @@ bool Adders::helps(const NodeWork& work) {
   return !helpers_.empty();
 }
 
-// As many as there are to be had.
+// Starts as many helpers as the system allows.
 void Adders::start() {
   const WithoutSignals mask;
   helpers_.reserve(threads_ - 1);

@@ -1,4 +1,4 @@
-// The regions that one neighbour has announced, mapped here.
+// The regions that one neighbour has announced, as they are mapped here.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace herring {
 
 class ImportedRegions {
  public:
-  // Without a descriptor, or where it cannot be mapped, the region is known and not usable. False:
-  // it is known already, or has no number.
+  // Adds a region. Without a descriptor, or if the descriptor cannot be mapped, the region is known
+  // but not usable. Returns false if the region is already known or has no number.
   bool add(uint32_t region, uint64_t bytes, UniqueFd passed);
   void remove(uint32_t region) { regions_.erase(region); }
   void clear() { regions_.clear(); }
-  // Null: unknown. An error says why it is not mapped.
+  // Returns null if the region is unknown, or an error that says why it is not mapped.
   Result<std::shared_ptr<SharedRegion>> find(uint32_t region) const;
 
  private:

@@ -14,19 +14,19 @@
 namespace herring {
 namespace {
 
-// `region` is announced with its descriptor attached and `bytes` as its size.
+// kAnnounce carries the descriptor of `region`, and its size in `bytes`.
 constexpr uint8_t kAnnounce = kFirstReservedKind;
 constexpr uint8_t kRelease = kFirstReservedKind + 1;
 constexpr uint8_t kGoodbye = kFirstReservedKind + 2;
 
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
 
-// The one descriptor of a packet, if there is one.
+// Returns the descriptor that came with a packet, if there is one.
 UniqueFd passed_fd(msghdr* header) {
   for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));  // The buffer has room for one.
+    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));  // the buffer has room for one
     return UniqueFd(fd);
   }
   return UniqueFd();
@@ -35,7 +35,7 @@ UniqueFd passed_fd(msghdr* header) {
 }  // namespace
 
 struct LocalBus::ReadBuffers {
-  // One byte more than a packet may have: too long a packet shows.
+  // One byte more than the longest packet, so that a longer one is noticed.
   static constexpr size_t kBytes = kMessagesPerPacket * sizeof(LocalMessage) + 1;
   std::array<std::array<char, kBytes>, kPacketsPerRead> data;
   std::array<std::array<char, kControlBytes>, kPacketsPerRead> control;
@@ -138,7 +138,7 @@ Status LocalBus::send(uint32_t peer, const LocalMessage& message) {
     } while (n < 0 && errno == EINTR);
     if (n == static_cast<ssize_t>(sizeof(message))) return Status();
   }
-  // Full or failed: flush() finds out which.
+  // The socket is full or has failed; flush() finds out which.
   return send_queued(peer, Queued{message, nullptr});
 }
 
@@ -160,8 +160,8 @@ size_t LocalBus::queued() const {
   return sum;
 }
 
-// Sends from the queue until the socket is full: several messages per packet, but one descriptor
-// alone.
+// Sends from the queue until the socket is full. A packet has several messages, or one that passes
+// a descriptor.
 Status LocalBus::flush(uint32_t peer) {
   Peer& to = peers_[peer];
   while (!to.queue.empty()) {
@@ -195,9 +195,10 @@ Status LocalBus::flush(uint32_t peer) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM ||
         errno == ETOOMANYREFS) {
-      break;  // Later. The last three are rare, and on_writable slows down for them.
+      break;  // try again later; the last three are rare, and on_writable slows down for them
     }
-    // What the peer sent before may still wait to be read, and is; then both sides see the end.
+    // Data that the peer sent before may still wait here and is read first; then both sides see the
+    // end.
     ::shutdown(to.fd.get(), SHUT_RDWR);
     to.unreachable = true;
     to.queue.clear();
@@ -220,9 +221,10 @@ void LocalBus::on_writable(int fd) {
   Peer* peer = peer_of(fd, &rank);
   if (peer == nullptr || peer->queue.empty()) return;
   const size_t before = peer->queue.size();
-  (void)flush(rank);  // A loss shows in on_readable.
-  // Writable, and yet nothing could be sent: the kernel is short of memory, or of descriptors in
-  // flight. There is no event to wait for, so this keeps the loop from running hot.
+  (void)flush(rank);  // on_readable reports a loss
+  // The socket is writable, yet nothing could be sent: the kernel is short of memory or of
+  // descriptors in flight. There is no event to wait for, so this pause keeps the loop from
+  // spinning.
   if (peer->queue.size() == before) ::poll(nullptr, 0, 1);
 }
 
@@ -238,8 +240,8 @@ void LocalBus::on_readable(int fd) {
                              MSG_DONTWAIT | MSG_CMSG_CLOEXEC, nullptr);
     if (n < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      // The latter is told once, ahead of what is still to be read, if a peer ended without reading
-      // all that we sent.
+      // ECONNRESET is reported once, before the data still to be read, if a peer ended without
+      // reading everything that was sent to it.
       if (errno == EINTR || errno == ECONNRESET) continue;
       return fail(rank, Status(Code::kInternal, concat("node: receiving from local rank ", rank,
                                                        ": ", std::strerror(errno))));
@@ -248,7 +250,7 @@ void LocalBus::on_readable(int fd) {
     for (int i = 0; i < n; ++i) {
       msghdr& header = read_->headers[i].msg_hdr;
       UniqueFd passed = passed_fd(&header);
-      if (end.has_value()) continue;  // Descriptors are still to be closed.
+      if (end.has_value()) continue;  // the descriptors must still be closed
       const size_t bytes = read_->headers[i].msg_len;
       if (bytes == 0) {
         end = peer->left ? Status(Code::kShutdown, concat("node: local rank ", rank, " has left"))
@@ -258,7 +260,7 @@ void LocalBus::on_readable(int fd) {
       }
     }
     if (end.has_value()) fail(rank, *end);
-    return;  // If there is more, the loop comes back after it has served the others.
+    return;  // if there is more, the loop returns here after it has served the others
   }
 }
 
@@ -298,7 +300,7 @@ std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage&
       break;
   }
   return breach("node: local rank ", rank, " sent a message of kind ", int{message.kind},
-                " that makes no sense");
+                " that is not valid here");
 }
 
 void LocalBus::fail(uint32_t rank, const Status& status) {
@@ -309,7 +311,7 @@ void LocalBus::fail(uint32_t rank, const Status& status) {
   if (on_peer_closed_) on_peer_closed_(rank, status);
   rank_of_fd_.erase(peer.fd.get());
   peer.fd.reset();
-  peer.imports.clear();  // work in progress has shares of what it points into
+  peer.imports.clear();  // work in progress owns shares of the mappings
 }
 
 // ---- regions ----
@@ -356,7 +358,7 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
     }
     if (*mapped != nullptr) return mapped;
   }
-  return breach("node: local rank ", peer, " has not exported a region ", region);
+  return breach("node: local rank ", peer, " has not exported region ", region);
 }
 
 Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t region,

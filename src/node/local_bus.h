@@ -1,9 +1,9 @@
-// The workers of one node signal each other and share memory. A full mesh of SOCK_SEQPACKET sockets
-// carries small messages; payload lies in shared regions that a message names. Nothing spins: the
-// sockets wake the engine's epoll loop (level-triggered). A closed connection tells of a death at
-// once, because forked children do not keep these sockets.
+// Lets the workers of one node signal each other and share memory. A full mesh of SOCK_SEQPACKET
+// sockets carries small messages. Payload lies in shared regions that the messages name. Nothing
+// spins: the sockets wake the engine's epoll loop (level-triggered). A closed connection shows a
+// death at once, because forked children do not keep these sockets.
 //
-// Not thread-safe: everything is called from the engine thread, handlers run on it.
+// Not thread-safe: all calls come from the engine thread, and handlers run on it.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@
 
 namespace herring {
 
-// One message; the fields mean what the engine wants, with two exceptions: `from` is filled in
-// by the receiving bus, and kinds from kFirstReservedKind on are the bus's own.
+// One message. The engine defines the meaning of the fields, with two exceptions. The receiving bus
+// fills in `from`, and kinds from kFirstReservedKind on belong to the bus.
 struct LocalMessage {
   uint8_t kind = 0;
   uint8_t flags = 0;
@@ -33,7 +33,7 @@ struct LocalMessage {
   uint32_t round = 0;
   uint32_t buffer = 0;
   uint32_t region = 0;  // of the sender, as export_region() named it; 0 for none
-  uint32_t workers = 0;  // that contributed to what the message is about; 0: not known
+  uint32_t workers = 0;  // contributors to the subject of the message; 0: unknown
   uint64_t offset = 0;
   uint64_t bytes = 0;
   uint32_t group = 0;
@@ -46,7 +46,7 @@ inline constexpr uint8_t kFirstReservedKind = 0xf0;
 class LocalBus {
  public:
   using MessageHandler = std::function<void(const LocalMessage&)>;
-  // kShutdown: the peer said goodbye; kPeerLost: it died; kProtocol: it sent rubbish.
+  // kShutdown: the peer said goodbye. kPeerLost: it died. kProtocol: it sent an invalid message.
   using ClosedHandler = std::function<void(uint32_t local_rank, const Status&)>;
   using InterestHandler = std::function<void(int fd, bool wants_write)>;
 
@@ -57,57 +57,59 @@ class LocalBus {
 
   LocalAddress address() const { return listener_.address(); }
 
-  // Connects all workers of the node; see LocalListener::connect_all. A node of one is complete at
-  // once.
+  // Connects all workers of the node; see LocalListener::connect_all. On a node with one worker, it
+  // returns at once.
   Status connect(uint32_t local_rank, const std::vector<LocalAddress>& peers, Nanos deadline,
                  const std::function<Status()>& given_up = {});
 
-  // `on_peer_closed` runs once per peer, after all messages that it sent; its descriptor is still
-  // open then (to take it out of the loop). Handlers may call anything but on_readable,
-  // on_writable, close and the destructor.
+  // `on_peer_closed` runs once per peer, after all messages of that peer. The peer's descriptor is
+  // still open then, so that it can be removed from the loop. Handlers may call anything except
+  // on_readable, on_writable, close and the destructor.
   void set_handler(MessageHandler on_message, ClosedHandler on_peer_closed);
-  // Called whenever wants_write(fd) changes.
+  // `on_interest` is called whenever wants_write(fd) changes.
   void set_interest_handler(InterestHandler on_interest);
 
   uint32_t local_rank() const { return local_rank_; }
   uint32_t local_size() const { return static_cast<uint32_t>(peers_.size()); }
 
-  // The descriptors of the peers that are there, to be watched for reading (and, as long as
-  // wants_write, for writing). Errors and hang-ups are for on_readable.
+  // Returns the descriptors of the living peers. Watch them for reading and, as long as
+  // wants_write() holds, for writing. Errors and hang-ups go to on_readable().
   std::vector<int> fds() const;
   int fd_of(uint32_t peer) const;  // -1 once it is closed
   void on_readable(int fd);
   void on_writable(int fd);
   bool wants_write(int fd) const;
 
-  // Never blocks and never drops: what the socket does not take is queued. Messages to one peer
-  // arrive in order. kPeerLost if the peer is gone (on_peer_closed tells, or told, the loop).
+  // Sends a message without blocking or dropping it: what the socket does not accept is queued.
+  // Messages to one peer arrive in order. Returns kPeerLost if the peer is gone, which
+  // on_peer_closed also reports.
   Status send(uint32_t peer, const LocalMessage& message);
-  // To every peer that is there; those that are gone are left out.
+  // Sends a message to every living peer.
   void send_to_all(const LocalMessage& message);
-  // Messages queued to all peers.
+  // Returns the number of messages queued to all peers.
   size_t queued() const;
 
-  // Lets every peer map `region`; sent ahead of any later message (regions exported before
-  // connect() are announced there). Returns SharedRegion::id(). Cheap when repeated. The bus does
-  // not keep the region alive here; the peers' mappings keep its memory.
+  // Lets every peer map `region`. The announcement precedes all later messages; for regions
+  // exported before connect(), it is sent there. Returns SharedRegion::id(). Repeated calls are
+  // cheap. The bus does not keep the region alive here, but the mappings of the peers keep its
+  // memory.
   uint32_t export_region(const std::shared_ptr<SharedRegion>& region);
-  // The peers let go of it once they have seen all earlier messages; what still points into it
-  // keeps it mapped. Unknown ids are passed over.
+  // Makes the peers unmap the region once they have seen all earlier messages. Anything that still
+  // points into it keeps it mapped. Unknown IDs are ignored.
   void release_region(uint32_t region);
 
-  // The address here of `bytes` bytes at `offset` of a region that `peer` exported (or this worker
-  // itself, while the region is alive), with a share of the mapping: whatever the peer does, it
-  // stays as long as the result does. Checked against the region's bounds. kPeerLost once the peer
-  // is gone.
+  // Returns the address of `bytes` bytes at `offset` of a region that `peer` exported. `peer` may
+  // be this worker while the region is alive. The result owns a share of the mapping, so it stays
+  // valid whatever the peer does. Checks the region's bounds. Returns kPeerLost once the peer is
+  // gone.
   Result<std::shared_ptr<char>> peer_memory(uint32_t peer, uint32_t region, uint64_t offset,
                                             uint64_t bytes) const;
 
-  // The region itself, as it is mapped here.
+  // Returns the region itself, as mapped here.
   Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
 
-  // Says goodbye, so that peers tell leaving from dying, and closes everything, whether or not all
-  // that is queued could be sent. No handler runs.
+  // Says goodbye, so that peers can tell leaving from dying, then closes everything, even if queued
+  // messages could not be sent. No handler runs.
   void close();
 
  private:
@@ -120,7 +122,7 @@ class LocalBus {
   };
   struct Peer {
     GuardedFd fd;
-    bool unreachable = false;  // sending failed; the closing is still to be read
+    bool unreachable = false;  // sending failed; the end is still to be read
     bool left = false;  // said goodbye
     bool wants_write = false;
     std::deque<Queued> queue;
@@ -136,7 +138,7 @@ class LocalBus {
   Status flush(uint32_t peer);
   void update_interest(Peer& peer);
   void announce(const std::shared_ptr<SharedRegion>& region);
-  // nullopt: go on reading.
+  // These return nullopt to continue reading.
   std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes, UniqueFd passed);
   std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message, UniqueFd passed);
   void fail(uint32_t rank, const Status& status);

@@ -20,13 +20,14 @@ namespace {
 constexpr uint32_t kMagic = 0x4c475248;  // "HRGL"
 constexpr uint32_t kVersion = 1;
 constexpr size_t kMaxWorkers = 1 << 16;
-// Strangers of the same user that connect and say nothing; the oldest is dropped for a new one.
+// Strangers of the same user may connect and send nothing. Beyond this number, the oldest is
+// dropped.
 constexpr size_t kMaxPending = 256;
 constexpr int kRetryMs = 5;  // a full backlog gives no event to wait for
 
 enum class Answer : uint32_t { kWelcome = 0, kVersion, kNode, kRefused };
 
-// The first packet in either direction. Both ends run on one machine: host byte order.
+// The first packet in either direction. Both ends run on one machine, so it has host byte order.
 struct Hello {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
@@ -39,7 +40,7 @@ struct Hello {
 static_assert(sizeof(Hello) == 40);
 
 bool same_token(const std::array<uint8_t, 16>& a, const std::array<uint8_t, 16>& b) {
-  uint8_t difference = 0;  // Looks at every byte: time tells nothing about the first wrong one.
+  uint8_t difference = 0;  // looks at every byte, so that time does not reveal the first wrong one
   for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<uint8_t>(a[i] ^ b[i]);
   return difference == 0;
 }
@@ -49,11 +50,11 @@ Status system_error(std::string_view what) {
 }
 
 bool fill_random(void* out, size_t bytes) {
-  // Up to 256 bytes come whole and uninterrupted.
+  // Up to 256 bytes are returned in full and without interruption.
   return ::getrandom(out, bytes, 0) == static_cast<ssize_t>(bytes);
 }
 
-// False if the name does not fit an abstract address.
+// Returns false if the name does not fit into an abstract address.
 bool make_address(const std::string& name, sockaddr_un* address, socklen_t* length) {
   *address = {};
   address->sun_family = AF_UNIX;
@@ -90,7 +91,7 @@ Received receive_hello(int fd, Hello* hello) {
                                                                              : Received::kGarbage;
 }
 
-// One call of connect_all: nothing here blocks but the poll in run().
+// One call of connect_all(). Nothing here blocks except the poll in run().
 class Mesh {
  public:
   Mesh(uint32_t local_rank, const std::vector<LocalAddress>& peers, int listener)
@@ -134,7 +135,7 @@ class Mesh {
  private:
   struct Outgoing {
     uint32_t to;
-    GuardedFd fd;  // once dialled
+    GuardedFd fd;  // invalid until dialled
   };
 
   Hello hello_to(uint32_t peer) const {
@@ -157,12 +158,12 @@ class Mesh {
         [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
     if (!fd) return system_error("socket");
     if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-      if (errno == EAGAIN || errno == EINTR) return Status();  // The backlog is full: again soon.
+      if (errno == EAGAIN || errno == EINTR) return Status();  // the backlog is full: retry soon
       if (errno == ECONNREFUSED) {
         return Status(Code::kPeerLost,
                       concat("node: local rank ", out.to,
-                             " does not listen: it has ended, or it lives in another network "
-                             "namespace (then HERRING_HOST_ID must differ)"));
+                             " does not listen: it has ended, or it runs in another network "
+                             "namespace (then set another HERRING_HOST_ID there)"));
       }
       return system_error(concat("connecting to local rank ", out.to));
     }
@@ -178,7 +179,7 @@ class Mesh {
   Status refused(uint32_t peer) const {
     return Status(Code::kAuthentication,
                   concat("node: local ranks ", rank_, " and ", peer,
-                         " do not know the tokens that they published"));
+                         " do not know each other's published tokens"));
   }
 
   Status lost(uint32_t peer) const {
@@ -194,7 +195,7 @@ class Mesh {
                                             rank_, " version ", kVersion));
     }
     return Status(Code::kMismatch,
-                  concat("node: local rank ", peer, " of ", peers_.size(), " believes that it is ",
+                  concat("node: local rank ", peer, " of ", peers_.size(), " says that it is ",
                          hello.from, " of ", hello.local_size));
   }
 
@@ -231,7 +232,7 @@ class Mesh {
       }
       GuardedFd fd = std::move(pending_[i]);
       pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(i));
-      // A stranger is dropped and changes nothing for the others.
+      // A stranger is dropped without effect on the others.
       if (what != Received::kHello) continue;
       if (!same_token(hello.token, peers_[rank_].token)) {
         Hello refusal;
@@ -290,8 +291,8 @@ class Mesh {
   const std::vector<LocalAddress>& peers_;
   const int listener_;
   std::vector<GuardedFd> connected_;
-  std::vector<Outgoing> outgoing_;  // welcome not yet heard
-  std::vector<GuardedFd> pending_;  // accepted, hello not yet heard
+  std::vector<Outgoing> outgoing_;  // welcome not yet received
+  std::vector<GuardedFd> pending_;  // accepted, hello not yet received
   size_t missing_ = peers_.size() - 1;
 };
 
@@ -331,7 +332,7 @@ Result<std::vector<GuardedFd>> LocalListener::connect_all(uint32_t local_rank,
   if (peers.size() > kMaxWorkers || local_rank >= peers.size() ||
       peers[local_rank].name != address_.name) {
     return Status(Code::kInvalidArgument, concat("node: local rank ", local_rank, " of ",
-                                                 peers.size(), " is not this worker's place"));
+                                                 peers.size(), " is not the place of this worker"));
   }
   return Mesh(local_rank, peers, listener.get()).run(deadline, given_up);
 }

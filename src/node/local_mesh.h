@@ -1,7 +1,8 @@
-// How the workers of one node find each other: every worker listens on a socket with a random
-// abstract name (nothing in the file system), passes name and token through the rendezvous, and
-// connects to every lower local rank. A connector proves that it was told by presenting the
-// listener's token, the listener answers with the connector's; both must run as the same user.
+// Connects the workers of one node. Every worker listens on a socket with a random abstract name,
+// which is not in the file system. It passes its name and a token through the rendezvous and
+// connects to every lower local rank. A connecting worker presents the listener's token to prove
+// that it was told. The listener answers with the token of the connecting worker. Both must run as
+// the same user.
 #pragma once
 
 #include <array>
@@ -16,8 +17,8 @@
 
 namespace herring {
 
-// What one worker publishes. The token admits to its node's shared memory: pass it on over
-// authenticated connections only.
+// The address that one worker publishes. The token gives access to its node's shared memory, so it
+// must be passed on only over authenticated connections.
 struct LocalAddress {
   std::string name;  // without the leading NUL of abstract addresses
   std::array<uint8_t, 16> token{};
@@ -29,12 +30,14 @@ class LocalListener {
 
   const LocalAddress& address() const { return address_; }
 
-  // One connected SOCK_SEQPACKET socket per peer, non-blocking, by local rank (none at our own).
-  // `peers` holds every address of the node, ours at `local_rank`. Blocks until the mesh is
-  // complete, `deadline` (monotonic_now()) passes, the thread is interrupted (base/interrupt.h), or
-  // `given_up` has an error. Closes the listener in any case.
-  // kTimeout names the missing ranks; kAuthentication: another user, or a wrong token; kPeerLost: a
-  // listener is gone; kMismatch: a peer believes in another node or speaks another version.
+  // Returns one connected, non-blocking SOCK_SEQPACKET socket per peer, by local rank (none for
+  // this worker). `peers` holds the addresses of all workers on the node, including this one at
+  // `local_rank`. Blocks until the mesh is complete, `deadline` (monotonic_now()) passes, the
+  // thread is interrupted (base/interrupt.h), or `given_up` returns an error. Closes the listener
+  // in any case.
+  // Errors: kTimeout names the missing ranks. kAuthentication: another user, or a wrong token.
+  // kPeerLost: a listener is gone. kMismatch: a peer expects another node or speaks another
+  // version.
   Result<std::vector<GuardedFd>> connect_all(uint32_t local_rank,
                                              const std::vector<LocalAddress>& peers,
                                              Nanos deadline,

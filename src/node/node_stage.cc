@@ -31,7 +31,7 @@ NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap
       adders_(options_.threads),
       called_off_(options_.local_rank, local_size_) {}
 
-// Before the loop runs, or on its thread.
+// Must run before the loop does, or on its thread.
 void NodeStage::attach() {
   if (bus_.fds().empty()) return;
   transport::DescriptorLoop& loop = transport::DescriptorLoop::of(loop_);
@@ -49,8 +49,9 @@ void NodeStage::attach() {
       [this](uint32_t local_rank, const Status& why) { on_closed(local_rank, why); });
 }
 
-// A death is the rendezvous' to tell; here the socket only leaves the loop. What goes wrong between
-// two that live, nobody else can tell: who made this waits for the news of a death.
+// The rendezvous reports deaths; here the socket only leaves the loop. But if a connection between
+// two living ranks fails, nobody else reports it. Therefore on_lost is called, and its receiver
+// waits for news of a death.
 void NodeStage::on_closed(uint32_t local_rank, const Status& why) {
   log(LogLevel::kDebug, "connection to ", options_.names[local_rank], " ended: ", why.message());
   transport::DescriptorLoop::of(loop_).remove(bus_.fd_of(local_rank));
@@ -83,14 +84,14 @@ NodeWork* NodeStage::find(const wire::Key& key) {
   return found == works_.end() ? nullptr : found->second.get();
 }
 
-// To the other members of its group on this node.
+// Sends a message to the other members of the group on this node.
 void NodeStage::send(const NodeWork& work, LocalMessage message) {
   message.group = work.task.key.group;
   message.stream = work.task.key.stream;
   message.round = work.task.key.round;
   message.buffer = work.task.key.buffer;
   for (const uint32_t local : work.group().locals()) {
-    // One that is gone is the rendezvous' to tell.
+    // The rendezvous reports dead neighbours; ignore the send error.
     if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
   }
 }
@@ -100,7 +101,7 @@ void NodeStage::post(NodeTask task) {
   if (called_off_.contains(task.key.group)) return task.on_done(0);
   NodeWork& work = work_of(task.key);
   if (std::exchange(work.mine, true)) {
-    return on_failure_(defect("'", task.name, "' is in flight already"));
+    return on_failure_(defect("'", task.name, "' is already in flight"));
   }
   work.task = std::move(task);
   LocalMessage message;
@@ -132,7 +133,7 @@ void NodeStage::on_message(const LocalMessage& message) {
     called_off_.heard(message.group, message.from);
     return settle(message.group);
   }
-  if (called_off_.contains(message.group)) return;  // said before it knew
+  if (called_off_.contains(message.group)) return;  // sent before the neighbour knew
   const wire::Key key{message.stream, message.round, message.buffer, message.group};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_(breach("unexpected message ", int{message.kind}, " from ",
@@ -144,7 +145,7 @@ void NodeStage::on_message(const LocalMessage& message) {
   if (message.kind == kDone) {
     if (!peer.here || peer.done) {
       return on_failure_(breach(options_.names[message.from],
-                                " is done with a buffer out of turn"));
+                                " reported a buffer as done out of turn"));
     }
     peer.done = true;
     if (message.workers > 0) work.result_workers = message.workers;
@@ -170,7 +171,7 @@ void NodeStage::on_message(const LocalMessage& message) {
   peer.region = message.region;
   peer.offset = message.offset;
   ++work.posted;
-  // A neighbour may know a group before this rank does.
+  // A neighbour may use a group before this rank knows it.
   if (work.mine && work.posted == work.locals()) all_posted(work);
 }
 
@@ -238,7 +239,8 @@ void NodeStage::do_work() {
       continue;
     }
     const std::shared_ptr<NodeWork> work = found->second;
-    // Whole elements only: what an earlier buffer has left of the budget may be odd.
+    // Works on whole elements only: an earlier buffer may have left an odd number of bytes of the
+    // budget.
     size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
                             work->slice.bytes - work->worked);
     if (adders_.helps(*work)) {
@@ -346,8 +348,8 @@ void NodeStage::call_off(const std::shared_ptr<const LocalGroup>& group) {
   settle(group->id());
 }
 
-// From here on nothing of this group touches neighbours' memory: what is on its way from servers
-// lands in memory here and is not copied to them any more.
+// From here on, no task of this group accesses neighbours' memory. Results that still arrive from
+// servers stay in this rank's memory and are not copied to neighbours.
 void NodeStage::settle(uint32_t number) {
   const auto group = called_off_.find(number);
   if (!group) return;
@@ -375,7 +377,7 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
     NodeWork& work = *shared;
     if (!work.mine || called_off_.contains(key.group)) continue;
     const bool submitted = work.posted == work.locals();
-    // Servers say who is missing on other nodes, and so do neighbours that wait for servers.
+    // Servers report who is missing on other nodes, and so do neighbours that wait for servers.
     if (submitted && !work.last_stage() && !work.own().done) continue;
     const Nanos margin = submitted && !work.last_stage() ? servers_margin : 0;
     const Nanos moved = std::max(moved_, submitted ? pusher_.answered_at() : 0);
@@ -399,7 +401,7 @@ void NodeStage::clear() {
   for (const auto& [key, work] : works_) {
     if (work->task.adder) work->task.adder->stop();
   }
-  // What runs on a device takes milliseconds, if it does not hang.
+  // Work on a device takes milliseconds, unless the device hangs.
   const auto until = std::chrono::steady_clock::now() + kAdderPatience;
   for (const auto& [key, work] : works_) {
     while (work->adding && !work->task.adder->through() &&

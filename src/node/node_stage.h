@@ -1,11 +1,11 @@
-// The node stage (paper, III-B, steps 1, 2 and 5, in shared memory): a group's ranks on a node post
-// a buffer, each reduces its slice over all of them, pushes it if there are other nodes, and
-// writes the result into everybody's buffer.
+// The node stage (paper, III-B, steps 1, 2 and 5, in shared memory). The ranks of a group on a node
+// each post a buffer. Each rank reduces its slice over all of them, pushes it if there are other
+// nodes, and writes the result into everybody's buffer.
 //
-// Slice r of every rank's memory is read and written by local rank r alone between the moment that
-// all have posted and the moment that r says done; so two rounds of small messages are all the
-// synchronization there is. An exchange inside a node goes the same way: each rank posts what it
-// has, and takes from its neighbours' buffers what it gets. Engine thread only.
+// Only local rank r accesses slice r of every rank's memory, from the moment when all have posted
+// until r says that it is done. So two rounds of small messages are the only synchronization. An
+// exchange inside a node works the same way: each rank posts its array and copies its result from
+// its neighbours' buffers. Engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -31,42 +31,44 @@ class NodeStage : private TransferOwner {
   NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Pusher& pusher,
             Options options, OnFailure on_failure);
   ~NodeStage() override;
-  // Puts the bus into the loop; before the first post().
+  // Adds the bus to the loop. Must be called before the first post().
   void attach();
 
   void post(NodeTask task);
-  // The adder of a buffer is through.
+  // Reports that the adder of a buffer is done.
   void added(const wire::Key& key);
-  // The regions that are gone can be let go by the peers.
+  // Tells the peers which of this rank's regions no longer exist, so that they can unmap them.
   void release_regions();
-  // Who is missing for how long; fails what is past its deadline. Where servers keep deadlines too,
-  // they have `servers_margin` to say so first.
+  // Warns about missing ranks, and fails tasks past their deadline. Where servers watch deadlines,
+  // too, they have `servers_margin` to report first.
   void check_deadlines(Nanos now, Nanos servers_margin);
   bool busy(uint32_t group) const;
-  // A buffer of the group has still to be pushed to servers.
+  // Returns whether a buffer of the group has still to be pushed to servers.
   bool has_unpushed(uint32_t group) const;
-  // A buffer of the group cannot be completed: a neighbour has ended without its part.
+  // Returns whether a buffer of the group cannot complete, because a neighbour ended before its
+  // part was done.
   bool waits_for_gone(uint32_t group) const;
-  // When neighbours last said something of the group's buffers, or one was worked on here.
+  // Returns when a neighbour last sent a message about the group's buffers, or work on one was done
+  // here.
   Nanos moved_at(uint32_t group) const;
-  // Groups of which something is kept.
+  // Returns the number of called-off groups with a record.
   size_t known_groups() const { return called_off_.known(); }
-  // Ends all tasks of the group, now and later: on_done() is called for each when no neighbour that
-  // lives touches its memory any more. The group's transfers were called off.
+  // Ends all tasks of the group, now and later. on_done() is called for each of them when no living
+  // neighbour accesses its memory any more. The group's transfers must have been called off.
   void call_off(const std::shared_ptr<const LocalGroup>& group);
-  // This rank leaves the group; none of its tasks is in flight.
+  // Handles this rank leaving the group, when none of its tasks is in flight.
   void forget(const LocalGroup& group);
-  // Forgets all tasks, for good: afterwards nothing here touches anybody's memory.
+  // Forgets all tasks permanently. Afterwards nothing here accesses anybody's memory.
   void clear();
 
  private:
-  // kCalledOff: the sender touches no memory of this group any more.
+  // kCalledOff: the sender no longer accesses memory of this group.
   enum Kind : uint8_t { kPost = 1, kDone = 2, kCalledOff = 3 };
   static constexpr uint8_t kInactive = 1;
-  // Reduced on the engine's thread before the loop looks at its events.
+  // Bytes reduced on the engine's thread before the loop looks at its events.
   static constexpr size_t kWorkBytes = 512 << 10;
 
-  // One socket of the bus in the loop.
+  // A socket of the bus in the loop.
   struct BusSocket : transport::DescriptorHandler {
     void on_ready(uint32_t readiness) override;
     LocalBus* bus = nullptr;
@@ -80,7 +82,7 @@ class NodeStage : private TransferOwner {
   void send(const NodeWork& work, LocalMessage message);
   void all_posted(NodeWork& work);
   Status tell_posted(const NodeWork& work);
-  // Its slice is combined: the next stage has it.
+  // The slice is combined, so passes it on to the next stage.
   void combined(const std::shared_ptr<NodeWork>& work);
   bool adds(uint32_t group) const;
   void do_work();
@@ -102,12 +104,12 @@ class NodeStage : private TransferOwner {
   const uint32_t local_size_;
   std::unordered_map<int, BusSocket> sockets_;
   std::unordered_map<wire::Key, std::shared_ptr<NodeWork>, wire::KeyHash> works_;
-  Ring<wire::Key> ready_;            // all posted, to be reduced in this order
-  Adders adders_;                    // at the first of them, if it is large
+  Ring<wire::Key> ready_;            // all have posted; to be reduced in this order
+  Adders adders_;                    // work on the first of them, if it is large
   CalledOffGroups called_off_;
   bool work_scheduled_ = false;
   bool cleared_ = false;
-  Nanos moved_ = 0;                  // when a neighbour last said something, or work was done here
+  Nanos moved_ = 0;                  // when a neighbour last sent a message, or work was done here
 };
 
 }  // namespace herring

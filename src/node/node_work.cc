@@ -8,7 +8,7 @@
 namespace herring {
 namespace {
 
-// Summed, then copied to the other ranks while it is still in the first-level cache.
+// Bytes that are summed and then copied to the other ranks while they are in the first-level cache.
 constexpr size_t kBlockBytes = 16 << 10;
 
 }  // namespace
@@ -23,7 +23,7 @@ Status NodeWork::check_posted() const {
   for (const uint32_t r : group().locals()) {
     if (!ranks[r].here) {
       return breach("'", task.name, "'", group().members().suffix(),
-                    " was posted by a rank that is no member");
+                    " was posted by a rank that is not a member");
     }
     if (ranks[r].bytes != task.bytes && !task.exchanges) {
       return {Code::kMismatch,
@@ -35,7 +35,7 @@ Status NodeWork::check_posted() const {
   return {};
 }
 
-// Where pieces begin; each must lie in what its rank has posted.
+// Finds where pieces begin. Each piece must lie in the buffer that its rank has posted.
 Status NodeWork::find_pieces() {
   const std::vector<uint32_t>& here = group().locals();
   const auto lies_in = [](const Posted& rank, size_t offset, size_t bytes) {
@@ -55,8 +55,8 @@ Status NodeWork::find_pieces() {
       }
       if (fits && lies_in(rank, piece.offset, piece.bytes)) continue;
       return breach("'", task.name, "'", group().members().suffix(), ": ",
-                    options.names[here[place]], " has posted ", rank.bytes, " bytes; of them ",
-                    piece.bytes, " from ", piece.offset, " on are wanted");
+                    options.names[here[place]], " has posted ", rank.bytes, " bytes, but ",
+                    piece.bytes, " bytes from offset ", piece.offset, " on are needed");
     }
     slice.bytes += piece.bytes;
   }
@@ -116,7 +116,7 @@ reduce::Stage NodeWork::stage() const {
           last ? task.reduction.postscale : scale()};
 }
 
-// A node of one worker has nothing to add up, often not even to change.
+// A node of one worker has nothing to add up, and often nothing to change.
 bool NodeWork::leaves_as_is() const {
   if (task.exchanges || locals() > 1 || !task.active) return false;
   const reduce::Stage does = stage();
@@ -151,7 +151,7 @@ void NodeWork::reduce(size_t begin, size_t bytes) const {
   }
 }
 
-// Copies finished elements from this rank's buffer to the others'.
+// Copies finished elements from this rank's buffer to the other ranks' buffers.
 void NodeWork::share(size_t element, size_t elements) const {
   const size_t item = size_of(task.dtype);
   const size_t offset = element * item, bytes = elements * item;

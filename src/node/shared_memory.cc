@@ -16,7 +16,7 @@
 namespace herring {
 namespace {
 
-// Neither we nor a peer can change the size any more, nor add a seal that forbids writing.
+// After this, nobody can change the size or add a seal that forbids writing.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Status system_error(const char* what, size_t bytes) {
@@ -26,7 +26,7 @@ Status system_error(const char* what, size_t bytes) {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Without a descriptor: private memory.
+// Without a descriptor, maps private memory.
 Result<char*> map_pages(int fd, size_t bytes) {
   const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
@@ -42,7 +42,7 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing
   static constinit std::atomic<uint32_t> next_id{1};
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0 || bytes > SIZE_MAX / 4) {
-    return Status(Code::kInvalidArgument, concat("a shared region of ", bytes, " bytes"));
+    return Status(Code::kInvalidArgument, concat("cannot share a region of ", bytes, " bytes"));
   }
   bytes = round_up(bytes, page);
   std::shared_ptr<SharedRegion> region(new SharedRegion);
@@ -66,7 +66,7 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing
 Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t bytes) {
   struct stat info;
   if (::fstat(fd.get(), &info) != 0) return system_error("fstat", bytes);
-  // Only memfds (and files on tmpfs, which can be sealed in the same way) know about seals.
+  // Only memfds support seals (and files on tmpfs, which can be sealed in the same way).
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (!S_ISREG(info.st_mode) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return breach("shared memory: a peer's descriptor is not a file sealed against shrinking");
@@ -84,7 +84,7 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t byte
 }
 
 SharedRegion::~SharedRegion() {
-  // A device that knows the memory must let go of it before.
+  // A device that has registered the memory must release it first.
   if (data_ != nullptr && !pin_.unmap_later(data_, bytes_)) ::munmap(data_, bytes_);
 }
 
@@ -139,7 +139,7 @@ Result<void*> SharedHeap::allocate_small(size_t bytes, Use use) {
 }
 
 Result<void*> SharedHeap::allocate_large(size_t bytes, Use use) {
-  // The smallest cached region that fits and does not waste more than a quarter.
+  // Takes the smallest cached region that fits and wastes at most a quarter.
   auto best = entries_.end();
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     const Entry& candidate = entry->second;
@@ -162,10 +162,10 @@ Result<void*> SharedHeap::allocate_large(size_t bytes, Use use) {
 
 Result<void*> SharedHeap::allocate(size_t bytes, Use use) {
   if (bytes > SIZE_MAX / 4) {
-    return Status(Code::kInvalidArgument, concat("an allocation of ", bytes, " bytes"));
+    return Status(Code::kInvalidArgument, concat("cannot allocate ", bytes, " bytes"));
   }
   bytes = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  std::shared_ptr<SharedRegion> for_devices;  // pinned after the lock is let go
+  std::shared_ptr<SharedRegion> for_devices;  // pinned after the lock is released
   const Result<void*> block = [&] {
     ForkSection section;
     std::lock_guard lock(mutex_);
@@ -183,7 +183,7 @@ Result<void*> SharedHeap::allocate(size_t bytes, Use use) {
 }
 
 std::shared_ptr<SharedRegion> SharedHeap::evict(Entries::iterator entry) {
-  released_.push_back(entry->second.region->id());  // before anything changes: it needs memory
+  released_.push_back(entry->second.region->id());  // first, because it needs memory
   std::shared_ptr<SharedRegion> region = std::move(entry->second.region);
   if (entry->second.cached) cached_ -= region->bytes();
   entries_.erase(entry);
@@ -193,7 +193,7 @@ std::shared_ptr<SharedRegion> SharedHeap::evict(Entries::iterator entry) {
 std::vector<std::shared_ptr<SharedRegion>> SharedHeap::keep(Entries::iterator entry) {
   std::vector<std::shared_ptr<SharedRegion>> evicted;
   const size_t bytes = entry->second.region->bytes();
-  if (bytes > cache_limit_ || entry->second.retired) {  // Not worth the place of all others.
+  if (bytes > cache_limit_ || entry->second.retired) {  // not worth evicting all others
     evicted.push_back(evict(entry));
     return evicted;
   }
@@ -212,7 +212,7 @@ std::vector<std::shared_ptr<SharedRegion>> SharedHeap::keep(Entries::iterator en
 }
 
 void SharedHeap::retire_all() {
-  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is let go
+  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is released
   ForkSection section;
   std::lock_guard lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
@@ -238,7 +238,7 @@ bool SharedHeap::is_pinned(const void* p) const {
 
 bool SharedHeap::free(void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
-  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is let go
+  std::vector<std::shared_ptr<SharedRegion>> evicted;  // unmapped after the lock is released
   ForkSection section;
   std::lock_guard lock(mutex_);
   auto found = entry_of(address);

@@ -1,7 +1,7 @@
-// Memory that the workers of one node share: anonymous files (memfd) mapped into each of them.
-// There is no name in any file system, so nothing is left behind after a crash, and the size of
-// /dev/shm (64 MB in many containers) does not matter. A worker that is alone on its node takes
-// private memory from the same heap: the system gives that huge pages more readily.
+// Memory that the workers of one node share: anonymous files (memfd), mapped into each of them.
+// They have no name in any file system. So nothing is left behind after a crash, and the size of
+// /dev/shm (64 MB in many containers) does not matter. A worker that is alone on its node gets
+// private memory from the same heap, because the system gives it huge pages more readily.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@
 
 namespace herring {
 
-// Who may map a region: the workers of the node, or this process alone.
+// Who may map a region: the workers of the node, or only this process.
 enum class Sharing { kNode, kProcess };
-// What else than the host's processors reads and writes memory: nothing, or devices. Theirs is
-// pinned, and comes from the NUMA node next to them (device/numa.h); -1: from any.
+// What accesses memory besides the host's processors: nothing, or devices. Memory for devices is
+// pinned and comes from the NUMA node next to them (device/numa.h). -1: from any NUMA node.
 struct Use {
   static const Use kHost, kDevices;
   static constexpr Use devices_at(int node) { return {true, node}; }
@@ -34,17 +34,18 @@ struct Use {
 };
 inline constexpr Use Use::kHost = {}, Use::kDevices = {true, -1};
 
-// One mapping, readable and writable, page aligned. Either created here (other processes map it
-// through its descriptor) or made by a peer. Fresh memory reads as zero; pages come into being on
-// first touch.
+// One readable and writable, page-aligned mapping. It was created here (other processes map it
+// through its descriptor) or by a peer. Fresh memory reads as zero; pages are allocated on first
+// touch.
 class SharedRegion {
  public:
-  // A new region of `bytes` > 0, rounded up to whole pages, on a NUMA node if it can be had there.
+  // Creates a region of `bytes` > 0, rounded up to whole pages, if possible on the given NUMA node.
   static Result<std::shared_ptr<SharedRegion>> create(size_t bytes,
                                                       Sharing sharing = Sharing::kNode,
                                                       int node = -1);
-  // Maps what a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that can
-  // never shrink: nothing that a peer does later can turn an access into SIGBUS. Closes `fd`.
+  // Maps a region that a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that
+  // can never shrink. Then nothing that a peer does later can turn an access into SIGBUS. Closes
+  // `fd`.
   static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);
 
   ~SharedRegion();
@@ -53,13 +54,15 @@ class SharedRegion {
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // The descriptor to pass to peers; -1 for a peer's region, a private one and in forked children.
+  // Returns the descriptor to pass to peers; -1 for a peer's or a private region, and in forked
+  // children.
   int fd() const { return fd_.get(); }
-  // Names the region in this process, from 1 on, never used twice; 0 for a peer's region.
+  // Returns the region's number in this process, from 1 on and never reused; 0 for a peer's region.
   uint32_t id() const { return id_; }
 
-  // Makes it known to the devices of this process, once: their copy engines then reach it. On a
-  // thread that may call their driver. Without that copies are slower, which is said once.
+  // Registers the memory once with the devices of this process, so that their copy engines can
+  // access it. Must run on a thread that may call the driver. If it fails, copies are slower; this
+  // is logged once.
   void pin();
   bool is_pinned() const { return pin_.is_set(); }
 
@@ -73,15 +76,15 @@ class SharedRegion {
   device::Pin pin_;
 };
 
-// Allocates from shared regions: herring.empty arrays, arenas, staging. Small blocks share a
-// region, large ones have one each. Freed regions are kept for reuse up to a cap, because fresh
-// pages cost more than the sum that goes through them. Thread-safe; a fork leaves it usable in the
-// child.
+// Allocates from shared regions: for herring.empty arrays, arenas and staging memory. Small blocks
+// share a region; large ones have their own. Freed regions are kept for reuse up to a limit,
+// because fresh pages cost more than the sum over their contents. Thread-safe; usable in a child
+// after fork.
 class SharedHeap {
  public:
   static constexpr size_t kAlignment = 64;
   static constexpr size_t kSlabBytes = size_t{4} << 20;
-  static constexpr size_t kLargeBytes = size_t{1} << 20;  // from here on a region of its own
+  static constexpr size_t kLargeBytes = size_t{1} << 20;  // larger blocks have own regions
   static constexpr size_t kDefaultCacheBytes = size_t{256} << 20;
 
   struct Location {
@@ -94,34 +97,35 @@ class SharedHeap {
   SharedHeap(const SharedHeap&) = delete;
   SharedHeap& operator=(const SharedHeap&) = delete;
 
-  // At least `bytes` bytes with undefined content, aligned to kAlignment. Zero bytes give a pointer
-  // too, that has to be freed. For devices it is pinned, on a thread that may call their driver,
-  // and never private: of that a fork may give the parent a copy while devices keep the pages.
+  // Allocates at least `bytes` bytes with undefined content, aligned to kAlignment. Zero bytes also
+  // return a pointer, which must be freed. Memory for devices is pinned, so the thread must be
+  // allowed to call their driver. It is never private: after a fork, the parent might get a copy
+  // while devices keep the old pages.
   Result<void*> allocate(size_t bytes, Use use = Use::kHost);
-  // False, and nothing happens, if `p` does not come from allocate() (nullptr included).
+  // Returns false, without effect, if `p` does not come from allocate() (including nullptr).
   bool free(void* p);
 
-  // Where [p, p + bytes) lies, if it lies inside one region of this heap.
+  // Returns where [p, p + bytes) lies, if it lies inside one region of this heap.
   std::optional<Location> locate(const void* p, size_t bytes) const;
-  // The region of that id, kept alive by the result; nullptr once it was given back.
+  // Returns the region with that ID, kept alive by the result; nullptr once it was given back.
   std::shared_ptr<SharedRegion> region(uint32_t id) const;
 
-  // Whether devices know the region of a block: their copies to and from it wait for nobody.
+  // Returns whether the block's region is registered with devices, so that copies need not wait.
   bool is_pinned(const void* p) const;
-  // When this block is free, what was in it stays as it is for neighbours that have mapped it:
-  // nothing is handed out from its region any more.
+  // Retires the block's region: nothing is allocated from it any more. So after the block is freed,
+  // neighbours that have mapped it still find its contents unchanged.
   void retire(const void* p);
 
-  // Ids of the regions given back to the system since the last call: the peers that were told about
-  // them can let go (LocalBus::release_region).
+  // Returns the IDs of the regions given back to the system since the last call. Peers that were
+  // told about them can unmap them (LocalBus::release_region).
   std::vector<uint32_t> take_released();
 
-  // From now on nothing that was handed out before is handed out again: where the job has failed,
-  // neighbours may still write there for a moment.
+  // Prevents any reuse of memory allocated so far, because neighbours may still write to it for a
+  // moment after the job has failed.
   void retire_all();
 
   struct Usage {
-    size_t regions;    // mapped now, cached ones included
+    size_t regions;    // mapped now, including cached ones
     size_t allocated;  // bytes handed out, rounded up to the alignment
     size_t cached;     // bytes in regions kept for reuse
   };
@@ -133,7 +137,7 @@ class SharedHeap {
     Use use = Use::kHost;
     bool slab = false;
     bool cached = false;
-    bool retired = false;  // nothing is handed out from it any more
+    bool retired = false;  // nothing is allocated from it any more
     uint64_t cached_at = 0;
     std::map<size_t, size_t> holes;            // of a slab: offset -> bytes, never adjacent
     std::unordered_map<size_t, size_t> blocks;  // handed out: offset -> bytes
@@ -145,8 +149,8 @@ class SharedHeap {
   Result<Entries::iterator> add_region(size_t bytes, Use use);
   Result<void*> allocate_small(size_t bytes, Use use);
   Result<void*> allocate_large(size_t bytes, Use use);
-  // Keeps a region in which nothing is handed out any more, and evicts the oldest ones above the
-  // cap; the caller drops the result after the lock is let go.
+  // Caches a region without allocated blocks, and evicts the oldest ones above the limit. The
+  // caller must destroy the result after it has released the lock.
   std::vector<std::shared_ptr<SharedRegion>> keep(Entries::iterator entry);
   std::shared_ptr<SharedRegion> evict(Entries::iterator entry);
 

@@ -1,22 +1,23 @@
-// What combines this rank's slice of a buffer in the place of the node stage, which then keeps only
-// the order: a device.
+// Combines this rank's slice of a buffer in place of the node stage, which then only keeps the
+// order. A device implements this interface.
 #pragma once
 
 #include <cstdint>
 
 namespace herring {
 
-// Engine thread, but for what says otherwise.
+// Engine thread, unless stated otherwise.
 class SliceAdder {
  public:
   virtual ~SliceAdder() = default;
-  // All ranks of the node have posted the buffer. `active`: of them, by place among the group's
-  // members here (bits), those that have something to add. When it is through, somebody calls
-  // NodeStage::added().
+  // Starts to combine a buffer that all ranks of the node have posted. `active`: bits by local
+  // index of the members here that have something to add. NodeStage::added() must be called at the
+  // end.
   virtual void start(uint32_t active, double divisor) = 0;
-  // What has not begun touches nothing any more, and is through as soon as it can be.
+  // Stops: work that has not begun accesses no memory any more. All work then ends as soon as
+  // possible.
   virtual void stop() = 0;
-  // Whether nothing that was started is under way. Any thread.
+  // Returns whether no work that was started is still under way. Any thread.
   virtual bool through() const = 0;
 };
 

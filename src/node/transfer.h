@@ -1,5 +1,5 @@
-// A transfer: one buffer in one round, or the part of it that this worker pushes, on its way to the
-// servers that own its shards and back.
+// A transfer is one buffer in one round, or the part of it that this worker pushes, on its way to
+// the servers that own its shards and back.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ struct Transfer {
   const char* send = nullptr;            // null: nothing to add
   char* receive = nullptr;               // null: the result is not wanted here
   std::vector<plan::Shard> shards;       // of the buffer
-  std::vector<plan::SegmentRun> runs;    // which of their segments this worker pushes
+  std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
   TransferOwner* owner = nullptr;
 
-  // Progress, kept by the Pusher.
+  // Progress, maintained by the Pusher.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
-  bool called_off = false;               // its group is called off: what it holds is no result
-  uint32_t workers = 0;                  // contributing workers, as the results say
-  uint32_t fewest_workers = 0;           // in any of its results; 0: one is lost
-  std::vector<uint64_t> opened;          // by run: flows that have sent its kOpen (bits)
+  bool called_off = false;               // its group is called off, so its memory has no result
+  uint32_t workers = 0;                  // contributing workers, as reported in results
+  uint32_t fewest_workers = 0;           // minimum over all results; 0: one result is lost
+  std::vector<uint64_t> opened;          // by run: bits of the flows that have sent its kOpen
   std::vector<uint32_t> on_the_way;      // by run: segments pushed and not answered yet
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
 };
@@ -40,20 +40,20 @@ struct Transfer {
 class TransferOwner {
  public:
   virtual ~TransferOwner() = default;
-  // `range` of the buffer now holds results (only when receive is set).
+  // `range` of the buffer now holds results. Called only if `receive` is set.
   virtual void on_result(Transfer&, plan::Range /*range*/) {}
-  // All segments are answered, or the transfer is called off and nothing of it is on its way any
-  // more; the Pusher has let go of it, but for its share of the owner.
+  // All segments are answered, or the transfer is called off and nothing of it is on its way. The
+  // Pusher no longer uses the transfer, except that it still holds its share of the owner.
   virtual void on_transfer_done(Transfer&) = 0;
 };
 
-// Who moves transfers to the servers and back.
+// Moves transfers to the servers and back.
 class Pusher {
  public:
   virtual ~Pusher() = default;
-  // Until on_transfer_done() the transfer is the Pusher's, and so is a share of `keeps`.
+  // Until on_transfer_done(), the Pusher uses the transfer and holds a share of `keeps`.
   virtual Status push(Transfer& transfer, std::shared_ptr<void> keeps) = 0;
-  // When a server last answered anything.
+  // Returns when a server last answered anything.
   virtual Nanos answered_at() const = 0;
 };
 
