@@ -1,6 +1,6 @@
-// The seam to what takes the sums of a run whose array does not lie in host memory. The run moves
-// bytes of an image of the array. The two tell each other how far they are by counts of pieces, in
-// the order of pieces().
+// The interface to whatever does the sums of a run whose array is not in host memory. The run moves
+// bytes of an image of the array. Both sides report their progress as counts of pieces, in the
+// order of pieces().
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,19 @@ class Elsewhere {
   virtual ~Elsewhere() = default;
 
   virtual const std::vector<Piece>& pieces() const = 0;
-  // How many of the pieces that go out are in the image; how many of the others are done.
+  // outs() counts the pieces already copied to the image; ins() counts the other pieces that are
+  // done.
   virtual uint32_t outs() const = 0;
   virtual uint32_t ins() const = 0;
-  // All are done, and nothing touches the image or the array there any more.
+  // Returns whether all pieces are done and nothing accesses the image or the array any more.
   virtual bool through() const = 0;
-  // Why nothing more will be done; ok: it goes on.
+  // Returns why no more pieces will be done; ok if work goes on.
   virtual Status failure() const = 0;
-  // The first so many of the pieces that do not go out may be done: what they need is in the image.
+  // Says that the input of the first `ins` pieces that are not copies to the image has arrived
+  // there, so they may be done.
   virtual void arrived(uint32_t ins) = 0;
-  // `call` is called whenever one of the above may have changed; an empty one ends that.
+  // `call` is called whenever a result of the functions above may have changed. An empty function
+  // ends that.
   virtual void on_progress(std::function<void()> call) = 0;
 };
 

@@ -7,12 +7,13 @@
 namespace herring::collective {
 namespace {
 
-// What may wait in a flow before the next frame: enough for the system to have bytes meanwhile,
-// little enough for a grant behind it not to be late.
+// Bytes that may wait in a flow before the next frame is added. This is enough to keep the system
+// busy, but little enough for grants behind them to be in time.
 constexpr size_t kBacklog = 64 << 10;
-// A run has a few grants on its way at a time; nobody has this many runs.
+// Limit of early grants. A run has a few grants on its way at a time, and nobody has this many
+// runs.
 constexpr size_t kMaxEarly = 1 << 16;
-// How long the rendezvous may take to say who has died.
+// How long the rendezvous may take to report who has died.
 constexpr Nanos kGrace = kSecond;
 
 }  // namespace
@@ -56,9 +57,9 @@ class Executor::Active : public Run::Wire {
     if (run.task().elsewhere) run.task().elsewhere->on_progress({});
   }
 
-  // Nothing reads or writes the array.
+  // Returns whether nothing reads or writes the array.
   bool untouched() const { return on_the_way == 0 && arriving == 0; }
-  // From one rank to another, and of nobody else's concern.
+  // Returns whether this is a message between two ranks, which concerns nobody else.
   bool is_message() const { return !run.task().steps.empty(); }
 
   std::string describe() const {
@@ -114,7 +115,7 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
       has_left_(std::move(has_left)),
       mesh_(transport, loop, std::move(options), *this,
             [this](uint32_t) {
-              // A flow that is new may be what several runs have waited for.
+              // Several runs may have waited for a new flow.
               std::vector<Key> keys;
               for (const auto& [key, active] : active_) keys.push_back(key);
               for (const Key& key : keys) {
@@ -180,7 +181,7 @@ void Executor::begin(Active& active) {
   task.elsewhere ? on_progress(key) : settle(key);
 }
 
-// Elsewhere.
+// Reports progress of the Elsewhere of a task.
 void Executor::on_progress(Key key) {
   const auto found = active_.find(key);
   if (found == active_.end()) return;
@@ -191,7 +192,7 @@ void Executor::on_progress(Key key) {
   settle(key);
 }
 
-// The run may have completed; nothing may be done with it afterwards.
+// The run may be complete and deleted, so the caller must not use it afterwards.
 void Executor::settle(Key key) {
   const auto found = active_.find(key);
   if (found == active_.end()) return;
@@ -220,13 +221,13 @@ void Executor::settle_called_off() {
 }
 
 void Executor::clear() {
-  // First nothing reads or writes any more.
+  // First, nothing may read or write memory any more.
   mesh_.clear();
   forget_all();
 }
 
 void Executor::finish() {
-  // Of a task that this worker gives up no more goes out.
+  // Sends no more data of tasks that this worker gives up.
   mesh_.finish([this](uint32_t rank) { return peers_[rank].on_the_way.empty(); });
   forget_all();
 }
@@ -253,8 +254,8 @@ void Executor::check_deadlines(Nanos now) {
     if (overdue) {
       return on_failure_({Code::kTimeout,
                           concat(active->describe(), " waited ", in_seconds(age), " for ",
-                                 missing, ", or for whom that one waits; if it is only slow, give "
-                                          "it more time (timeout=, HERRING_TIMEOUT)")});
+                                 missing, ", or for a rank that this one waits for; if it is only "
+                                          "slow, give it more time (timeout=, HERRING_TIMEOUT)")});
     }
     active->warned = true;
     log(LogLevel::kWarning, active->describe(), " has waited ", in_seconds(age), " for ", missing);
@@ -271,7 +272,7 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
   }
   Peer& peer = peers_[from];
   if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
-  // What others sent of a group before they knew that this worker, or a member, has called it off.
+  // Drops frames that others sent before they knew that the group is called off.
   if (!goes_on_(header.group)) {
     if (header.payload > kFrameBytes) {
       return breach("rank ", from, " sent a block of ", header.payload, " bytes");
@@ -281,13 +282,13 @@ Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& heade
   }
   const auto found = active_.find({header.group, header.stream, header.round});
   if (found == active_.end() || !found->second->begun) {
-    return breach("rank ", from, " sent a block that nobody waits for (group ", header.group,
+    return breach("rank ", from, " sent a block that no task waits for (group ", header.group,
                   ", stream ", header.stream, ", ticket ", header.round, ")");
   }
   Active& active = *found->second;
   const uint32_t index = active.index_of(from);
   if (index == active.run.task().ranks.size()) {
-    return breach("rank ", from, " sent a block of ", active.describe(), ", in which it is not");
+    return breach("rank ", from, " sent a block of ", active.describe(), ", but has no part in it");
   }
   HERRING_RETURN_IF_ERROR(active.run.on_block(index, header.buffer, header.first_segment,
                                               header.payload, peer.scratch.get(), out));
@@ -327,7 +328,7 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
   if (found == active_.end() || !found->second->begun) {
     uint32_t& frames = early_[key][{from, header.buffer}];
     if (frames == 0 && ++early_count_ > kMaxEarly) {
-      return breach("rank ", from, " grants what nobody has asked for");
+      return breach("rank ", from, " sent too many grants for unknown tasks");
     }
     frames = std::max(frames, header.first_segment);
     return {};
@@ -335,7 +336,7 @@ Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
   const uint32_t index = found->second->index_of(from);
   if (index == found->second->run.task().ranks.size()) {
     return breach("rank ", from, " grants frames of ", found->second->describe(),
-                  ", in which it is not");
+                  ", but has no part in it");
   }
   HERRING_RETURN_IF_ERROR(
       found->second->run.on_grant(index, header.buffer, header.first_segment));
@@ -354,7 +355,7 @@ void Executor::on_sent(transport::Flow& flow, uint64_t) {
   if (goes_on_(std::get<0>(sent.key))) active.run.sent(sent.step, sent.bytes);
   settle(sent.key);
   if (flow.closed() || flow.backlog() >= kBacklog) return;
-  // There is room again, perhaps for another run than this one.
+  // There is room again, perhaps for another run.
   for (const auto& [key, active] : active_) {
     const bool goes_on = active->begun && goes_on_(std::get<0>(key));
     if (goes_on && key != sent.key) active->run.advance();
@@ -371,13 +372,13 @@ void Executor::rank_lost(uint32_t rank) {
 }
 
 void Executor::rank_left(uint32_t rank) {
-  // It may be that a connection of its own is still to be accepted.
+  // A connection from that rank may still have to be accepted.
   loop_.call_after(kGrace, [this, rank] {
     if (mesh_.flow(rank) == nullptr) lost(rank, {Code::kPeerLost, "it has left the job"});
   });
 }
 
-// Nothing is on its way there or from there any more.
+// Nothing is on its way to or from that rank any more.
 void Executor::let_go(uint32_t rank) {
   const auto found = peers_.find(rank);
   if (found == peers_.end()) return;
@@ -393,7 +394,7 @@ void Executor::lost(uint32_t rank, const Status& why) {
   let_go(rank);
   const std::string text = concat("lost ", cluster_.describe_rank(rank), ": ", why.message());
   if (why.is_fault()) return on_failure_({why.code(), text});
-  // A rank that has done its part may leave; the rendezvous says who has died.
+  // A rank that has done its part may leave; the rendezvous reports who has died.
   loop_.call_after(kGrace, [this, rank, text] {
     std::set<uint32_t> groups;
     std::vector<Key> messages;
@@ -401,7 +402,8 @@ void Executor::lost(uint32_t rank, const Status& why) {
       if (!active->begun || !goes_on_(std::get<0>(key))) continue;
       const uint32_t index = active->index_of(rank);
       if (index == active->run.task().ranks.size() || !active->run.needs(index)) continue;
-      // Between two ranks that live the other one may not know, and would wait.
+      // This is a message between two living ranks. The other rank may not know of the loss and
+      // would wait.
       if (active->is_message() && has_left_(rank)) {
         active->lost = {Code::kPeerLost, concat(active->describe(), " cannot complete: ", text)};
         messages.push_back(key);

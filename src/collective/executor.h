@@ -1,5 +1,5 @@
-// All all-reduces of a worker that go by messages between workers: their runs, the mesh that
-// carries them, deadlines. Loop thread only.
+// All all-reduces of a worker that use messages between workers: their runs, the mesh that carries
+// them, and deadlines. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -20,17 +20,17 @@ namespace herring::collective {
 
 class Executor : private transport::FlowHandler {
  public:
-  // Every rank has agreed to a task before it starts, so what goes wrong afterwards ends the job,
-  // but for a member's death, of which call_off() hears.
+  // Called with an error that ends the job. Every rank has agreed to a task before it starts, so
+  // any later error ends the job, except a member's death, which call_off() handles.
   using OnFailure = std::function<void(const Status&)>;
-  // The connection to a rank has ended that a schedule of this group still needs.
+  // Called when the connection to a rank has ended that a schedule of this group still needs.
   using OnLost = std::function<void(uint32_t group, const Status&)>;
-  // This worker is in a group of that number, and it is not called off.
+  // Returns whether this worker is in the group with that number, and the group is not called off.
   using GoesOn = std::function<bool(uint32_t group)>;
-  // The rank has left the job, and all know it.
+  // Returns whether the rank has left the job, and all ranks know it.
   using HasLeft = std::function<bool(uint32_t rank)>;
-  // Nothing touches the task's array any more; not ok: why it could not be completed. The job, or
-  // the group, may have said why before.
+  // Called when nothing accesses the task's array any more. An error says why the task could not be
+  // completed; the job or the group may have reported the reason before.
   using OnDone = std::function<void(const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
@@ -38,30 +38,30 @@ class Executor : private transport::FlowHandler {
            OnFailure on_failure, OnLost on_lost, GoesOn goes_on, HasLeft has_left);
   ~Executor() override;
 
-  // Where the others reach this worker.
+  // Returns the address at which other workers reach this one.
   Result<std::string> listen() { return mesh_.listen(); }
-  // Addresses of these ranks; tasks among them that were started before wait for them.
+  // Sets the addresses of these ranks. Tasks among them that were started earlier wait for this.
   Status meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses);
 
-  // Reduces in place. `on_done` is called once, unless the job fails before.
+  // Starts an all-reduce in place. `on_done` is called once, unless the job fails before.
   void start(Task task, Deadline deadline, OnDone on_done);
-  // Ends all tasks of a group that is called off: `on_done` of each is called when nothing touches
-  // its array any more.
+  // Ends all tasks of a group that is called off. `on_done` of each task is called when nothing
+  // accesses its array any more.
   void call_off(uint32_t group);
-  // The rank is dead; the groups that it is in are called off.
+  // Handles the death of a rank. Its groups must have been called off.
   void rank_lost(uint32_t rank);
-  // The rank has left. What it owes may be on its way over a connection, whose end tells; without
-  // one nothing comes.
+  // Handles a rank that has left. If there is a connection, data may still be on its way over it,
+  // and its end is reported. Without a connection, nothing more comes.
   void rank_left(uint32_t rank);
-  // Forgets every run and closes every flow: afterwards nothing touches callers' memory.
+  // Forgets every run and closes every flow. Afterwards nothing accesses callers' memory.
   void clear();
-  // Likewise, by a worker that leaves: what it has handed to flows still goes out.
+  // Does the same for a worker that leaves: data already handed to flows is still sent.
   void finish();
-  // What has not reached the other workers yet; see transport::undelivered().
+  // Returns the number of bytes that have not reached other workers; see transport::undelivered().
   size_t undelivered() const { return mesh_.undelivered(); }
-  // Grants that wait for their task.
+  // Returns the number of tasks for which early grants wait.
   size_t kept() const { return early_.size(); }
-  // Call it now and then.
+  // Must be called periodically.
   void check_deadlines(Nanos now);
 
   transport::FlowCounters counters() const { return mesh_.counters(); }
@@ -69,10 +69,10 @@ class Executor : private transport::FlowHandler {
  private:
   using Key = std::tuple<uint32_t, uint32_t, uint32_t>;  // group, stream, ticket
   class Active;
-  // The other end of a flow.
+  // The rank at the other end of a flow.
   struct Peer {
-    std::unique_ptr<char[]> scratch;          // frames that are added to something
-    Active* arriving = nullptr;               // whose frame is being received
+    std::unique_ptr<char[]> scratch;          // for frames whose bytes are added to something
+    Active* arriving = nullptr;               // the run whose frame is being received
     struct Sent {
       Key key;
       uint32_t step;
@@ -107,10 +107,10 @@ class Executor : private transport::FlowHandler {
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;
-  // Grants that came before the task they are for: by task, sender and message, frames.
+  // Grants that came before their task started: frames, by task, and by sender and message.
   std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
   size_t early_count_ = 0;
-  Nanos moved_ = 0;  // when bytes last went or came
+  Nanos moved_ = 0;  // when bytes were last sent or received
 };
 
 }  // namespace herring::collective

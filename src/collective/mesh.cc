@@ -10,7 +10,7 @@ namespace {
 using transport::Address;
 using transport::Connection;
 
-// For one hello. The other side listens already, so only a busy machine needs long.
+// Limit for one hello. The other side already listens, so only a busy machine takes long.
 constexpr Nanos kPatience = 60 * kSecond;
 
 }  // namespace
@@ -54,7 +54,7 @@ Status Mesh::meet(const std::vector<uint32_t>& ranks, const std::vector<std::str
 }
 
 void Mesh::want(uint32_t rank) {
-  // The lower rank connects; it needs the flow for the same schedule.
+  // The lower rank connects. It needs the flow for the same schedule.
   if (rank <= options_.rank || flows_.count(rank) != 0 || connecting_.count(rank) != 0) return;
   const wire::Hello hello{wire::Role::kWorker, options_.rank, 0, options_.incarnation};
   connecting_[rank] = transport_.connect(
@@ -85,7 +85,7 @@ void Mesh::close(uint32_t rank) {
 }
 
 void Mesh::clear() {
-  // Closed, not destroyed: this may run inside a callback of one of them.
+  // Flows are closed, not destroyed, because this may run inside a callback of one of them.
   if (listener_) listener_->close();
   connecting_.clear();
   for (auto& [rank, flow] : flows_) flow->close({});

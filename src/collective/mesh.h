@@ -1,6 +1,6 @@
-// Connections between workers, for algorithms that do without servers: made when a schedule first
-// needs them, with the hello that every connection of a job begins with. Of two ranks
-// the lower connects. Loop thread only.
+// Connections between workers, for algorithms without servers. A connection is made when a schedule
+// first needs it, and begins with the hello of all connections of a job. The lower of two ranks
+// connects. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -15,39 +15,39 @@ namespace herring::collective {
 
 struct MeshOptions {
   uint32_t rank = 0, size = 1, incarnation = 0;
-  std::string host;    // where this worker listens: its own address in this job, no wider
-  std::string source;  // the address to connect from; empty: the system's choice
+  std::string host;    // where this worker listens: its own address in this job, not a wider one
+  std::string source;  // the address to connect from; empty means the system's choice
   transport::Credentials credentials;
 };
 
 class Mesh {
  public:
-  // `user_index` of a flow is the rank at its other end.
+  // Reports a new flow. Its `user_index` is the rank at the other end.
   using OnFlow = std::function<void(uint32_t rank)>;
   using OnFailed = std::function<void(uint32_t rank, const Status&)>;
-  // This process cannot accept those who connect.
+  // Called when this process cannot accept incoming connections.
   using OnStarved = std::function<void(const Status&)>;
 
   Mesh(transport::Transport& transport, transport::EventLoop& loop, MeshOptions options,
        transport::FlowHandler& handler, OnFlow on_flow, OnFailed on_failed,
        OnStarved on_starved);
 
-  // Begins to listen; the address is for the others.
+  // Starts to listen. Returns the address for the other ranks.
   Result<std::string> listen();
-  // Where these ranks are. Nobody is connected to before.
+  // Sets the addresses of these ranks. No connection to them is made before.
   Status meet(const std::vector<uint32_t>& ranks, const std::vector<std::string>& addresses);
   bool knows(uint32_t rank) const { return addresses_.contains(rank); }
 
-  // Sees to it that there is, or will be, a flow to this rank.
+  // Makes sure that there is, or will be, a flow to this rank.
   void want(uint32_t rank);
-  // Null while there is none.
+  // Returns null while there is no flow to this rank.
   transport::Flow* flow(uint32_t rank);
-  // Closes the flow to this rank, if there is one, without a report.
+  // Closes the flow to this rank, if there is one, without reporting it.
   void close(uint32_t rank);
-  // Closes everything, without a report.
+  // Closes everything without reporting it.
   void clear();
-  // Sends no more, and closes when the others do; what is queued for a rank goes out before if
-  // `writes_queued(rank)`.
+  // Stops sending, and closes when the other side does. Data queued for a rank is sent before if
+  // `writes_queued(rank)` returns true.
   void finish(const std::function<bool(uint32_t rank)>& writes_queued);
   size_t undelivered() const;
 

@@ -8,7 +8,7 @@
 namespace herring::collective {
 namespace {
 
-// Short enough for the next step to begin early, long enough for copy engines.
+// Pieces this short let the next step begin early, and are long enough for copy engines.
 constexpr size_t kShortest = size_t{1} << 20;
 constexpr size_t kMostPieces = 8;  // of a range
 static_assert(kShortest % kFrameBytes == 0);
@@ -27,7 +27,7 @@ bool overlap(const Range& a, const Range& b) {
   return a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end();
 }
 
-// Ranges of the array that the image has as the device has them: ascending, none overlap.
+// Ranges in which the image equals the device's array, in ascending order and without overlap.
 class Current {
  public:
   void add(Range range) {
@@ -37,7 +37,7 @@ class Current {
               [](const Range& a, const Range& b) { return a.offset < b.offset; });
   }
   void remove(const Range& range) { ranges_ = without(ranges_, range); }
-  // What of a range is not in the image.
+  // Returns the parts of a range that are not up to date in the image.
   std::vector<Range> missing(const Range& range) const {
     std::vector<Range> left = {range};
     for (const Range& one : ranges_) left = without(left, one);
@@ -74,7 +74,7 @@ Piece::What what_of(Combine combine) {
 
 std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales) {
   std::vector<Piece> ins;
-  std::vector<std::pair<size_t, Piece>> outs;  // how many of those must be before it
+  std::vector<std::pair<size_t, Piece>> outs;  // with the number of `ins` that must come first
   if (scales && bytes > 0) ins.push_back({Piece::What::kScale, 0, {0, bytes}});
   Current current;
   size_t before = 0;

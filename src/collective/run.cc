@@ -6,7 +6,7 @@
 namespace herring::collective {
 namespace {
 
-// Less is not worth a call while more is on its way.
+// Fewer bytes than this are not worth a call while more are on their way.
 constexpr size_t kReducePiece = 16 << 10;
 
 uint32_t frames_of(size_t bytes) {
@@ -17,13 +17,13 @@ size_t bytes_of_frame(const Range& range, uint32_t frame) {
   return std::min(kFrameBytes, range.bytes - frame * kFrameBytes);
 }
 
-// Whole frames of a range of which the first `clear` bytes are usable.
+// Returns the number of whole frames in a range of which the first `clear` bytes are usable.
 uint32_t whole_frames(const Range& range, size_t clear) {
   return clear == range.bytes ? frames_of(clear) : static_cast<uint32_t>(clear / kFrameBytes);
 }
 
-// Cuts [range.offset, end) where it meets what is still to come of `other`, whose first `done`
-// bytes are dealt with.
+// Cuts [range.offset, end) where it meets the unfinished part of `other`, whose first `done` bytes
+// are finished.
 void limit(size_t& end, const Range& range, const Range& other, size_t done) {
   const size_t open = other.offset + done;
   if (done == other.bytes || open >= end || other.end() <= range.offset) return;
@@ -76,8 +76,8 @@ uint32_t Run::window_end() const {
   return static_cast<uint32_t>(std::min<size_t>(schedule_.size(), first_ + kLookAhead + 1));
 }
 
-// How many bytes of `range`, from its beginning, are in host memory, and no earlier step still has
-// to receive (or send).
+// Returns how many bytes at the beginning of `range` are in host memory and are not still to be
+// received (or sent) by an earlier step.
 size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
   size_t end = range.end();
   for (uint32_t i = first_; i < step; ++i) {
@@ -90,7 +90,7 @@ size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
   return end - range.offset;
 }
 
-// Once it has started.
+// Reads the progress of the Elsewhere. Must not be called before the run has started.
 void Run::look_elsewhere() {
   pieces_.is_out = task_.elsewhere->outs();
   const uint32_t is_in = task_.elsewhere->ins();
@@ -116,7 +116,7 @@ void Run::advance() {
   advance_sends();
 }
 
-// Whether ranks other than this step's still have much of what they were granted to send.
+// Returns whether ranks of earlier steps still have to send much of what they were granted.
 bool Run::others_are_sending(uint32_t step) const {
   size_t outstanding = 0;
   for (uint32_t i = first_; i < step; ++i) {
@@ -148,7 +148,7 @@ void Run::advance_grants() {
 }
 
 void Run::advance_sends() {
-  size_t waiting = 0;  // could leave at once, for earlier steps
+  size_t waiting = 0;  // bytes of earlier steps that could leave at once
   for (uint32_t i = first_; i < window_end(); ++i) {
     const Step& step = schedule_[i];
     Progress& progress = progress_[i];
@@ -181,8 +181,8 @@ Status Run::on_grant(uint32_t from, uint32_t message, uint32_t frames) {
   Progress& progress = progress_[step];
   if (frames <= progress.granted_to_us || frames > frames_of(schedule_[step].send.bytes)) {
     return breach("rank ", from, " grants ", frames, " frames of message ", message, " of '",
-                  task_.name, "', which has ", frames_of(schedule_[step].send.bytes), ", after ",
-                  progress.granted_to_us);
+                  task_.name, "', which has ", frames_of(schedule_[step].send.bytes),
+                  " frames, after granting ", progress.granted_to_us);
   }
   progress.granted_to_us = frames;
   return {};
@@ -195,16 +195,16 @@ Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t byt
                   task_.name, "', ", bytes, " bytes: ", what);
   };
   const auto found = lanes_.find(from);
-  if (found == lanes_.end()) return refuse("nothing is expected from it");
+  if (found == lanes_.end()) return refuse("nothing is expected from this rank");
   Lane& lane = found->second;
   if (message != lane.next_receive || message >= lane.receives.size()) {
-    return refuse("that is not the next message");
+    return refuse("it is not the next message");
   }
   const uint32_t index = lane.receives[message];
   const Step& step = schedule_[index];
   const Progress& progress = progress_[index];
   if (frame >= progress.granted) return refuse("it was not granted");
-  if (size_t{frame} * kFrameBytes != progress.received) return refuse("that is not the next frame");
+  if (size_t{frame} * kFrameBytes != progress.received) return refuse("it is not the next frame");
   if (bytes != bytes_of_frame(step.receive, frame)) return refuse("the length is wrong");
   lane.frame_bytes = bytes;
   lane.arrived = lane.reduced = 0;
@@ -234,7 +234,7 @@ void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
     if (progress.received == step.receive.bytes) ++lane.next_receive;
   }
   lane.arrived = whole ? 0 : have;
-  // On the way through a frame only grants may become possible, and only near a message's end.
+  // In the middle of a frame, only grants may become possible, and only near the end of a message.
   if (whole || step.receive.bytes - progress.received - have <= kReceiveOverlap) advance();
 }
 

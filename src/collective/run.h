@@ -1,15 +1,18 @@
-// One all-reduce that follows a schedule, as a state machine: which frames this rank may send,
-// which frames others may send to it, and what becomes of those that arrive. No sockets, no clock:
-// tests drive several of them against each other.
+// One all-reduce that follows a schedule, as a state machine. It determines which frames this rank
+// may send, which frames others may send to it, and what happens to received frames. It has no
+// sockets and no clock, so tests can drive several runs against each other.
 //
-// A message (one half of a step) travels in frames of kFrameBytes; the last is shorter. The
-// receiver grants as many frames of a message as it has a place for: where nothing is still to be
-// sent, and nothing of an earlier message is still to arrive. It looks kLookAhead steps ahead, so
-// that a grant is there before the sender needs it. The sender sends what is granted and whose
-// bytes are ready: a frame of a block leaves as soon as that frame of the step before has been
-// added to it. Two ranks that send to one at the same time would fill the queue before it: the
-// second is granted nothing before the first has but kReceiveOverlap left. Nor does a rank send to
-// two at the same time: the earlier step would end later, and with it everybody who waits for it.
+// A message (one half of a step) travels in frames of kFrameBytes; the last frame is shorter. The
+// receiver grants as many frames of a message as it has room for. Room means that nothing there is
+// still to be sent, and nothing of an earlier message is still to arrive. The receiver looks
+// kLookAhead steps ahead, so that a grant arrives before the sender needs it. The sender sends
+// frames that are granted and ready: a frame of a block leaves as soon as that frame of the
+// previous step has been added to it.
+//
+// Two ranks that send to one at the same time would fill the queue in front of it. So the second
+// gets no grant while the first has more than kReceiveOverlap left to send. A rank does not send to
+// two others at the same time either: the earlier step would end later, and delay all ranks that
+// wait for it.
 #pragma once
 
 #include <cstdint>
@@ -27,37 +30,39 @@ namespace herring::collective {
 
 inline constexpr size_t kFrameBytes = 128 << 10;
 inline constexpr uint32_t kLookAhead = 2;
-// A grant waits behind what its sender has queued, so it leaves that much before it is needed.
+// A grant queues behind its sender's other frames, so it leaves this many bytes before it is
+// needed.
 inline constexpr size_t kReceiveOverlap = 320 << 10;
 inline constexpr size_t kSendOverlap = 64 << 10;
 
-// What a rank is asked to do, the same on all ranks but for the place of the array.
+// A task of a rank. It is the same on all ranks, except for the address of the array.
 struct Task {
-  uint32_t group = 0, stream = 0, ticket = 0;  // who it is, on every rank
-  std::vector<uint32_t> ranks;      // of the job: those of the group, who are numbered by it
+  uint32_t group = 0, stream = 0, ticket = 0;  // identify the task on every rank
+  std::vector<uint32_t> ranks;      // of the job; a member's index is its place here
   std::string name;                 // for messages
   Algorithm algorithm = Algorithm::kRing;
   char* data = nullptr;             // in place
   uint64_t count = 0;
   DType dtype = DType::kFloat32;
   Reduction reduction;
-  Schedule steps;                   // of this rank; none: the algorithm's
-  // Not null: the array lies there, and is scaled and added to there; `data` is its image.
+  Schedule steps;                   // of this rank; empty: the algorithm's steps
+  // If not null, the array lies there and is scaled and summed there; `data` is its image.
   std::shared_ptr<Elsewhere> elsewhere;
 };
 
 class Run {
  public:
-  // What a run says to others; frames of one message arrive in the order in which they are sent.
+  // Carries what a run says to other ranks. Frames of one message must arrive in the order of
+  // sending.
   class Wire {
    public:
     virtual ~Wire() = default;
-    // Whether `to` can be reached, and has not much waiting already.
+    // Return whether `to` can be reached, and little is queued for it.
     virtual bool ready_for_grant(uint32_t to) = 0;
     virtual bool ready_for_block(uint32_t to) = 0;
-    // The first `frames` frames of the message may be sent.
+    // Grants the first `frames` frames of the message.
     virtual void grant(uint32_t to, uint32_t message, uint32_t frames) = 0;
-    // The bytes stay where they are until sent(to, step, bytes) is called.
+    // Sends a frame. Its bytes stay unchanged until sent(to, step, bytes) is called.
     virtual void block(uint32_t to, uint32_t message, uint32_t frame, const char* data,
                        size_t bytes, uint32_t step) = 0;
   };
@@ -66,27 +71,28 @@ class Run {
 
   // Scales this rank's contribution and sends what can be sent.
   void start();
-  // Sends what has become possible; after every report below it is called from inside.
+  // Sends what has become possible. The functions below call it after every report.
   void advance();
   bool done() const {
     return first_ == schedule_.size() && (!task_.elsewhere || task_.elsewhere->through());
   }
 
-  // Reports of the wire. An error: the other side breaks the rules.
+  // Reports of the wire. An error means that the other side breaks the rules.
   Status on_grant(uint32_t from, uint32_t message, uint32_t frames);
-  // Says where the frame's bytes go: into the array, or (reduce) into `scratch` of kFrameBytes.
+  // Says where the frame's bytes go: into the array or, for a sum, into `scratch` of kFrameBytes.
   Status on_block(uint32_t from, uint32_t message, uint32_t frame, size_t bytes, char* scratch,
                   transport::Destinations& out);
-  // `have` bytes of that frame have arrived; with the last one the frame is over.
+  // Reports that `have` bytes of that frame have arrived; the last one ends the frame.
   void on_bytes(uint32_t from, const char* scratch, size_t have);
   void sent(uint32_t step, size_t bytes);
 
   const Task& task() const { return task_; }
   std::vector<uint32_t> peers() const;
   bool needs(uint32_t peer) const;  // something is still to be sent or received
-  // Whom this rank waits for now: who should send, else who should grant.
+  // Returns the ranks that this rank waits for now: those that should send, else those that should
+  // grant.
   std::vector<uint32_t> missing() const;
-  // What adds elsewhere has something to do, and nobody else can go on.
+  // Returns whether the Elsewhere has work to do and nothing else can continue.
   bool waits_for_elsewhere() const;
 
  private:
@@ -95,7 +101,7 @@ class Run {
     uint32_t granted_to_us = 0, granted = 0;         // frames
     uint32_t queued = 0;                             // frames handed to the wire
     size_t sent_bytes = 0, received = 0;             // of whole frames only
-    size_t combined = 0;                             // of `received`: in their place
+    size_t combined = 0;                             // part of `received`: summed or in place
     bool done(const Step& step) const {
       return sent_bytes == step.send.bytes && combined == step.receive.bytes;
     }
@@ -105,14 +111,14 @@ class Run {
     std::vector<uint32_t> sends, receives;
     size_t next_send = 0, next_receive = 0;  // the first that is not queued, not received whole
     size_t frame_bytes = 0;                  // of the frame that is arriving
-    size_t arrived = 0, reduced = 0;         // of these
+    size_t arrived = 0, reduced = 0;         // of frame_bytes
   };
 
-  // Of a task whose array lies elsewhere.
+  // The pieces of a task whose array lies elsewhere.
   struct Pieces {
     std::vector<Piece> outs, ins;
-    std::vector<uint32_t> ins_before;             // each of the outs
-    uint32_t is_out = 0, is_in = 0, arrived = 0;  // how many
+    std::vector<uint32_t> ins_before;             // for each of the outs
+    uint32_t is_out = 0, is_in = 0, arrived = 0;  // counts of pieces
   };
 
   void look_elsewhere();
@@ -130,7 +136,7 @@ class Run {
   std::vector<Progress> progress_;  // by step
   std::map<uint32_t, Lane> lanes_;
   Pieces pieces_;
-  uint32_t first_ = 0;  // step that is not complete
+  uint32_t first_ = 0;  // the first step that is not complete
 };
 
 }  // namespace herring::collective

@@ -68,7 +68,7 @@ void tree(Writer& out, uint32_t rank, uint32_t size, Elements all) {
     out.send(rank - bit, all);
     out.receive(rank - bit, all, Combine::kCopy);
   }
-  // The child with the most ranks below it first.
+  // Sends first to the child with the most ranks below it.
   for (size_t i = children.size(); i > 0; --i) out.send(children[i - 1], all);
 }
 
@@ -91,7 +91,7 @@ void ring(Writer& out, uint32_t rank, uint32_t size, uint64_t count) {
 void butterfly(Writer& out, uint32_t rank, uint32_t size, Elements all) {
   uint32_t power = 1;
   while (power * 2 <= size) power *= 2;
-  // Of the first 2 * extra ranks the even ones are too many.
+  // The even ones among the first 2 * extra ranks are the surplus.
   const uint32_t extra = size - power;
   const bool folded = rank < 2 * extra;
   if (folded && rank % 2 == 0) {

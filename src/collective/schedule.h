@@ -1,5 +1,5 @@
-// All-reduce algorithms as data: what one rank sends, receives and adds, step by step. Pure: the
-// tests, the cost models' check and the execution read the same schedules.
+// All-reduce algorithms as data: what one rank sends, receives and adds, step by step. Pure. Tests,
+// the check of the cost models, and execution use the same schedules.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +21,17 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// What becomes of received bytes.
+// What happens to received bytes.
 enum class Combine : uint8_t {
-  kCopy,    // they are results: they replace what is there
-  kReduce,  // they are contributions: combined with what is there
-  kFinish,  // the same, and it is the last time: divide and scale
+  kCopy,    // they are results, and replace what is there
+  kReduce,  // they are contributions, and are combined with what is there
+  kFinish,  // like kReduce, for the last time: also divide and scale
 };
 
 inline constexpr uint32_t kNobody = ~0u;
 
-// Both halves of a step go on at the same time; their ranges have no byte in common. A half without
-// bytes has no peer either.
+// Both halves of a step run at the same time; their ranges do not overlap. A half without bytes has
+// no peer.
 struct Step {
   uint32_t to = kNobody;
   Range send;
@@ -42,29 +42,30 @@ struct Step {
 
 using Schedule = std::vector<Step>;
 
-// The steps of `rank` among `size` ranks, for `count` elements of `item` bytes. What a rank sends
-// to another is what the other receives from it, message by message in this order. Every element
-// is finished on exactly one rank, so that all ranks end with the same bits. Algorithm::kHerring
-// has no schedule: empty.
+// Returns the steps of `rank` among `size` ranks, for `count` elements of `item` bytes. What a rank
+// sends to another is exactly what the other receives from it, in the same order of messages. Every
+// element is finished on exactly one rank, so all ranks end with the same bits. Algorithm::kHerring
+// has an empty schedule.
 //
 //   server     rank 0 receives from every other rank in turn, then sends to each
 //   tree       binomial: a rank receives from rank + 1, + 2, + 4 ... and sends to rank - its lowest
 //              set bit; results take the same way back
-//   ring       2 (size - 1) steps: each sends one of `size` blocks to rank + 1 and receives another
-//              from rank - 1, first to add, then to copy
+//   ring       2 (size - 1) steps: each rank sends one of `size` blocks to rank + 1 and receives
+//              another from rank - 1, first to add, then to copy
 //   butterfly  recursive halving, then recursive doubling, over the largest power of two of ranks.
-//              Each rank too many, 0, 2, 4 ..., adds its array to its right neighbour's at first
-//              and gets the result from it at the end
+//              Each surplus rank (0, 2, 4 ...) first sends its array to its right neighbour, which
+//              adds it, and receives the result from it at the end
 Schedule make_schedule(Algorithm algorithm, uint32_t rank, uint32_t size, uint64_t count,
                        size_t item);
 
-// What a caller chooses by a name.
+// A caller's choice, made by a name.
 struct Choice {
   Algorithm algorithm = Algorithm::kHerring;
-  bool device_sums = false;  // where the array lies on a device; of this rank's own concern
+  bool device_sums = false;  // if the array lies on a device; each rank may choose for itself
 };
 
-// Names as Python uses them: "herring", "server", "tree", "ring", "butterfly", "cuda-butterfly".
+// Parses a name as used in Python: "herring", "server", "tree", "ring", "butterfly",
+// "cuda-butterfly".
 Result<Choice> parse_algorithm(const std::string& name);
 
 }  // namespace herring::collective
