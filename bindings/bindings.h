@@ -1,4 +1,4 @@
-// What the files of this room share: errors across the edge, arrays, waiting with the GIL released.
+// Shared by the files of this folder: errors towards Python, arrays, and waiting without the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,9 +22,9 @@ namespace herring::bindings {
 
 namespace nb = nanobind;
 
-// The name of the class below herring.errors.HerringError that belongs to the code.
+// Returns the name of the subclass of herring.errors.HerringError that belongs to the code.
 const char* class_of(Code code);
-// Raises it.
+// Raises the status as a Python exception.
 [[noreturn]] void raise(const Status& status);
 inline void check(const Status& status) {
   if (!status.ok()) raise(status);
@@ -35,15 +35,16 @@ T take(Result<T> result) {
   return std::move(*result);
 }
 
-// A contiguous array that Python owns, seen through the buffer protocol or DLPack.
+// A contiguous array owned by Python, accessed through the buffer protocol or DLPack.
 class ArrayView {
  public:
-  // InvalidArgumentError names what is wrong: not an array, not contiguous, read-only where it must
-  // be written, on a device, of a dtype that is not supported. `before`: what it begins with.
+  // Raises InvalidArgumentError if the object is not an array, is not contiguous, lies on a device,
+  // has an unsupported dtype, or is read-only although it must be written. `before`: start of the
+  // message.
   ArrayView(nb::handle object, bool writable, const std::string& before = {})
       : ArrayView(object, writable, before, false) {}
-  // Likewise, but one on a GPU is taken too: it has a copier then, and a stream in which what its
-  // library has queued for the array comes before what is queued there from now on.
+  // Also accepts an array on a GPU, which then has a copier and a stream. Work that its library has
+  // queued for the array precedes everything queued in that stream from now on.
   static std::shared_ptr<ArrayView> anywhere(nb::handle object, bool writable,
                                              const std::string& before = {}) {
     return std::shared_ptr<ArrayView>(new ArrayView(object, writable, before, true));
@@ -52,7 +53,7 @@ class ArrayView {
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
-  char* data() const { return data_; }  // of one on a GPU, where it lies there
+  char* data() const { return data_; }  // for an array on a GPU, its address there
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
   device::Stream stream() const { return stream_; }
   DType dtype() const { return array_.dtype; }
@@ -73,8 +74,8 @@ class ArrayView {
   device::Stream stream_ = 0;
 };
 
-// Waits with the GIL released; Ctrl-C raises. `what` and `seconds` are for the error of a deadline
-// (0: wait for ever). What it waits for may need a device: `check_device` notices one that is lost.
+// Waits with the GIL released; Ctrl-C raises. `what` and `seconds` (0: wait forever) are used in
+// the time-out error. If the future needs a device, `check_device` notices that the device is lost.
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device = nullptr);
 inline void wait(worker::Future& future, double seconds, const std::string& what,
@@ -82,11 +83,12 @@ inline void wait(worker::Future& future, double seconds, const std::string& what
   wait(future, seconds, what, [copier] { return copier ? copier->check() : Status(); });
 }
 
-// The interpreter ends, and waits for what daemon threads have begun: they begin nothing more.
+// Set when the interpreter ends and waits for what daemon threads have begun; they must begin
+// nothing more.
 inline std::atomic<bool> process_ends{false};
 
-// Calls `start` with the GIL released; Ctrl-C ends its waits, and raises. The end of the process
-// ends them too.
+// Calls `start` with the GIL released. Ctrl-C ends its waits and raises; the end of the process
+// ends them, too.
 template <typename Start>
 auto without_gil(Start&& start) {
   bool raised = false;
@@ -103,7 +105,7 @@ auto without_gil(Start&& start) {
   return result;
 }
 
-// The group that a call names; None: all ranks.
+// Returns the group of a call; None means all ranks (null).
 std::shared_ptr<worker::Group> group_of(nb::handle group);
 
 void register_devices(nb::module_& module);

@@ -8,7 +8,7 @@
 namespace herring::bindings {
 namespace {
 
-// By the loops of their jobs' engines. Guarded by the GIL; never destroyed.
+// Callbacks by the loop of their job's engine. Guarded by the GIL; never destroyed.
 std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>& all_callbacks() {
   static auto* const all = new std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>;
   return *all;
@@ -25,8 +25,8 @@ std::shared_ptr<Callbacks> callbacks_of(const worker::Future& future) {
 bool call_when_done(worker::Future& future, const std::string& what, nb::object callback) {
   if (future.done()) return false;
   if (!future.loop().here()) {
-    raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
-                                   "complete in the parent only")});
+    raise({Code::kShutdown, concat(what, " was started before this process was forked, and "
+                                   "completes only in the parent")});
   }
   PyObject* const held = callback.inc_ref().ptr();
   const bool waits =
@@ -46,7 +46,8 @@ void end_callbacks(const transport::EventLoop* loop) {
   if (thread.is_none() || thread.is(nb::module_::import_("threading").attr("current_thread")())) {
     return;
   }
-  // To its very end: a thread in here when the interpreter ends would end the process.
+  // Waits for the very end of the thread: if it were still in here when the interpreter ends, it
+  // would end the process.
   const Nanos deadline = monotonic_now() + kPatience;
   for (;;) {
     thread.attr("join")(to_seconds(kSlice));
@@ -54,7 +55,7 @@ void end_callbacks(const transport::EventLoop* loop) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (monotonic_now() < deadline) continue;
     return log(LogLevel::kWarning, "a callback of a handle still runs ", in_seconds(kPatience),
-               " after herring.shutdown(), which does not wait for it any longer");
+               " after herring.shutdown(), which no longer waits for it");
   }
 }
 

@@ -1,4 +1,4 @@
-// What is called when operations are complete, by a thread of Python's.
+// Callbacks of completed operations, which a Python thread calls.
 #pragma once
 
 #include <condition_variable>
@@ -10,13 +10,13 @@
 
 namespace herring::bindings {
 
-// What is to be called because operations of a job are complete: put here by the engine, which runs
-// no Python, for the one thread of Python's that calls it.
+// A queue of callbacks of a job. The engine, which runs no Python, puts callbacks of completed
+// operations here. One Python thread takes and calls them.
 class Callbacks {
  public:
-  nb::object thread = nb::none();  // that calls take(), once it was started
+  nb::object thread = nb::none();  // the thread that calls take(), once started
 
-  // Any thread, without the GIL; takes the reference.
+  // Adds a callback and takes over its reference. Any thread, without the GIL.
   void put(PyObject* callback) {
     {
       std::lock_guard lock(mutex_);
@@ -25,7 +25,7 @@ class Callbacks {
     changed_.notify_one();
   }
 
-  // Waits for the next; None: there is none any more.
+  // Waits for the next callback. Returns None if there are no more.
   nb::object take() {
     for (;;) {
       {
@@ -43,7 +43,7 @@ class Callbacks {
     }
   }
 
-  // Nothing more is put; what was, still is taken.
+  // Accepts no more callbacks. Those already added are still taken.
   void close() {
     {
       std::lock_guard lock(mutex_);
@@ -59,12 +59,13 @@ class Callbacks {
   bool closed_ = false;          // guarded by mutex_
 };
 
-// Of the job whose engine completes the future.
+// Returns the callbacks of the job whose engine completes the future.
 std::shared_ptr<Callbacks> callbacks_of(const worker::Future& future);
-// False: it is complete already, and nothing will be called. `what`: for the error in a child.
+// Returns false and calls nothing if the future is already complete. `what`: title for the error in
+// a forked child.
 bool call_when_done(worker::Future& future, const std::string& what, nb::object callback);
-// After the end of the job that has this loop, with which all operations are complete: what they
-// have put is still called.
+// Called after the end of the job that has this loop, when all its operations are complete.
+// Callbacks that they have added are still called.
 void end_callbacks(const transport::EventLoop* loop);
 
 }  // namespace herring::bindings

@@ -8,7 +8,7 @@
 namespace herring::bindings {
 namespace {
 
-// Raises ConfigurationError with why there are none.
+// Raises ConfigurationError, with the reason, if there are no GPUs.
 device::Platform& platform() {
   return *take(without_gil([] { return device::platform(); }));
 }

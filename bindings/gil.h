@@ -1,6 +1,6 @@
-// Letting go of the GIL and taking it, also while the interpreter ends: until Python 3.13 a daemon
-// thread that asks for it then is ended by pthread_exit(), whose unwinding through C++ ends the
-// whole process. Such a thread stands still instead, as it does from Python 3.14 on.
+// Releases and takes the GIL, even while the interpreter ends. Until Python 3.13, a daemon thread
+// that asks for the GIL at that time is ended by pthread_exit(). Its unwinding through C++ would
+// end the whole process. Such a thread stands still instead, as it does from Python 3.14 on.
 #pragma once
 
 #include <Python.h>
@@ -8,7 +8,7 @@
 
 namespace herring::bindings {
 
-// Calls it; the thread never returns from it if Python ends the thread.
+// Runs `call`. If Python ends the thread in it, this function never returns.
 template <typename Call>
 auto standing_still_at_exit(Call&& call) noexcept {
   try {

@@ -1,4 +1,4 @@
-// Group: some ranks of a job that do collectives together.
+// Group: ranks of a job that do collectives together.
 #include "worker/group.h"
 
 #include <nanobind/stl/shared_ptr.h>

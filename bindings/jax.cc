@@ -1,5 +1,5 @@
-// What XLA calls for a collective of a compiled program, and the same from a Python callback.
-// Written against the C API of XLA's foreign function interface alone (xla_ffi.h).
+// The functions that XLA calls for a collective of a compiled program, and the same for a Python
+// callback. Uses only the C API of XLA's foreign function interface (xla_ffi.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -23,7 +23,7 @@ namespace {
 
 struct Element {
   size_t bytes;
-  std::optional<DType> dtype;  // none: it can be moved, not reduced
+  std::optional<DType> dtype;  // none: it can be moved but not reduced
 };
 
 std::optional<Element> element_of(xla::DataType type) {
@@ -79,7 +79,7 @@ void complete(const xla::Api& api, xla::Future* future, const Status& status) {
   drop(api, api.future_set_error(&set));
 }
 
-// What a call site says about itself.
+// The attributes of a call site.
 class Attributes {
  public:
   explicit Attributes(const xla::Attributes& all) : all_(all) {}
@@ -102,7 +102,7 @@ class Attributes {
     std::memcpy(&value, scalar->value, sizeof value);
     return value;
   }
-  // The first that was not there as it should be, or "".
+  // Returns the first attribute that was missing or invalid, or "".
   const std::string& lacking() const { return lacking_; }
 
  private:
@@ -119,37 +119,38 @@ class Attributes {
   std::string lacking_;
 };
 
-// The same name as Python's.
+// Parses the name of a collective, as Python uses it.
 Result<wire::Collective> parse_collective(const std::string& name, const Reduction& reduction,
                                           uint32_t root) {
   if (name == wire::AllReduce::kName) return wire::Collective(wire::AllReduce{reduction});
   if (name == wire::ReduceScatter::kName) return wire::Collective(wire::ReduceScatter{reduction});
   if (name == wire::AllGather::kName) return wire::Collective(wire::AllGather{});
   if (name == wire::Broadcast::kName) return wire::Collective(wire::Broadcast{root});
-  return Status(Code::kInvalidArgument, concat("'", name, "' is no collective of a program"));
+  return Status(Code::kInvalidArgument, concat("'", name, "' is not a collective for programs"));
 }
 
-// What only moves may have a dtype that the core does not know: its bytes are one dimension more.
+// Operations that only move data also accept a dtype that the core does not know. Its bytes then
+// become an additional dimension.
 wire::Array array_of(const Element& element, std::vector<uint64_t> shape) {
   if (element.dtype) return {*element.dtype, std::move(shape)};
   shape.push_back(element.bytes);
   return {DType::kUInt8, std::move(shape)};
 }
 
-// A dtype that cannot be reduced, if something is.
+// Returns an error if the operation reduces and the dtype cannot be reduced.
 Status check_element(const Element& element, const wire::Collective& what, int64_t operand) {
   if (element.dtype || wire::reduction_of(what) == nullptr) return {};
   return {Code::kInvalidArgument,
           concat("operand ", operand, " of a program's call has a dtype that cannot be reduced")};
 }
 
-// Behind the first `skipped` operands.
+// Returns the buffers after the first `skipped` operands.
 Result<std::vector<worker::Buffer>> buffers_of(const xla::Operands& operands, int64_t skipped,
                                                const wire::Collective& what) {
   std::vector<worker::Buffer> buffers;
   for (int64_t i = skipped; i < operands.size; ++i) {
     if (operands.types[i] != xla::Operands::kBuffer) {
-      return defect("operand ", i, " of a program's call is no array");
+      return defect("operand ", i, " of a program's call is not an array");
     }
     const auto* array = static_cast<const xla::Array*>(operands.values[i]);
     const auto element = element_of(array->dtype);
@@ -180,7 +181,7 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   reduction.postscale = attributes.number<double>("postscale");
   if (!attributes.lacking().empty()) {
     return defect("attribute '", attributes.lacking(), "' of '", call.key,
-                  "' is not there, or of another type");
+                  "' is missing or has the wrong type");
   }
   auto parsed_op = parse_reduce_op(op);
   if (!parsed_op.ok()) return parsed_op.status();
@@ -197,7 +198,8 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   return call;
 }
 
-// Whether there is nothing more to do: the runtime asks what this is, or is not executing.
+// Returns whether the call is answered: the runtime only asks for metadata, or is not in the
+// execute stage.
 bool answers(xla::CallFrame& frame) {
   for (xla::Extension* one = frame.extensions; one != nullptr; one = one->next) {
     if (one->type != xla::MetadataExtension::kType) continue;
@@ -210,8 +212,8 @@ bool answers(xla::CallFrame& frame) {
   return frame.stage != xla::Stage::kExecute;
 }
 
-// A token, which the call before has made, and arrays; returns a token and the places of results,
-// whose content is undefined.
+// Starts a call. Its arguments are a token from the call before and arrays. It returns a token and
+// memory for the results, whose content is undefined.
 xla::Error* start(xla::CallFrame* frame) {
   if (answers(*frame)) return nullptr;
   auto call = call_of(*frame);
@@ -220,9 +222,10 @@ xla::Error* start(xla::CallFrame* frame) {
   return status.ok() ? nullptr : error_of(*frame->api, status);
 }
 
-// The places; returns them, with the results. Not before they are there, but at once: a thread of
-// XLA's that waited here could be the one that another rank waits for. It reads nothing else, as
-// what it reads is not given to anything that comes after it before it is complete.
+// Finishes a call. Its argument is the memory for the results, which it returns with the results in
+// it. It returns at once, but the result completes later: an XLA thread that waited here might be
+// the one that another rank waits for. It reads no other operand, because XLA gives an operand to
+// later operations only when this call is complete.
 xla::Error* finish(xla::CallFrame* frame) {
   if (answers(*frame)) return nullptr;
   const xla::Api& api = *frame->api;
@@ -250,7 +253,7 @@ xla::Error* finish(xla::CallFrame* frame) {
 // Bytes, dtype, bytes of an element, shape.
 using Described = std::tuple<nb::object, std::string, size_t, std::vector<uint64_t>>;
 
-// The collective as a callback has it, which waits.
+// The collective for a callback, which waits for the result.
 void run(const std::string& kind, const std::string& key, const std::string& op, int64_t group,
          const std::string& agreement, uint32_t root, double prescale, double postscale,
          double timeout, const std::string& refusal, const std::vector<Described>& inputs,
@@ -274,7 +277,7 @@ void run(const std::string& kind, const std::string& key, const std::string& op,
       wire::Array array = array_of(element, shape);
       if (view.dtype() != DType::kUInt8 || view.array().bytes() != array.bytes()) {
         raise({Code::kInvalidArgument,
-               concat("an array of '", key, "' is not given as its bytes")});
+               concat("an array of '", key, "' must be passed as its bytes")});
       }
       if (arrays == &inputs) {
         call.call.buffers.push_back({std::move(array), view.data()});

@@ -27,26 +27,27 @@ namespace {
 using job::Job;
 using worker::Operation;
 
-// An operation and the arrays that must stay alive while it is in flight.
+// An operation, and the arrays that must stay alive while it is in flight.
 struct InFlight {
   std::shared_ptr<Operation> operation;
   std::vector<std::shared_ptr<ArrayView>> views;
 };
 
-// Operations whose handles went before they were complete: the engine may still write into their
-// arrays, or a device read them. Guarded by the GIL; never destroyed, since Python goes before it.
+// Operations whose handles were destroyed before the operations completed. The engine may still
+// write to their arrays, or a device may read them. Guarded by the GIL. Never destroyed, because
+// Python ends before static objects are destroyed.
 std::vector<InFlight>& abandoned() {
   static auto* const list = new std::vector<InFlight>;
   return *list;
 }
 
-// Lets go of arrays that nobody writes into any more.
+// Releases arrays that nobody accesses any more.
 void release_abandoned() {
   auto& list = abandoned();
   const auto complete = std::partition(list.begin(), list.end(), [](const InFlight& one) {
     return !one.operation->at_rest();
   });
-  // Releasing an array may run anything, this too.
+  // Releasing an array may run any code, including this function.
   std::vector<InFlight> released(std::make_move_iterator(complete),
                                        std::make_move_iterator(list.end()));
   list.erase(complete, list.end());
@@ -90,7 +91,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   options.secret = std::string(secret.c_str(), secret.size());
   auto loaded = Settings::load(settings);
   if (!loaded.ok()) {
-    // The others get the error too; only what is needed to find them is taken from the settings.
+    // The other ranks get the error, too. Only the settings needed to find them are used.
     std::map<std::string, std::string> known;
     if (const char* name = std::getenv("HERRING_JOB"); name != nullptr && *name != '\0') {
       known["job"] = name;
@@ -108,7 +109,7 @@ std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_siz
   return take(without_gil([&] { return Job::start(std::move(options)); }));
 }
 
-// What a caller gives beside its arrays, by name.
+// The options of a call, by name.
 class Fields {
  public:
   Fields(const nb::kwargs& given, const std::string& kind, uint32_t ranks)
@@ -180,7 +181,7 @@ std::string place_of(const ArrayView& view) {
   return view.copier() ? concat("on GPU ", view.copier()->device().index()) : "in host memory";
 }
 
-// `arrays`: a list if `listed`, else an array, or None where the kind takes none.
+// `arrays`: a list if `listed`; otherwise an array, or None if the kind takes none.
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arrays,
                                const std::string& name, double timeout, bool waits,
                                nb::handle group, nb::object into, bool listed,
@@ -256,11 +257,12 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   return handle;
 }
 
-// Bytes of an array, and their place among those of others: staging, its first byte there, array,
-// its first byte there, bytes.
+// One part of an array and its place in a staging array: staging array, first byte there, array,
+// first byte there, number of bytes.
 using Part = std::tuple<nb::object, size_t, nb::object, size_t, size_t>;
 
-// Copies all parts from their arrays to their staging, or (`back`) all or none of them from there.
+// Copies all parts from their arrays to staging or, with `back`, from staging to their arrays. An
+// error leaves everything uncopied.
 void copy_parts(const std::vector<Part>& parts, bool back) {
   struct Copy {
     char* to;
@@ -284,7 +286,7 @@ void copy_parts(const std::vector<Part>& parts, bool back) {
   for (const Copy& one : copies) std::memcpy(one.to, one.from, one.bytes);
 }
 
-// Waits for it, once: it is formed by all of its ranks.
+// Forms a group. The caller waits for the operation once, because all ranks of the group take part.
 std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
                                    const std::string& name, double timeout) {
   check_name(name);
@@ -303,7 +305,7 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
   return handle;
 }
 
-// Bytes that NumPy can view and own.
+// Returns bytes as an array that NumPy can view and that owns them.
 nb::object as_bytes(std::unique_ptr<char[]> data, size_t bytes) {
   char* const raw = data.release();
   nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<char*>(p); });
@@ -311,17 +313,17 @@ nb::object as_bytes(std::unique_ptr<char[]> data, size_t bytes) {
   return nb::cast(Bytes(raw, {bytes}, owner));
 }
 
-// The result of allgather, reduce_scatter and alltoall.
+// Returns the result of allgather, reduce_scatter and alltoall.
 nb::object result_of(Handle& handle) {
   check(handle.operation->status());
   const size_t bytes = handle.operation->result_bytes;
   if (bytes > 0 && handle.operation->result == nullptr) {
-    raise({Code::kInvalidArgument, concat("the result of ", handle.what, " was taken already")});
+    raise({Code::kInvalidArgument, concat("the result of ", handle.what, " was already taken")});
   }
   return as_bytes(std::move(handle.operation->result), bytes);
 }
 
-// Likewise of a list: for each array its dtype, its shape and its bytes.
+// Returns the results of a list: for each array its dtype, its shape and its bytes.
 nb::list results_of(Handle& handle) {
   Operation& operation = *handle.operation;
   check(operation.status());
@@ -348,8 +350,8 @@ nb::list results_of(Handle& handle) {
   return all;
 }
 
-// Of an operation on a device, once complete: its results go there. Without streams it waits until
-// they are there.
+// Copies the results of a complete operation on a device back there. Waits for the copies if no
+// streams are given.
 void take_back(Handle& handle, const std::vector<device::Stream>& streams, double seconds) {
   Operation& operation = *handle.operation;
   Status queued;
@@ -367,7 +369,7 @@ void shut_down(Job& job) {
   {
     GilReleased release;
     job.shutdown();
-    device::drain_shared_copiers();  // what they bring is for a job that has ended
+    device::drain_shared_copiers();  // shared copiers may still bring results of the ended job
   }
   end_callbacks(job.engine().loop().get());
   release_abandoned();
@@ -376,7 +378,7 @@ void shut_down(Job& job) {
 nb::object empty(nb::object job_object, size_t bytes) {
   Job& job = nb::cast<Job&>(job_object);
   void* data = take(job.engine().heap().allocate(bytes));
-  // The array keeps the job, and with it the heap, alive.
+  // The array keeps the job alive, and with it the heap.
   struct Owner {
     nb::object job;
     SharedHeap* heap;

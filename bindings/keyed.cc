@@ -5,7 +5,8 @@
 namespace herring::bindings {
 namespace {
 
-// Bytes of the results, as a program for `size` ranks, of which this one is `rank`, has them.
+// Returns the size of the results in bytes, as a program compiled for `rank` of `size` ranks
+// expects it.
 uint64_t result_bytes(const worker::Call& call, uint32_t rank, uint32_t size) {
   uint64_t bytes = 0;
   for (const worker::Buffer& one : call.buffers) {
@@ -46,7 +47,7 @@ void KeyedCalls::detach() {
 }
 
 void KeyedCalls::forget() {
-  job_ = nullptr;  // whoever held a lock did not come along
+  job_ = nullptr;  // locks may be held by threads that do not exist here
 }
 
 int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
@@ -73,12 +74,12 @@ Status KeyedCalls::enter(const Key& key) {
     last->second = {};
     return {};
   }
-  // Which of the two comes first may differ between ranks.
+  // The order of the two executions may differ between ranks.
   return {Code::kInvalidArgument,
-          concat("'", key.second, "' is executed again while it is in flight: one place "
-                 "of the program, called twice where neither call needs the other's result, is in "
-                 "no order that all ranks share; give each call a name of its own (name=), or make "
-                 "one depend on the other")};
+          concat("'", key.second, "' is executed again while it is in flight: the program calls "
+                 "one place twice, and neither call needs the other's result, so ranks may differ "
+                 "in their order; give each call a name of its own (name=), or make one depend on "
+                 "the other")};
 }
 
 Status KeyedCalls::start(KeyedCall call) {
@@ -92,7 +93,7 @@ Status KeyedCalls::start(KeyedCall call) {
     const auto found = groups_.find(call.group);
     if (found == groups_.end()) {
       return {Code::kShutdown, concat("'", call.key, "' was compiled for a group of a job that has "
-                                      "ended; compile it anew (jax.clear_caches())")};
+                                      "ended; compile it again (jax.clear_caches())")};
     }
     group = found->second;
   }
@@ -119,7 +120,7 @@ Status KeyedCalls::submit(const Key& key, KeyedCall& call) {
   if (bytes_of(call.results) != result_bytes(call.call, group.index(), group.size())) {
     return {Code::kInvalidArgument,
             concat("'", call.key, "' was compiled for another number of ranks, or another rank; "
-                   "compile it anew (jax.clear_caches())")};
+                   "compile it again (jax.clear_caches())")};
   }
   auto submitted = job_->engine().submit(std::move(call.call));
   if (!submitted.ok()) return submitted.status();

@@ -1,6 +1,6 @@
-// Collectives on lists of buffers, called from a compiled program: a key names the place of the
-// call there, and the n-th execution of a key on one rank meets the n-th on every other, whatever
-// order the program's runtime executes its keys in.
+// Collectives on lists of buffers, called from a compiled program. A key names the place of the
+// call in the program. The n-th execution of a key on one rank meets the n-th on every other rank,
+// in whatever order the program's runtime executes its keys.
 #pragma once
 
 #include <cstdint>
@@ -20,56 +20,56 @@ namespace herring::bindings {
 
 struct KeyedCall {
   std::string key;
-  int64_t group = 0;            // as KeyedCalls::add_group has numbered it; 0: all ranks
-  worker::Call call;            // of a list, but for its name and group
-  std::string refusal;          // not "": this rank does not make the call, and tells all why
+  int64_t group = 0;            // number from KeyedCalls::add_group; 0: all ranks
+  worker::Call call;            // of a list, without its name and group
+  std::string refusal;          // not empty: this rank refuses the call and tells all ranks why
   std::vector<wire::Array> results;
 };
 
-// A call has two parts. start() takes what it is made of and returns; so a program that starts its
-// calls in the same order on all ranks never has one wait for another, even where a runtime does
-// one thing after the other. finish() takes the results.
+// A call has two parts. start() takes the inputs and returns; finish() takes the results. So if a
+// program starts its calls in the same order on all ranks, no call waits for another. This holds
+// even if the runtime does one thing after the other.
 class KeyedCalls {
  public:
-  // Called once, on a thread that may be blocked.
+  // Called once, on a thread that may block.
   using Done = std::function<void(const Status&)>;
 
-  // The process's; never destroyed.
+  // Returns the only instance of the process; it is never destroyed.
   static KeyedCalls& instance();
 
-  // Calls go to this job from now on, numbered from 0. It outlives detach().
+  // Sends calls to this job from now on, numbered from 0. The job must outlive detach().
   void attach(job::Job& job);
-  // To none. Waits for those that are being started.
+  // Sends calls to no job. Waits for calls that are being started.
   void detach();
-  // In a forked child, which has no job.
+  // Must be called in a forked child, which has no job.
   void forget();
-  // Numbers a group of the job, from 1 on; the same one again for the same group.
+  // Returns the number of a group of the job, from 1 on. The same group keeps its number.
   int64_t add_group(std::shared_ptr<worker::Group> group);
 
-  using Key = std::pair<int64_t, std::string>;  // with the number of its group
+  using Key = std::pair<int64_t, std::string>;  // number of the group, and key
 
-  // Any thread, without the GIL. The memory of its buffers is not needed any more.
+  // Starts a call. Its buffers' memory is not needed after that. Any thread, without the GIL.
   Status start(KeyedCall call);
-  // What was started last with this key. Any thread, without the GIL; the places of the results
-  // stay until `done` is called.
+  // Takes the results of the latest call with this key. The memory at `places` must stay valid
+  // until `done` is called. Any thread, without the GIL.
   void finish(const Key& key, std::vector<char*> places, Done done);
 
  private:
   struct Executions {
-    uint32_t joins = 0;  // of the group, when they were counted
+    uint32_t joins = 0;  // of the group, at the time of counting
     uint64_t count = 0;
   };
-  // From its start until its results are taken. One whose program fails between the two is left
-  // behind, and is dropped by the next execution or the end of the job.
+  // A call from its start until its results are taken. If a program fails in between, the call is
+  // left behind. It is dropped by the next execution or by the end of the job.
   struct Running {
-    std::shared_ptr<worker::Operation> operation;  // null: is being started
+    std::shared_ptr<worker::Operation> operation;  // null while being started
     bool claimed = false;
     bool is_left_behind() const { return operation && operation->done() && !claimed; }
   };
 
-  // Of this execution: how many came before it is counted.
+  // Returns the name of this execution, which contains the number of executions before it.
   std::string next_name(const Key& key, const worker::Group& group);
-  // An error: the last execution is still in flight.
+  // Returns an error if the last execution is still in flight.
   Status enter(const Key& key);
   Status submit(const Key& key, KeyedCall& call);
 

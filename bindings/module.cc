@@ -8,7 +8,8 @@ namespace {
 
 namespace nb = nanobind;
 
-// What has run out at the API's edge. Everything that Herring raises is a HerringError.
+// Translates exhausted resources at the edge of the API. Everything that Herring raises is a
+// HerringError.
 void translate(const std::exception_ptr& thrown, void*) {
   const auto set = [](const std::exception& error) {
     const herring::Status status = herring::status_of(error);
@@ -28,8 +29,8 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  module.doc() = "Herring's core. Use the herring package; this module is its private half.";
-  // Handles may outlive the interpreter's orderly end (a job shut down by atexit).
+  module.doc() = "Herring's core. This module is private; use the herring package.";
+  // Handles may outlive the orderly end of the interpreter, if a job is shut down by atexit.
   nanobind::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   herring::bindings::register_devices(module);

@@ -46,15 +46,15 @@ void check_fits(const Partial& partial, const ArrayView& array) {
   if (array.dtype() == options.dtype && elements == options.elements) return;
   raise({Code::kInvalidArgument,
          concat("'", options.name, "' is over ", options.elements, " elements of ",
-                name_of(options.dtype), ", the array has ", elements, " of ",
-                name_of(array.dtype()), "; give another array another name")});
+                name_of(options.dtype), ", but the array has ", elements, " of ",
+                name_of(array.dtype()), "; use another name for another array")});
 }
 
-// Nothing is converted here: what is known about a round is looked at later, if at all, and many
-// workers of one machine come back from a round at once.
+// Holds the C++ data without converting it to Python. Round info is looked at later, if at all, and
+// many workers of one machine return from a round at once.
 struct Taken {
   worker::RoundInfo info;
-  double queued = 0;  // seconds that the result lay here
+  double queued = 0;  // seconds that the result waited here
 };
 
 Taken take_result(Partial& partial, nb::object object, double seconds) {
@@ -92,12 +92,12 @@ void register_partial(nb::module_& module) {
   using namespace nb::literals;
   using partial::Contributor;
   nb::class_<Contributor>(module, "Contributor",
-                          "A worker in a round's result: its rank; upto, the number of its newest "
-                          "contribution in it (all since its last one are); staleness, the rounds "
-                          "from the result that the oldest of them was computed on to this one; "
-                          "active, it waited for this round, or flushes; waited, "
-                          "seconds since it contributed, less than 0 if it was late by so much for "
-                          "the round that it missed.")
+                          "A worker in a round's result. rank: its rank. upto: the number of its "
+                          "newest contribution in the result, which contains all of them since the "
+                          "worker's previous one. staleness: rounds between this round and the "
+                          "result from which the oldest contribution was computed. active: whether "
+                          "it waited for this round or flushes. waited: seconds since it "
+                          "contributed; negative if it was late for the round that it missed.")
       .def_ro("rank", &Contributor::rank)
       .def_ro("upto", &Contributor::upto)
       .def_ro("staleness", &Contributor::staleness)
@@ -105,12 +105,12 @@ void register_partial(nb::module_& module) {
       .def_prop_ro("waited", [](const Contributor& one) { return to_seconds(one.waited); });
 
   nb::class_<Taken>(module, "RoundInfo",
-                    "What is known about a round, the same on every rank: its number from 0; the "
-                    "contributors by rank; active, how many of them waited for it; the "
-                    "divisor; attempts, more than 1 when contributors died; last, whether the "
-                    "series ends with it; lost, a list of (rank, contributions counted, "
-                    "contributions announced) of workers that are gone. Of this rank: queued, "
-                    "the seconds that the result lay here.")
+                    "Facts about a round, the same on every rank. round: its number from 0. "
+                    "contributors: sorted by rank. active: how many of them waited for it. "
+                    "divisor: what sums were divided by. attempts: more than 1 if contributors "
+                    "died. last: whether the series ends with it. lost: a list of (rank, "
+                    "contributions counted, contributions announced) of workers that are gone. "
+                    "Only about this rank: queued, the seconds that the result waited here.")
       .def_prop_ro("round", [](const Taken& t) { return t.info.round; })
       .def_prop_ro("divisor", [](const Taken& t) { return t.info.divisor; })
       .def_prop_ro("attempts", [](const Taken& t) { return t.info.attempts; })

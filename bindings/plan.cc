@@ -1,4 +1,4 @@
-// The plan, for those who ask before there is a job.
+// The plan, for callers that need it before there is a job.
 #include "plan/plan.h"
 
 #include <nanobind/stl/pair.h>
@@ -10,8 +10,8 @@
 namespace herring::bindings {
 namespace {
 
-// The fusion buffers of gradients in order of production: bytes, and the gradient that completes
-// each.
+// Returns the fusion buffers of gradients that are listed in order of production. For each buffer:
+// its size in bytes and the gradient that completes it.
 std::vector<std::pair<size_t, uint32_t>> fusion_buffers(const std::vector<uint64_t>& elements,
                                                         const std::string& dtype, uint32_t nodes,
                                                         uint32_t dedicated) {

@@ -20,15 +20,15 @@ using worker::Planned;
 
 using Arenas = std::vector<std::shared_ptr<ArrayView>>;
 
-// Whoever lives has heard of a failure by then (heartbeats, 2 s), and what runs on devices is over.
+// By then, all living ranks have heard of a failure (heartbeats, 2 s), and work on devices is done.
 constexpr Nanos kForAWhile = 10 * kSecond;
 
-// Arenas to which neighbours' devices may still write are not for other things yet. Lets go of what
-// was kept before for long enough. With the GIL.
+// Keeps arenas to which neighbours' devices may still write from being reused. Releases arenas that
+// were kept for long enough. Needs the GIL.
 void keep_for_a_while(Arenas arenas) {
   static auto* const kept = new std::vector<std::pair<Nanos, Arenas>>;
   const Nanos now = monotonic_now();
-  std::vector<std::pair<Nanos, Arenas>> over;  // whose memory may call this when it is freed
+  std::vector<std::pair<Nanos, Arenas>> over;  // freeing their memory may call this function
   std::erase_if(*kept, [&](auto& one) {
     if (now - one.first < kForAWhile) return false;
     over.push_back(std::move(one));
@@ -37,17 +37,17 @@ void keep_for_a_while(Arenas arenas) {
   if (!arenas.empty()) kept->emplace_back(now, std::move(arenas));
 }
 
-// The job outlives the plan, and every view of its memory, which may outlive the plan.
+// The job outlives the plan and every view of its memory, which may outlive the plan.
 struct PlanHandle {
   nb::object job;
-  std::unique_ptr<Planned> on_host;      // one of these
+  std::unique_ptr<Planned> on_host;      // either this or `rounds` is set
   std::unique_ptr<DeviceRounds> rounds;
   Arenas arenas;                         // on the device
 
   ~PlanHandle() {
     const bool shared = rounds && rounds->may_be_written();
     {
-      GilReleased release;  // copies may be on their way still
+      GilReleased release;  // copies may still be on their way
       rounds.reset();
     }
     keep_for_a_while(shared ? std::move(arenas) : Arenas());
@@ -58,7 +58,7 @@ struct PlanHandle {
   DeviceRounds& on_device() const {
     if (rounds) return *rounds;
     raise({Code::kInvalidArgument,
-           "this plan is for gradients in host memory; make it with device="});
+           "this plan is for gradients in host memory; create it with device="});
   }
 };
 
@@ -116,7 +116,7 @@ nb::object arena(const PlanHandle& handle, size_t i) {
       reinterpret_cast<uint8_t*>(owner->memory.get()), {planned.plan().arenas[i].bytes}, capsule));
 }
 
-// (arena, offset, bytes) of each.
+// Returns (arena, offset, bytes) for each item.
 template <typename T>
 std::vector<std::tuple<uint32_t, size_t, size_t>> places_of(const std::vector<T>& list) {
   std::vector<std::tuple<uint32_t, size_t, size_t>> all;
@@ -150,7 +150,7 @@ void place(PlanHandle& handle, const nb::list& arenas) {
   handle.arenas = std::move(views);
 }
 
-// Calls what queues work on a device, without the GIL.
+// Calls a function that queues work on a device, with the GIL released.
 template <typename Call>
 void queue(Call&& call) {
   Status status;
@@ -191,7 +191,7 @@ void register_planned(nb::module_& module) {
       .def("await_back", [](PlanHandle& h, double seconds) {
         DeviceRounds& rounds = h.on_device();
         const auto back = take(without_gil([&] { return rounds.when_back(); }));
-        wait(*back, seconds, "the round's way back", rounds.copier().get());
+        wait(*back, seconds, "the copy of the averages to the GPU", rounds.copier().get());
       }, "seconds"_a = 0.0)
       .def("begin", [](PlanHandle& h, bool active) { check(h.planned().begin(active)); },
            "active"_a = true)

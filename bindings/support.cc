@@ -16,7 +16,7 @@ std::string class_name(nb::handle object) {
   return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
 }
 
-// struct-module format codes in native size; numpy and the array module use these.
+// Maps struct-module format codes in native size, which numpy and the array module use.
 bool dtype_of_format(const char* format, size_t item, DType* dtype) {
   const std::string text = format == nullptr ? "B" : format;
   const char code = text.empty() ? 'B' : text.back();
@@ -58,7 +58,7 @@ bool dtype_of_dlpack(nb::dlpack::dtype type, DType* dtype) {
 constexpr const char* kSupported =
     "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
 
-// The dtype by the name that the array's own library has for it, else `otherwise`.
+// Returns the dtype's name in the array's own library, or `otherwise` if there is none.
 std::string dtype_name(nb::handle array, const std::string& otherwise) {
   if (!nb::hasattr(array, "dtype")) return otherwise;
   try {
@@ -66,7 +66,7 @@ std::string dtype_name(nb::handle array, const std::string& otherwise) {
     const auto name = nb::cast<std::string>(nb::str(nb::handle(dtype)));
     constexpr std::string_view kTorch = "torch.";
     return name.starts_with(kTorch) ? name.substr(kTorch.size()) : name;
-  } catch (const std::exception&) {  // an attribute of another meaning
+  } catch (const std::exception&) {  // an attribute with another meaning
     PyErr_Clear();
     return otherwise;
   }
@@ -81,10 +81,12 @@ std::string dtype_name(nb::handle array, const std::string& otherwise) {
                          : ""));
 }
 
-// A copy from elsewhere would be an error of the device, after which it is of no use any more.
+// Checks that the array lies on the device. A copy from memory elsewhere would be an error that
+// leaves the device unusable.
 void require_memory_of(int device, const char* data, size_t bytes) {
   const auto address = reinterpret_cast<device::Address>(data);
-  // Both ends: memory that a library has put together of pieces is several to the driver.
+  // Checks both ends, because memory that a library has assembled from pieces is several
+  // allocations to the driver.
   bool there = true;
   for (const device::Address end : {address, address + bytes - 1}) {
     const auto found = without_gil([end]() -> Result<device::Pointer> {
@@ -98,7 +100,7 @@ void require_memory_of(int device, const char* data, size_t bytes) {
   }
   if (there) return;
   invalid(concat("its ", bytes, " bytes do not lie in memory of GPU ", device,
-                 ", as it says: was it freed, or has its library another view of the GPUs?"));
+                 ": it was freed, or its library numbers the GPUs differently"));
 }
 
 }  // namespace
@@ -162,7 +164,7 @@ void ArrayView::from_buffer(nb::handle object, bool writable) {
     fail("the array is not contiguous (C order); pass numpy.ascontiguousarray(array)");
   }
   if (writable && buffer_.readonly) {
-    fail("the array is read-only, and results are written in place");
+    fail("the array is read-only, but results are written in place");
   }
   data_ = static_cast<char*>(buffer_.buf);
   for (int i = 0; i < buffer_.ndim; ++i) array_.shape.push_back(buffer_.shape[i]);
@@ -176,7 +178,8 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
     auto copier = without_gil([index] { return device::shared_copier(index); });
     if (!copier.ok()) raise(copier.status());
     copier_ = *copier;
-    // One that its library tells, or the copier's own, which the library then lets wait.
+    // Uses the stream that the array's library names. Otherwise uses the copier's own stream, and
+    // the library makes that stream wait.
     const nb::object known =
         nb::module_::import_("herring.arrays.devices").attr("stream_of")(object);
     stream_ = known.is_none() ? copier_->out_stream() : nb::cast<device::Stream>(known);
@@ -210,14 +213,14 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   data_ = static_cast<char*>(const_cast<void*>(array.data()));
   if (copier_ && array_.bytes() > 0) require_memory_of(index, data_, array_.bytes());
   owner_ = nb::cast(array, nb::rv_policy::reference);
-  if (copier_) owner_ = nb::make_tuple(owner_, object);  // what it exports may be its own
+  if (copier_) owner_ = nb::make_tuple(owner_, object);  // the export may depend on `object`
 }
 
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device) {
   if (!future.done() && !future.loop().here()) {
-    raise({Code::kShutdown, concat(what, " was started before this process was forked, and will be "
-                                   "complete in the parent only")});
+    raise({Code::kShutdown, concat(what, " was started before this process was forked, and "
+                                   "completes only in the parent")});
   }
   const Nanos start = monotonic_now();
   const Nanos deadline = seconds > 0 ? start + from_seconds(seconds) : 0;
@@ -234,7 +237,7 @@ void wait(worker::Future& future, double seconds, const std::string& what,
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (deadline != 0 && monotonic_now() >= deadline) {
       raise({Code::kTimeout, concat(what, " is not complete after ", seconds,
-                                    " s; it goes on in the background, wait() again for it")});
+                                    " s; it goes on in the background; call wait() again")});
     }
   }
 }

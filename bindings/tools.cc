@@ -1,4 +1,4 @@
-// What needs no job: settings, servers, what this machine can do.
+// Functions that need no job: settings, servers, and the abilities of this machine.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -15,7 +15,7 @@
 namespace herring::bindings {
 namespace {
 
-// The table, whatever this environment sets.
+// Returns the table of settings, independent of the environment.
 nb::list setting_rows() {
   nb::list rows;
   for (const SettingSpec& spec : setting_specs()) {
@@ -37,7 +37,7 @@ nb::list setting_rows() {
   return rows;
 }
 
-// With the value that each setting has here, and where it comes from.
+// Returns the table with the current value of each setting and its origin.
 nb::list settings() {
   const Settings current = take(Settings::load());
   nb::list rows = setting_rows();
@@ -49,7 +49,8 @@ nb::list settings() {
   return rows;
 }
 
-// True, 4, 0.5 or a text, by the row of a setting. Texts are bytes, for an environment is.
+// Parses a text according to a setting: True, 4, 0.5 or a text. Texts are bytes, as in the
+// environment.
 nb::object parse(const std::string& name, nb::bytes text, const std::string& shown) {
   const SettingSpec* spec = find_setting(name);
   if (spec == nullptr) throw nb::key_error(name.c_str());
@@ -70,8 +71,9 @@ nb::list setting_warnings() {
   return all;
 }
 
-// How long the start may take, when it first says whom it waits for, and whether the settings are
-// right. Where they are wrong, these are the defaults: Job.start says so then, to the others too.
+// Returns how long the start may take, when it first reports missing ranks, and whether the
+// settings are valid. If they are not, the times are the defaults. Job.start then reports the error
+// to all ranks.
 std::tuple<double, double, bool> start_up_times(
     const std::map<std::string, std::string>& overrides) {
   auto loaded = Settings::load(overrides);
@@ -81,8 +83,8 @@ std::tuple<double, double, bool> start_up_times(
           to_seconds(first_reminder(from_seconds(settings.get_seconds("warn_after")))), right};
 }
 
-// Cores, the link's bits per second (0: not known) and proxies of a server here that is reached at
-// `address`, in a job of as many nodes as it takes.
+// Returns the number of cores, the link's speed in bits per second (0: unknown), and the number of
+// proxies of a server reached at `address`, in a job with as many nodes as it takes.
 std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& address) {
   const job::ServingHost host = job::serving_host(address);
   return {host.cores, host.rate, job::proxies_for(host, ~0u)};
@@ -97,7 +99,7 @@ void run_server(nb::dict options) {
     if (name == "secret") {
       const auto bytes = nb::cast<nb::bytes>(value);
       secret.assign(bytes.c_str(), bytes.size());
-    } else if (name == "waited") {  // seconds, before this call
+    } else if (name == "waited") {  // seconds waited before this call
       waits_since = monotonic_now() - from_seconds(nb::cast<double>(value));
     } else if (name == "rendezvous") {
       rendezvous = nb::cast<std::string>(value);
@@ -121,7 +123,7 @@ void register_tools(nb::module_& module) {
   module.def("setting_warnings", &setting_warnings);
   module.def("start_up_times", &start_up_times, "overrides"_a);
   module.def("server_proxies", &server_proxies, "address"_a);
-  // Of each of `workers` on this machine, where HERRING_NODE_THREADS leaves the choice.
+  // Threads for each of `workers` on this machine, if HERRING_NODE_THREADS leaves the choice.
   module.def("node_threads",
              [](uint32_t workers) { return job::node_threads_for(job::usable_cores(), workers); },
              "workers"_a);
@@ -130,7 +132,7 @@ void register_tools(nb::module_& module) {
   module.def("dtype_of", [](nb::object array) {
     return std::string(name_of(ArrayView(array, false).dtype()));
   }, "array"_a.none());
-  // The one parser of times and of sizes; ConfigurationError names the text and what is allowed.
+  // The only parsers of times and sizes. ConfigurationError names the text and the allowed values.
   module.def("parse_seconds", [](const std::string& text) { return take(parse_seconds(text)); },
              "text"_a);
   module.def("parse_bytes", [](const std::string& text) { return take(parse_bytes(text)); },

@@ -1,7 +1,7 @@
-// The part of XLA's foreign function interface that is used here, as its public C API lays it out
-// (xla/ffi/api/c_api.h, version 0.1, which later ones keep): declared here, so that one build
-// serves every jaxlib, and none is needed to make it. Each structure begins with its size, by which
-// the runtime tells what its caller knows of; structures only grow at their end.
+// The part of XLA's foreign function interface that is used here, as its public C API defines it
+// (xla/ffi/api/c_api.h, version 0.1, which later versions keep). It is declared here, so that one
+// build works with every jaxlib and none is needed for the build. Each structure begins with its
+// size, which tells the runtime which fields the caller knows. Structures only grow at their end.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace herring::bindings::xla {
 
-inline constexpr int kMajorVersion = 0, kMinorVersion = 1;  // what the handler says it was made for
+inline constexpr int kMajorVersion = 0, kMinorVersion = 1;  // the version that the handler claims
 
 struct Error;   // opaque
 struct Future;  // opaque
@@ -42,7 +42,7 @@ enum class ErrorCode : int32_t {
 
 enum class Stage : int32_t { kInstantiate = 0, kPrepare = 1, kInitialize = 2, kExecute = 3 };
 
-// What a structure may be followed by.
+// An optional structure that follows another one.
 struct Extension {
   size_t struct_size;
   int32_t type;
@@ -56,7 +56,7 @@ struct Version {
   int32_t minor;  // out
 };
 
-// The runtime asks for it before the first call.
+// Filled for the runtime, which asks for it before the first call.
 struct Metadata {
   size_t struct_size;
   Version version;
@@ -88,7 +88,7 @@ struct Array {
   const int64_t* dims;
 };
 
-// Arguments, or results: `types` of a buffer is 1.
+// Arguments or results. The entry in `types` for a buffer is kBuffer.
 struct Operands {
   static constexpr int32_t kBuffer = 1;
   size_t struct_size;
@@ -138,10 +138,10 @@ struct FutureSetError {
   size_t struct_size;
   Extension* extensions;
   Future* future;
-  Error* error;  // the runtime's from now on
+  Error* error;  // owned by the runtime from now on
 };
 
-// What the runtime offers: functions that are not called here are pointers without a type.
+// The functions of the runtime. Functions that are not called here are untyped pointers.
 struct Api {
   size_t struct_size;
   Extension* extensions;
@@ -175,12 +175,12 @@ struct CallFrame {
   Operands arguments;
   Operands results;
   Attributes attributes;
-  // Set by a handler that returns before it is done: arguments, results and attributes stay alive
-  // until it is complete.
+  // Set by a handler that returns before it is done. Arguments, results and attributes stay alive
+  // until the future is complete.
   Future* future;
 };
 
-// Null: no error.
+// Returns null if there is no error.
 using Handler = Error* (*)(CallFrame*);
 
 }  // namespace herring::bindings::xla

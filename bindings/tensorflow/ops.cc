@@ -1,8 +1,8 @@
-// Operations of TensorFlow that call a function with the memory of their tensors: HerringRead with
-// its inputs, HerringUpdate with its outputs, which are its inputs' memory where nothing else needs
-// them. (tf.numpy_function can only return new arrays.) HerringUpdateAsync keeps none of
-// TensorFlow's threads while the function waits for other ranks: there may be as few as one, and
-// other ranks may wait for what it would do next. The functions are Python's
+// TensorFlow operations that call a function with the memory of their tensors. HerringRead passes
+// its inputs. HerringUpdate passes its outputs, which reuse its inputs' memory if nothing else
+// needs it. (tf.numpy_function can only return new arrays.) HerringUpdateAsync does not occupy a
+// TensorFlow thread while the function waits for other ranks. There may be only one such thread,
+// and other ranks may wait for what it would do next. The functions are in Python
 // (herring/tensorflow/ops.py).
 #include <array>
 #include <cstring>
@@ -20,7 +20,7 @@ struct Array {
   int64_t bytes;
   const int64_t* dims;
   int32_t rank;
-  int32_t dtype;  // as TensorFlow numbers them
+  int32_t dtype;  // in TensorFlow's numbering
 };
 
 // Returns 0, or writes the text of an error.
@@ -28,7 +28,7 @@ using Function = int (*)(int64_t call, int32_t count, const Array* arrays, char*
                          int64_t room);
 Function function = nullptr;
 
-constexpr int kMaxRank = 254;  // of TensorFlow
+constexpr int kMaxRank = 254;  // TensorFlow's limit
 
 struct StatusDelete {
   void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
@@ -39,13 +39,13 @@ struct TensorDelete {
 using StatusPointer = std::unique_ptr<TF_Status, StatusDelete>;
 using TensorPointer = std::unique_ptr<TF_Tensor, TensorDelete>;
 
-// As the graph has it.
+// A call as the graph stores it.
 struct Call {
   int64_t number = 0;          // of the function's work
-  unsigned char copies = 0;    // of an update: outputs begin as the inputs
+  unsigned char copies = 0;    // of an update: copies inputs to outputs first
 };
 
-// The tensors of a call, and their memory.
+// The tensors of a call and their memory.
 class Arrays {
  public:
   explicit Arrays(int count) : dims_(count), arrays_(count) { tensors_.reserve(count); }
@@ -74,8 +74,8 @@ TensorPointer input(TF_OpKernelContext* context, int index, TF_Status* status) {
   return TensorPointer(tensor);
 }
 
-// The output that takes the place of an input. No tensor of that may exist while TensorFlow decides
-// whether the memory is needed elsewhere.
+// Creates the output that takes the place of an input. No tensor object of the input may exist
+// while TensorFlow decides whether its memory is needed elsewhere.
 TensorPointer output(TF_OpKernelContext* context, const Call& call, int index, TF_Status* status) {
   std::array<int64_t, kMaxRank> dims;
   int rank = 0;
@@ -98,7 +98,7 @@ TensorPointer output(TF_OpKernelContext* context, const Call& call, int index, T
   return to;
 }
 
-// Null: TensorFlow was told what is wrong.
+// Returns null if something is wrong, which TensorFlow has been told.
 template <bool kUpdates>
 std::shared_ptr<Arrays> arrays_of(const Call& call, TF_OpKernelContext* context) {
   const StatusPointer status(TF_NewStatus());
@@ -133,9 +133,9 @@ void compute(void* kernel, TF_OpKernelContext* context) {
   if (const auto arrays = arrays_of<kUpdates>(call, context)) run(call, context, *arrays);
 }
 
-// What the API calls a callback is a reference to an argument of the caller's, gone when this
-// returns, so it is copied as what it is in TensorFlow's C++. Python looks that up in TensorFlow's
-// headers before it uses this operation.
+// `given` is declared as a callback but is a reference to an argument of the caller, which is gone
+// when this returns. So it is copied as the type that it has in TensorFlow's C++. Python checks
+// that type in TensorFlow's headers before it uses this operation.
 void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
   const Call& call = *static_cast<const Call*>(kernel);
   std::function<void()> done = *reinterpret_cast<std::function<void()>*>(given);
@@ -144,7 +144,7 @@ void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   herring::Continuations::shared().put([&call, context, done = std::move(done),
                                         arrays = std::move(arrays)]() mutable {
     run(call, context, *arrays);
-    arrays.reset();  // so that what follows may take the memory
+    arrays.reset();  // so that later operations may take the memory
     done();
   });
 }
@@ -181,7 +181,7 @@ void add_operation(const char* name, bool updates, TF_KernelBuilder* kernel) {
   TF_RegisterKernelBuilder(name, kernel, status.get());
 }
 
-// TensorFlow takes note of what is registered while it loads the library.
+// TensorFlow collects what is registered while it loads the library.
 [[gnu::constructor]] void add_operations() {
   const char *const read = "HerringRead", *const update = "HerringUpdate",
                     *const async = "HerringUpdateAsync";

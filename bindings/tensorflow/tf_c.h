@@ -1,6 +1,6 @@
 // The part of TensorFlow's C API that is used here (tensorflow/c: ops, kernels, tf_tensor and
-// tf_status): declared here, so that one build serves every TensorFlow, and none is needed to make
-// it. The symbols are those of libtensorflow_framework, which has loaded this library.
+// tf_status). It is declared here, so that one build works with every TensorFlow and none is needed
+// for the build. libtensorflow_framework, which loads this library, provides the symbols.
 #pragma once
 
 #include <cstddef>

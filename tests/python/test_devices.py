@@ -137,7 +137,7 @@ raises(herring.InvalidArgumentError, "gradient 0 is ready twice", plan.ready, 0)
 plan.wait()
 raises(herring.InvalidArgumentError, "place() after begin()", plan.place, [arena])
 on_host = herring.PlannedReduction([(1000, "float32")], name="h")
-raises(herring.InvalidArgumentError, "make it with device=", on_host.place, [arena])
+raises(herring.InvalidArgumentError, "create it with device=", on_host.place, [arena])
 herring.allreduce(array, name="all is well")
 herring.shutdown()
 """
