@@ -38,9 +38,8 @@ T take(Result<T> result) {
 // A contiguous array owned by Python, accessed through the buffer protocol or DLPack.
 class ArrayView {
  public:
-  // Raises InvalidArgumentError if the object is not an array, is not contiguous, lies on a device,
-  // has an unsupported dtype, or is read-only although it must be written. `before`: start of the
-  // message.
+  // Raises InvalidArgumentError if the object is not a contiguous array in host memory with a
+  // supported dtype, or is read-only although it must be written. `before`: start of the message.
   ArrayView(nb::handle object, bool writable, const std::string& before = {})
       : ArrayView(object, writable, before, false) {}
   // Also accepts an array on a GPU, which then has a copier and a stream. Work that its library has

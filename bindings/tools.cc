@@ -83,8 +83,8 @@ std::tuple<double, double, bool> start_up_times(
           to_seconds(first_reminder(from_seconds(settings.get_seconds("warn_after")))), right};
 }
 
-// Returns the number of cores, the link's speed in bits per second (0: unknown), and the number of
-// proxies of a server reached at `address`, in a job with as many nodes as it takes.
+// Describes a server on this machine that is reached at `address`. Returns the number of cores, the
+// link's speed in bits per second (0: unknown), and the largest number of proxies.
 std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& address) {
   const job::ServingHost host = job::serving_host(address);
   return {host.cores, host.rate, job::proxies_for(host, ~0u)};

@@ -76,8 +76,8 @@ uint32_t Run::window_end() const {
   return static_cast<uint32_t>(std::min<size_t>(schedule_.size(), first_ + kLookAhead + 1));
 }
 
-// Returns how many bytes at the beginning of `range` are in host memory and are not still to be
-// received (or sent) by an earlier step.
+// Returns how many bytes at the beginning of `range` are usable: they are in host memory, and no
+// earlier step still has to receive (or send) them.
 size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
   size_t end = range.end();
   for (uint32_t i = first_; i < step; ++i) {

@@ -6,12 +6,12 @@
 // receiver grants as many frames of a message as it has room for. Room means that nothing there is
 // still to be sent, and nothing of an earlier message is still to arrive. The receiver looks
 // kLookAhead steps ahead, so that a grant arrives before the sender needs it. The sender sends
-// frames that are granted and ready: a frame of a block leaves as soon as that frame of the
+// frames that are granted and ready. A frame of a block leaves as soon as that frame of the
 // previous step has been added to it.
 //
 // Two ranks that send to one at the same time would fill the queue in front of it. So the second
 // gets no grant while the first has more than kReceiveOverlap left to send. A rank does not send to
-// two others at the same time either: the earlier step would end later, and delay all ranks that
+// two others at the same time either. The earlier step would end later, and delay all ranks that
 // wait for it.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Threads that help the engine's thread with the sums and copies of the node stage, on a node with
-// more cores than ranks. The bits of an element do not depend on who computes it: the blocks of a
-// buffer are given out one by one, and each is processed as NodeWork::work() would.
+// more cores than ranks. The blocks of a buffer are given out one by one, and each is processed as
+// NodeWork::work() would. So the bits of an element do not depend on who computes it.
 //
 // The engine's thread takes part and stays in control: it begins a buffer, and it alone finishes or
 // calls off one. A helper holds only its current block and sleeps while there is none. A buffer

@@ -1,4 +1,4 @@
-// A transfer is one buffer in one round, or the part of it that this worker pushes, on its way to
+// A transfer is one buffer in one round, or the part of it that this worker pushes. It travels to
 // the servers that own its shards and back.
 #pragma once
 

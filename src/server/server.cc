@@ -8,8 +8,8 @@ namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
-// A server that ends waits until the workers have received what it sent: at most this long in all,
-// and at most this long without any progress.
+// A server that ends waits until the workers have received what it sent. These are the limits in
+// all and without any progress.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = 500 * kMillisecond;
 
 }  // namespace

@@ -226,7 +226,7 @@ void CreditController::add_cost(double gain) {
 }
 
 // Returns whether the trial has ended with this pair. A single pair may have met a hiccup of the
-// machine, so a gain must be clear in two pairs or show in the median of all. On a full link, an
+// machine. So a gain must be clear in two pairs or show in the median of all. On a full link, an
 // apparent gain may come from the rhythm in which gradients arrive in bursts. A real gain shows in
 // every pair.
 bool CreditController::end_trial(Nanos now, size_t pairs) {

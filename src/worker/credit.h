@@ -4,11 +4,11 @@
 // If the window is too large, many senders overrun one switch port, and one lost tail costs a
 // retransmission time-out. If it is too small, the path is empty while results are awaited. Nothing
 // tells in advance which window is right, and windows between a small and a large one may be worse
-// than both. A medium window lacks what helps a large one: if the path and its queue are full, TCP
-// has more to send behind a lost packet, so the loss is detected at once. Therefore a job begins
-// with a ladder: one interval on every window from one segment up, each twice as large as the one
-// before. The ladder ends early if a window keeps a link full and loses nothing, and the next one
-// moves no more.
+// than both. A large window that fills the path and its queue gives TCP more to send behind a lost
+// packet, so the loss is detected at once. A medium window lacks this advantage. Therefore a job
+// begins with a ladder: one interval on every window from one segment up, each twice as large as
+// the one before. The ladder ends early if a window keeps a link full and loses nothing, and the
+// next one moves no more.
 //
 // After the ladder, the controller tries one other window at a time. It alternates with the current
 // one (a-b-b-a, so that drift favours neither). It tries first the window that moved most on the
@@ -22,9 +22,10 @@
 // that time is spent on the way there and half on the way back. If processes wait for processors or
 // for each other, the network takes little of that time.
 //
-// Losses mean congestion only if half the window moves as much, which is tried in the same way: a
-// window that overruns a switch is larger than the path. If half the window moves less, packets are
-// lost whatever the window is. A single loss is ignored, because a reordered packet looks the same.
+// Losses mean congestion only if half the window moves as much, because a window that overruns a
+// switch is larger than the path. This is tried in the same way. If half the window moves less,
+// packets are lost whatever the window is. A single loss is ignored, because a reordered packet
+// looks the same.
 //
 // One controller, in rank 0, steers the whole job. Flows with their own controllers would gain by
 // taking their neighbours' share. The credit travels in the headers of data, and servers repeat it

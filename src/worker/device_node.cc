@@ -18,8 +18,8 @@ constexpr size_t kMostArenas = 10;       // one for each dtype
 constexpr size_t kScratchAlignment = 256;
 constexpr size_t kCommandBytes = sizeof(device::Command);
 
-// If memory is not pinned, a copy to the device may wait on the host for work that is queued before
-// it, and so for other ranks.
+// If memory is not pinned, a copy to the device may block the host until earlier work in the stream
+// is done. That work may wait for other ranks.
 Status not_pinned() { return {Code::kConfiguration, "memory for copies cannot be pinned"}; }
 
 }  // namespace

@@ -29,8 +29,8 @@ class DeviceRounds {
 
   Planned& planned() { return *planned_; }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
-  // Returns whether a neighbour's device may still write to the arenas: this is so if the round has
-  // failed and the neighbour may not know yet.
+  // Returns whether a neighbour's device may still write to the arenas. It may if the round has
+  // failed and the neighbour does not know yet.
   bool may_be_written() const;
   // Returns which processor adds in the node, from the current round on.
   DeviceNode::Level level() const { return node_->level(); }

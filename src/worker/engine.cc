@@ -6,8 +6,8 @@
 namespace herring::worker {
 namespace {
 
-// A worker that leaves waits until the others have received what it sent: at most this long in all,
-// and at most this long without any progress.
+// A worker that leaves waits until the others have received what it sent. These are the limits in
+// all and without any progress.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = kSecond;
 
 }  // namespace

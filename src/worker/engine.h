@@ -47,8 +47,8 @@ class Engine {
          std::unique_ptr<LocalBus> bus, std::vector<ServerFlow> flows);
   ~Engine();
 
-  // Submits a call. Returns kInvalidArgument for a name that is already in flight in that group,
-  // and kPeerLost or another error if the job or the group has failed. `waits`: the caller will
+  // Submits a call. Returns kInvalidArgument for a name that is already in flight in that group.
+  // Returns kPeerLost or another error if the job or the group has failed. `waits`: the caller will
   // wait for the result at once.
   Result<std::shared_ptr<Operation>> submit(Call call, bool waits = false);
   // Tells the other ranks that this rank was called to take part and cannot, for a local reason. On

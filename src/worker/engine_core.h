@@ -1,6 +1,6 @@
-// The part of the engine that runs on the engine thread: connections to servers (Links), the node
-// stage, schedules between workers, named operations, and group membership. It also tracks the
-// rounds of planned and partial operations that are in progress.
+// The part of the engine that runs on the engine thread. It owns the connections to servers
+// (Links), the node stage, schedules between workers, named operations, and group membership. It
+// also tracks the rounds of planned and partial operations that are in progress.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A group from the point of view of one member: who is in it, which server owns which part of its
-// data, and whether operations in it can still complete.
+// A group from the point of view of one member. It knows who is in the group, which server owns
+// which part of its data, and whether operations can still complete.
 #pragma once
 
 #include <algorithm>

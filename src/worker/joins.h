@@ -1,6 +1,6 @@
 // What a rank does after join(). The rank waits until all have joined. Meanwhile it takes part in
-// the all-reduces of the others but adds nothing: data of its node neighbours passes through it,
-// and results of the servers are not written to its arrays. Engine thread.
+// the all-reduces of the others but adds nothing. Data of its node neighbours and results of the
+// servers pass through staging memory. Engine thread.
 #pragma once
 
 #include <cstdint>

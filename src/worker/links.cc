@@ -199,7 +199,7 @@ void Links::pump_released() {
 }
 
 // Streams take turns in the order of their IDs. Each stream may have one segment on its way
-// regardless of the others, so no stream waits for another and no group uses another group's
+// regardless of the others. So no stream waits for another, and no group uses another group's
 // window. (If servers differ, Balance may hold even that segment, but never on the link that is
 // furthest behind.)
 void Links::pump_link(Link& link) {

@@ -33,7 +33,8 @@ class NamedOperations {
   // kPeerLost or another error if nothing can complete any more. `waits`: the caller will wait for
   // the result at once.
   Result<std::shared_ptr<Operation>> submit(Call call, bool waits);
-  // Any thread; see Engine::refuse.
+  // Tells the other ranks that this rank was called and cannot take part; see Engine::refuse. Any
+  // thread.
   void refuse(const std::shared_ptr<Group>& group, wire::Collective what, const std::string& name,
               const std::string& why);
 

@@ -1,5 +1,5 @@
-// The part of Links that handles what comes back from servers: results and the credit that they
-// return, measurements of the paths, and results that will not come. Sending is in links.cc.
+// The part of Links that handles what comes back from servers: results, returned credit, and
+// measurements of the paths. It also handles results that will never come. Sending is in links.cc.
 #include <algorithm>
 #include <numeric>
 

@@ -11,10 +11,10 @@
 namespace herring::worker {
 
 // If the time to a result is spent in the network (distance or queues), a window is cut into four
-// frames. One frame is on its way to the server, one is on its way back, one is being summed, and
-// one waits until the last of these has arrived in full. With fewer frames, part of the window
-// would never be on its way. If the time is spent in processors, the window is cut into two frames,
-// so that one is summed while the other is on its way. Each frame costs a wake-up and a few system
+// frames. One frame is on its way to the server, one is on its way back, and one is being summed.
+// The fourth waits until the last of these has arrived in full. With fewer frames, part of the
+// window would never be on its way. If the time is spent in processors, the window is cut into two
+// frames: one is summed while the other is on its way. Each frame costs a wake-up and a few system
 // calls on both sides.
 inline constexpr size_t kFramesPerWindow = 2, kFramesInTheNetwork = 4;
 // The share of a round trip in the time to a result above which the network counts as the limit.
