@@ -1,6 +1,6 @@
-// What a device does in a schedule whose sums it takes, as data. The array lies on the device, and
-// host memory has an image of it. Ranges are sent from the image and received into it. Pure: the
-// code that queues the work and the code that follows the schedule use the same pieces.
+// Describes as data what a device does in a schedule whose sums it takes. The array lies on the
+// device, and host memory has an image of it. Ranges are sent from the image and received into it.
+// Pure: the code that queues the work and the code that follows the schedule use the same pieces.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// What happens to received bytes.
+// Says what happens to received bytes.
 enum class Combine : uint8_t {
   kCopy,    // they are results, and replace what is there
   kReduce,  // they are contributions, and are combined with what is there

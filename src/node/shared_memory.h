@@ -22,8 +22,8 @@ namespace herring {
 
 // Who may map a region: the workers of the node, or only this process.
 enum class Sharing { kNode, kProcess };
-// What accesses memory besides the host's processors: nothing, or devices. Memory for devices is
-// pinned and comes from the NUMA node next to them (device/numa.h). -1: from any NUMA node.
+// Says what accesses memory besides the host's processors: nothing, or devices. Memory for devices
+// is pinned and comes from the NUMA node next to them (device/numa.h). -1: from any NUMA node.
 struct Use {
   static const Use kHost, kDevices;
   static constexpr Use devices_at(int node) { return {true, node}; }

@@ -20,8 +20,8 @@ constexpr Nanos kShortQueueing = kMillisecond;
 // Share of queueing in the time to a result. On a full link it is one half (the queue is seen only
 // on the way there). If the processors of all hosts are the limit, it is one eighth.
 constexpr double kQueueingOnAFullLink = 0.25;
-// An interval ends with a transfer, so that losses at its end count. A long interval may end
-// earlier, when a few retransmission time-outs no longer decide its result.
+// An interval ends with a transfer, so that losses at its end count. Otherwise it ends when it is
+// so long that a few retransmission time-outs do not decide its result.
 constexpr Nanos kLeastInterval = 15 * kMillisecond, kLongInterval = kSecond;
 constexpr size_t kTurnsPerInterval = 4, kLeastBytes = 256 << 10;
 // A window that holds a large part of a transfer is never used in full. The bytes skipped and

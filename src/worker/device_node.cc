@@ -28,7 +28,8 @@ const char* name_of(DeviceNode::Level level) {
   return level == DeviceNode::kHost ? "host" : level == DeviceNode::kStaged ? "staged" : "ipc";
 }
 
-// What a rank tells about its GPU: in the first round its memory, in the second what it can reach.
+// The data that a rank gives about its GPU: in the first round its memory, in the second what it
+// can reach.
 struct DeviceNode::Card {
   uint32_t magic = 0;
   uint32_t level = kHost;

@@ -133,7 +133,7 @@ Status check_counts(const std::string& name, const wire::Collective& what,
     received += items;
   }
   if (received > kMost) return wrong("are too large in total");
-  // What a rank sends to itself is what it receives from itself.
+  // A rank must receive from itself exactly what it sends to itself.
   const uint64_t own = gathers ? arrays.front().rows() : alltoall->rows[rank] * row;
   if (counts[rank] != own) {
     return wrong(concat("say that this rank has ", counts[rank], gathers ? " rows" : " elements",

@@ -1,4 +1,4 @@
-// What a rank does after join(). The rank waits until all have joined. Meanwhile it takes part in
+// Carries out join() on a rank. The rank waits until all have joined. Meanwhile it takes part in
 // the all-reduces of the others but adds nothing. Data of its node neighbours and results of the
 // servers pass through staging memory. Engine thread.
 #pragma once

@@ -54,8 +54,8 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, then the note
 };
 
-// What travels as a unit: a fusion buffer or the note. If the node stage is not needed, a part goes
-// directly from its memory to the servers and back.
+// A part travels as a unit: it is a fusion buffer or the note. If the node stage is not needed, a
+// part goes directly from its memory to the servers and back.
 class Planned::Work::Part : public TransferOwner {
  public:
   explicit Part(Work& work) : work_(work) {}

@@ -19,8 +19,8 @@
 
 namespace herring::worker {
 
-// What devices do in the node stage of a plan's rounds; see DeviceNode. Engine thread, unless
-// stated otherwise.
+// Interface to the devices that take part in the node stage of a plan's rounds; see DeviceNode.
+// Engine thread, unless stated otherwise.
 class PlannedDevices {
  public:
   // Size of the card that each rank of a node gives the others, and number of rounds in which it
