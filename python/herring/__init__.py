@@ -95,7 +95,8 @@ if TYPE_CHECKING:
         stats,
     )
 
-# What is imported with its first use, from the first of these that lists it in its __all__.
+# Modules that define the public names. They are imported when a public name is first used, in this
+# order, until one lists the name in its __all__.
 _HOMES = (
     "herring.arrays.runtime",
     "herring.arrays.groups",
@@ -109,7 +110,7 @@ _HOMES = (
     "herring.arrays.planned",
 )
 
-# Spelled out, because type checkers read it.
+# The list is written out because type checkers read it.
 __all__ = [
     "AuthenticationError",
     "ConfigurationError",
@@ -171,10 +172,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or every name would exist to type checkers
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
-        # The launcher imports the package without the core; the core loads with the first use.
+        # The launcher imports this package without the core; the first use of a name loads it.
         if name in __all__:
             import importlib
 

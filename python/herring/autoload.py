@@ -1,7 +1,7 @@
-"""What `import torch` calls by the entry point ``torch.backends``: the backend's name, no more.
+"""The hook that `import torch` calls through the entry point ``torch.backends``.
 
-With it ``init_process_group("herring")`` needs no import of `herring.torch` before, for example
-in workers that a framework starts.
+The hook only registers the backend's name. ``init_process_group("herring")`` then works without an
+earlier import of `herring.torch`, for example in workers that a framework starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Makes torch.distributed know "herring" and "herring://"; loads nothing, and never raises."""
+    """Registers "herring" and "herring://" with torch.distributed; loads nothing, never raises."""
     try:
         import torch.distributed as dist
         from torch.distributed.rendezvous import register_rendezvous_handler
@@ -22,7 +22,7 @@ def register() -> None:
                 "herring", _create, extended_api=True, devices=["cpu", "cuda"]
             )
             register_rendezvous_handler("herring", _rendezvous)
-    except Exception:  # whatever is wrong here, torch goes on
+    except Exception:  # whatever fails here, `import torch` must succeed
         return
 
 

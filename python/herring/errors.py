@@ -1,8 +1,9 @@
-"""What can go wrong, as one hierarchy.
+"""The exceptions that Herring raises, as one hierarchy.
 
-Everything Herring raises on purpose is a `HerringError`, so ``except herring.HerringError``
-catches it all. Classes that have a close relative among Python's own exceptions inherit from it as
-well: code that already expects a `ValueError` or a builtin `TimeoutError` needs no change.
+Every exception that Herring raises on purpose is a `HerringError`, so ``except
+herring.HerringError`` catches all of them. Some classes also inherit from the built-in exception
+that is closest in meaning. Code that already expects a `ValueError` or a built-in `TimeoutError`
+therefore needs no change.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ __all__ = [
 
 
 class HerringError(RuntimeError):
-    """Base of all errors raised by Herring.
+    """The base class of all errors raised by Herring.
 
-    It is raised itself when something is broken: Herring has a bug, a process of the job has sent
-    what no correct process sends, or the system lacks memory, threads or descriptors. The message
-    says which of these it is, and what to do.
+    The base class itself is raised when something is broken. Herring has a bug, a process of the
+    job sent what no correct process sends, or the system lacks memory, threads or descriptors. The
+    message says which of these happened, and what to do.
     """
 
 
 class ConfigurationError(HerringError):
-    """The environment, a setting or the cluster description is missing, wrong or contradictory."""
+    """A setting, the environment or the cluster description is missing, wrong or contradictory."""
 
 
 class AuthenticationError(HerringError):
-    """A peer could not prove that it knows the job's secret, or we could not."""
+    """A process could not prove to another that it knows the job's secret."""
 
 
 class MismatchError(HerringError):
@@ -48,16 +49,16 @@ class TimeoutError(HerringError, builtins.TimeoutError):
 
 
 class PeerLostError(HerringError):
-    """A worker or a server died or left while others depended on it."""
+    """A worker or a server died, or left while other ranks depended on it."""
 
 
 class InvalidArgumentError(HerringError, ValueError):
-    """An array, a name or an option that the caller passed cannot be used."""
+    """An array, a name or an option passed by the caller cannot be used."""
 
 
 class DeviceError(HerringError):
-    """A GPU or its driver has failed; the message names the GPU, the call and what it said."""
+    """A GPU or its driver failed; the message names the GPU, the call and the driver's answer."""
 
 
 class ShutdownError(HerringError):
-    """The operation was started after, or was overtaken by, `herring.shutdown`."""
+    """The operation was started after `herring.shutdown`, or was still under way when it ran."""

@@ -1,4 +1,7 @@
-"""What `herring.torch`, `.tensorflow`, `.keras` and `.mxnet` show of `herring`: all but arrays."""
+"""The names that the framework adapters re-export from `herring`: all but those for arrays.
+
+`herring.torch`, `herring.tensorflow`, `herring.keras` and `herring.mxnet` import this module.
+"""
 
 from herring import (
     allgather_object,

@@ -1,4 +1,4 @@
-"""Names that users of other libraries try first, and what Herring calls them."""
+"""Maps names that users know from other libraries to the names that Herring uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["missing"]
 
 _OPERATORS = {"Average": "average", "Sum": "sum", "Min": "min", "Max": "max", "Product": "product"}
-# What other libraries say, and what to write.
+# Names in other libraries, and what to write instead with Herring.
 _INSTEAD = {
     "get_rank": "rank()",
     "get_world_size": "size()",
@@ -42,7 +42,7 @@ _INSTEAD = {
     "DDP": "herring.torch.DistributedDataParallel",
     **{name: f"the operator's name: op='{op}'" for name, op in _OPERATORS.items()},
 }
-# What there is for one framework only.
+# Names that exist for some frameworks only, and the module that has them.
 _OF_ADAPTERS = {
     "DistributedDataParallel": "herring.torch",
     "DistributedGradientTape": "herring.tensorflow",
@@ -60,13 +60,13 @@ _OF_ADAPTERS = {
 def missing(
     module: str, name: str, has: Sequence[str], of_herring: Sequence[str]
 ) -> AttributeError:
-    """The error for an attribute that a module does not have; it says what to use instead.
+    """Returns the error for an attribute that a module does not have; it says what to use instead.
 
     Args:
-      module: its name.
-      name: of the attribute.
-      has: the module's public names.
-      of_herring: those of `herring` itself.
+      module: The module's name.
+      name: The attribute's name.
+      has: The module's public names.
+      of_herring: The public names of `herring` itself.
     """
     text = f"module {module!r} has no attribute {name!r}"
     close = difflib.get_close_matches(name, has, 1)

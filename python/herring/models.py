@@ -1,15 +1,15 @@
-"""Cost models: how long an all-reduce takes at best, and what it puts on the wire.
+"""Cost models: the shortest time that an all-reduce can take, and the bytes it sends.
 
-Pure functions of the number of hosts, the bytes of the array and the network. Units: bytes and
-seconds; ``bandwidth`` in bytes per second and per direction of a host's link, ``latency`` in
-seconds for a message without content, one way. Sources:
+All functions are pure. They depend on the number of hosts, the bytes of the array and the network.
+``bandwidth`` is in bytes per second and per direction of a host's link. ``latency`` is the time in
+seconds that a message without content takes one way. Sources:
 
 * study: F. Iandola, *Distributed deep neural network training: A measurement study*, section 4,
 * paper: *Herring: Rethinking the Parameter Server at Scale for the Cloud* (Thangakrishnan
   et al., SC20, 2020).
 
-`time` and `wire` take the name of an algorithm, as ``allreduce(algorithm=)`` does. That the
-schedules send what `wire` says is tested where they are made (``tests/unit/collective``).
+`time` and `wire` take the name of an algorithm, as ``allreduce(algorithm=)`` does. The tests in
+``tests/unit/collective`` check that the schedules send what `wire` says.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "wire",
 ]
 
-#: Values of ``allreduce(algorithm=)``.
+#: The values that ``allreduce(algorithm=)`` accepts.
 ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly")
 
 
@@ -58,16 +58,16 @@ def _ceil_log2(n: int) -> int:
 
 
 def parameter_server_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """One parameter server: serves its workers one after the other (study, equation 1).
+    """Returns the time with one parameter server that serves workers in turn (study, equation 1).
 
-    ``2 p n / BW + 2 p latency`` for p workers, the server not counted. In ``algorithm="server"``
-    rank 0 is the server and a worker at once, so that ``p = hosts - 1``.
+    The time is ``2 p n / BW + 2 p latency`` for p workers, not counting the server. With
+    ``algorithm="server"`` rank 0 is both the server and a worker, so ``p = hosts - 1``.
 
     Args:
-      hosts: all ranks, the server included; at least 1.
-      size: n, bytes of the array.
+      hosts: The number of ranks including the server, at least 1.
+      size: n, the bytes of the array.
       bandwidth: BW, bytes/s per direction of a link.
-      latency: seconds.
+      latency: Seconds.
 
     Returns:
       Seconds.
@@ -78,12 +78,20 @@ def parameter_server_time(hosts: int, size: float, bandwidth: float, latency: fl
 
 
 def tree_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """Binomial tree, level by level (study, equation 2): ``2 lg(p) n / BW + 2 lg(p) latency``.
+    """Returns the time of a binomial tree that works level by level (study, equation 2).
 
-    For other numbers than powers of two lg is rounded up: so many levels the tree has. Herring's
-    tree forwards a part of the array while the rest is arriving, and may be faster.
+    The time is ``2 lg(p) n / BW + 2 lg(p) latency``. If p is not a power of two, lg(p) is rounded
+    up to the number of levels. Herring's tree forwards a part of the array while the rest is
+    arriving, so it may be faster.
 
-    Args and result as `parameter_server_time`.
+    Args:
+      hosts: p, the number of ranks, at least 1.
+      size: n, the bytes of the array.
+      bandwidth: BW, bytes/s per direction of a link.
+      latency: Seconds.
+
+    Returns:
+      Seconds.
     """
     _check(hosts, size, bandwidth, latency)
     levels = _ceil_log2(hosts)
@@ -91,22 +99,38 @@ def tree_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -
 
 
 def ring_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """Ring (study, equation 3): ``2 (p-1) n / (p BW) + 2 (p-1) latency``.
+    """Returns the time of a ring (study, equation 3).
 
-    Args and result as `parameter_server_time`.
+    The time is ``2 (p-1) n / (p BW) + 2 (p-1) latency``.
+
+    Args:
+      hosts: p, the number of ranks, at least 1.
+      size: n, the bytes of the array.
+      bandwidth: BW, bytes/s per direction of a link.
+      latency: Seconds.
+
+    Returns:
+      Seconds.
     """
     _check(hosts, size, bandwidth, latency)
     return 2 * (hosts - 1) * size / (hosts * bandwidth) + 2 * (hosts - 1) * latency
 
 
 def butterfly_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """Recursive halving and doubling (study, equation 4).
+    """Returns the time of recursive halving and doubling (study, equation 4).
 
-    ``2 (p-1) n / (p BW) + 2 lg(p) latency`` where p is a power of two. Otherwise the ranks beyond
-    the largest power of two q hand their arrays to neighbours first and get the result last, which
-    adds ``2 n / BW + 2 latency`` to the time of q.
+    If p is a power of two, the time is ``2 (p-1) n / (p BW) + 2 lg(p) latency``. Otherwise let q be
+    the largest power of two below p. The ranks beyond q first hand their arrays to neighbours and
+    get the result last, which adds ``2 n / BW + 2 latency`` to the time for q ranks.
 
-    Args and result as `parameter_server_time`.
+    Args:
+      hosts: p, the number of ranks, at least 1.
+      size: n, the bytes of the array.
+      bandwidth: BW, bytes/s per direction of a link.
+      latency: Seconds.
+
+    Returns:
+      Seconds.
     """
     _check(hosts, size, bandwidth, latency)
     levels = _floor_log2(hosts)
@@ -124,17 +148,18 @@ def herring_time(
     latency: float = 0.0,
     segment_sum: float = 0.0,
 ) -> float:
-    """Herring with at least as many server hosts as nodes: ``p alpha + gamma + n beta`` (paper).
+    """Returns Herring's time with at least as many server hosts as nodes (paper).
 
-    Every worker sends its bytes once and receives them once, at the same time. The first result
-    waits for the first segment of all p workers; what is summed later overlaps with sending.
+    The time is ``p alpha + gamma + n beta``. Every worker sends its bytes once and receives them
+    once, at the same time. The first result waits for the first segment of all p workers; later
+    sums overlap with sending.
 
     Args:
-      hosts: p, nodes with workers; servers are not counted.
-      size: n, bytes of the array.
+      hosts: p, the number of nodes with workers; servers are not counted.
+      size: n, the bytes of the array.
       bandwidth: 1 / beta, bytes/s per direction of a link.
       latency: alpha, seconds to send one segment to a server.
-      segment_sum: gamma, seconds to add one segment to the others'.
+      segment_sum: gamma, seconds to add one segment to the sum.
 
     Returns:
       Seconds; 0 for a single host.
@@ -148,16 +173,17 @@ def herring_time(
 
 
 def colocated_time(nodes: int, dedicated: int, size: float, bandwidth: float) -> float:
-    """Herring with k dedicated server hosts for n nodes: ``2 n (n-1) M / ((n^2 + k n - 2 k) B)``.
+    """Returns Herring's time with k dedicated server hosts for n nodes.
 
-    Below n dedicated servers each node has a colocated one besides, and the bytes are divided so
-    that all links are equally busy. The formula goes from a ring's ``2 (n-1)/n M/B`` (k = 0) to
-    ``M/B`` (k = n); more servers change nothing.
+    The time is ``2 n (n-1) M / ((n^2 + k n - 2 k) B)``. With fewer than n dedicated servers each
+    node also has a colocated server, and the bytes are divided so that all links are equally busy.
+    The time falls from ``2 (n-1)/n M/B`` of a ring (k = 0) to ``M/B`` (k = n). More than n servers
+    change nothing.
 
     Args:
       nodes: n, at least 1.
       dedicated: k, at least 0.
-      size: M, bytes of the array.
+      size: M, the bytes of the array.
       bandwidth: B, bytes/s per direction of a link.
 
     Returns:
@@ -173,15 +199,17 @@ def colocated_time(nodes: int, dedicated: int, size: float, bandwidth: float) ->
 
 
 def lateness(hosts: int, per_doubling: float) -> float:
-    """How long an average waits for the slowest of its hosts: ``lg(p) per_doubling``.
+    """Returns how long an average waits for its slowest host: ``lg(p) per_doubling``.
 
-    A sum is complete when the last contribution is there. Of p delays whose distribution has an
-    exponential tail of mean s the largest grows by s ln 2 with each doubling of p (extreme value
-    theory: E. J. Gumbel, *Statistics of Extremes*, 1958). A single host waits for nobody.
+    A sum is complete when the last contribution has arrived. Suppose that the delays of p hosts
+    have a distribution with an exponential tail of mean s. Then the largest delay grows by s ln 2
+    each time p doubles (extreme value theory: E. J. Gumbel, *Statistics of Extremes*, 1958). A
+    single host does not wait.
 
     Args:
       hosts: p, at least 1.
-      per_doubling: seconds that the slowest of twice as many is behind more.
+      per_doubling: Extra delay of the slowest host, in seconds, each time the number of hosts
+        doubles.
 
     Returns:
       Seconds.
@@ -191,14 +219,18 @@ def lateness(hosts: int, per_doubling: float) -> float:
 
 
 def shares(nodes: int, dedicated: int) -> tuple[float, float]:
-    """Parts of the bytes that a dedicated server has, and a colocated one (0: there are none).
+    """Returns the shares of the bytes of a dedicated server and of a colocated server.
 
-    ``2 (n-1) / (n^2 + k n - 2 k)`` and ``(n-k) / (n^2 + k n - 2 k)``, so that all links are equally
-    busy; with as many dedicated servers as nodes, or more, these share evenly.
+    The shares are ``2 (n-1) / (n^2 + k n - 2 k)`` and ``(n-k) / (n^2 + k n - 2 k)``, so that all
+    links are equally busy. With at least as many dedicated servers as nodes, the dedicated servers
+    have equal shares and there are no colocated servers.
 
     Args:
       nodes: n, at least 2.
       dedicated: k, at least 0.
+
+    Returns:
+      Two numbers from 0 to 1; 0 if there are no servers of that kind.
     """
     if nodes < 2:
         raise InvalidArgumentError(f"nodes is {nodes}; there must be at least 2 to share between")
@@ -219,21 +251,22 @@ def time(
     latency: float = 0.0,
     dedicated: int | None = None,
 ) -> float:
-    """The model of one of `ALGORITHMS`.
+    """Returns the time that the model of an algorithm predicts.
 
     Args:
-      algorithm: as in `herring.allreduce`.
-      hosts: hosts with a worker each.
-      size: bytes of the array.
-      bandwidth: bytes/s per direction of a link.
-      latency: seconds.
-      dedicated: for "herring": hosts with dedicated servers; None: as many as hosts.
+      algorithm: One of `ALGORITHMS`.
+      hosts: The number of hosts, each with one worker.
+      size: The bytes of the array.
+      bandwidth: Bytes/s per direction of a link.
+      latency: Seconds.
+      dedicated: The number of hosts with dedicated servers, for "herring" only. None means as many
+        as `hosts`.
 
     Returns:
       Seconds.
 
     Raises:
-      InvalidArgumentError: there is no such algorithm, or a number makes no sense.
+      InvalidArgumentError: The algorithm does not exist, or a number is out of range.
     """
     models = {
         "server": parameter_server_time,
@@ -252,13 +285,13 @@ def time(
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """What an all-reduce puts on the wire, headers not counted.
+    """The messages and bytes of an all-reduce on the wire, without headers.
 
     Attributes:
-      steps: messages that follow one another on the busiest rank (one that sends and receives at
-        the same time counts once). Herring: 2, to the servers and back.
-      total_bytes: sent by all hosts together.
-      busiest_bytes: on the link of the host that sends or receives most, in its busier direction.
+      steps: Messages that follow one another on the busiest rank. Sending and receiving at the same
+        time counts as one. Herring has 2 steps: to the servers and back.
+      total_bytes: Bytes sent by all hosts together.
+      busiest_bytes: Bytes on the busiest host's link, in the direction that carries more.
     """
 
     steps: int
@@ -267,19 +300,20 @@ class Wire:
 
 
 def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) -> Wire:
-    """What one of `ALGORITHMS` puts on the wire; blocks are taken to divide evenly.
+    """Returns what an algorithm puts on the wire, as if all blocks divided evenly.
 
     Args:
-      algorithm: as in `herring.allreduce`.
-      hosts: hosts with a worker each.
-      size: bytes of the array.
-      dedicated: for "herring": hosts with dedicated servers; None: as many as hosts.
+      algorithm: One of `ALGORITHMS`.
+      hosts: The number of hosts, each with one worker.
+      size: The bytes of the array.
+      dedicated: The number of hosts with dedicated servers, for "herring" only. None means as many
+        as `hosts`.
 
     Returns:
       Steps and bytes.
 
     Raises:
-      InvalidArgumentError: there is no such algorithm, or a number makes no sense.
+      InvalidArgumentError: The algorithm does not exist, or a number is out of range.
     """
     _check(hosts, size, 1.0)
     _check_name(algorithm)
@@ -305,8 +339,8 @@ def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) 
         )
     k = p if dedicated is None else dedicated
     _, share = shares(p, k)
-    # A colocated server's own node reaches it without the wire, and sends and receives the others'.
-    # Beyond p dedicated servers their links are less busy than the workers'.
+    # A node reaches its own colocated server without the wire; that server's link carries the bytes
+    # of the other nodes. With more than p dedicated servers, the workers' links are the busiest.
     return Wire(2, 2 * p * size * (1 - share), size * (1 + (p - 2) * share))
 
 

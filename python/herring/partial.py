@@ -1,4 +1,4 @@
-"""Partial all-reduces: rounds that wait for few, and lose nothing of those who are late.
+"""Partial all-reduces: rounds that wait for a quorum of workers and lose no late contribution.
 
 See docs/partial.md.
 """

@@ -1,4 +1,4 @@
-"""What has to be installed besides herring-dl for a part of it, and the command that does so."""
+"""Tells which optional parts of Herring need more packages, and the command to install them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["LAB", "install_command", "missing_part"]
 #: The package of the distribution herring-dl-lab.
 LAB = "herring_lab"
 
-# Herring is in no index yet: these run in a copy of its repository.
+# Herring is not in a package index yet, so these commands run in a copy of its repository.
 _COPY = "in a copy of Herring's repository"
 
 
 def missing_part(error: ModuleNotFoundError) -> str:
-    """Says what to install if a part of the lab is what could not be imported; else empty."""
+    """Says what to install if the import of a part of the lab failed; otherwise returns ""."""
     name = error.name or ""
     if name.partition(".")[0] != LAB:
         return ""
@@ -23,15 +23,16 @@ def missing_part(error: ModuleNotFoundError) -> str:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an optional part needs, for a message.
+    """Returns the command that installs the packages of an optional part, for a message.
 
-    It names the packages of the extra, not the extra: that holds wherever Herring came from.
+    The command names the packages of the extra instead of the extra itself, so that it works
+    wherever Herring was installed from.
 
     Args:
-        extra: One of the extras of pyproject.toml, as ``torch``.
+      extra: One of the extras in pyproject.toml, such as ``torch``.
 
     Returns:
-        As in ``pip install 'torch>=2.1'``.
+      A command such as ``pip install 'torch>=2.1'``.
     """
     from importlib import metadata
 

@@ -1,4 +1,4 @@
-"""The planned operation: see `PlannedReduction`."""
+"""The planned operation, `PlannedReduction`."""
 
 from herring.arrays.planned import PlannedReduction
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: what every JSON document with results says about its making."""
+"""Describes how a result was produced; every JSON document with results has this description."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["provenance", "write_results"]
 
 
 def provenance(options: Any = None) -> dict[str, Any]:
-    """Says by which version, where, when and with which options a result was made.
+    """Returns the version, the place, the time and the options with which a result was produced.
 
     Args:
-      options: what was asked for: a mapping, or a parser's namespace. Functions among them are left
-        out, and what JSON does not know becomes text.
+      options: The options given, as a mapping or a parser's namespace. Functions are left out, and
+        values that JSON cannot represent become text.
 
     Returns:
-      ``version``; ``commit``: 40 hexadecimal digits from a checkout, fewer from an installed
-      package, None where no repository is known; ``modified``: whether files differed from that
-      commit, None where it is not known; ``date``: UTC; ``host``: its name, ``system``,
-      ``processor``, ``cores`` that this process may use, ``memory_bytes``, ``python``; ``options``.
+      A dictionary with these keys. ``version``. ``commit``: 40 hexadecimal digits in a checkout,
+      fewer in an installed package, None if unknown. ``modified``: whether files differ from that
+      commit, None if unknown. ``date``: in UTC. ``host``: its name, ``system``, ``processor``,
+      ``cores`` that this process may use, ``memory_bytes`` and ``python``. ``options``.
     """
     commit, modified = _commit(Path(__file__).resolve().parents[2])
     given = options if isinstance(options, Mapping) else vars(options) if options else {}
@@ -50,12 +50,12 @@ def provenance(options: Any = None) -> dict[str, Any]:
 
 
 def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], options: Any) -> None:
-    """Writes a JSON document with results, and where they come from: whole or not at all.
+    """Writes a JSON document with results and their provenance; a failed write leaves no file.
 
     Args:
-      path: of the file.
-      document: what there is to say beside ``provenance``.
-      options: as of `provenance`.
+      path: The file to write.
+      document: The keys of the document besides ``provenance``.
+      options: The options given, as a mapping or a parser's namespace.
     """
     whole = {**document, "provenance": provenance(options)}
     partial = Path(f"{os.fspath(path)}.partial")  # a reader may be waiting for the file
@@ -64,7 +64,10 @@ def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], opt
 
 
 def _commit(root: Path) -> tuple[str | None, bool | None]:
-    """The commit, and whether files differ from it: of the checkout, else of the version's text."""
+    """Returns the commit, and whether files differ from it.
+
+    A checkout is asked with git; an installed package has both in its version text.
+    """
     if (root / ".git").exists():
         git = ["git", "-C", str(root)]
         try:
@@ -79,7 +82,7 @@ def _commit(root: Path) -> tuple[str | None, bool | None]:
                 timeout=5,
             )
         except (OSError, subprocess.SubprocessError):
-            pass  # no git here, or one that does not trust the folder
+            pass  # git is missing, or does not trust the folder
         else:
             return head.stdout.strip(), bool(changed.stdout.strip())
     found = re.search(r"\+g([0-9a-f]+)(\.d\d+)?$", version())
@@ -87,7 +90,7 @@ def _commit(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _processor() -> str:
-    """The processor's name, or that of its kind."""
+    """Returns the name of the processor, or its architecture if the system tells no name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -97,7 +100,7 @@ def _processor() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Returns the value in a form that JSON can represent."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

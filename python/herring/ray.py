@@ -1,4 +1,4 @@
-"""Herring for Ray Train: a `TorchConfig` whose process group is Herring's, with servers as actors.
+"""Ray Train with Herring: a `TorchConfig` whose process group is Herring's, with servers as actors.
 
     from herring.ray import HerringConfig
 
@@ -38,27 +38,28 @@ except ImportError as error:
 __all__ = ["HerringConfig"]
 
 _STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
-_GOODBYE = 10.0  # seconds for which servers may take to end after their job has
+_GOODBYE = 10.0  # seconds that servers have to end after their job has ended
 
 
 @dataclasses.dataclass
 class HerringConfig(TorchConfig):
-    """What `TorchTrainer` takes as `torch_config`: workers form a process group of Herring.
+    """The `torch_config` of a `TorchTrainer` whose workers form a process group of Herring.
 
-    With `servers`, dedicated servers run as actors as long as the workers do. Without, workers on
-    several nodes start colocated ones themselves.
+    With `servers`, dedicated servers run as actors for as long as the workers do. Without
+    `servers`, workers on several nodes start colocated servers themselves.
 
     Attributes:
-      backend: "herring", or for several kinds of devices such as "cpu:herring,cuda:nccl".
-      servers: how many dedicated servers; they are placed before training begins.
-      server_resources: what Ray reserves for each of them. A resource of your own keeps them on
-        nodes that have it, away from workers.
-      placement: "SPREAD" puts them on different nodes where there are enough, "STRICT_SPREAD"
-        demands it; "PACK" and "STRICT_PACK" put them together.
-      placement_timeout_s: seconds for which the cluster may take to place and start them.
+      backend: "herring", or a backend for each kind of device, such as "cpu:herring,cuda:nccl".
+      servers: The number of dedicated servers. They are placed before training begins.
+      server_resources: The amount of each Ray resource that is reserved for each server. A custom
+        resource keeps servers on the nodes that have this resource, away from workers.
+      placement: "SPREAD" puts servers on different nodes if there are enough nodes, and
+        "STRICT_SPREAD" requires it. "PACK" and "STRICT_PACK" put servers together.
+      placement_timeout_s: Seconds that the cluster has to place the servers, and again to start
+        them.
 
     Raises:
-      ConfigurationError: an attribute is none of what is allowed.
+      ConfigurationError: An attribute has a value that is not allowed.
     """
 
     backend: str | None = "herring"
@@ -76,7 +77,7 @@ class HerringConfig(TorchConfig):
             )
         if type(self.servers) is not int or self.servers < 0:
             raise ConfigurationError(
-                f"servers is {self.servers!r}; it must be an integer from 0 on"
+                f"servers is {self.servers!r}; it must be an integer of at least 0"
             )
         if self.placement not in _STRATEGIES:
             raise ConfigurationError(
@@ -95,16 +96,16 @@ class HerringConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[_HerringBackend]:
-        """What Ray Train starts on the workers."""
+        """The class that Ray Train starts on the workers."""
         return _HerringBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes, as Ray shows them."""
+        """Returns the attributes, as Ray shows them."""
         return {**super().to_dict(), "servers": self.servers, "placement": self.placement}
 
 
 class _HerringBackend(_TorchBackend):
-    """Ray's torch backend, with servers around it. It lives in the controller of a run."""
+    """Ray's torch backend with Herring's servers around it. It lives in the controller of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class _HerringBackend(_TorchBackend):
         self._served: list[Any] = []
 
     def on_start(self, worker_group: Any, backend_config: HerringConfig) -> None:
-        self._end(0.0)  # those of an attempt that has failed
+        self._end(0.0)  # the servers of an attempt that failed
         variables = {}
         if backend_config.servers:
             address = worker_group.execute_single(0, _listen)
@@ -167,13 +168,13 @@ class _HerringBackend(_TorchBackend):
         if missing:
             raise TimeoutError(
                 f"{len(missing)} of {config.servers} servers have not started within {limit:g} s "
-                "(placement_timeout_s) after Ray has placed them"
+                "(placement_timeout_s) after Ray placed them"
             )
         ray.get(ready)
         self._served = [server.serve.remote() for server in self._servers]
 
     def _end(self, patience: float) -> None:
-        """Ends the servers, which end with their job by themselves: `patience` seconds for that."""
+        """Ends the servers. They first have `patience` seconds to end with their job."""
         if self._served and patience:
             with contextlib.suppress(RayError):
                 ray.wait(self._served, num_returns=len(self._served), timeout=patience)
@@ -187,7 +188,7 @@ class _HerringBackend(_TorchBackend):
 
 
 class _Server:
-    """The actor around `herring server`."""
+    """The actor that runs `herring server`."""
 
     def prepare(self, variables: Mapping[str, str]) -> None:
         os.environ.update(variables)
@@ -199,7 +200,7 @@ class _Server:
 
 
 def _listen() -> str:
-    """On rank 0: opens the port at which the job meets, so that nobody else can take it."""
+    """Opens the job's rendezvous port on rank 0, so that no other process can take the port."""
     host = ray.util.get_node_ip_address()
     listener = bind_any(host, os.environ)
     address = Rendezvous("address", host, listener.getsockname()[1]).address
@@ -208,7 +209,7 @@ def _listen() -> str:
 
 
 def _prepare(variables: Mapping[str, str]) -> None:
-    """On each worker: makes torch know the backend, and says where the job meets."""
+    """Registers the backend with torch on each worker, and says where the job meets."""
     import herring.torch  # noqa: F401
 
     os.environ.update(variables)

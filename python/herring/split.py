@@ -1,4 +1,4 @@
-"""The even split, which everything that leaves each rank a part of something has in common."""
+"""The even split, used by every operation that leaves each rank a part of something."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["even_parts"]
 
 
 def even_parts(items: int, parts: int) -> list[int]:
-    """Sizes of parts that differ by at most one: the first ``items % parts`` are the larger ones.
+    """Returns part sizes that differ by at most one; the first ``items % parts`` are the larger.
 
     Args:
-      items: to split, 0 or more.
-      parts: how many, 1 or more.
+      items: The number of items to split, at least 0.
+      parts: The number of parts, at least 1.
     """
     even, larger = divmod(items, parts)
     return [even + (part < larger) for part in range(parts)]

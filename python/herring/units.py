@@ -1,4 +1,4 @@
-"""Times, sizes, rates and shares as people write them; all commands and settings read them alike.
+"""Parses times, sizes, rates and shares as people write them, for all commands and settings.
 
 ==========  ==============================================  ==========================
 a time      ``450ms``, ``50us``, ``5m``, ``1h``, ``30``     a number alone is seconds
@@ -7,7 +7,7 @@ a rate      ``200mbit``, ``10Gbps``, ``1.5Gbit/s``, ``10G``  bits per second
 a share     ``0.5%``                                        a number alone is refused
 ==========  ==============================================  ==========================
 
-Letters are of either case. The core reads times and sizes, as it does in settings.
+Upper and lower case are the same. The core parses times and sizes, as it does for settings.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def parse_seconds(text: str, zero: bool = False) -> float:
 
     Args:
       text: what a person wrote.
-      zero: whether ``0`` is allowed.
+      zero: Whether ``0`` is allowed.
 
     Raises:
-      ConfigurationError: it is no such time; names the allowed units.
+      ConfigurationError: `text` is not such a time; the message names the allowed units.
     """
-    from herring import _core  # which the launcher otherwise does without
+    from herring import _core  # imported here because the launcher does not need the core otherwise
 
     try:
         seconds = float(_core.parse_seconds(text))
@@ -54,10 +54,10 @@ def parse_seconds(text: str, zero: bool = False) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes of e.g. ``25M``, ``1.5GB`` or ``64KiB``.
+    """Returns the number of bytes in e.g. ``25M``, ``1.5GB`` or ``64KiB``.
 
     Raises:
-      ConfigurationError: it is no size, not a whole number of bytes, or zero.
+      ConfigurationError: `text` is not a size, or is not a whole number of bytes above 0.
     """
     from herring import _core
 
@@ -67,35 +67,36 @@ def parse_size(text: str) -> int:
         size = 0
     if size < 1:
         raise ConfigurationError(
-            f"{text!r} is not a size: write bytes, a whole number of them above 0, as in 8192, "
+            f"{text!r} is not a size: write a whole number of bytes above 0, as in 8192, "
             "25M or 64KiB"
         )
     return size
 
 
 def parse_rate(text: str) -> float:
-    """Returns bits per second of e.g. ``200mbit``, ``10Gbps`` or ``10G``.
+    """Returns the bits per second in e.g. ``200mbit``, ``10Gbps`` or ``10G``.
 
     Raises:
-      ConfigurationError: it is no rate above 0; names the allowed units.
+      ConfigurationError: `text` is not a rate above 0; the message names the allowed units.
     """
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _FACTORS[match.group(2).lower()] if match else 0.0
     if "B/s" in text:
-        value = 0.0  # bytes, perhaps
+        value = 0.0  # the capital B may mean bytes
     if not value > 0:
         raise ConfigurationError(
-            f"{text!r} is not a rate: write a number above 0 of bits per second and one of kbit, "
+            f"{text!r} is not a rate: write a number of bits per second above 0 and one of kbit, "
             "mbit, gbit, tbit, as in 200mbit or 10Gbps"
         )
     return value
 
 
 def parse_share(text: str) -> float:
-    """Returns the part, 0 to 1, of e.g. ``0.1%``.
+    """Returns the share in e.g. ``0.1%`` as a number from 0 to 1.
 
     Raises:
-      ConfigurationError: it is none, or there is no % behind it: 0.5 may be half, or half of 1 %.
+      ConfigurationError: `text` is not a share. A number without % is refused, because 0.5 may mean
+        a half or half of 1 %.
     """
     match = _SHARE.fullmatch(text.strip())
     if match is None or float(match.group(1)) > 100:
@@ -104,7 +105,7 @@ def parse_share(text: str) -> float:
 
 
 def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Makes one of these the type of a command line's option."""
+    """Makes one of these parsers the ``type=`` of a command-line option."""
 
     def typed(text: str) -> _Value:
         try:
@@ -116,7 +117,7 @@ def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
 
 
 def show_rate(bits: float) -> str:
-    """Returns e.g. ``200 Mbit/s``."""
+    """Returns a rate as text, e.g. ``200 Mbit/s``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if bits >= size:
             return f"{bits / size:.4g} {unit}bit/s"

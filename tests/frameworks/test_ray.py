@@ -123,7 +123,7 @@ def test_nothing_is_left(session) -> None:
     ("options", "text"),
     [
         ({"backend": "gloo"}, "backend is 'gloo'"),
-        ({"servers": -1}, "servers is -1; it must be an integer from 0 on"),
+        ({"servers": -1}, "servers is -1; it must be an integer of at least 0"),
         ({"placement": "NEAR"}, "placement is 'NEAR'; it must be one of SPREAD"),
         ({"server_resources": {"CPU": 0}}, "server_resources is {'CPU': 0}"),
         ({"placement_timeout_s": 0}, "placement_timeout_s is 0"),
