@@ -152,14 +152,14 @@ def test_what_cannot_be_repeated_is_named(tmp_path: pathlib.Path) -> None:
         first = PartialReduction(8, "float32", sync="majority")
         for _ in range(3):
             first.allreduce(work)
-        raises(bad, "series 0 is not at its end on rank 0: flush()", first.statistics.save, path)
+        raises(bad, "series 0 has not ended on rank 0: flush()", first.statistics.save, path)
         list(first.flush(work))
         half = PartialReduction(8, "float32", sync="majority")
         if herring.rank() == 0:
             list(half.flush(work))
         else:
             half.contribute(work, last=True)
-        raises(bad, "series 0 is not at its end on rank 1: flush()", half.statistics.save, path)
+        raises(bad, "series 0 has not ended on rank 1: flush()", half.statistics.save, path)
         raises(bad, "rank 0 cannot write 'no-such-folder/x'", first.statistics.save,
                "no-such-folder/x")
         raises(bad, "no-such-file", PartialReduction, 8, "float32",
@@ -257,7 +257,7 @@ def _recording() -> dict[str, Any]:
         (lambda r, s: s["rounds"].pop(), "counts 1 of 2 steps of rank 0"),
         (lambda r, s: s["rounds"][0][0].append(0), "wrong"),
         (lambda r, s: s["steps"][0][0].__setitem__(0, 1), "made after 1 results"),
-        (lambda r, s: s["steps"][0][1].__setitem__(0, 0), "made after 0 results, of 1 at least"),
+        (lambda r, s: s["steps"][0][1].__setitem__(0, 0), "made after 0 results, but at least 1"),
     ],
 )
 def test_a_damaged_recording_is_named(tmp_path: pathlib.Path, change: Any, text: str) -> None:

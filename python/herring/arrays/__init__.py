@@ -1,4 +1,5 @@
-"""Herring on arrays: a process's place in its job, groups, collectives, lists, planned rounds.
+"""Herring for arrays: a process's place in its job, groups, collectives, lists, planned rounds.
 
-`herring` itself hands all of it on; adapters for frameworks stand on these modules.
+`herring` itself re-exports the public names of these modules. The framework adapters are built on
+them.
 """

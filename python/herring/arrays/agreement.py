@@ -12,7 +12,7 @@ from herring.errors import MismatchError
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Names ranks in a message: "rank 3", "ranks 0, 2, 5", shortened when there are many."""
+    """Returns ranks as text: "rank 3", "ranks 0, 2, 5"; a long list is shortened."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:8]))
@@ -20,7 +20,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def job_ranks(places: Iterable[int], group: Group | None) -> list[int]:
-    """The ranks in the job, which messages name, of ranks inside a group."""
+    """Converts ranks inside a group to ranks in the job, which messages name."""
     return [place if group is None else group.ranks[place] for place in places]
 
 
@@ -34,17 +34,18 @@ def require_agreement(
 ) -> None:
     """Compares a list of lines across all ranks (collective).
 
-    Only a digest travels unless there is a difference.
+    Ranks exchange a digest. They exchange the lines only if the digests differ.
 
     Args:
-      lines: this rank's description, in a fixed order.
-      what: what a line describes, for the message ("parameter").
-      name: prefix of the names of the operations used.
-      group: those who take part; None: all ranks.
-      labels: stand before the lines in the message, and may differ between ranks.
+      lines: This rank's description, in a fixed order.
+      what: What a line describes, for the message ("parameter").
+      name: The prefix of the names of the operations used.
+      group: The group that takes part; None means all ranks.
+      labels: Texts that the message puts before the lines. They may differ between ranks.
 
     Raises:
-      MismatchError: on every rank, with the first line that differs and who had what.
+      MismatchError: The lists differ. Every rank raises it; the message shows the first line that
+        differs and which rank has which line.
     """
     mine = list(lines)
     digest = hashlib.sha256("\n".join(mine).encode()).hexdigest()
@@ -67,4 +68,4 @@ def require_agreement(
                 f"{name}: {what} {index} differs between ranks: {parts}. "
                 "Build the same model, in the same order, on every rank"
             )
-    raise MismatchError(f"{name}: the lists differ between ranks")  # digests differ, lines do not
+    raise MismatchError(f"{name}: the lists differ between ranks")  # only the digests differ

@@ -1,4 +1,4 @@
-"""Threads for calls that may wait for one another: what follows torch's futures."""
+"""Threads for calls that may wait for one another, such as the callbacks of torch's futures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from herring import _core
 
 __all__ = ["call_apart", "not_waited_for", "report", "wait_for_calls_apart"]
 
-_IDLE = 5.0  # seconds after which a thread that has nothing to call ends
-_PATIENCE = 10.0  # seconds for which the end of a job, or of the process, waits for calls
+_IDLE = 5.0  # seconds after which an idle thread ends
+_PATIENCE = 10.0  # seconds that the end of a job, or of the process, waits for calls
 
 _here = threading.local()
 
 
 class Threads:
-    """As many threads as there are calls under way.
+    """A pool with as many threads as there are calls under way.
 
-    The executors of `concurrent.futures` have a largest number of them, with which calls that wait
-    for one another hang, and the interpreter's exit waits for theirs without a bound.
+    An executor of `concurrent.futures` has a maximum number of threads, so calls that wait for one
+    another would hang. The interpreter's exit would also wait for its threads without a limit.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Threads:
         self._busy = 0
 
     def call(self, function: Callable[[], object]) -> None:
-        """As `call_apart`."""
+        """Runs `function` in a thread of this pool; see the module-level `call_apart`."""
         with self._changed:
             self._waiting.append(function)
             if self._idle >= len(self._waiting):
@@ -42,7 +42,7 @@ class Threads:
                 return
         try:
             threading.Thread(target=self._run, name="herring-apart", daemon=True).start()
-        except RuntimeError:  # no more threads, or the interpreter ends
+        except RuntimeError:  # the system has no more threads, or the interpreter is ending
             with self._changed:
                 if function not in self._waiting:
                     return  # an earlier thread has taken it
@@ -54,8 +54,8 @@ class Threads:
         while (function := self._next()) is not None:
             try:
                 function()
-            except BaseException:  # also SystemExit: the thread is not the call's to end
-                report("what was to follow an operation")
+            except BaseException:  # including SystemExit, which must not end this thread
+                report("a callback of an operation")
             del function
             with self._changed:
                 self._busy -= 1
@@ -73,7 +73,7 @@ class Threads:
 
     @contextmanager
     def not_waited_for(self) -> Iterator[None]:
-        """As the function."""
+        """Excludes the current call from those that `wait` waits for, inside the block."""
         apart = int(getattr(_here, "apart", False))
         with self._changed:
             self._busy -= apart
@@ -85,7 +85,7 @@ class Threads:
                 self._busy += apart
 
     def wait(self, seconds: float) -> None:
-        """Waits until all calls have returned."""
+        """Waits until all calls have returned, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
 
@@ -95,29 +95,29 @@ _threads = Threads()
 
 def _in_forked_child() -> None:
     global _threads
-    _threads = Threads()  # the parent's did not come along
+    _threads = Threads()  # the parent's threads do not exist in the child
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def call_apart(function: Callable[[], object]) -> None:
-    """Has it called by a thread that nobody else waits for; at once, also while other calls wait.
+    """Runs `function` at once in a thread of its own, even while other such calls wait.
 
-    The end of a job, or of the process, waits for it up to 10 s. What it raises is logged.
+    The end of a job, or of the process, waits up to 10 s for the call. An exception is logged.
     """
     _threads.call(function)
 
 
 @contextmanager
 def not_waited_for() -> Iterator[None]:
-    """In it, `wait_for_calls_apart` does not wait for this thread, should it be such a call's."""
+    """Excludes this thread from what `wait_for_calls_apart` waits for, inside the block."""
     with _threads.not_waited_for():
         yield
 
 
-# At exit also where a call has ended the job: one that is in torch's C++ when the interpreter ends
-# would end the process with an abort.
+# This function also runs at exit, because a call may have ended the job. A call that is inside
+# torch's C++ when the interpreter ends would abort the process.
 @atexit.register
 def wait_for_calls_apart() -> None:
     """Waits until all calls have returned, up to 10 s."""
@@ -125,5 +125,5 @@ def wait_for_calls_apart() -> None:
 
 
 def report(what: str) -> None:
-    """Logs the exception that is being handled."""
-    _core.log_error(f"{what} has raised an exception:\n{traceback.format_exc().rstrip()}")
+    """Logs the exception that is being handled; `what` names the function that raised it."""
+    _core.log_error(f"{what} raised an exception:\n{traceback.format_exc().rstrip()}")

@@ -1,7 +1,7 @@
-"""What callers pass, checked before the core sees it: each value by one function, in words.
+"""Checks the values that callers pass before the core sees them; each kind has one function.
 
-Without these checks a value of a wrong type ends in the bindings' own TypeError, which shows the
-signature of a function that no caller knows.
+Without these checks a value of a wrong type would end in a TypeError of the bindings, which shows
+the signature of a function that no caller knows.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 _LONGEST_NAME = 512  # bytes of UTF-8
-# torch's operators by their names; the others have no counterpart in an all-reduce of Herring's.
+# Maps torch's operators to Herring's; torch's other operators have no counterpart here.
 _OF_TORCH = {"SUM": "sum", "AVG": "average", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 _OPERATORS = tuple(_OF_TORCH.values())
 
 
 def seconds_of(timeout: Any, what: str = "timeout") -> float:
-    """A time-out in seconds; 0: none was given.
+    """Returns a time-out in seconds; 0 means that none was given.
 
     Args:
-      timeout: seconds as a number, a text such as ``"5s"`` or ``"2m"`` (as settings take it), a
+      timeout: A number of seconds, a text such as ``"5s"`` or ``"2m"`` (as in settings), a
         `datetime.timedelta`, or None.
-      what: the name of the argument, for the error.
+      what: The name of the argument, for the error.
 
     Raises:
-      InvalidArgumentError: something else, or not more than 0.
+      InvalidArgumentError: `timeout` is something else, or is not more than 0.
     """
     if timeout is None:
         return 0.0
@@ -67,13 +67,13 @@ def seconds_of(timeout: Any, what: str = "timeout") -> float:
 
 
 def operator_of(op: Any) -> str:
-    """The name of an operator; torch's operators are taken by their names.
+    """Returns the name of an operator.
 
     Args:
-      op: a name, or one of `torch.distributed.ReduceOp`.
+      op: A name, or a member of `torch.distributed.ReduceOp`.
 
     Raises:
-      InvalidArgumentError: no operator of an all-reduce.
+      InvalidArgumentError: `op` is not an operator of an all-reduce.
     """
     if type(op) is str and op in _OPERATORS:
         return op
@@ -89,10 +89,10 @@ def operator_of(op: Any) -> str:
 
 
 def name_given(name: Any, what: str = "name") -> str | None:
-    """The name of an operation; None and an empty text: none was given.
+    """Returns the name of an operation, or None if `name` is None or empty.
 
     Raises:
-      InvalidArgumentError: no text, a text that is too long, or one without an encoding.
+      InvalidArgumentError: `name` is not a text, is too long, or cannot be encoded as UTF-8.
     """
     if name is None or (type(name) is str and not name):
         return None
@@ -100,7 +100,7 @@ def name_given(name: Any, what: str = "name") -> str | None:
         raise InvalidArgumentError(f"{what} is {shown(name)}; it must be a text, or None")
     if not _encodable(name):
         raise InvalidArgumentError(
-            f"{what} is {shown(name)}; it has a surrogate, which no UTF-8 text has"
+            f"{what} is {shown(name)}; it contains a surrogate, which UTF-8 cannot encode"
         )
     size = len(name.encode())
     if size > _LONGEST_NAME:
@@ -111,10 +111,10 @@ def name_given(name: Any, what: str = "name") -> str | None:
 
 
 def text_of(value: Any, what: str, allowed: Sequence[str] = ()) -> str:
-    """A text, one of `allowed` if there are any.
+    """Returns `value` if it is a text and, where `allowed` is given, one of these.
 
     Raises:
-      InvalidArgumentError: something else.
+      InvalidArgumentError: `value` is something else.
     """
     if isinstance(value, str) and (value in allowed or (not allowed and _encodable(value))):
         return value
@@ -123,10 +123,10 @@ def text_of(value: Any, what: str, allowed: Sequence[str] = ()) -> str:
 
 
 def number_of(value: Any, what: str) -> float:
-    """A number as a float.
+    """Returns a number as a float.
 
     Raises:
-      InvalidArgumentError: no number.
+      InvalidArgumentError: `value` is not a number.
     """
     if type(value) is float:
         return value
@@ -139,10 +139,10 @@ def number_of(value: Any, what: str) -> float:
 
 
 def count_of(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    """An integer from `least` to `most`.
+    """Returns an integer from `least` to `most`.
 
     Raises:
-      InvalidArgumentError: something else.
+      InvalidArgumentError: `value` is something else.
     """
     try:
         number = operator.index(value)
@@ -156,17 +156,17 @@ def count_of(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> in
 
 
 def rank_of(root: Any, size: int, kind: str = "", group: Any = None, what: str = "root") -> int:
-    """A rank of a job, or of a group, with `size` ranks.
+    """Returns a rank, checked against the number of ranks.
 
     Args:
-      root: the rank.
-      size: how many there are.
-      kind: of the operation, for the error.
-      group: inside which the ranks are; None: the job.
-      what: the name of the argument.
+      root: The rank.
+      size: The number of ranks in the job, or in `group`.
+      kind: The kind of operation, for the error.
+      group: The group in which `root` is a rank; None means the job.
+      what: The name of the argument, for the error.
 
     Raises:
-      InvalidArgumentError: no such rank.
+      InvalidArgumentError: `root` is not one of these ranks.
     """
     try:
         rank = operator.index(root)
@@ -181,16 +181,17 @@ def rank_of(root: Any, size: int, kind: str = "", group: Any = None, what: str =
 
 
 def options_of(kind: str, options: dict[str, Any], size: int, group: Any) -> dict[str, Any]:
-    """The options of a collective, each as the core takes it.
+    """Returns the options of a collective, each in the form that the core takes.
 
     Args:
-      kind: of the operation, for errors.
-      options: by name; changed.
-      size: how many ranks take part.
-      group: these; None: those of the job.
+      kind: The kind of operation, for errors.
+      options: Values by option name; this dictionary is changed.
+      size: The number of ranks that take part.
+      group: The group that takes part; None means all ranks of the job.
 
     Raises:
-      InvalidArgumentError: names the option, its value and what is allowed.
+      InvalidArgumentError: An option has a wrong value; the message names the option, its value and
+        the allowed values.
     """
     if "op" in options:
         options["op"] = operator_of(options["op"])
@@ -205,10 +206,10 @@ def options_of(kind: str, options: dict[str, Any], size: int, group: Any) -> dic
 
 
 def boolean_of(value: Any, what: str) -> bool:
-    """True or False.
+    """Returns a Boolean, which may be NumPy's or a framework's.
 
     Raises:
-      InvalidArgumentError: something else.
+      InvalidArgumentError: `value` is neither True nor False.
     """
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
@@ -216,10 +217,10 @@ def boolean_of(value: Any, what: str) -> bool:
 
 
 def function_of(value: Any, what: str) -> Callable[..., Any]:
-    """Something that can be called.
+    """Returns `value` if it can be called.
 
     Raises:
-      InvalidArgumentError: something else.
+      InvalidArgumentError: `value` cannot be called.
     """
     if callable(value):
         return value
@@ -234,7 +235,7 @@ def _encodable(text: str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: short, and whatever its repr does."""
+    """Returns a value as an error shows it: short, even if its repr is long or fails."""
     try:
         text = repr(value)
     except Exception:

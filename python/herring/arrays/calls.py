@@ -1,4 +1,4 @@
-"""Calls of collectives on this rank: their names, and how one that cannot be made is refused."""
+"""Names the calls of collectives on this rank, and refuses on all ranks a call that fails here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["called", "name_of_next", "named", "refuse"]
 
 @contextmanager
 def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[str]:
-    """Yields the name of this call; an error in the block refuses it on all ranks.
+    """Yields the name of a call; an exception in the block refuses the call on all ranks.
 
     Args:
-      kind: the collective that the others wait in, should this rank refuse.
-      name: of the operation; None: the next of its kind in the group.
-      group: those who take part; None: all ranks.
+      kind: The collective in which the other ranks wait if this rank refuses.
+      name: The operation's name; None means the next name of this kind in the group.
+      group: The group that takes part; None means all ranks.
     """
     name = named(name, kind, group)
     try:
@@ -32,16 +32,16 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
 
 
 def refuse(kind: str, name: str, group: Group | None, error: Exception) -> None:
-    """Tells the other ranks that this one does not make a call, and why.
+    """Tells the other ranks that this rank does not make a call, and why.
 
     Args:
-      kind: the collective that they wait in.
-      name: of the operation.
-      group: those who take part; None: all ranks.
-      error: what has kept this rank from it.
+      kind: The collective in which the other ranks wait.
+      name: The operation's name.
+      group: The group that takes part; None means all ranks.
+      error: What kept this rank from making the call.
     """
     if isinstance(error, (PeerLostError, ShutdownError)):
-        return  # nobody is left to tell
+        return  # no rank is left to tell
     known = isinstance(error, HerringError)
     why = str(error) if known else f"{type(error).__name__}: {error}"
     with suppress(HerringError):
@@ -49,7 +49,7 @@ def refuse(kind: str, name: str, group: Group | None, error: Exception) -> None:
 
 
 def name_of_next(kind: str, group: Group | None) -> str:
-    """A name for the next operation of its kind in the group; None: of all ranks."""
+    """Returns a name for the next operation of a kind in the group (None: among all ranks)."""
     scope_of(group)
     if group is None:
         return next_name(kind)
@@ -57,6 +57,6 @@ def name_of_next(kind: str, group: Group | None) -> str:
 
 
 def named(name: str | None, kind: str, group: Group | None) -> str:
-    """The name that a caller gave, checked, or the next one of a kind in the group."""
+    """Returns the name that a caller gave, checked, or the next name of a kind in the group."""
     scope_of(group)
     return name_given(name) or name_of_next(kind, group)

@@ -1,14 +1,14 @@
-"""Collectives on arrays: anything with the buffer protocol or DLPack, in host memory.
+"""Collectives on arrays in host memory that have the buffer protocol or DLPack.
 
-All-reduce and broadcast also take arrays on a GPU, one or a list of them, by DLPack; ranks may
-differ in where theirs lie. Their results are there after `Handle.wait`, for what is queued then.
+All-reduce and broadcast also take arrays on a GPU, one or a list, by DLPack. Some ranks may have
+theirs in host memory. After `Handle.wait`, work queued on the GPU sees the results.
 
-Operations are keyed by name; ranks may submit them in any order. The n-th call of a name on one
-rank meets the n-th on every other, and without a name the n-th of a kind, in each `herring.Group`
-by itself (``group=``; without one, all ranks take part). A call that one rank refuses, or for which
-a rank comes too late, fails with the same error on every rank that makes it.
-Arrays must be contiguous (C order); operations in place need a writable one, and leave it undefined
-when they fail.
+A name identifies an operation across ranks, which may submit their operations in any order. The
+n-th call with a name on one rank meets the n-th on every other rank. Calls without a name are
+counted by kind. Each `herring.Group` counts by itself (``group=``; without one, all ranks take
+part). If a rank refuses a call or comes too late, every rank that makes the call gets the same
+error. Arrays must be contiguous (C order). Operations in place need a writable array, and leave it
+undefined when they fail.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NUMPY = {
     "float32": np.float32,
     "float64": np.float64,
     "float16": np.float16,
-    "bfloat16": np.uint16,  # NumPy has none: its bits
+    "bfloat16": np.uint16,  # the bits, because NumPy has no bfloat16
     "int8": np.int8,
     "int16": np.int16,
     "int32": np.int32,
@@ -71,7 +71,10 @@ _NUMPY = {
 
 
 class Handle:
-    """An operation under way. Until it is complete its array is kept, also without the handle."""
+    """An operation under way, which keeps its array alive until it is complete.
+
+    The array is kept even if the handle is dropped.
+    """
 
     def __init__(self, operation: _core.Operation, array: Any) -> None:
         self._operation = operation
@@ -79,19 +82,23 @@ class Handle:
         self._callbacks: DoneCallbacks | None = None
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Returns whether `wait` would return or raise at once."""
         return self._operation.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the result and returns the array.
 
         Args:
-          timeout: seconds to wait here, or a text such as "5s"; the operation goes on after it.
-            None: until its deadline.
+          timeout: Seconds to wait here, or a text such as "5s". The operation goes on after this
+            time. None means to wait until the operation's deadline.
+
+        Returns:
+          The array that was passed to the operation.
 
         Raises:
-          TimeoutError: not complete in time; names who is missing if the deadline has passed.
-          HerringError: the operation failed; the array's content is undefined.
+          TimeoutError: The operation was not complete in time. If its deadline has passed, the
+            message names the missing ranks.
+          HerringError: The operation failed; the array's content is undefined.
         """
         seconds = seconds_of(timeout)
         self._operation.wait(seconds)
@@ -101,13 +108,14 @@ class Handle:
         return self._array
 
     def exception(self, timeout: float | None = None) -> HerringError | None:
-        """Waits, and returns why the operation has failed; None: it has not.
+        """Waits for the end of the operation and returns its error; None means success.
 
         Args:
-          timeout: seconds to wait here, as of `wait`.
+          timeout: Seconds to wait here, or a text such as "5s"; None means to wait until the
+            operation's deadline.
 
         Raises:
-          TimeoutError: not complete in time.
+          TimeoutError: The operation was not complete in time.
         """
         try:
             self.wait(timeout)
@@ -121,20 +129,20 @@ class Handle:
         return None
 
     def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
-        """Has `fn` called with this handle, once, when the operation is complete or has failed.
+        """Calls `fn` with this handle, once, when the operation is complete or has failed.
 
-        If that is so already, and no earlier callback of this handle is still to be called, it is
-        called at once, in this thread; else by a thread of its own that the job has for callbacks,
-        in the order in which they were added. A callback may start other operations and wait for
-        them; those of other handles are called after it has returned. It is called whether the
-        handle is kept, dropped or waited for, and also when `herring.shutdown` ends the operation,
-        which waits up to 10 s for callbacks. What it raises is logged.
+        If the operation has already ended and no earlier callback of this handle is pending, `fn`
+        is called at once in this thread. Otherwise the job's callback thread calls the callbacks in
+        the order in which they were added. A callback may start other operations and wait for them;
+        callbacks of other handles are called after it returns. `fn` is called whether the handle is
+        kept, dropped or waited for, and also when `herring.shutdown` ends the operation.
+        `herring.shutdown` waits up to 10 s for callbacks. An exception in `fn` is logged.
 
         Args:
-          fn: called with this handle: ``handle.wait()`` in it returns or raises at once.
+          fn: A function of this handle; ``handle.wait()`` in it returns or raises at once.
 
         Raises:
-          ShutdownError: the operation was started by the parent of this forked process.
+          ShutdownError: The operation was started by the parent of this forked process.
         """
         function_of(fn, "fn")
         if self._callbacks is None:
@@ -142,7 +150,7 @@ class Handle:
         self._callbacks.add(fn, self, self._when_done)
 
     def _when_done(self, run: Callable[[], None]) -> bool:
-        """Has `run` called when it is complete; False: it is already."""
+        """Arranges for `run` to be called at the operation's end; False if that has passed."""
         return call_later(self._operation, run)
 
 
@@ -163,20 +171,22 @@ def submit(
     """Starts a collective.
 
     Args:
-      kind: which.
-      array: of any dtype that it takes.
-      name: of the operation; None: the next of its kind.
-      timeout: seconds, as of `allgather`.
-      group: those who take part; None: all ranks.
-      waits: the caller waits for it at once; no other thread is woken to start it.
-      agreement: what all ranks must give alike beside what the core sees, in words.
-      listed: `array` is a list, of which all arrays have their results at once, or none.
-      into: an array for the result, if it has as many bytes.
-      check: called before anything is started; returns more options.
-      options: of the kind.
+      kind: The kind of collective.
+      array: An array of any dtype that this kind takes.
+      name: The operation's name; None means the next name of this kind.
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
+      waits: Whether the caller waits for the operation at once, so that no other thread has to be
+        woken to start it.
+      agreement: What all ranks must give alike besides what the core compares, in words.
+      listed: Whether `array` is a list, whose arrays get their results all at once or not at all.
+      into: An array for the result, used if it has as many bytes.
+      check: A function called before anything is started; it returns more options.
+      options: The options of this kind.
 
     Raises:
-      InvalidArgumentError: a value is impossible; the other ranks are told.
+      InvalidArgumentError: A value cannot be used; the other ranks are told.
     """
     with called(kind, name, group) as full_name:
         options |= check()
@@ -201,7 +211,7 @@ _IN_PLACE = ("allreduce", "broadcast")
 
 
 def note_write(array: Any) -> None:
-    """Makes autograd complain if it still needs what a tensor, or one of a list, held before."""
+    """Tells autograd that a tensor, or each of a list, has changed, so that stale use raises."""
     if isinstance(array, list):
         for one in array:
             note_write(one)
@@ -222,7 +232,26 @@ def allreduce_async(
     algorithm: str = "herring",
     group: Group | None = None,
 ) -> Handle:
-    """Starts an all-reduce in place; see `herring.allreduce`."""
+    """Starts an all-reduce in place and returns at once; see `herring.allreduce`.
+
+    Args:
+      array: An array of any shape and of a dtype that `herring.allreduce` takes; equal on all
+        ranks. Leave it alone until `Handle.wait` has returned.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
+      algorithm: "herring", or an algorithm without servers.
+      group: The group that takes part; None means all ranks.
+
+    Returns:
+      A handle, whose `Handle.wait` returns `array`.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used; the other ranks are told.
+    """
     operation = submit(
         "allreduce",
         array,
@@ -249,17 +278,21 @@ def broadcast(
     """Copies `array` of rank `root` into `array` of every rank, in place.
 
     Args:
-      array: any shape and dtype of `allreduce`; equal on all ranks. Writable, on the root too.
-      root: a rank, inside the group if there is one.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      array: An array of any shape and of a dtype that `allreduce` takes; equal on all ranks. It
+        must be writable, on the root too.
+      root: The rank whose values are copied; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
       `array`.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes, dtypes or roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation = submit("broadcast", array, name, timeout, group, root=root)
     return Handle(operation, array).wait()
@@ -292,7 +325,7 @@ def _collect(
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """Returns the shape of an array, or of what NumPy makes one of."""
+    """Returns the shape of an array, or of the array that NumPy would make of a value."""
     try:
         return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
     except (TypeError, ValueError) as error:
@@ -315,16 +348,20 @@ def allgather(
     """Concatenates the arrays of all ranks along the first dimension, in rank order.
 
     Args:
-      array: at least one dimension, which may differ between ranks; the others may not.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      array: An array with at least one dimension. The first dimension may differ between ranks; the
+        other dimensions and the dtype may not.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array; bfloat16 comes as uint16 bits (NumPy has no bfloat16).
+      A new array. A bfloat16 array comes as its bits in uint16, because NumPy has no bfloat16.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes or dtypes.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation, flat = _collect("allgather", array, name, timeout, group)
     return flat.reshape(sum(operation.counts), *_tail(array))
@@ -344,21 +381,24 @@ def reduce_scatter(
     """Reduces `array` over all ranks and leaves each rank one part of its first dimension.
 
     Args:
-      array: at least one dimension; equal shape and dtype on all ranks. Not changed.
-      op: as `allreduce`.
-      splits: rows for each rank, in rank order; equal on all ranks. None: with N rows and P ranks
-        the first ``N % P`` ranks get one row more than the others.
-      name: identifies the operation across ranks.
-      prescale: as `allreduce`.
-      postscale: as `allreduce`.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      array: An array with at least one dimension; equal shape and dtype on all ranks. Not changed.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      splits: The number of rows for each rank, in rank order; equal on all ranks. With None, N rows
+        and P ranks, the first ``N % P`` ranks get one row more than the others.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array with this rank's rows; bfloat16 comes as uint16 bits.
+      A new array with this rank's rows. A bfloat16 array comes as its bits in uint16.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes, dtypes, operators or splits.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     _, flat = _collect(
         "reduce_scatter",
@@ -384,21 +424,25 @@ def alltoall(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> np.ndarray:
-    """Sends a part of the first dimension to each rank and concatenates what comes in.
+    """Sends a part of the first dimension to each rank and concatenates the parts received.
 
     Args:
-      array: at least one dimension, which may differ between ranks. Not changed.
-      splits: rows for each rank, in rank order; None: equal parts.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      array: An array with at least one dimension. The first dimension may differ between ranks.
+        Not changed.
+      splits: The number of rows for each rank, in rank order; None means equal parts.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array: the rows from rank 0, from rank 1, and so on; bfloat16 comes as uint16 bits.
+      A new array with the rows from rank 0, from rank 1 and so on. A bfloat16 array comes as its
+      bits in uint16.
 
     Raises:
-      InvalidArgumentError: `splits` does not fit; otherwise as `allreduce`.
-      MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: `splits` does not fit, or another argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes or dtypes.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return exchange(array, splits, name, timeout, group, "")
 
@@ -411,7 +455,7 @@ def exchange(
     group: Group | None,
     agreement: str,
 ) -> np.ndarray:
-    """`alltoall`; `agreement`: what all ranks must give alike beside that, in words."""
+    """Does an `alltoall`; ranks must also give the same text as `agreement`."""
     _, flat = _collect("alltoall", array, name, timeout, group, splits, agreement)
     return flat.reshape(-1, *_tail(array))
 
@@ -419,10 +463,11 @@ def exchange(
 def checked_splits(
     kind: str, rows: int, splits: Sequence[int] | None, group: Group | None
 ) -> list[int]:
-    """Returns rows for each rank: `splits`, or equal parts.
+    """Returns the number of rows for each rank, from `splits` or in equal parts.
 
     Raises:
-      InvalidArgumentError: they do not sum up to `rows`, or cannot be equal; names `kind`.
+      InvalidArgumentError: `splits` does not sum to `rows`, or there are no equal parts; the
+        message names `kind`.
     """
     ranks = scope_of(group).size
     if splits is None:
@@ -451,12 +496,13 @@ def barrier(
     """Returns when every rank has called it.
 
     Args:
-      name: identifies the operation across ranks.
-      timeout: seconds until it fails.
-      group: those who take part; None: all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Raises:
-      PeerLostError, TimeoutError: as `allreduce`.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     submit("barrier", None, name, timeout, group).wait()
 
@@ -471,22 +517,25 @@ def broadcast_object(
 ) -> Any:
     """Hands a picklable object of rank `root` to every rank.
 
-    The bytes come from another rank of this job, which has proven the job's secret; they are
-    unpickled, so trust between ranks is assumed.
+    The receiving ranks unpickle the bytes, so ranks must trust one another. Every rank has proved
+    that it knows the job's secret.
 
     Args:
-      obj: what to send; read on the root only. What pickle does not take, such as a lambda, goes
-        by cloudpickle where it is installed.
-      root: a rank, inside the group if there is one.
-      name: identifies the operation across ranks.
-      timeout: seconds until it fails.
-      group: those who take part; None: all ranks.
+      obj: The object to send; read on the root only. If pickle cannot take it, as with a lambda,
+        cloudpickle is used where it is installed.
+      root: The rank that sends the object; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
       The object; on the root `obj` itself.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "broadcast_object", group)
     with called("broadcast", f"{name}.length", group):
@@ -522,17 +571,21 @@ def allgather_object(
 ) -> list[Any]:
     """Hands a picklable object of every rank to every rank.
 
+    The receiving ranks unpickle the bytes, so ranks must trust one another.
+
     Args:
-      obj: what to send.
-      name: identifies the operation across ranks.
-      timeout: seconds until it fails.
-      group: those who take part; None: all ranks.
+      obj: The object to send.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      The objects in rank order. See `broadcast_object` about trust.
+      The objects in rank order.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "allgather_object", group)
     with called("allgather", name, group):
@@ -546,23 +599,27 @@ def allgather_object(
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
-    """A new array in memory that the workers of this node share, content undefined.
+    """Returns a new array, with undefined content, in memory that this node's workers share.
 
     An all-reduce of such an array inside a node reads and writes it in place, without a copy.
 
     Args:
-      shape: an integer or a tuple.
-      dtype: anything NumPy takes.
+      shape: An integer or a tuple of integers.
+      dtype: Anything that NumPy takes as a dtype.
 
     Returns:
-      A NumPy array; the memory lives as long as it, or any view of it.
+      A NumPy array. Its memory lives as long as the array or any view of it.
+
+    Raises:
+      InvalidArgumentError: `shape` or `dtype` cannot be used.
+      ShutdownError: This process is not in a job.
     """
     try:
         kind = np.dtype(dtype)
-    except Exception:  # whatever a strange value makes of it
-        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be one of NumPy's") from None
+    except Exception:  # a strange value may raise anything
+        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be a NumPy dtype") from None
     if kind.hasobject or kind.itemsize == 0:
-        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be one of a fixed size")
+        raise InvalidArgumentError(f"dtype is {shown(dtype)}; it must be a dtype of a fixed size")
     given = [shape] if np.isscalar(shape) or not hasattr(shape, "__iter__") else shape
     sizes = tuple(count_of(n, "a dimension of shape") for n in given)
     count = count_of(math.prod(sizes) * kind.itemsize, f"the size in bytes of shape {sizes}")

@@ -1,8 +1,9 @@
-"""Arrays on GPUs: in which streams their libraries queue work, and how results get back there.
+"""Arrays on GPUs: the streams in which array libraries queue work, and how results get there.
 
-Whatever exports DLPack from a GPU is taken (tensors of PyTorch, arrays of CuPy and others). What
-its library has queued for an array comes before what Herring reads; what it will queue comes after
-the result. Where the library does not tell its stream, the host waits for the result instead.
+Herring takes any GPU array that exports DLPack (tensors of PyTorch, arrays of CuPy and others).
+Herring reads after the work that the library has already queued for an array; work that the library
+queues later sees the result. If the library does not tell its stream, the host waits for the result
+instead.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ __all__ = ["find_compiler", "stream_of", "take_back"]
 
 @functools.cache
 def find_compiler() -> None:
-    """Tells the core where wheels of NVIDIA's have CUDA's run-time compiler.
+    """Tells the core in which folders NVIDIA's wheels have CUDA's run-time compiler.
 
-    Kernels need it. A framework that has loaded it, the system and CUDA_HOME are asked as well.
+    The core compiles GPU kernels with it. The core also looks in a framework that has loaded the
+    compiler, in the system's folders and in CUDA_HOME.
     """
     spec = importlib.util.find_spec("nvidia")
     for place in (spec and spec.submodule_search_locations) or ():
@@ -31,10 +33,10 @@ def find_compiler() -> None:
 
 
 def stream_of(array: Any) -> int | None:
-    """The stream in which the library of a GPU's array queues work now, as CUDA's handle.
+    """Returns the stream in which the library of a GPU array queues work now, as a CUDA handle.
 
     Returns:
-      None: it does not tell.
+      The handle, or None if the library does not tell its stream.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
@@ -45,15 +47,15 @@ def stream_of(array: Any) -> int | None:
 
 
 def take_back(operation: _core.Operation, array: Any, seconds: float) -> None:
-    """Brings the result of a complete operation to where its arrays lie.
+    """Brings the result of a complete operation to the memory in which its arrays lie.
 
     Args:
-      operation: on arrays of a GPU.
-      array: one, or a list of them.
-      seconds: to wait for the copy, where the host has to; 0: any time.
+      operation: A complete operation on arrays of a GPU.
+      array: The array, or the list of arrays.
+      seconds: How long to wait for the copy if the host has to wait; 0 means without a limit.
 
     Raises:
-      DeviceError: the GPU or its driver has failed.
+      DeviceError: The GPU or its driver failed.
     """
     streams = {stream_of(one) for one in (array if isinstance(array, list) else [array])}
     operation.take_back([] if None in streams else list(streams), seconds)

@@ -1,8 +1,8 @@
-"""Lists of gradients that are averaged round after round, for adapters of frameworks.
+"""Averages lists of gradients round after round, for the adapters of frameworks.
 
-A framework's adapter hands over host arrays and gets host arrays; what is here knows no framework.
-A round is one planned operation (`herring.PlannedReduction`): nothing is negotiated in it, and
-gradients may be put in from any thread in any order, on each rank in another.
+An adapter passes host arrays in and gets host arrays back; this module knows no framework. A round
+is one planned operation (`herring.PlannedReduction`), so nothing is negotiated in it. Gradients may
+be put in from any thread and in any order, and each rank may use another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from herring.errors import HerringError, InvalidArgumentError
 
 __all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
 
-# How the plan sees a dtype of a framework: its elements, and how many of them an element is.
+# For each dtype of a framework: the dtype in the plan, and how many of its elements make one value.
 _PLANNED = {
     "float16": ("float16", 1),
     "bfloat16": ("bfloat16", 1),
@@ -34,28 +34,28 @@ _PLANNED = {
     "complex128": ("float64", 2),
 }
 
-# What a rank says in its byte of a round's note.
+# The values of a rank's byte in a round's note (the bytes that travel with the round's gradients).
 _WELL, _MORE, _GIVEN_UP = 0, 1, 2
 _TOLD: dict[int, tuple[type[HerringError], str]] = {
     _MORE: (
         InvalidArgumentError,
-        "has a gradient for a variable that had none on any rank in the first step; use all of "
-        "them in the first step, or wrap the optimizer again where variables are unfrozen",
+        "has a gradient for a variable that had none on any rank in the first step; use every "
+        "variable in the first step, or wrap the optimizer again after unfreezing variables",
     ),
     _GIVEN_UP: (
         HerringError,
-        "gave up its step before all gradients were there; the error on that rank says why",
+        "gave up its step before all gradients were ready; the error on that rank says why",
     ),
 }
 
 
 class Source(NamedTuple):
-    """What a gradient is with respect to.
+    """A variable whose gradient is averaged.
 
     Attributes:
-      name: for messages.
-      shape: of the gradient.
-      dtype: its name, for instance "float32".
+      name: The variable's name, for messages.
+      shape: The gradient's shape.
+      dtype: The name of the gradient's dtype, for instance "float32".
     """
 
     name: str
@@ -64,20 +64,20 @@ class Source(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of the gradient, in the dtype that it is planned with."""
+        """The number of the gradient's elements in the dtype that the plan uses for it."""
         return math.prod(self.shape) * _PLANNED[self.dtype][1]
 
 
 def check_operator(op: str) -> None:
-    """Raises InvalidArgumentError unless gradients are reduced by it."""
+    """Raises InvalidArgumentError unless gradients can be reduced with `op`."""
     if op not in ("average", "sum"):
         raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
 
 
 def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """A new array, content undefined, that starts at a multiple of 64 bytes.
+    """Returns a new array, with undefined content, that starts at a multiple of 64 bytes.
 
-    Frameworks adopt such memory where they would copy other.
+    Frameworks adopt aligned memory and copy other memory.
     """
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
@@ -87,7 +87,7 @@ def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def _raw(array: Any) -> Any:
-    """An array as the core takes it: one of NumPy's as bytes, others by DLPack as they are."""
+    """Returns an array in a form that the core takes: a NumPy array as bytes, others unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -104,20 +104,20 @@ def agree(
     """Compares the lists of all ranks, and hands the first rank's order to all (collective).
 
     Args:
-      sources: one per variable, in an order that is the same on all ranks.
-      present: places in `sources` of those that have a gradient on this rank.
-      name: the same on all ranks, different for each list.
-      group: those who take part; None: all ranks.
-      order: places in `sources` in the order in which this rank produces the gradients, as far as
-        its framework shows it. What the first rank says counts; others may say anything.
+      sources: One source per variable, in an order that is the same on all ranks.
+      present: Indices into `sources` of the variables that have a gradient on this rank.
+      name: Identifies the list; the same on all ranks, different for each list.
+      group: The group that takes part; None means all ranks.
+      order: Indices into `sources` in the order in which this rank produces the gradients, as far
+        as its framework shows the order. Only the first rank's order counts.
 
     Returns:
-      Places in `sources` of those that have a gradient on some rank, in the order of the first
-      rank. Those that it did not mention come last, in reverse order of the list: frameworks list
-      variables from the first layer to the last, and gradients come the other way.
+      Indices into `sources` of the variables that have a gradient on some rank, in the first rank's
+      order. Variables that the first rank's order lacks come last, in reverse order of the list:
+      frameworks list variables from the first layer to the last, and produce gradients in reverse.
 
     Raises:
-      MismatchError: shapes or dtypes differ between ranks; names the first difference.
+      MismatchError: Shapes or dtypes differ between ranks; the message names the first difference.
     """
     require_agreement(
         [f"{source.dtype} {list(source.shape)}" for source in sources],
@@ -136,20 +136,21 @@ def agree(
 class GradientRounds:
     """Averages the gradients of a list of variables over all ranks, round by round.
 
-    Which variables take part is agreed upon once: those that have a gradient on some rank. Where a
-    rank has none for one of them it contributes zeros, and gets the average. Those without one on
-    every rank have no place in the plan.
+    Ranks agree once on the variables that take part: those that have a gradient on some rank. A
+    rank without a gradient for such a variable contributes zeros and gets the average. A variable
+    without a gradient on every rank has no place in the plan.
 
-    What happens to a rank is told to all in the round's note, which has a byte for each rank: that
-    it has gradients which have no place, or that it gave its step up in the middle. All ranks then
-    raise the same error, and stay in step.
+    The round's note has a byte for each rank. In its byte a rank says that it has gradients without
+    a place in the plan, or that it gave up its step before the end. All ranks then raise the same
+    error and stay in step.
 
     Attributes:
-      sources: as given.
-      used: places in `sources` of those that take part, ascending.
-      order: the same places in the order of the plan: as the first rank has produced the gradients
-        when the list was first seen. They travel in this order.
-      contributors: ranks whose gradients are in the last round's averages.
+      name: The name of the list's operations.
+      sources: The sources given.
+      used: Indices into `sources` of the variables that take part, ascending.
+      order: The same indices in the order of the plan, in which the gradients travel. It is the
+        order in which the first rank produced the gradients when the list was first seen.
+      contributors: The number of ranks whose gradients are in the last round's averages.
     """
 
     def __init__(
@@ -164,21 +165,21 @@ class GradientRounds:
         group: Group | None = None,
         order: Sequence[int] = (),
     ) -> None:
-        """Compares the lists of all ranks and plans (collective).
+        """Compares the lists of all ranks and makes the plan (collective).
 
         Args:
-          sources: one per variable, in an order that is the same on all ranks.
-          present: places in `sources` of those that have a gradient on this rank.
-          name: the same on all ranks, different for each list.
+          sources: One source per variable, in an order that is the same on all ranks.
+          present: Indices into `sources` of the variables that have a gradient on this rank.
+          name: Identifies the list; the same on all ranks, different for each list.
           op: "average" or "sum".
-          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
-          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
-          group: those who take part; None: all ranks.
-          order: as of `agree`.
+          wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
+          buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
+          group: The group that takes part; None means all ranks.
+          order: Indices into `sources` in the order in which this rank produces the gradients.
 
         Raises:
-          InvalidArgumentError: an operator or dtype that is not for gradients.
-          MismatchError: the lists differ between ranks; names the first difference.
+          InvalidArgumentError: An operator or dtype cannot be used for gradients.
+          MismatchError: The lists differ between ranks; the message names the first difference.
         """
         check_operator(op)
         for source in sources:
@@ -219,11 +220,11 @@ class GradientRounds:
         """Puts gradients of this round in their places; the first call of a round begins it.
 
         Args:
-          indices: places in `sources`.
-          arrays: C-contiguous host arrays with the gradients, in the same order.
+          indices: Indices into `sources`.
+          arrays: C-contiguous host arrays with the gradients, in the order of `indices`.
 
         Raises:
-          HerringError: one of them was put in this round before: the step before was interrupted
+          HerringError: A gradient was already put in this round, so the step before was interrupted
             between its first gradient and its end. All ranks raise it.
         """
         with self._lock:
@@ -240,18 +241,19 @@ class GradientRounds:
         self._plan.ready_all([self._entry[index] for index in placed])
 
     def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
-        """Ends the round: gradients that were not put in are zeros; waits for the averages.
+        """Ends the round and waits for the averages; a gradient that was not put in is zeros.
 
         Args:
-          dtypes: NumPy dtype of each result.
+          dtypes: The NumPy dtype of each result.
 
         Returns:
-          For each of `used` a new array, aligned to 64 bytes.
+          A new array for each variable in `used`, aligned to 64 bytes.
 
         Raises:
-          InvalidArgumentError: some rank has a gradient that no rank had at first.
-          HerringError: some rank has given up the step.
-          PeerLostError, TimeoutError: the round failed.
+          InvalidArgumentError: Some rank has a gradient that no rank had in the first step.
+          HerringError: Some rank gave up the step.
+          PeerLostError: A worker or a server died or left.
+          TimeoutError: The round was not complete in time.
         """
         self._complete()
         results = [
@@ -261,18 +263,22 @@ class GradientRounds:
         return results
 
     def finish_into(self, arrays: Sequence[Any]) -> None:
-        """As `finish`; the averages go into `arrays`, one for each of `used`, writable."""
+        """Ends the round as `finish` does, and writes the averages to `arrays`.
+
+        Args:
+          arrays: Writable arrays, one for each variable in `used`.
+        """
         self._complete()
         self._take(arrays)
 
     def average(self, indices: Sequence[int], arrays: Sequence[Any]) -> list[np.ndarray]:
-        """A whole round: `put` and `finish` in one; results have the dtypes of the sources."""
+        """Does a whole round, `put` and `finish`; results have the dtypes of the given arrays."""
         found = {index: np.asarray(array).dtype for index, array in zip(indices, arrays)}
         self.put(indices, arrays)
         return self.finish([found.get(i, self.sources[i].dtype) for i in self.used])
 
     def shadow(self) -> None:
-        """Takes part in a round without contributing, for a rank that has run out of data."""
+        """Takes part in a round without contributing, for a rank that has no more data."""
         self._plan.begin(active=False)
         self._plan.wait()
         self.contributors = self._plan.contributors
@@ -314,20 +320,20 @@ class GradientRounds:
 
 
 class Averager:
-    """What adapters have in common that average the lists of gradients an optimizer gets.
+    """The common base of adapters that average the lists of gradients given to an optimizer.
 
     A list of variables is planned when it is first seen.
 
     Args:
-      name: of its operations; the same on all ranks, different for each averager.
+      name: The prefix of its operations' names; the same on all ranks, different for each averager.
       op: "average" or "sum".
-      wire_dtype: as of `GradientRounds`.
-      buffer_bytes: as of `GradientRounds`.
-      group: those who take part; None: all ranks.
+      wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
+      buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
+      group: The group that takes part; None means all ranks.
 
     Raises:
-      InvalidArgumentError: another `op`.
-      ShutdownError: there is no job.
+      InvalidArgumentError: `op` is something else.
+      ShutdownError: This process is not in a job.
     """
 
     def __init__(
@@ -346,17 +352,17 @@ class Averager:
         self._rounds: dict[Hashable, Any] = {}
 
     def _is_alone(self) -> bool:
-        """Whether there is nobody to average with.
+        """Returns whether there is no other rank to average with.
 
         Raises:
-          ShutdownError: the job in which this was made has ended.
+          ShutdownError: The job in which this averager was made has ended.
         """
-        if self._size > 1 or is_initialized():  # after a job of one there is nothing to average
+        if self._size > 1 or is_initialized():  # a lone worker may go on after its job
             require_running(self._job, self.name)
         return self._size == 1
 
     def _rounds_of(self, key: Hashable, plan: Callable[[str], Any]) -> Any:
-        """What `plan` has made of a name for the list that `key` tells from others."""
+        """Returns the rounds of the list that `key` identifies; `plan` makes them from a name."""
         if key not in self._rounds:
             self._rounds[key] = plan(f"{self.name}.{len(self._rounds)}")
         return self._rounds[key]

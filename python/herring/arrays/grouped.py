@@ -1,14 +1,13 @@
-"""Grouped collectives: a list of arrays as one operation, done for all of them or for none.
+"""Grouped collectives: a list of arrays as one operation, done for all arrays or for none.
 
-Arrays of the list may have any mix of shapes and dtypes. The core copies them when the call is
-made, and copies results back only when everything is complete: what that costs is as much memory
-again as the arrays have, and one more copy on the way in and on the way out. In return there is one
-announcement however many arrays there are, and none of them is touched by an operation that fails,
-on any rank. But when a worker dies or leaves in the middle, ranks that had everything by then have
-changed theirs.
+The arrays of a list may have any mix of shapes and dtypes. The core copies the arrays when the call
+is made, and copies results back only when everything is complete. This takes as much memory again
+as the arrays have, and one more copy in each direction. In return there is one announcement for any
+number of arrays, and an operation that fails changes no array on any rank. There is one exception:
+if a worker dies or leaves in the middle, ranks that already had everything have changed arrays.
 
-Lists must agree on all ranks: the number of arrays, their order, shapes and dtypes. Ranks with
-another list are named by `MismatchError` on every rank, before anything moves.
+Lists must agree on all ranks in the number of arrays, their order, shapes and dtypes. If a list
+differs, every rank raises a `MismatchError` that names the ranks, before any data moves.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _start(
     waits: bool = True,
     **options: Any,
 ) -> tuple[_core.Operation, list[Any]]:
-    """Starts the collective of this kind on a list; returns the list, too."""
+    """Starts a collective on a list; returns the operation and the list."""
     name = named(name, f"grouped_{kind}", group)
     with called(kind, name, group):
         if hasattr(arrays, "shape") or not isinstance(arrays, Iterable):
@@ -56,7 +55,10 @@ def _start(
 
 
 def results_of(operation: _core.Operation) -> list[np.ndarray]:
-    """What a complete operation on a list has for each of its arrays, as new arrays; once."""
+    """Returns a complete operation's result for each array of its list, as new arrays.
+
+    The results can be taken only once.
+    """
     found = []
     for dtype, shape, data in operation.results():
         kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)  # NumPy has no bfloat16
@@ -74,25 +76,27 @@ def grouped_allreduce(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> list[Any]:
-    """Reduces each array of a list over all ranks, in place: all of them, or none.
+    """Reduces each array of a list over all ranks, in place: all arrays or none.
 
     Args:
-      arrays: a list of arrays as `herring.allreduce` takes them, of any mix of shapes and dtypes;
-        equal on all ranks. It may be empty.
-      op: as `allreduce`, for all of them: "average" takes floats only.
-      name: identifies the operation across ranks.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the results (floats only).
-      timeout: seconds until the operation fails, as of `allreduce`.
-      group: those who take part; None: all ranks.
+      arrays: A list of arrays that `herring.allreduce` takes, of any mix of shapes and dtypes;
+        equal on all ranks. The list may be empty.
+      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the results (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
       The arrays, as a list.
 
     Raises:
-      InvalidArgumentError: as `allreduce`; names the array of the list.
-      MismatchError: ranks disagree; the message says which list each rank gave.
-      PeerLostError, TimeoutError: as `allreduce`. Whatever is raised, the arrays are as they were.
+      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
+      MismatchError: The lists differ; the message says which list each rank gave.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
+        After any of these errors the arrays have their old content.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
     return Handle(*_start("allreduce", arrays, name, timeout, group, **scales)).wait()
@@ -110,8 +114,24 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Starts a `grouped_allreduce`; the handle's `wait` returns the arrays, as a list.
 
-    What the arrays hold now is what counts. The results are written to them at some time before
-    `Handle.done` is true.
+    The operation reduces the content that the arrays have at the call. Results are written to the
+    arrays at some time before `Handle.done` is true.
+
+    Args:
+      arrays: A list of arrays that `herring.allreduce` takes, of any mix of shapes and dtypes;
+        equal on all ranks. The list may be empty.
+      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the results (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
+
+    Returns:
+      A handle of the operation.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used; the other ranks are told.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
     return Handle(*_start("allreduce", arrays, name, timeout, group, waits=False, **scales))
@@ -130,21 +150,25 @@ def grouped_reduce_scatter(
     """Reduces each array of a list over all ranks and leaves each rank a part of every array.
 
     Args:
-      arrays: a list of arrays with at least one dimension, of any mix of shapes and dtypes; equal
-        on all ranks. Not changed. It may be empty.
-      op: as `grouped_allreduce`.
-      name: identifies the operation across ranks.
-      prescale: as `grouped_allreduce`.
-      postscale: as `grouped_allreduce`.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      arrays: A list of arrays with at least one dimension, of any mix of shapes and dtypes; equal
+        on all ranks. The arrays are not changed. The list may be empty.
+      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the results (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array for each of the list, with this rank's rows of it: with N rows and P ranks the
-      first ``N % P`` ranks get one row more than the others. bfloat16 comes as uint16 bits.
+      A new array for each array of the list, with this rank's rows of it. With N rows and P ranks
+      the first ``N % P`` ranks get one row more than the others. A bfloat16 array comes as its bits
+      in uint16.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `grouped_allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
+      MismatchError: The lists differ; the message says which list each rank gave.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
     operation, _ = _start("reduce_scatter", arrays, name, timeout, group, **scales)
@@ -162,17 +186,21 @@ def grouped_allgather(
     """Concatenates each array of a list over all ranks along its first dimension, in rank order.
 
     Args:
-      arrays: a list of arrays with at least one dimension, which may differ between ranks; the
-        other dimensions, the dtypes and the number of arrays may not. It may be empty.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      arrays: A list of arrays with at least one dimension. The first dimension may differ between
+        ranks; the other dimensions, the dtypes and the number of arrays may not. The list may be
+        empty.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array for each of the list; bfloat16 comes as uint16 bits.
+      A new array for each array of the list. A bfloat16 array comes as its bits in uint16.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `grouped_allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
+      MismatchError: The lists differ; the message says which list each rank gave.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation, _ = _start("allgather", arrays, name, timeout, group)
     operation.wait()
@@ -187,20 +215,24 @@ def grouped_broadcast(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> list[Any]:
-    """Copies each array of the root's list into that of every rank, in place: all, or none.
+    """Copies each array of the root's list into that of every rank, in place: all or none.
 
     Args:
-      arrays: a list of arrays, of any mix of shapes and dtypes; equal on all ranks. Writable, on
-        the root too. It may be empty.
-      root: a rank, inside the group if there is one; equal on all ranks.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks.
+      arrays: A list of arrays, of any mix of shapes and dtypes; equal on all ranks. The arrays must
+        be writable, on the root too. The list may be empty.
+      root: The rank whose values are copied; with `group`, a rank inside it. Equal on all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
       The arrays, as a list.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `grouped_allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
+      MismatchError: The lists or roots differ; the message says what each rank gave.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
+        After any of these errors the arrays have their old content.
     """
     return Handle(*_start("broadcast", arrays, name, timeout, group, root=root)).wait()

@@ -1,8 +1,8 @@
 """Groups: some ranks of a job that do collectives together.
 
-A group is made by its members alone, with the same list; groups may overlap, and be used at the
-same time from several threads. Inside a group ranks are numbered from 0, in the order of their
-ranks in the job: roots, splits and results of collectives with ``group=`` count like that.
+Only the members of a group make it, all with the same list of ranks. Groups may overlap, and
+several threads may use groups at the same time. Inside a group ranks are numbered from 0, in the
+order of their ranks in the job. With ``group=``, roots, splits and results use these numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ __all__ = ["Group", "new_group", "ranks_of_node"]
 
 
 class Group:
-    """Some ranks of the job; `new_group` makes it. A context manager, which destroys it.
+    """Some ranks of the job, made by `new_group`.
 
-    After an exception in its block the group stays: something may be in flight.
+    A group is a context manager, which destroys the group at the end of the block. If the block
+    raises an exception, the group stays, because an operation may be in flight.
 
     Attributes:
-      ranks: its members, ascending ranks of the job.
-      name: for messages.
+      ranks: The members' ranks in the job, ascending.
+      name: The group's name, for messages.
     """
 
     def __init__(self, ranks: Sequence[int], name: str, members: _core.Group | None) -> None:
@@ -39,22 +40,22 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Number of its members."""
+        """The number of members."""
         return len(self.ranks)
 
     @property
     def rank(self) -> int | None:
-        """This worker's rank inside the group, 0 to size - 1; None: it is no member."""
+        """This worker's rank inside the group, 0 to size - 1; None if it is not a member."""
         return None if self._members is None else self._members.rank
 
     def destroy(self) -> None:
-        """Leaves the group: this rank calls nothing in it any more, and others cannot either.
+        """Leaves the group; no member can call anything in it any more.
 
-        Not collective: it does not wait. A second call, or one by a rank that is no member, does
-        nothing.
+        The call is not collective and does not wait. A second call, or one by a rank that is not a
+        member, does nothing.
 
         Raises:
-          InvalidArgumentError: something in the group is in flight on this rank.
+          InvalidArgumentError: An operation in the group is in flight on this rank.
         """
         if self._members is None or self._destroyed:
             return
@@ -64,11 +65,11 @@ class Group:
         forget_names_among(self._members.number)
 
     def members(self) -> _core.Group:
-        """What the core knows it by.
+        """Returns the core's object for the group.
 
         Raises:
-          InvalidArgumentError: this rank is no member, or has destroyed it.
-          ShutdownError: the job that it belongs to has ended.
+          InvalidArgumentError: This rank is not a member, or has destroyed the group.
+          ShutdownError: The job to which the group belongs has ended.
         """
         require_running(self._job, f"group '{self.name}'")
         if self._members is None:
@@ -97,7 +98,7 @@ class Group:
 
 
 class Scope(NamedTuple):
-    """Who takes part in a call: what the core knows them by, this worker's place, how many."""
+    """The ranks that take part in a call: the core's group, this worker's place, their number."""
 
     handle: _core.Group | None
     rank: int
@@ -105,11 +106,12 @@ class Scope(NamedTuple):
 
 
 def scope_of(group: Group | None) -> Scope:
-    """The members of `group`; None: of the job.
+    """Returns the scope of `group`, or of the whole job if `group` is None.
 
     Raises:
-      InvalidArgumentError: not a `Group`; this rank is no member, or has destroyed it.
-      ShutdownError: the job has ended.
+      InvalidArgumentError: `group` is not a `Group`, or this rank is not a member or has destroyed
+        the group.
+      ShutdownError: The job has ended.
     """
     if group is None:
         running = job()
@@ -128,23 +130,23 @@ def new_group(
 ) -> Group:
     """Makes a group of these ranks (collective among them).
 
-    Every member calls it with the same ranks; the n-th call of one member with a list meets the
-    n-th of every other. A rank that is not listed may call it too: it takes no part, and gets a
-    group that it cannot use.
+    Every member calls `new_group` with the same ranks. The n-th call with a list on one member
+    meets the n-th on every other. A rank that is not in the list may also make the call; it takes
+    no part and gets a group that it cannot use.
 
     Args:
-      ranks: of the job, in any order, each once; at least one.
-      name: for messages; equal on all members. None: numbered.
-      timeout: seconds (or a text such as "5s") until it fails because members do not call it;
-        None: ``HERRING_TIMEOUT``.
+      ranks: Ranks of the job, at least one, in any order and each once.
+      name: The group's name, for messages; equal on all members. None numbers the groups.
+      timeout: Seconds (or a text such as "5s") until the call fails because a member does not make
+        it; None means ``HERRING_TIMEOUT``.
 
     Returns:
       The group.
 
     Raises:
-      InvalidArgumentError: no list of ranks of this job.
-      PeerLostError: a member has died or left.
-      TimeoutError: not all members came in time; the message names them.
+      InvalidArgumentError: `ranks` is not a list of ranks of this job.
+      PeerLostError: A member died or left.
+      TimeoutError: Not all members made the call in time; the message names the missing members.
     """
     running = job()
     listed = _checked(ranks, running.size)
@@ -173,16 +175,19 @@ def _checked(ranks: Sequence[int], size: int) -> list[int]:
 
 
 def ranks_of_node(node: int | None = None) -> list[int]:
-    """The ranks on one node, by local rank.
+    """Returns the ranks on one node, ordered by local rank.
 
-    ``new_group(ranks_of_node())`` is the group of this node: what it averages stays in shared
-    memory. ``new_group([ranks_of_node(n)[0] for n in range(num_nodes())])`` has one rank per node.
+    ``new_group(ranks_of_node())`` is the group of this node, whose averages stay in shared memory.
+    ``new_group([ranks_of_node(n)[0] for n in range(num_nodes())])`` has one rank per node.
 
     Args:
-      node: 0 to num_nodes() - 1; None: this worker's.
+      node: The node's number, 0 to num_nodes() - 1; None means this worker's node.
+
+    Returns:
+      Ranks of the job.
 
     Raises:
-      InvalidArgumentError: there is no such node.
+      InvalidArgumentError: The job has no such node.
     """
     running = job()
     try:

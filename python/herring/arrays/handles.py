@@ -1,4 +1,4 @@
-"""What is called when an operation is complete, and the thread that calls it."""
+"""Callbacks that are called when an operation is complete, and the thread that calls them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from herring.arrays.apart import report, wait_for_calls_apart
 
 __all__ = ["DoneCallbacks", "call_later"]
 
-_lock = threading.Lock()  # of all lists of callbacks; nothing of the user's runs under it
+_lock = threading.Lock()  # guards all lists of callbacks; never held while user code runs
 
 
 def _in_forked_child() -> None:
     global _lock
-    _lock = threading.Lock()  # whoever held it did not come along
+    _lock = threading.Lock()  # the thread that held the lock does not exist in the child
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def call_later(operation: _core.Operation, callback: Callable[[], object]) -> bool:
-    """Has `callback` called when the operation is complete, by the callback thread of its job.
+    """Arranges for the job's callback thread to call `callback` when the operation is complete.
 
-    That thread is started with the first callback, and ended by `herring.shutdown`, which waits up
-    to 10 s for what is left to be called.
+    The first callback starts that thread. `herring.shutdown` ends the thread, and waits up to 10 s
+    for pending callbacks.
 
     Returns:
-      False: the operation is complete already, and nothing will be called.
+      False if the operation is complete already; nothing will be called then.
 
     Raises:
-      ShutdownError: this is a forked child of the process that started the operation.
+      ShutdownError: This process is a forked child of the process that started the operation.
     """
     if operation.done():
         return False
@@ -53,9 +53,9 @@ def _serve(callbacks: _core.Callbacks) -> None:
     while (callback := callbacks.take()) is not None:
         try:
             callback()
-        except BaseException:  # also SystemExit: the thread is not the callback's to end
-            report("what was to follow an operation")
-        del callback  # or the array of a dropped handle would live until the next one
+        except BaseException:  # including SystemExit, which must not end this thread
+            report("a callback of an operation")
+        del callback  # otherwise a dropped handle's array would live until the next callback
     wait_for_calls_apart()
 
 
@@ -63,7 +63,7 @@ class DoneCallbacks:
     """The callbacks of one handle: each is called once, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[Any], object]] | None = None  # None: run() is not to come
+        self._waiting: deque[Callable[[Any], object]] | None = None  # None: no _run() is pending
 
     def add(
         self,
@@ -71,16 +71,17 @@ class DoneCallbacks:
         handle: Any,
         start: Callable[[Callable[[], None]], bool],
     ) -> None:
-        """Adds one, or calls it at once.
+        """Adds a callback, or calls it at once.
 
         Args:
-          callback: called with `handle`.
-          handle: what it belongs to.
-          start: has its argument called when the handle is complete; False: it is already.
+          callback: A function that is called with `handle`.
+          handle: The handle to which the callback belongs.
+          start: Arranges for its argument to be called when the handle is complete; returns False
+            if the handle is complete already.
         """
         with _lock:
             if self._waiting is not None:
-                self._waiting.append(callback)  # those that were added before come first
+                self._waiting.append(callback)  # earlier callbacks come first
                 return
             self._waiting = deque([callback])
         try:
@@ -93,7 +94,7 @@ class DoneCallbacks:
             self._run(handle)
 
     def _run(self, handle: Any) -> None:
-        asked: BaseException | None = None  # to end, but not in the middle
+        asked: BaseException | None = None  # exit, after the last callback
         while True:
             with _lock:
                 if not self._waiting:

@@ -1,4 +1,4 @@
-"""Ranks with less to do than others."""
+"""The `join` call, for ranks that have less data than others."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ __all__ = ["join"]
 
 
 def join(*, timeout: float | None = None, group: Group | None = None) -> int:
-    """Lets the others go on without this rank, until every rank has called it.
+    """Lets the other ranks go on without this rank until every rank has called `join`.
 
-    For uneven data: a rank that has run out of it calls `join` where the others still call
-    all-reduces. These are done without it, whatever their names: an average divides by the ranks
-    that called. A call that it has made before counts. Returns on all ranks when the last has
-    joined; from then on every call takes all of them again, and calls without a name are numbered
-    anew.
+    `join` is for uneven data: a rank that has no more data calls it while the others still call
+    all-reduces. Those all-reduces are done without this rank, whatever their names; an average
+    divides by the number of ranks that made the call. Calls that this rank made before `join`
+    still count. When the last rank has joined, `join` returns on all ranks. From then on every
+    call takes all ranks again, and calls without a name are numbered from 0 again.
 
-    Only all-reduces by servers (``algorithm="herring"``) and grouped ones can do without a rank:
-    any other collective that a rank calls meanwhile fails on all that call it, and names who has
-    joined. Planned rounds have ``begin(active=False)`` instead, torch's wrappers
-    ``ddp.join()``. A rank that has joined needs as much memory as the all-reduces of the
-    others that are under way.
+    Only all-reduces by servers (``algorithm="herring"``) and grouped all-reduces can be done
+    without a rank. Any other collective called meanwhile fails on all ranks that call it, and the
+    error names the ranks that have joined. For planned rounds use ``begin(active=False)`` instead,
+    and for torch's wrappers ``ddp.join()``. A rank that has joined needs as much memory as the
+    other ranks' all-reduces under way.
 
     Args:
-      timeout: seconds after the first rank has joined until it fails because others have not; the
-        shortest of all that are given counts. Nothing can be called in the group any more then;
-        without groups the job ends. None: ``HERRING_TIMEOUT``.
-      group: those who join; None: all ranks.
+      timeout: Seconds, from the first rank's `join` on, after which `join` fails because other
+        ranks have not joined. The shortest time-out of all ranks counts. After a failure nothing
+        can be called in the group any more; without a group the job ends. None means
+        ``HERRING_TIMEOUT``.
+      group: The group whose members join; None means all ranks.
 
     Returns:
-      The rank that was last: that has called most all-reduces since all had joined, of several the
-      one that came last; inside the group, if there is one.
+      The rank that was last: the one that has called most all-reduces since all ranks last joined,
+      or, of several such ranks, the one that joined last. With `group`, a rank inside it.
 
     Raises:
-      InvalidArgumentError: another thread of this rank has joined, or calls something meanwhile:
-        that call raises it.
-      PeerLostError: a rank has died or left.
-      TimeoutError: not all ranks have joined in time; the message names them.
+      InvalidArgumentError: Another thread of this rank has joined. A collective that another thread
+        calls meanwhile raises it as well.
+      PeerLostError: A rank died or left.
+      TimeoutError: Not all ranks joined in time; the message names the missing ranks.
     """
     members = scope_of(group).handle
     operation = job().submit(

@@ -1,7 +1,7 @@
 """Messages between two ranks: send and receive, with tags.
 
-A message goes straight from worker to worker, but for a small one, which waits at a server until
-it is asked for. Those of one sender with one tag arrive in the order in which they were sent.
+A message goes straight from worker to worker. A small message instead waits at a server until the
+receiver asks for it. Messages with one sender, receiver and tag arrive in the order of sending.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Receiving(Handle):
 
     @property
     def source(self) -> int:
-        """The rank that sent it, inside the group if there is one; once it is complete."""
+        """The rank that sent the message (with a group, inside it); known once it is complete."""
         return self._operation.counts[0]
 
     @property
     def tag(self) -> int:
-        """Its tag; once it is complete."""
+        """The message's tag; known once the receive is complete."""
         return self._operation.counts[1]
 
 
@@ -41,19 +41,21 @@ def send(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> None:
-    """Sends `array` to one rank; returns when that rank receives it, and `array` may be changed.
+    """Sends `array` to one rank; returns when that rank receives it and `array` may be changed.
 
     Args:
-      array: any shape and dtype of `allreduce`; contiguous. Not changed.
-      to: a rank, inside the group if there is one; not this one.
-      tag: 0 to 2**63 - 1; what receives it asks for this tag, or any.
-      timeout: seconds until it fails because nobody receives it; None: ``HERRING_TIMEOUT``.
-      group: of which both ranks are members; None: all ranks.
+      array: A contiguous array of any shape and of a dtype that `allreduce` takes. Not changed.
+      to: The rank that receives the message, not this rank; with `group`, a rank inside it.
+      tag: 0 to 2**63 - 1. A receive asks for this tag, or for any tag.
+      timeout: Seconds until the call fails because no rank receives the message; None means
+        ``HERRING_TIMEOUT``.
+      group: A group of which both ranks are members; None means all ranks.
 
     Raises:
-      InvalidArgumentError: a value that is impossible.
-      MismatchError: what receives it has another dtype or number of elements; it fails too.
-      PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used.
+      MismatchError: The receive has another dtype or number of elements; the receive fails too.
+      PeerLostError: The other rank, or a server that is needed, died or left.
+      TimeoutError: The message was not received in time.
     """
     send_async(array, to, tag, timeout=timeout, group=group).wait()
 
@@ -66,7 +68,23 @@ def send_async(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> Handle:
-    """Starts a `send`. Leave the array alone until `Handle.wait` has returned."""
+    """Starts sending `array` to one rank and returns at once.
+
+    Args:
+      array: A contiguous array of any shape and of a dtype that `allreduce` takes. Leave it alone
+        until `Handle.wait` has returned.
+      to: The rank that receives the message, not this rank; with `group`, a rank inside it.
+      tag: 0 to 2**63 - 1. A receive asks for this tag, or for any tag.
+      timeout: Seconds until the operation fails because no rank receives the message; None means
+        ``HERRING_TIMEOUT``.
+      group: A group of which both ranks are members; None means all ranks.
+
+    Returns:
+      A handle, whose `wait` returns when the message has been received.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used.
+    """
     return Handle(_submit("send", array, to, tag, timeout, group), array)
 
 
@@ -81,18 +99,21 @@ def receive(
     """Receives a message into `array`.
 
     Args:
-      array: dtype and number of elements of what is sent; contiguous, writable.
-      source: the rank that sends it, inside the group if there is one; None: any.
-      tag: as it is sent with; None: any.
-      timeout: seconds until it fails because nothing that fits is sent; None:
+      array: A contiguous, writable array with the dtype and number of elements of the message.
+      source: The rank that sends the message (with `group`, inside it); None means any rank.
+      tag: The tag with which the message is sent; None means any tag.
+      timeout: Seconds until the call fails because no matching message is sent; None means
         ``HERRING_TIMEOUT``.
-      group: of which both ranks are members; None: all ranks.
+      group: A group of which both ranks are members; None means all ranks.
 
     Returns:
-      The rank that sent it.
+      The rank that sent the message.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `send`.
+      InvalidArgumentError: An argument cannot be used.
+      MismatchError: The message has another dtype or number of elements; the send fails too.
+      PeerLostError: The other rank, or a server that is needed, died or left.
+      TimeoutError: No matching message arrived in time.
     """
     receiving = receive_async(array, source, tag, timeout=timeout, group=group)
     receiving.wait()
@@ -107,7 +128,23 @@ def receive_async(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> Receiving:
-    """Starts a `receive`. Leave the array alone until `Handle.wait` has returned."""
+    """Starts receiving a message into `array` and returns at once.
+
+    Args:
+      array: A contiguous, writable array with the dtype and number of elements of the message.
+        Leave it alone until `Handle.wait` has returned.
+      source: The rank that sends the message (with `group`, inside it); None means any rank.
+      tag: The tag with which the message is sent; None means any tag.
+      timeout: Seconds until the operation fails because no matching message is sent; None means
+        ``HERRING_TIMEOUT``.
+      group: A group of which both ranks are members; None means all ranks.
+
+    Returns:
+      A handle that tells the source and the tag once it is complete.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used.
+    """
     operation = _submit("receive", array, source, tag, timeout, group)
     note_write(array)
     return Receiving(operation, array)

@@ -1,4 +1,4 @@
-"""Names of operations that were given none: numbers, the same on every rank."""
+"""Numbers the operations that have no name; the numbers are the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from herring.errors import HerringError
 __all__ = ["forget_names", "forget_names_among", "next_name", "number_anew_after"]
 
 _lock = threading.Lock()
-_counts: dict[Hashable, defaultdict[str, count[int]]] = {}  # by who calls, by kind
-_numberings: dict[Hashable, int] = {}  # how often calls were numbered anew
-_joins: dict[Hashable, _core.Operation] = {}  # under way
+_counts: dict[Hashable, defaultdict[str, count[int]]] = {}  # by group of callers, then by kind
+_numberings: dict[Hashable, int] = {}  # how often numbering has begun again, by group of callers
+_joins: dict[Hashable, _core.Operation] = {}  # joins under way, by group of callers
 
 
 def next_name(kind: str, among: Hashable = None) -> str:
-    """A name for an operation without one: the n-th call of its kind, the same on every rank.
+    """Returns a name for the n-th call of a kind without a name; it is the same on every rank.
 
     Args:
-      kind: what it begins with.
-      among: who calls it, the same on all of them; each has numbers of its own. None: all ranks.
+      kind: The beginning of the name.
+      among: Identifies the ranks that make the call, equally on all of them. Each value has its own
+        numbers. None means all ranks.
     """
     with _lock:
         _note_join(among)
@@ -33,13 +34,13 @@ def next_name(kind: str, among: Hashable = None) -> str:
 
 
 def number_anew_after(join: _core.Operation, among: Hashable = None) -> None:
-    """Has calls numbered from 0 again once a join has ended: ranks have made different ones.
+    """Numbers calls from 0 again once a join has ended, because ranks made different calls.
 
-    They get other names than those before, which may still be under way.
+    The new names differ from the earlier names, whose operations may still be under way.
 
     Args:
-      join: under way.
-      among: as of `next_name`.
+      join: The join under way.
+      among: Identifies the ranks that join; None means all ranks.
     """
     with _lock:
         _note_join(among)
@@ -54,16 +55,16 @@ def _note_join(among: Hashable) -> None:
     try:
         join.wait()
     except HerringError:
-        return  # nobody calls anything there any more
+        return  # nobody makes a call among these ranks any more
     _counts.pop(among, None)
     _numberings[among] = _numberings.get(among, 0) + 1
 
 
 def forget_names_among(among: Hashable) -> None:
-    """Keeps nothing of those who called; they never will again.
+    """Forgets the numbers of ranks that will never make a call together again.
 
     Args:
-      among: as of `next_name`.
+      among: Identifies these ranks; None means all ranks.
     """
     with _lock:
         for kept in (_counts, _numberings, _joins):
@@ -71,7 +72,7 @@ def forget_names_among(among: Hashable) -> None:
 
 
 def forget_names() -> None:
-    """Begins with the first names; another job does."""
+    """Begins with the first numbers again, for another job."""
     with _lock:
         _counts.clear()
         _numberings.clear()

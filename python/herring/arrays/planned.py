@@ -1,7 +1,7 @@
-"""The planned operation: gradients averaged round after round without negotiation.
+"""The planned operation: averages gradients round after round without negotiation.
 
-Paper, section III-2 and III-A: every worker computes the same plan alone from the gradients in
-production order; buffers are pushed in plan order as they fill.
+The paper's sections III-2 and III-A describe it. Every worker computes the same plan alone, from
+the gradients in production order. Fusion buffers are pushed in plan order as they fill.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _MOST_DEVICES = 1 << 16
 class PlannedReduction:
     """An all-reduce over the arenas of a plan, in place, in rounds.
 
-    Every rank makes it with the same arguments, and makes a group's planned operations in the same
-    order.
+    Every rank makes the planned operation with the same arguments. All ranks make a group's planned
+    operations in the same order.
 
-    A round can carry a note of some bytes, by which ranks tell each other what became of the round.
-    At each place every rank gets the largest byte that any active rank has given. So one byte for
-    each rank says who, and one byte for each event says whether it happened anywhere.
+    A round can carry a note: bytes with which ranks tell one another how the round went. At each
+    place every rank gets the largest byte that any active rank gave. One byte per rank can thus say
+    which rank reports something, and one byte per event whether it happened on any rank.
 
     Args:
-      gradients: (elements, dtype name) of every gradient, in production order.
-      name: identifies the operation, for messages.
+      gradients: The number of elements and the dtype name of every gradient, in production order.
+      name: Identifies the operation in messages; None numbers the planned operations.
       op: "average", "sum", "min", "max" or "product".
-      wire_dtype: "float16" or "bfloat16": float32 arenas travel between nodes in it.
-      buffer_bytes: size of a fusion buffer; 0: chosen from model and cluster size.
-      group: those who take part; None: all ranks.
-      note_bytes: length of a round's note; 0: rounds have none.
-      device: the number of a GPU on which gradients lie; None: they lie in host memory. Ranks may
-        differ in it. After `place`, gradients are copied out of the arenas there when they are
-        ready, and averages come back there, all in streams of their own: a round's only wait is
-        that of `wait`, for the other ranks.
+      wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes.
+      buffer_bytes: The size of a fusion buffer; 0 chooses it from the model and the cluster.
+      group: The group that takes part; None means all ranks.
+      note_bytes: The length of a round's note; 0 means that rounds have no note.
+      device: The number of the GPU on which the gradients lie; None means host memory. It may
+        differ between ranks. After `place`, Herring copies gradients out of the GPU's arenas when
+        they are ready, and copies averages back, in streams of its own. Within a round only `wait`
+        blocks, until the other ranks are done.
 
     Raises:
-      InvalidArgumentError: a dtype or size that is not supported.
-      MismatchError: ranks gave different arguments; the message lists them.
+      InvalidArgumentError: A dtype or size is not supported.
+      MismatchError: Ranks gave different arguments; the message lists them.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class PlannedReduction:
         name = named(name, "planned", group)
         self._job = job()
         self._name = name
-        # Also for a plan that this rank refuses: the next one must have the same on all ranks.
+        # A plan that this rank refuses takes a stream too, so that the next plan has the same
+        # stream on all ranks.
         handle = scope_of(group).handle
         stream = _core.next_stream(self._job, handle)
         with called("allgather", f"{name}.plan", group):
@@ -79,8 +80,9 @@ class PlannedReduction:
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
         self._device = device
-        self._arenas: list[Any] = []  # there
-        # Ranks may differ in where their gradients lie, and must not in what they make of it.
+        self._arenas: list[Any] = []  # the arenas on the GPU
+        # Gradients may lie in different memory on different ranks, but all ranks must agree on how
+        # to reduce them.
         on_devices = any(allgather_object(device is not None, name=f"{name}.plan", group=group))
         with called("allgather", f"{name}.plan", group):
             if device is not None:
@@ -115,73 +117,74 @@ class PlannedReduction:
 
     @property
     def arenas(self) -> list[tuple[str, int]]:
-        """(dtype name, bytes) per arena, one per dtype in order of first appearance."""
+        """The dtype name and bytes of every arena; one arena per dtype, in order of appearance."""
         return self._open.arenas
 
     @property
     def placements(self) -> list[tuple[int, int, int]]:
-        """(arena, byte offset, bytes) of every gradient."""
+        """The arena, byte offset and bytes of every gradient."""
         return self._open.placements
 
     @property
     def buffers(self) -> list[tuple[int, int, int]]:
-        """(arena, byte offset, bytes) of every fusion buffer, in push order."""
+        """The arena, byte offset and bytes of every fusion buffer, in push order."""
         return self._open.buffers
 
     @property
     def contributors(self) -> int:
-        """Workers whose gradients are in the last round's result."""
+        """The number of workers whose gradients are in the last round's result."""
         return self._open.contributors
 
     @property
     def node_stage(self) -> str:
         """What adds the gradients of this node's ranks: "host", "staged" or "ipc".
 
-        On GPUs the first two rounds are added by processors; in them the ranks learn what they can
-        reach. See the setting of that name.
+        For gradients on GPUs, processors add in the first two rounds, in which the ranks find out
+        whose memory their GPUs can reach. The setting ``HERRING_NODE_STAGE`` overrides the choice.
         """
         return self._open.node_stage
 
     def arena(self, index: int) -> np.ndarray:
-        """Arena `index` as uint8 bytes, shared with the workers of this node."""
+        """Returns arena `index` as uint8 bytes, shared with the workers of this node."""
         return self._open.arena(count_of(index, "index", 0, len(self.arenas) - 1))
 
     def place(self, arenas: Sequence[Any]) -> None:
-        """Says where the arenas of a plan with `device` lie there; once, before the first round.
+        """Says where the arenas of a plan with `device` are on the GPU; once, before any round.
 
         Args:
-          arenas: one for each of `arenas`, of as many bytes and of any dtype, that can be exported
-            by DLPack. The plan keeps them.
+          arenas: One GPU array for each entry of the property `arenas`, with as many bytes and of
+            any dtype, that can be exported by DLPack. The plan keeps them alive.
 
         Raises:
-          InvalidArgumentError: one lies elsewhere, or has another size.
-          DeviceError: the GPU or its driver has failed.
+          InvalidArgumentError: An array is not on the plan's GPU, or has another size.
+          DeviceError: The GPU or its driver failed.
         """
         arenas = list(arenas)
         self._open.place(arenas)
         self._arenas = arenas
 
     def _stream(self) -> int:
-        """In which what is queued for the arenas comes before what is queued from now on."""
+        """Returns a stream that comes after the work queued for the arenas until now."""
         streams = {stream_of(arena) for arena in self._arenas}
         if len(streams) == 1 and None not in streams:
             return streams.pop()
         out = self._open.out_stream()
         for arena in self._arenas:
-            arena.__dlpack__(stream=out)  # by which its library lets that stream wait
+            arena.__dlpack__(stream=out)  # the arena's library makes that stream wait for its work
         return out
 
     def begin(self, active: bool = True) -> None:
         """Starts a round.
 
         Args:
-          active: False: this worker has nothing to add; all its buffers go at once. On a GPU: when
-            all is through that is queued for its arenas.
+          active: False means that this worker has nothing to add. All its buffers are then sent at
+            once; on a GPU, after the work that is queued for its arenas.
 
         Raises:
-          InvalidArgumentError: the last round has not been waited for.
-          ShutdownError: the job has ended, or this is a forked child of the process that joined it.
-          HerringError: the job has failed.
+          InvalidArgumentError: The last round has not been waited for.
+          ShutdownError: The job has ended, or this process is a forked child of the one that joined
+            it.
+          HerringError: The job failed.
         """
         require_running(self._job, f"'{self._name}'")
         active = boolean_of(active, "active")
@@ -191,14 +194,14 @@ class PlannedReduction:
             self._open.begin_on(self._stream(), active)
 
     def ready(self, index: int) -> None:
-        """Gradient `index` of this round is in its place; any order, any thread.
+        """Says that gradient `index` of this round is in its place; any order, any thread.
 
-        On a GPU: what writes it there has been queued.
+        On a GPU the work that writes the gradient must have been queued.
         """
         self.ready_all([count_of(index, "index")])
 
     def ready_all(self, indices: Sequence[int]) -> None:
-        """As `ready` for each of `indices`, in one call."""
+        """Says in one call that the gradients in `indices` are in their places; any thread."""
         try:
             if self._device is None:
                 self._open.ready_all(indices)
@@ -210,16 +213,16 @@ class PlannedReduction:
             ) from None
 
     def note(self, note: bytes) -> None:
-        """Gives this rank's note of the round; any thread.
+        """Gives this rank's note for the round; any thread may call it.
 
-        If the plan has notes, an active rank gives one in each round, which is not complete without
-        it. Given before the last gradient is ready, it leaves together with that.
+        If the plan has notes, each round of an active rank needs one note to be complete. A note
+        that is given before the last gradient is ready leaves together with that gradient.
 
         Args:
-          note: bytes, or what has them (a bytearray, an array of uint8), `note_bytes` of them.
+          note: `note_bytes` bytes, or an object that has them (a bytearray, an array of uint8).
 
         Raises:
-          InvalidArgumentError: another length, or a second note in the same round.
+          InvalidArgumentError: The note has another length, or is the second in this round.
         """
         try:
             view = memoryview(note)
@@ -231,24 +234,25 @@ class PlannedReduction:
 
     @property
     def notes(self) -> bytes:
-        """The notes of the last round: at each place the largest byte that an active rank gave.
+        """The combined note of the last round: at each place the largest byte of any active rank.
 
         Raises:
-          InvalidArgumentError: the round has not been waited for.
+          InvalidArgumentError: The round has not been waited for.
         """
         return self._open.notes
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when every buffer of the round is averaged in place, and the notes are there.
+        """Returns when all buffers of the round are reduced in place and the note has arrived.
 
-        On a GPU the averages are there for what is queued from then on.
+        On a GPU, work that is queued after the return sees the results.
 
         Args:
-          timeout: seconds to wait here; None: until the operation's deadline.
+          timeout: Seconds to wait here; None means to wait until the operation's deadline.
 
         Raises:
-          InvalidArgumentError: gradients, or the note, are missing; the message lists them.
-          PeerLostError, TimeoutError: the round failed; the arenas are undefined.
+          InvalidArgumentError: Gradients or the note are missing; the message lists them.
+          PeerLostError: A worker or a server died or left; the arenas are undefined.
+          TimeoutError: The round was not complete in time.
         """
         seconds = seconds_of(timeout)
         self._open.wait(seconds)
@@ -262,7 +266,7 @@ class PlannedReduction:
                 self._open.join(stream)
 
     def close(self) -> None:
-        """Lets go of the arenas; views of them stay valid."""
+        """Releases the arenas; existing views of them stay valid."""
         self._planned = None
         self._arenas = []
 

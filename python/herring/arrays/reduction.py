@@ -1,4 +1,4 @@
-"""The all-reduce of arrays: of all ranks, or a partial one."""
+"""The all-reduce of arrays, over all ranks or partial."""
 
 from __future__ import annotations
 
@@ -26,42 +26,44 @@ def allreduce(
 ) -> Any:
     """Reduces `array` over all ranks, element by element and in place.
 
-    Sums are taken in float32 for 16-bit floats, else in the array's own dtype, in one fixed tree:
-    the same inputs give the same bits.
+    Sums of 16-bit floats are taken in float32, other sums in the array's own dtype. The additions
+    form one fixed tree, so the same inputs give the same bits.
 
     Args:
-      array: any shape; float32, float64, float16, bfloat16 (DLPack), int8, int16, int32, int64,
-        uint8 or bool. Equal shape and dtype on all ranks.
+      array: An array of any shape; equal shape and dtype on all ranks. The dtype is float32,
+        float64, float16, bfloat16 (by DLPack), int8, int16, int32, int64, uint8 or bool.
       op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the operation across ranks.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails because ranks do not call it, and until the job
-        fails because, after all have, nothing moves (at least 2 s); None: ``HERRING_TIMEOUT``.
-      algorithm: "herring" goes through the servers. "server" (rank 0 is the only one), "tree"
-        (binomial), "ring" and "butterfly" (recursive halving and doubling) go by messages between
-        the workers, over TCP also inside a node; see docs/algorithms.md for when to use which. They
-        give the same bits on all ranks and every time, but each algorithm and number of ranks its
-        own; 16-bit floats are rounded to their own dtype after each addition, and may overflow
-        there. Equal on all ranks. "cuda-butterfly" is "butterfly", with the same bits, but where
-        an array lies on a GPU kernels take its sums; see docs/gpus.md.
-      sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay`: a partial all-reduce,
-        which does not wait for everybody ("average" and "sum" only). All calls of one `name`
-        ("allreduce" if none is given) are a series: the n-th call returns the result of round n,
-        which is the same on all ranks; what comes too late for its round is in the next one.
-        `herring.flush` ends the series. The first call waits for all ranks. "full": an ordinary
-        all-reduce, once ranks have agreed that it is. See docs/partial.md.
-      group: a `herring.Group`: those who take part; None: all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds until the operation fails because a rank does not make the call; None means
+        ``HERRING_TIMEOUT``. The job fails if nothing moves for as long (at least 2 s) after all
+        ranks have made the call.
+      algorithm: The algorithm, equal on all ranks. "herring" goes through the servers. "server"
+        (rank 0 is the only server), "tree" (binomial), "ring" and "butterfly" (recursive halving
+        and doubling) send messages between workers, over TCP even inside a node. They give the same
+        bits on all ranks and in every run, but the bits differ between algorithms and numbers of
+        ranks. They round 16-bit floats to their own dtype after each addition, which may overflow.
+        "cuda-butterfly" is "butterfly" with the same bits; where an array is on a GPU, kernels
+        compute its sums. docs/algorithms.md and docs/gpus.md say when to use which.
+      sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay` makes a partial all-reduce,
+        which does not wait for all ranks ("average" and "sum" only). All calls with one `name`
+        ("allreduce" by default) form a series. The n-th call returns the result of round n, which
+        is the same on all ranks; a contribution that is too late for its round is in the next one.
+        The first call waits for all ranks. `herring.flush` ends the series. "full" makes an
+        ordinary all-reduce, once ranks have agreed on it. See docs/partial.md.
+      group: The `herring.Group` that takes part; None means all ranks.
 
     Returns:
       `array`.
 
     Raises:
-      InvalidArgumentError: dtype, op or algorithm not supported, not contiguous, read-only, not in
-        host memory, or an operation of this name is in flight.
-      MismatchError: ranks disagree; the message lists which rank had what.
-      PeerLostError: a worker or server died or left.
-      TimeoutError: the deadline passed; the message names the missing ranks.
+      InvalidArgumentError: The dtype, `op` or `algorithm` is not supported. Or `array` is not
+        contiguous, is read-only or cannot be reached from here. Or an operation with this name is
+        in flight.
+      MismatchError: Ranks disagree; the message lists what each rank gave.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: The deadline passed; the message names the missing ranks.
     """
     if sync is not None:
         if (prescale, postscale, algorithm) != (1.0, 1.0, "herring") and sync != "full":

@@ -33,27 +33,30 @@ def reduce(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> np.ndarray | None:
-    """Reduces `array` over all ranks and leaves the result with one of them.
+    """Reduces `array` over all ranks and leaves the result on one of them.
 
-    Each rank sends its array once, and only `root` receives one: half the bytes of `allreduce`
-    everywhere else. Sums are taken in one fixed tree over the ranks: the same inputs give the same
-    bits.
+    Each rank sends its array once, and only `root` receives an array, so the other ranks move half
+    the bytes of `allreduce`. The additions form one fixed tree over the ranks, so the same inputs
+    give the same bits.
 
     Args:
-      array: at least one dimension; equal shape and dtype on all ranks. Not changed.
-      op: as `allreduce`.
-      root: the rank that gets the result; equal on all ranks.
-      name: identifies the operation across ranks.
-      prescale: as `allreduce`.
-      postscale: as `allreduce`.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks. `root` is a rank inside it.
+      array: An array with at least one dimension; equal shape and dtype on all ranks. Not changed.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      root: The rank that gets the result (with `group`, inside it); equal on all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array on `root` (bfloat16 comes as uint16 bits), None on the others.
+      A new array on `root` (a bfloat16 array comes as its bits in uint16); None on other ranks.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes, dtypes, operators or roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
@@ -79,20 +82,25 @@ def gather(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> np.ndarray | None:
-    """Concatenates the arrays of all ranks along the first dimension on one of them.
+    """Concatenates the arrays of all ranks along the first dimension on one rank.
 
     Args:
-      array: at least one dimension, which may differ between ranks; the others may not.
-      root: the rank that gets them; equal on all ranks.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks. `root` is a rank inside it.
+      array: An array with at least one dimension. The first dimension may differ between ranks; the
+        other dimensions and the dtype may not.
+      root: The rank that gets the result (with `group`, inside it); equal on all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A new array on `root`, in rank order (bfloat16 comes as uint16 bits); None on the others.
+      A new array on `root` with the rows in rank order (a bfloat16 array comes as its bits in
+      uint16); None on other ranks.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: An argument cannot be used on some rank.
+      MismatchError: Ranks gave different shapes, dtypes or roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "gather", group)
     with called("alltoall", name, group):
@@ -113,19 +121,24 @@ def scatter(
     """Hands each rank one part of the first dimension of the root's array.
 
     Args:
-      array: at least one dimension; read on `root` only, where it is not changed. No bfloat16.
-      root: a rank; equal on all ranks.
-      splits: rows for each rank, in rank order, read on `root` only; None: equal parts.
-      name: identifies the operation across ranks.
-      timeout: seconds until the operation fails.
-      group: those who take part; None: all ranks. `root` is a rank inside it.
+      array: An array with at least one dimension, not bfloat16. It is read on `root` only, and not
+        changed.
+      root: The rank whose array is handed out (with `group`, inside it); equal on all ranks.
+      splits: The number of rows for each rank, in rank order; read on `root` only. None means equal
+        parts.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array with this rank's rows.
 
     Raises:
-      InvalidArgumentError: the root's array or `splits` do not fit; otherwise as `allreduce`.
-      MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError: The root's array or `splits` does not fit, or another argument cannot be
+        used on some rank.
+      MismatchError: Ranks gave different roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "scatter", group)
     rows: list[int] = []
@@ -136,7 +149,7 @@ def scatter(
             whole = _on_host(array)
             rows = checked_splits("scatter", len(whole), splits, group)
     about = (whole.dtype.str, whole.shape[1:]) if sends else None
-    # What the others are to expect, for they give nothing from which it could be seen.
+    # The other ranks pass no array, so they learn from the root what to expect.
     dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout, group=group)
     if not sends:
         whole, rows = np.empty((0, *tail), dtype), [0] * scope_of(group).size
@@ -144,7 +157,7 @@ def scatter(
 
 
 def _all_to(root: int, array: Any, kind: str, group: Group | None) -> list[int]:
-    """Returns splits that leave all rows to `root`."""
+    """Returns splits that give all rows to `root`."""
     rank_of(root, scope_of(group).size, kind, group)
     shape = shape_of(array)
     if len(shape) == 0:

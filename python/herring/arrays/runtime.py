@@ -1,6 +1,6 @@
-"""The life of this process in a job: init, shutdown, who am I.
+"""The life of this process in a job: `init`, `shutdown`, and its ranks and sizes.
 
-One job at a time per process. After `shutdown` another `init` may follow.
+A process is in one job at a time. After `shutdown` it may call `init` again.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ __all__ = [
     "stats",
 ]
 
-_PATIENCE = 5.0  # seconds for which the end of the process waits for a thread that is in init()
+_PATIENCE = 5.0  # seconds that the process's end waits for a thread that is inside init()
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
-_settings: dict[str, str] = {}  # that the running job was started with, beside the environment's
+_settings: dict[str, str] = {}  # settings given to the running job's init(), as text
 _told_alone = False
-learn_job: list[Callable[[_core.Job], None]] = []  # called when one begins
-forget_job: list[Callable[[], None]] = []  # called when a job ends: who keeps something of it
+learn_job: list[Callable[[_core.Job], None]] = []  # functions called when a job begins
+forget_job: list[Callable[[], None]] = []  # called when a job ends; they drop what they keep of it
 
 
 def host_identity() -> str:
-    """What tells this host from others: boot id, host name and network namespace.
+    """Returns a text that identifies this host: boot id, host name and network namespace.
 
     ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
     """
@@ -74,22 +74,22 @@ def host_identity() -> str:
 def init(**settings: Any) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
-    Ranks are detected in this order: ``HERRING_*``, torchrun, Open MPI, PMIx or PMI, Slurm; without
-    any of them this process is a job of one, and a script says so on its standard error
-    (``HERRING_RANK=0 HERRING_SIZE=1`` says that this is meant). Blocks until every rank and
-    dedicated server is there.
+    Ranks are detected from the first of these that is present: ``HERRING_*``, torchrun, Open MPI,
+    PMIx or PMI, Slurm. Without any of them this process is a job of one worker, and a script logs a
+    warning about it; ``HERRING_RANK=0 HERRING_SIZE=1`` says that one worker is intended. `init`
+    blocks until every rank and every dedicated server is present.
 
     Args:
-      **settings: override settings by name (see ``herring config``), for example
-        ``init(timeout=600, flows=4)``. What all ranks share (segment and frame size, credit,
-        flows, proxies) is taken from rank 0.
+      **settings: Values that override settings by name (see ``herring config``), for example
+        ``init(timeout=600, flows=4)``. Settings that all ranks share (segment and frame size,
+        credit, flows, proxies) are taken from rank 0.
 
     Raises:
-      ConfigurationError: the environment or a setting is missing, wrong or contradictory; ranks
-        disagree about the job; the rendezvous cannot be bound; this process has joined the job
-        with other settings before.
-      AuthenticationError: the rendezvous does not know this job's secret.
-      TimeoutError: not everybody came in time; the message lists who is missing.
+      ConfigurationError: The environment or a setting is missing, wrong or contradictory. Or ranks
+        disagree about the job, the rendezvous cannot be bound, or this process has already joined
+        the job with other settings.
+      AuthenticationError: The rendezvous does not know this job's secret.
+      TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
 
     def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
@@ -103,23 +103,26 @@ def start(
     meet_others: Callable[[WorkerEnvironment, float, float], Meeting],
     settings: dict[str, Any],
 ) -> bool:
-    """Joins a job: what `init` does, whoever says which one.
+    """Joins a job that is described by functions; `init` and the adapters call it.
 
     Args:
-      who: tells who this worker is.
-      meet_others: called with the worker, the seconds that it may take, and those after which it
-        first says what it waits for; returns where to register.
-      settings: as of `init`.
+      who: Returns this worker's place in the job.
+      meet_others: Returns where to register. It is called with the worker, the seconds that it may
+        take, and the seconds after which it first says what it waits for.
+      settings: Values that override settings by name.
 
     Returns:
-      False: this process is in a job already, and nothing was done.
+      False if this process is in a job already; nothing was done then.
 
     Raises:
-      ConfigurationError, AuthenticationError, TimeoutError: as `init`.
+      ConfigurationError: The environment or a setting is missing, wrong or contradictory. Or this
+        process has already joined the job with other settings.
+      AuthenticationError: The rendezvous does not know this job's secret.
+      TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
     global _job, _settings
     with _lock:
-        # Who a worker is comes from its launcher, so that one script runs under all of them.
+        # A launcher tells a worker its ranks, so that one script runs under all launchers.
         outside = variables_of("launcher", "environment")
         misplaced = sorted(name for name in settings if f"HERRING_{name.upper()}" in outside)
         if misplaced:
@@ -133,14 +136,14 @@ def start(
         overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
         given = dict(overrides)
         worker = who()
-        with contextlib.suppress(ConfigurationError):  # of Job.start, which tells the others too
+        with contextlib.suppress(ConfigurationError):  # Job.start tells the others too
             for text in _core.setting_warnings():
                 _core.log_warning(text)
         patience, first_reminder, right = _core.start_up_times(overrides)
         deadline = time.monotonic() + patience
         meeting = meet_others(worker, patience, first_reminder)
-        # Finding the others and meeting them have one time-out together. One that is not allowed is
-        # left for the core to refuse.
+        # One time-out covers both finding the rendezvous and registering there. The core refuses a
+        # time-out with a wrong value.
         if right:
             overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:
@@ -170,7 +173,7 @@ def start(
 
 
 def _text_of_setting(name: str, value: Any) -> str:
-    """A setting as the environment would have it."""
+    """Returns a setting as the text that an environment variable would have."""
     if isinstance(value, datetime.timedelta):
         return f"{value.total_seconds():g}"
     if isinstance(value, (str, int, float)):
@@ -181,10 +184,10 @@ def _text_of_setting(name: str, value: Any) -> str:
 
 
 def _require_same(settings: dict[str, Any]) -> None:
-    """Refuses settings other than those that the running job has.
+    """Refuses settings that differ from those of the running job.
 
     Raises:
-      ConfigurationError: names those that differ.
+      ConfigurationError: A setting differs or does not exist; the message names it.
     """
     if not settings:
         return
@@ -195,7 +198,7 @@ def _require_same(settings: dict[str, Any]) -> None:
             raise ConfigurationError(f"there is no option {name!r}; 'herring config' lists all")
         before = _settings.get(name, rows[name]["value"])
         text = _text_of_setting(name, value)
-        # By value: 300 and 5m are the same, and True and on.
+        # Values are compared instead of texts: 300 and 5m are the same, and so are True and on.
         asked, there = (named(name).parse(each, f"option {name}") for each in (text, before))
         if asked != there:
             different.append((f"{name}={text}", f"{name}={before}"))
@@ -203,12 +206,12 @@ def _require_same(settings: dict[str, Any]) -> None:
         asked, there = (", ".join(texts) for texts in zip(*different))
         raise ConfigurationError(
             f"init({asked}): this process is in a job already, with {there}; give settings with "
-            "the first init(), or call shutdown() before"
+            "the first init(), or call shutdown() first"
         )
 
 
 def _say_alone() -> None:
-    """Says once that this is a job of one, unless a person sits at the prompt."""
+    """Warns once that this is a job of one worker, unless Python runs interactively."""
     global _told_alone
     if _told_alone or hasattr(sys, "ps1"):
         return
@@ -216,14 +219,15 @@ def _say_alone() -> None:
     _core.log_warning(
         "no launcher has started this process, so it is a job of one worker, and nothing is "
         "averaged with others: start it with 'herring run -n N -- python ...', torchrun, mpirun or "
-        "srun (HERRING_RANK=0 HERRING_SIZE=1 says that one worker is meant)"
+        "srun, or set HERRING_RANK=0 HERRING_SIZE=1 if one worker is intended"
     )
 
 
 def shutdown() -> None:
-    """Leaves the job; bounded in time. Operations in flight fail with `ShutdownError`.
+    """Leaves the job; operations in flight fail with `ShutdownError`.
 
-    Runs by itself at the interpreter's exit. Without `init` it does nothing.
+    The call ends within a bounded time. It runs by itself when the interpreter exits. Without an
+    earlier `init` it does nothing.
     """
     global _job
     with _lock:
@@ -236,7 +240,8 @@ def shutdown() -> None:
 
 
 def _at_exit() -> None:
-    # A daemon thread may be in init(), which ends soon; what it does in Python is not waited for.
+    # A daemon thread may be inside init(). end_starts() makes that call end soon; this function
+    # does not wait for what the thread then does in Python.
     _core.end_starts()
     if _lock.acquire(timeout=_PATIENCE):
         _lock.release()
@@ -247,11 +252,11 @@ atexit.register(_at_exit)
 
 
 def _in_forked_child() -> None:
-    # The engine's threads did not come along: the child is no member of the job, and must not run
-    # the parent's clean-up.
+    # The engine's threads do not exist in the child. The child is not a member of the job and must
+    # not run the parent's clean-up.
     global _job
     if _job is not None:
-        # Also when the interpreter ends: destroying a job would wait for its threads.
+        # The job is kept until the process ends, because destroying it would wait for its threads.
         _core.keep_for_ever(_job)
         _forked.append(_job)
         _job = None
@@ -262,10 +267,10 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def job() -> _core.Job:
-    """The running job.
+    """Returns the running job.
 
     Raises:
-      ShutdownError: there is none.
+      ShutdownError: There is no running job.
     """
     current = _job
     if current is None:
@@ -280,24 +285,28 @@ def require_running(owner: _core.Job, what: str) -> None:
     """Raises ShutdownError unless `what`, which was made in the job `owner`, can be used.
 
     Args:
-      owner: the job in which it was made.
-      what: how a message calls it.
+      owner: The job in which the object was made.
+      what: The object's name in the message.
     """
     if _job is owner:
         return
     if _job is None and _forked:
-        job()  # says that this is a forked child
+        job()  # raises an error that says that this is a forked child
     raise ShutdownError(
         f"{what} belongs to a job that has ended; make it anew (wrap the model again)"
     )
 
 
 def abort(reason: str) -> None:
-    """Fails every pending and later operation on every rank, with this reason. Cannot hang.
+    """Fails every pending and later operation on every rank with this reason; never hangs.
+
+    Args:
+      reason: The text that every rank's error shows.
 
     Raises:
       ConfigurationError: `reason` is empty.
-      InvalidArgumentError: it is no text.
+      InvalidArgumentError: `reason` is not a text.
+      ShutdownError: This process is not in a job.
     """
     if not text_of(reason, "reason"):
         raise ConfigurationError("abort() needs a reason: it is what every rank will read")
@@ -305,49 +314,50 @@ def abort(reason: str) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job."""
+    """Returns whether this process is in a job."""
     return _job is not None
 
 
 def rank() -> int:
-    """This worker's rank, 0 to size() - 1."""
+    """Returns this worker's rank, 0 to size() - 1."""
     return job().rank
 
 
 def size() -> int:
-    """Number of workers in the job."""
+    """Returns the number of workers in the job."""
     return job().size
 
 
 def local_rank() -> int:
-    """This worker's rank on its node, 0 to local_size() - 1."""
+    """Returns this worker's rank on its node, 0 to local_size() - 1."""
     return job().local_rank
 
 
 def local_size() -> int:
-    """Number of workers on this node."""
+    """Returns the number of workers on this node."""
     return job().local_size
 
 
 def node_rank() -> int:
-    """This node's number, 0 to num_nodes() - 1, by lowest rank."""
+    """Returns this node's number, 0 to num_nodes() - 1; nodes are ordered by lowest rank."""
     return job().node_rank
 
 
 def num_nodes() -> int:
-    """Number of nodes: groups of workers that share a machine's memory."""
+    """Returns the number of nodes, which are groups of workers that share a machine's memory."""
     return job().num_nodes
 
 
 def stats() -> dict[str, Any]:
-    """Counters of this worker since `init`.
+    """Returns counters of this worker since `init`.
 
     Returns:
-      ``bytes_sent`` and ``bytes_received`` on the wire between this worker and all others, headers
-      included; ``servers``: a list with name, dedicated, weight, bytes_sent and bytes_received per
-      server (as this worker sees it); ``workers``: bytes_sent and bytes_received of algorithms that
-      go by messages between workers; ``credit_bytes``: what a flow may have
-      outstanding now; ``wakeups`` of the engine; ``gpu_sums``: completed all-reduces whose sums
-      this worker's GPU took (``algorithm="cuda-butterfly"``).
+      A dictionary with these keys. ``bytes_sent`` and ``bytes_received``: bytes on the wire between
+      this worker and all other processes, including headers. ``servers``: a list with name,
+      dedicated, weight, bytes_sent and bytes_received of each server, as this worker sees them.
+      ``workers``: bytes_sent and bytes_received of algorithms that send messages between workers.
+      ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups of the
+      engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
+      (``algorithm="cuda-butterfly"``).
     """
     return job().stats()

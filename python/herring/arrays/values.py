@@ -1,4 +1,4 @@
-"""Hands the values of one rank's variables to all, whatever dtypes the framework has."""
+"""Hands the values of one rank's variables to all ranks, for any dtype of a framework."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ __all__ = ["broadcast_values"]
 def broadcast_values(
     values: Sequence[np.ndarray], root: int, *, name: str, group: Group | None = None
 ) -> list[np.ndarray]:
-    """The arrays of rank `root` (collective).
+    """Returns the arrays of rank `root` on every rank (collective).
 
     Args:
-      values: any shapes and dtypes of fixed size; alike on all ranks. Not changed.
-      root: the rank whose values all get, inside the group if there is one.
-      name: identifies the operation across ranks.
-      group: those who take part; None: all ranks.
+      values: Arrays of any shapes and of any dtypes of fixed size, equal on all ranks. They are not
+        changed.
+      root: The rank whose values all ranks get; with `group`, a rank inside it.
+      name: Identifies the operation across ranks.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      A list of arrays; without others, and on the root, those given.
+      A list of arrays. The root, and a rank without others, gets the given arrays themselves.
 
     Raises:
-      InvalidArgumentError: there is no such root.
-      MismatchError: the lists differ between ranks.
-      PeerLostError, TimeoutError: as `herring.broadcast`.
+      InvalidArgumentError: `root` is not a rank of the job or group.
+      MismatchError: The lists differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scope = scope_of(group)
     if scope.size == 1:
@@ -46,7 +48,7 @@ def broadcast_values(
 
 
 def _shortened(about: list[tuple[str, tuple[int, ...]]]) -> str:
-    """A text that differs where the lists do, and is readable where it is short."""
+    """Returns a text that differs whenever the lists differ, and is readable if it is short."""
     text = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in about)
     if len(text) <= 2000:
         return f"{len(about)} variables: {text}"

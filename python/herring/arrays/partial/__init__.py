@@ -1,8 +1,9 @@
-"""Partial all-reduce: rounds that wait for few, and lose nothing of those who are late.
+"""Partial all-reduces: rounds that wait for a quorum of workers and lose no late contribution.
 
-Paper: Li et al., Taming Unbalanced Training Workloads in Deep Learning with Partial Collective
-Operations, 2020, sections 4 and 5. There the quorum is an expectation and
-a missed result is overwritten; here the quorum is counted, and every worker gets every result.
+The method is from Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial
+Collective Operations", 2020, sections 4 and 5. In that paper the quorum is an expected number, and
+a result that a worker misses is overwritten. Here the quorum is an exact count, and every worker
+gets every result.
 """
 
 from herring.arrays.partial.quorum import Quorum, is_partial

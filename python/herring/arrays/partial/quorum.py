@@ -1,4 +1,4 @@
-"""When a round of a partial all-reduce ends."""
+"""The condition under which a round of a partial all-reduce ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LONGEST_GRACE = 24 * 3600
 
 @dataclasses.dataclass(frozen=True)
 class Quorum:
-    """When a round of a partial all-reduce ends, for `sync=`.
+    """The condition under which a round of a partial all-reduce ends, for `sync=`.
 
     Attributes:
-      q: workers that must have contributed and be waiting for the result, 1 to the number of
-        workers; if fewer are left that live and have not flushed, all of these.
-      grace: seconds to wait for more, once the quorum is met; or a text such as "5ms".
-      staleness: rounds that a contribution may miss; the round after them waits for it. 0: every
-        round waits for everybody.
-      divisor: averages divide by all "workers" of the job (as in the paper), or by the
+      q: The number of workers that must have contributed and be waiting for the result, from 1 to
+        the number of workers. If fewer workers are alive and have not flushed, all of them.
+      grace: Seconds to wait for more workers once the quorum is met, or a text such as "5ms".
+      staleness: The number of rounds that a contribution may miss; the next round waits for it. 0
+        means that every round waits for all workers.
+      divisor: What averages are divided by: all "workers" of the job, as in the paper, or the
         "contributors" of the round.
     """
 
@@ -35,13 +35,13 @@ class Quorum:
 
     @property
     def seconds(self) -> float:
-        """`grace` as a number."""
+        """The grace in seconds."""
         if isinstance(self.grace, str):
             return seconds_of(self.grace, "the grace")
         return number_of(self.grace, "the grace")
 
     def check(self, workers: int) -> None:
-        """Raises InvalidArgumentError, naming the value, unless this fits a job of `workers`."""
+        """Raises InvalidArgumentError, with the value, unless a job of `workers` can use this."""
         if not isinstance(self.q, int) or not 1 <= self.q <= workers:
             raise InvalidArgumentError(
                 f"the quorum is {shown(self.q)}; it must be from 1 to the number of workers, "
@@ -61,12 +61,12 @@ class Quorum:
 
 
 def is_partial(sync: str | Quorum | Replay, workers: int) -> bool:
-    """Whether `sync` means rounds that do not wait for everybody; checks its values."""
+    """Checks `sync` and returns whether it means rounds that do not wait for all workers."""
     return isinstance(sync, Replay) or quorum_of(sync, workers) is not None
 
 
 def quorum_of(sync: str | Quorum, workers: int) -> Quorum | None:
-    """What `sync` means in a job of so many workers; None for "full"."""
+    """Returns the quorum that `sync` means in a job of `workers`; None for "full"."""
     if isinstance(sync, Quorum):
         sync.check(workers)
         return sync

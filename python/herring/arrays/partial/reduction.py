@@ -1,4 +1,4 @@
-"""Series of rounds over one array."""
+"""Partial all-reduces: series of rounds over one array."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ __all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statisti
 class PartialReduction:
     """A series of rounds over one array (collective: same arguments on every rank).
 
-    Each worker contributes arrays, and takes the results of all rounds in order. What comes too
-    late for a round is in the next one that closes.
+    Each worker contributes arrays and takes the results of all rounds in order. A contribution that
+    is too late for a round is in the next round that closes.
 
     Args:
-      elements: of the array.
-      dtype: its name.
+      elements: The number of elements of the array.
+      dtype: The name of the array's dtype.
       sync: "solo", "majority", a `Quorum` or a `Replay`.
-      op: "average" (floats) or "sum".
-      name: identifies the series across ranks.
-      statistics: goes on with these, of series before; a `Replay` repeats the series that follows
-        in its recording.
-      group: those who take part; None: all ranks. A `Replay` is of all ranks.
+      op: "average" (floats only) or "sum".
+      name: Identifies the series across ranks; None numbers the series.
+      statistics: Statistics of earlier series, which this series continues. A `Replay` then repeats
+        the next series in its recording. None begins new statistics.
+      group: The group that takes part; None means all ranks. A `Replay` takes no group.
 
     Raises:
-      InvalidArgumentError: a value out of range, or an op that cannot be summed up.
-      MismatchError: ranks gave different arguments; the message lists them.
+      InvalidArgumentError: A value is out of range, or `op` is not "average" or "sum".
+      MismatchError: Ranks gave different arguments; the message lists them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PartialReduction:
             text_of(dtype, "dtype")
             op = operator_of(op)
             if isinstance(sync, Replay) and group is not None:
-                raise InvalidArgumentError("a Replay is of all ranks; it takes no group")
+                raise InvalidArgumentError("a Replay covers all ranks and takes no group")
             if not is_partial(sync, scope.size):
                 raise InvalidArgumentError(
                     "a PartialReduction is partial: sync='full' is allreduce()"
@@ -111,9 +111,10 @@ class PartialReduction:
 
     @property
     def ready(self) -> int:
-        """Results that `take` would return at once.
+        """The number of results that `take` would return at once.
 
-        In a replay those that were taken before the next contribution, which may still be coming.
+        In a replay, it is the number of results that the recorded run took before the next
+        contribution; some of these may still be on their way.
         """
         if self._replay is not None:
             recorded = self._replay.taken_before(self._partial.produced + 1)
@@ -123,33 +124,33 @@ class PartialReduction:
 
     @property
     def rounds(self) -> int:
-        """Results taken."""
+        """The number of results taken."""
         return self._partial.taken
 
     @property
     def contributions(self) -> tuple[int, int]:
-        """How many this worker has made, and how many of them are in results."""
+        """The number of contributions of this worker, and how many of them are in results."""
         return self._partial.produced, self._partial.counted
 
     @property
     def memory(self) -> int:
-        """Arrays set aside for contributions and results."""
+        """The number of arrays allocated for contributions and results."""
         return self._partial.blocks
 
     def contribute(self, array: Any, *, waits: bool = True, last: bool = False) -> None:
         """Adds an array to the round that closes next; returns at once.
 
         Args:
-          array: is copied.
-          waits: the worker takes one more result before it goes on. Only workers that wait close
-            rounds. False, after results were taken that had been missed: it goes on at once.
-          last: the worker contributes nothing after this, and takes results until one with
-            `RoundInfo.last`, which comes when all workers have said so.
+          array: The contribution, which is copied.
+          waits: Whether the worker takes one more result before it goes on. Only waiting workers
+            close rounds. Pass False after taking missed results, if the worker goes on at once.
+          last: Whether this is the worker's last contribution. The worker then takes results until
+            one has `RoundInfo.last`, which comes after the last contribution of every worker.
 
         Raises:
-          InvalidArgumentError: the array does not fit, a result was not taken, or a replay had
-            something else here.
-          HerringError: the job has failed.
+          InvalidArgumentError: The array does not fit, a result was not taken, or the recorded run
+            did something else at this point.
+          HerringError: The job failed.
         """
         self._contribute(
             array, boolean_of(waits, "waits"), boolean_of(last, "last"), caller_waits=False
@@ -158,7 +159,10 @@ class PartialReduction:
     def _contribute(
         self, array: Any, waits: bool = True, last: bool = False, caller_waits: bool = True
     ) -> None:
-        """`caller_waits`: it takes a result at once, and sends what is to be sent meanwhile."""
+        """Contributes; `caller_waits` says that the caller takes a result next and sends meanwhile.
+
+        The waiting caller's thread then does the sending itself.
+        """
         taken = self._partial.taken
         place = (0, 0, 0)
         if self._replay is not None:
@@ -170,13 +174,16 @@ class PartialReduction:
         """Waits for the next round's result and writes it to `array`.
 
         Args:
-          array: writable, of the series' shape.
-          timeout: seconds to wait here; None: until the round's deadline.
+          array: A writable array with the series' dtype and number of elements.
+          timeout: Seconds to wait here; None means to wait until the round's deadline.
+
+        Returns:
+          What is known about the round, such as its contributors.
 
         Raises:
-          TimeoutError: the round did not end in time.
-          PeerLostError: a process without which the job cannot go on is gone.
-          MismatchError: a replayed round has other contributors than the recorded one.
+          TimeoutError: The round did not end in time.
+          PeerLostError: A process is lost without which the job cannot go on.
+          MismatchError: A replayed round has other contributors than the recorded round.
         """
         info = self._partial.take(array, seconds_of(timeout))
         if self._replay is not None:
@@ -185,24 +192,37 @@ class PartialReduction:
         return info
 
     def allreduce(self, array: Any, timeout: float | None = None) -> RoundInfo:
-        """Contributes `array` and writes the next round's result to it."""
+        """Contributes `array` and writes the next round's result to it.
+
+        Args:
+          array: A writable array with the series' dtype and number of elements.
+          timeout: Seconds to wait here; None means to wait until the round's deadline.
+
+        Returns:
+          What is known about the round, such as its contributors.
+
+        Raises:
+          TimeoutError: The round did not end in time.
+          PeerLostError: A process is lost without which the job cannot go on.
+        """
         self._contribute(array)
         return self.take(array, timeout)
 
     def step(self, array: Any, result: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
-        """A step of eager SGD: takes what was missed, and contributes.
+        """Does a step of eager SGD: takes the missed results, then contributes.
 
-        Results of rounds that were missed come first; then nothing is waited for, and the
-        contribution goes to the round that closes next. Otherwise the next round is waited for.
-        A caller who leaves the loop has contributed as well.
+        If the worker has missed rounds, their results come first. The contribution then goes to the
+        round that closes next, and nothing is waited for. Otherwise the worker waits for the next
+        round. A caller that leaves the loop early has contributed as well.
 
         Args:
-          array: the contribution.
-          result: writable, of the series' shape; holds one result after the other.
-          timeout: seconds to wait for the next round.
+          array: The contribution.
+          result: A writable array with the series' dtype and number of elements, which holds one
+            result after the other.
+          timeout: Seconds to wait for the next round; None means to wait until its deadline.
 
         Yields:
-          What is known about each result, while `result` holds it.
+          What is known about each round, while `result` holds its result.
         """
         contributed = missed = False
         try:
@@ -219,23 +239,24 @@ class PartialReduction:
             raise
 
     def flush(self, array: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
-        """Ends the series, with a last round that is the same on all ranks; nothing stays pending.
+        """Ends the series with a last round that is the same on all ranks; nothing stays pending.
 
-        Whoever flushes while others make more steps takes the results of those as well: rounds go
-        on without waiting for it, and end when all ranks flush. Begun again, after a `TimeoutError`
-        or by a caller that left the loop, it goes on where it was, and contributes nothing.
+        A rank that flushes while other ranks make more steps takes the results of those steps too.
+        Rounds no longer wait for this rank, and end when all ranks flush. After a `TimeoutError`,
+        or if the caller left the loop, a new call goes on where the last one stopped and
+        contributes nothing.
 
         Args:
-          array: the last contribution (zeros do); then one result after the other, those that were
-            missed first.
-          timeout: seconds to wait for each.
+          array: The last contribution, which may be zeros. It then holds one result after the
+            other, beginning with those that were missed.
+          timeout: Seconds to wait for each result; None means to wait until its deadline.
 
         Yields:
-          What is known about each result, while `array` holds it.
+          What is known about each round, while `array` holds its result.
 
         Raises:
-          InvalidArgumentError: the series has ended.
-          TimeoutError: a rank neither goes on nor flushes; the message names it.
+          InvalidArgumentError: The series has ended.
+          TimeoutError: A rank neither goes on nor flushes; the message names it.
         """
         if self.ended:
             raise InvalidArgumentError(f"'{self.name}' was flushed already; begin another series")
@@ -248,7 +269,7 @@ class PartialReduction:
             yield info
 
     def digest(self, value: int) -> None:
-        """Has a digest of this replica, after the results taken, compared with the others'."""
+        """Compares a digest of this replica, after the results taken so far, with the others'."""
         self._partial.digest(self.rounds, count_of(value, "value", 0, 2**64 - 1))
 
 
@@ -265,13 +286,13 @@ def _recorded_quorum(
     return Quorum(**then)
 
 
-_Key = tuple[str, Group | None]  # not "|": Python 3.9
-# Series behind allreduce(sync=), by name and group; None: it was begun with sync="full".
+_Key = tuple[str, Group | None]
+# The series behind allreduce(sync=), by name and group; None if it began with sync="full".
 _series: dict[_Key, PartialReduction | None] = {}
 _began_with: dict[_Key, str] = {}
-# Of all series of a name, those that were flushed included.
+# The statistics of all series of a name, including series that were flushed.
 _statistics: dict[_Key, RoundStatistics] = {}
-# Results of a flush that has timed out.
+# The results that a flush had taken before it timed out.
 _flushed: dict[_Key, list[np.ndarray]] = {}
 
 
@@ -326,7 +347,7 @@ def allreduce_in_rounds(
     timeout: float | None,
     group: Group | None,
 ) -> bool:
-    """`herring.allreduce` with `sync`; False: the mode is "full", which is an ordinary one."""
+    """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce."""
     series = _series_of(name_given(name) or "allreduce", sync, array, operator_of(op), group)
     if series is None:
         return False
@@ -341,25 +362,25 @@ def flush(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> list[np.ndarray]:
-    """Ends a series of `allreduce(..., sync=)` (collective), with a round of all that is pending.
+    """Ends a series of `allreduce(..., sync=)` with a round of all pending data (collective).
 
-    Ranks may have made different numbers of calls: who flushes takes the results of the others'
-    rounds until all flush. So all have the same last result. The next all-reduce of the name begins
-    another series.
+    Ranks may have made different numbers of calls. A rank that flushes takes the results of the
+    other ranks' rounds until all ranks flush, so the last result is the same on all ranks. The next
+    all-reduce with this name begins another series.
 
     Args:
-      array: this rank's last contribution; zeros do. Not changed.
-      name: of the series.
-      timeout: seconds to wait for each result.
-      group: in which it was begun; None: all ranks.
+      array: This rank's last contribution, which may be zeros. Not changed.
+      name: The name of the series.
+      timeout: Seconds to wait for each result; None means to wait until its deadline.
+      group: The group in which the series began; None means all ranks.
 
     Returns:
-      The results that this rank has not got yet, in order.
+      The results that this rank has not received yet, in order.
 
     Raises:
-      InvalidArgumentError: there is no such series.
-      TimeoutError: a rank neither goes on nor flushes. Called again it goes on waiting; `array` is
-        not contributed again.
+      InvalidArgumentError: There is no such series.
+      TimeoutError: A rank neither goes on nor flushes. Another call goes on waiting and does not
+        contribute `array` again.
     """
     scope_of(group)
     key = (name_given(name) or "allreduce", group)
@@ -380,10 +401,17 @@ def flush(
 
 
 def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -> RoundStatistics:
-    """What happened in the rounds of `allreduce(..., sync=)` of a name; a flush forgets nothing.
+    """Returns statistics of the rounds of `allreduce(..., sync=)` with a name, also after a flush.
+
+    Args:
+      name: The name of the series.
+      group: The group in which the series began; None means all ranks.
+
+    Returns:
+      The statistics of all series of this name.
 
     Raises:
-      InvalidArgumentError: there was no such series.
+      InvalidArgumentError: There was no such series.
     """
     scope_of(group)
     key = (name_given(name) or "allreduce", group)

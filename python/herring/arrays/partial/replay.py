@@ -1,7 +1,8 @@
 """Recordings of partial all-reduces, and their exact repetition.
 
-The bits of a training in rounds follow from who was in which round, and from how many results each
-worker had taken before each of its contributions. That is what a recording holds.
+Two things determine the bits of a training in rounds: the contributors of each round, and the
+number of results that each worker had taken before each of its contributions. A recording contains
+both.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Repeats what `RoundStatistics.save` has written, for `sync=`.
+    """Repeats a series recorded by `RoundStatistics.save`, for `sync=`.
 
-    Each round has the recorded contributors, and each worker takes and contributes in the recorded
-    order, however fast it is now: a deterministic training gives the same bits. Rank 0 reads the
-    file. Several series in a row (after each `flush`) are repeated in the order of the recording.
+    Each round has the recorded contributors. Each worker takes and contributes in the recorded
+    order, however fast it is now, so a deterministic training gives the same bits. Rank 0 reads the
+    file. Several series in a row (a `flush` ends each) are repeated in the recorded order.
 
     Attributes:
-      path: of the recording, the same text on every rank.
+      path: The path of the recording, the same text on every rank.
     """
 
     path: str | Path
@@ -52,19 +53,19 @@ class Replay:
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, os.PathLike)):
             raise InvalidArgumentError(
-                f"path is {shown(self.path)}; it must be that of a recording"
+                f"path is {shown(self.path)}; it must be the path of a recording"
             )
 
     def open(self, number: int, name: str) -> Recorded:
-        """What is recorded of a series (collective).
+        """Returns what is recorded about a series (collective).
 
         Args:
-          number: of the series in the recording, from 0.
-          name: of the series now, for messages.
+          number: The number of the series in the recording, from 0.
+          name: The name of the series now, for messages.
 
         Raises:
-          InvalidArgumentError: there is no such recording, it is damaged, or it is of another
-            number of workers or of fewer series.
+          InvalidArgumentError: The recording does not exist, is damaged, has another number of
+            workers, or has fewer series.
         """
         found: Any = None
         if job().rank == 0:
@@ -72,8 +73,8 @@ class Replay:
                 found = self._read(number, name)
             except InvalidArgumentError as error:
                 found = str(error)
-            except (RecursionError, MemoryError) as error:  # the others wait for an answer
-                found = f"'{self.path}' is no recording that can be read: {error!r}"
+            except (RecursionError, MemoryError) as error:  # the other ranks wait for an answer
+                found = f"'{self.path}' is not a readable recording: {error!r}"
         found = broadcast_object(found, name=f"{name}.replay")
         if isinstance(found, str):
             raise InvalidArgumentError(found)
@@ -95,10 +96,10 @@ class Replay:
 
 
 class Recorded:
-    """A series that is repeated, as one rank sees it.
+    """A recorded series that is being repeated, as one rank sees it.
 
     Attributes:
-      options: of the series: elements, dtype, op, q, grace, staleness, divisor.
+      options: The series' elements, dtype, op, q, grace, staleness and divisor.
     """
 
     def __init__(self, path: str, name: str, rank: int, series: dict[str, Any]) -> None:
@@ -113,14 +114,17 @@ class Recorded:
                 self._places.append((number, len(contributors), upto))
 
     def taken_before(self, number: int) -> int | None:
-        """Results to take before a contribution, counted from 1; None: there is no such."""
+        """Returns the results to take before contribution `number` (from 1), or None if unknown."""
         return self._steps[number - 1][0] if number <= len(self._steps) else None
 
     def place(self, number: int, taken: int, waits: bool, last: bool) -> tuple[int, int, int]:
-        """Where a contribution is counted: the round, its contributors, the last of mine in it.
+        """Returns the round that counts a contribution.
+
+        Returns:
+          The round, its number of contributors, and the last of this rank's contributions in it.
 
         Raises:
-          InvalidArgumentError: the worker does something else than it did then.
+          InvalidArgumentError: The worker does something else than in the recorded run.
         """
         if number >= len(self._steps) and not last:
             raise InvalidArgumentError(
@@ -156,25 +160,25 @@ class Recorded:
 
 
 class Recorder:
-    """Notes what a replay of one series needs: 4 + 6 bytes per contributor in a round."""
+    """Records what a replay of one series needs: 4 + 6 bytes per contributor in each round."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.ended = False
-        self._members = array("H")  # of all rounds, one after the other
-        self._added = array("I")  # contributions of theirs
-        self._counts = array("I")  # contributors, by round
+        self._members = array("H")  # ranks of the contributors, round after round
+        self._added = array("I")  # contributions that each of them added
+        self._counts = array("I")  # number of contributors, by round
         self._uptos: Counter[int] = Counter()  # contributions counted so far, by rank
         self._taken = array("I")
         self._waited = bytearray()
 
     def contributed(self, taken: int, waits: bool) -> None:
-        """This rank has made a contribution, after so many results."""
+        """Records that this rank made a contribution after taking `taken` results."""
         self._taken.append(taken)
         self._waited.append(waits)
 
     def round(self, contributors: list[Any]) -> None:
-        """The contributors of the next round."""
+        """Records the contributors of the next round."""
         self._counts.append(len(contributors))
         for one in contributors:
             self._members.append(one.rank)
@@ -183,12 +187,12 @@ class Recorder:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """Of this rank: results taken before each contribution, and whether it waited then."""
+        """This rank's results taken before each contribution, and whether it waited there."""
         return list(zip(self._taken, self._waited))
 
     @property
     def rounds(self) -> list[list[tuple[int, int]]]:
-        """By round, (rank, contributions counted so far) of its contributors."""
+        """By round, the rank of each contributor and its contributions counted so far."""
         uptos: Counter[int] = Counter()
         pairs = iter(zip(self._members, self._added))
         rounds = []
@@ -200,15 +204,15 @@ class Recorder:
 
 
 def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
-    """Writes a recording (collective; rank 0 writes). All ranks succeed, or none.
+    """Writes a recording (collective; rank 0 writes); all ranks succeed or all fail.
 
     Raises:
-      InvalidArgumentError: a series was not flushed, a worker is gone, ranks have different
+      InvalidArgumentError: A series was not flushed, a worker is lost, ranks have different
         numbers of series, or the file cannot be written.
     """
     if lost:
         raise InvalidArgumentError(
-            f"rank {lost[0][0]} is gone: what it did is not known, so '{path}' cannot be recorded"
+            f"rank {lost[0][0]} is gone: its steps are not known, so '{path}' cannot be recorded"
         )
     rank = job().rank
     mine = [(one.steps, one.ended) for one in recorders]
@@ -221,8 +225,8 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
         steps, ended = zip(*(of_rank[number] for of_rank in everyone))
         if not all(ended):
             raise InvalidArgumentError(
-                f"series {number} is not at its end on rank {ended.index(False)}: flush() it "
-                f"before it is saved to '{path}'"
+                f"series {number} has not ended on rank {ended.index(False)}: flush() it "
+                f"before saving it to '{path}'"
             )
         series.append({**recorder.options, "rounds": recorder.rounds, "steps": steps})
     problem = ""
@@ -236,7 +240,7 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
         part = Path(f"{path}.part")
         try:
             part.write_text(json.dumps(recording, separators=(",", ":")) + "\n")
-            part.replace(path)  # is whole, or is not there
+            part.replace(path)  # the file appears whole or not at all
         except OSError as error:
             problem = str(error)
     problem = broadcast_object(problem, name=next_name("recording.written"))
@@ -245,15 +249,16 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A recording, checked.
+    """Returns a recording after checking it.
 
     Raises:
-      InvalidArgumentError: it cannot be read or is no sound recording; says what is wrong.
+      InvalidArgumentError: The file cannot be read or is not a sound recording; the message says
+        what is wrong.
     """
     try:
         recording = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"'{path}' is no recording that can be read: {error}") from None
+        raise InvalidArgumentError(f"'{path}' is not a readable recording: {error}") from None
     try:
         if recording["format"] != _FORMAT or recording["version"] != _VERSION:
             raise _Damaged(
@@ -275,7 +280,7 @@ class _Damaged(Exception):
 
 
 def _check(series: dict[str, Any], workers: int, where: str) -> None:
-    """What holds for every recording; with it no worker can wait for ever."""
+    """Checks what holds for every recording; after the check no worker can wait for ever."""
     for key, kind in _OPTIONS.items():
         if not isinstance(series[key], kind) and (kind, type(series[key])) != (float, int):
             raise _Damaged(f"{where} has {key} {series[key]!r}")
@@ -307,6 +312,6 @@ def _check(series: dict[str, Any], workers: int, where: str) -> None:
             if not isinstance(taken, int) or taken < due:
                 raise _Damaged(
                     f"{where}, contribution {number} of rank {rank} was made after {taken} "
-                    f"results, of {due} at least"
+                    f"results, but at least {due} must come before it"
                 )
             due = taken + bool(waited)

@@ -1,4 +1,4 @@
-"""What happened in the rounds of a partial all-reduce."""
+"""Statistics of the rounds of a partial all-reduce."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ RoundInfo = _core.RoundInfo
 
 
 class RoundStatistics:
-    """Who was in which round, who was late and by how much.
+    """Records which workers were in which round, which were late, and by how much.
 
     Attributes:
-      rounds: (contributors, active ones) of each round.
-      staleness: how many contributors were how many rounds late.
-      late: by rank, the seconds by which it missed rounds.
-      waited: by rank, the seconds between contributing and the end of the round.
-      queued: seconds that results lay here before they were taken.
-      lost: (rank, contributions counted, contributions announced) of workers that are gone.
+      rounds: The numbers of contributors and of active workers of each round.
+      staleness: The number of contributions by the number of rounds that they were late.
+      late: By rank, the seconds by which the worker missed rounds.
+      waited: By rank, the seconds between the contribution and the end of the round.
+      queued: The seconds that results were here before they were taken.
+      lost: The rank, the contributions counted and the contributions announced of workers that
+        died or left.
     """
 
     _BATCH = 256
@@ -46,34 +47,37 @@ class RoundStatistics:
 
     @property
     def series(self) -> int:
-        """Series that these are of, one after the other: each `flush` ends one."""
+        """The number of series in these statistics; each `flush` ends a series."""
         return len(self._recorders)
 
     def begin(self, options: dict[str, Any], in_group: bool = False) -> Recorder:
-        """What follows is of another series; `in_group`: of some of the job's ranks."""
+        """Begins another series; `in_group` says that only some of the job's ranks take part."""
         self._digest()
         self._in_group |= in_group
         self._recorders.append(Recorder(options))
         return self._recorders[-1]
 
     def save(self, path: str | Path) -> None:
-        """Records for `herring.Replay` who was in which round (collective; rank 0 writes the file).
+        """Writes who was in which round, for `herring.Replay` (collective; rank 0 writes the file).
 
         Every rank calls it after its last `flush`, with statistics of the same series.
 
+        Args:
+          path: The file to write.
+
         Raises:
-          InvalidArgumentError: a series is not flushed, or was a group's, a worker is gone, ranks
-            have different numbers of series, or the file cannot be written; on every rank.
+          InvalidArgumentError: A series is not flushed or is a group's, a worker is lost, ranks
+            have different numbers of series, or the file cannot be written. Every rank raises it.
         """
         if self._in_group:
             raise InvalidArgumentError(
-                f"a recording is of all ranks: a series of a group cannot be saved to '{path}'"
+                f"a recording covers all ranks: a group's series cannot be saved to '{path}'"
             )
         self._digest()
         save_recording(path, self._recorders, self._lost)
 
     def add(self, info: RoundInfo) -> None:
-        """Takes note of a round; it is looked at later, as steps are short."""
+        """Stores a round's information for later evaluation, so that steps stay short."""
         self._fresh.append(info)
         if len(self._fresh) >= self._BATCH:
             self._digest()
@@ -103,7 +107,7 @@ class RoundStatistics:
         return getattr(self, f"_{name}")
 
     def summary(self) -> str:
-        """A few lines: rounds, contributors, staleness, and the stragglers, worst first."""
+        """Returns a few lines: rounds, contributors, staleness, and the stragglers, worst first."""
         if not self.rounds:
             return "no rounds"
         counts = np.array(self.rounds)
@@ -127,7 +131,10 @@ class RoundStatistics:
         return "\n".join(lines)
 
     def plot(self, path: str | Path) -> None:
-        """Draws contributors per round, the staleness histogram and lateness per rank.
+        """Draws contributors per round, the staleness histogram and the lateness per rank.
+
+        Args:
+          path: The image file to write.
 
         Raises:
           ConfigurationError: matplotlib is not installed.
