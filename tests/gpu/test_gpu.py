@@ -195,7 +195,7 @@ with torch.cuda.stream(torch.cuda.Stream()):
 moving = torch.nn.Linear(4, 2).cuda()
 ddp = herring.torch.DistributedDataParallel(moving, name="moving")
 moving.cpu()
-text = "lay on cuda:%d when 'moving' was made and lies on cpu now" % torch.cuda.current_device()
+text = "was on cuda:%d when 'moving' was made and is on cpu now" % torch.cuda.current_device()
 raises(herring.InvalidArgumentError, text, moving(torch.ones(1, 4)).sum().backward)
 ddp.close()
 dist.destroy_process_group()

@@ -131,7 +131,7 @@ for views in (False, True):
     # As if it had come from there; here there is one device only.
     layout = ddp._reducer._layout
     layout._devices[layout.names.index("1.weight")] = torch.device("cuda", 1)
-    text = "parameter '1.weight' lay on cuda:1 when 'm' was made and lies on cpu now; move the mod"
+    text = "parameter '1.weight' was on cuda:1 when 'm' was made and is on cpu now; move the mod"
     raises(herring.InvalidArgumentError, text, ddp(torch.ones(1, 4)).sum().backward)
     ddp.close()
 herring.shutdown()

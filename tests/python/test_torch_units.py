@@ -269,9 +269,9 @@ def test_a_model_on_several_devices_is_warned_of() -> None:
         made.options = types.SimpleNamespace(name=name)
         made._warn_of_copies()
 
-    with pytest.warns(UserWarning, match="parameters of 'w1' lie on cuda:0 and cuda:1, so torch"):
+    with pytest.warns(UserWarning, match="parameters of 'w1' are on cuda:0 and cuda:1, so torch"):
         warn("w1", "cuda:1", "cuda:0", "cuda:1")
-    with pytest.warns(UserWarning, match="parameters of 'w2' lie on cpu and cuda:0"):
+    with pytest.warns(UserWarning, match="parameters of 'w2' are on cpu and cuda:0"):
         warn("w2", "cpu", "cuda:0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,10 +1,10 @@
-"""Herring for PyTorch: collectives on tensors, and gradients averaged while backward runs.
+"""Herring for PyTorch: collectives on tensors, and gradients averaged during the backward pass.
 
     import herring.torch as herring
 
     herring.init()
     model = herring.DistributedDataParallel(model)
-    ...  # the training loop as it was, on this rank's part of the data
+    ...  # the unchanged training loop, on this rank's part of the data
 
 See docs/pytorch.md.
 """
@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or every name would exist to type checkers
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         from herring import __all__ as of_herring

@@ -1,7 +1,7 @@
-"""Runs a script in a process group that Herring serves: ``python -m herring.torch script.py``.
+"""Runs a script in a process group of Herring: ``python -m herring.torch script.py``.
 
-The script, or the framework that it uses, finds the group; where it calls `init_process_group`
-itself, whatever backend it asks for, it gets that group.
+The script, or the framework that it uses, finds the process group initialized. If the script calls
+`init_process_group` itself, it gets that group, whatever backend it asks for.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from herring.torch.backend.answer import answer_init_process_group
 
 _USAGE = """usage: python -m herring.torch [-m MODULE | SCRIPT] [ARG ...]
 
-Begins a process group of Herring, then runs the script or module, which goes on with that group.
-Start it as you would start the script, once for each rank:
+Initializes a process group of Herring, then runs the script or module, which uses that group.
+Start it in the same way as the script, once for each rank:
 
   torchrun --nproc-per-node 4 -m herring.torch train.py --epochs 3
   herring run -n 4 -- python -m herring.torch train.py --epochs 3"""
 
 
 def main() -> None:
-    """Runs the script, or the module, that the command line names."""
+    """Runs the script or module that the command line names."""
     arguments = sys.argv[1:]
     module = arguments[:1] == ["-m"]
     if len(arguments) < 1 + module or arguments[0] in ("-h", "--help"):
@@ -48,7 +48,7 @@ def main() -> None:
     except SystemExit as error:
         ended = error
     if (ended is None or not ended.code) and dist.is_initialized():
-        dist.destroy_process_group()  # waits for ranks that still need this one
+        dist.destroy_process_group()  # waits for ranks that still need this process
     if ended is not None:
         raise ended
 
@@ -57,7 +57,7 @@ def _begin() -> None:
     if all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         dist.init_process_group("herring")
         return
-    # Not under torchrun: frameworks still look for its variables.
+    # The process was not started by torchrun, but frameworks still look for torchrun's variables.
     dist.init_process_group("herring", init_method="herring://")
     store = dist.group.WORLD._store
     while hasattr(store, "underlying_store"):

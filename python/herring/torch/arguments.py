@@ -1,4 +1,4 @@
-"""The arguments of torch's DistributedDataParallel: taken with their meaning, or refused."""
+"""Checks the arguments of torch's DistributedDataParallel: keeps their meaning or refuses them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from herring.errors import InvalidArgumentError
 _REFUSED = {
     "delay_all_reduce_named_params": "every gradient is averaged in the backward pass",
     "param_to_hook_all_reduce": "every gradient is averaged in the backward pass",
-    "mixed_precision": "use torch.autocast, and wire_dtype='bfloat16' for what is sent",
+    "mixed_precision": "use torch.autocast, and wire_dtype='bfloat16' for the data that is sent",
     "device_mesh": "give the workers to average over as group=herring.new_group(ranks)",
     "bucket_cap_mb_list": "fusion buffers are equal slices; give one size as bucket_cap_mb",
 }
-# No meaning here, and nothing is lost by leaving them out.
+# These arguments have no meaning here, and leaving them out changes nothing.
 _IGNORED = frozenset(
     [
-        "skip_all_reduce_unused_params",  # one that no rank uses stays None anyway
+        "skip_all_reduce_unused_params",  # a parameter that no rank uses keeps .grad None anyway
         "batched_grad_copy",  # copies are always batched
     ]
 )
 
 
 def check_torch_arguments(arguments: dict[str, Any]) -> None:
-    """Refuses, with the reason, what has no equivalent here.
+    """Refuses arguments that have no equivalent here, with the reason.
 
     Raises:
-      InvalidArgumentError: an argument whose meaning cannot be kept.
-      TypeError: torch's DistributedDataParallel has no such argument either.
+      InvalidArgumentError: The meaning of an argument cannot be kept.
+      TypeError: torch's DistributedDataParallel does not have such an argument either.
     """
     for name, value in arguments.items():
         if name in _REFUSED:
@@ -48,10 +48,10 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_module(module: Any) -> None:
-    """Refuses what is no module, and a module of which nothing would be averaged, as torch does.
+    """Refuses a value that is not a module, and a module without trainable parameters.
 
     Raises:
-      InvalidArgumentError: says what to pass.
+      InvalidArgumentError: The module cannot be used; the message says what to pass.
     """
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
@@ -61,20 +61,20 @@ def check_module(module: Any) -> None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InvalidArgumentError(
             f"DistributedDataParallel: no parameter of {type(module).__name__} requires a "
-            "gradient, so that nothing would be averaged; use the module itself, or unfreeze "
-            "what is to be trained before it is wrapped"
+            "gradient, so nothing would be averaged; use the module itself, or unfreeze "
+            "the parameters to be trained before wrapping it"
         )
 
 
 def check_process_group(process_group: Any, group: Group | None) -> None:
-    """Accepts None, and torch groups of all workers.
+    """Accepts None, and torch's default group if it has all workers of the job.
 
     Args:
-      process_group: torch's.
-      group: ours, which says the same.
+      process_group: A process group of torch, or None.
+      group: A `herring.Group`, which says the same, or None.
 
     Raises:
-      InvalidArgumentError: a torch group of some of the workers, or both are given.
+      InvalidArgumentError: The torch group has only some of the workers, or both are given.
     """
     if process_group is None:
         return
@@ -84,16 +84,16 @@ def check_process_group(process_group: Any, group: Group | None) -> None:
     if process_group is world and process_group.size() == herring.size():
         return
     raise InvalidArgumentError(
-        "process_group must be None, or torch's default group where it has all workers of this "
-        "job; to average over some of them give group=herring.new_group(ranks)"
+        "process_group must be None, or torch's default group if it has all workers of this "
+        "job; to average over some of them pass group=herring.new_group(ranks)"
     )
 
 
 def buffer_bytes_of(bucket_cap_mb: float | None, buffer_bytes: int) -> int:
-    """The size of a fusion buffer, given in either way.
+    """Returns the size of a fusion buffer in bytes, from one of two arguments.
 
     Raises:
-      InvalidArgumentError: given twice, or not positive.
+      InvalidArgumentError: Both are given, or the value is not positive.
     """
     buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
     if bucket_cap_mb is None:
@@ -111,10 +111,10 @@ def input_device(
     device_ids: Sequence[int | str | torch.device] | None,
     output_device: int | str | torch.device | None,
 ) -> torch.device | None:
-    """Where inputs are moved to, as torch does: the one device of a module that is not on the CPU.
+    """Returns the device to which inputs are moved, as torch does; None if they are not moved.
 
     Raises:
-      InvalidArgumentError: more than one device, or not the one that the module is on.
+      InvalidArgumentError: There is more than one device, or the module is on another device.
     """
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise InvalidArgumentError(
@@ -153,7 +153,7 @@ def _device(given: int | str | torch.device) -> torch.device:
         device = torch.device(given)
     except (TypeError, RuntimeError, ValueError):
         raise InvalidArgumentError(
-            f"the device is {shown(given)}; torch knows none like it"
+            f"the device is {shown(given)}; torch does not know such a device"
         ) from None
     if device.index is None and device.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
@@ -161,7 +161,7 @@ def _device(given: int | str | torch.device) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in tuples, lists and dictionaries on `device`."""
+    """Returns `value` with all tensors in tuples, lists and dictionaries moved to `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,6 +1,6 @@
 """A communication hook for torch's own DistributedDataParallel."""
 
-# No annotations as strings: torch looks at those of a hook.
+# This module does not postpone annotations, because torch inspects those of a hook.
 from typing import Any
 
 import torch
@@ -18,25 +18,26 @@ __all__ = ["ddp_comm_hook"]
 
 
 def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket of gradients by herring, whatever backend the wrapper uses.
+    """Averages a bucket of gradients with Herring, whatever backend the wrapper uses.
 
         model = torch.nn.parallel.DistributedDataParallel(model)
         model.register_comm_hook(None, herring.torch.ddp_comm_hook)
 
-    The division is done once, where sums are finished, and not for each gradient before.
+    Herring divides once, where the sum is complete, instead of before each addition.
 
     Args:
-      state: who averages: a `herring.Group`; None: all ranks of the job that `herring.init` or
-        ``init_process_group("herring")`` has joined; or a process group of that backend.
-      bucket: [n], floats; what torch hands over.
+      state: The ranks that average. None means all ranks of the job that `herring.init` or
+        ``init_process_group("herring")`` joined. Otherwise a `herring.Group`, or a process group
+        of the backend "herring".
+      bucket: The bucket that torch passes to the hook; [n], floats.
 
     Returns:
-      The average, in the bucket's own memory, once it is there. If the operation fails, so does
-      the future, with a RuntimeError that has the name and the text of the herring error.
+      A future of the average, which is written to the bucket's own memory. If the operation fails,
+      the future raises a RuntimeError with the name and the text of Herring's error.
 
     Raises:
       InvalidArgumentError: `state` is something else.
-      ShutdownError: there is no job.
+      ShutdownError: This process is not in a job.
     """
     buffer = bucket.buffer()
     if isinstance(state, HerringProcessGroup):

@@ -37,24 +37,24 @@ from herring.torch.watch import registrations
 class DistributedDataParallel(InRounds, torch.nn.Module):
     """Wraps a module so that `backward()` returns with gradients averaged over all ranks.
 
-    With a `group` all ranks are those of the group, here and everywhere below. A model may consist
-    of parts that are wrapped one by one, each with a group of its own.
+    With a `group`, "all ranks" means the ranks of the group, here and below. A model may consist of
+    parts that are wrapped one by one, each with its own group.
 
-    At construction parameters and buffers become those of rank 0. Each gradient is put in its
-    place as autograd produces it, and sent while the backward pass goes on. Parameters that this
-    rank did not use in a step get the others' average; a parameter that no rank used keeps `.grad`
-    None. Each step may use other parameters, and parameters may be frozen and unfrozen between
-    steps, on all ranks alike.
+    At construction, parameters and buffers get the values of rank 0. Each gradient is copied to the
+    arena when autograd produces it, and sent while the backward pass goes on. A parameter that this
+    rank did not use in a step gets the average of the other ranks. A parameter that no rank used
+    keeps `.grad` None. Each step may use other parameters. Parameters may be frozen and unfrozen
+    between steps, on all ranks alike.
 
-    `state_dict()` has the keys of the wrapped module, without a prefix, so that checkpoints can be
-    exchanged with it; `load_state_dict` also takes keys with the prefix "module.". Attributes that
-    the wrapper lacks are looked up in the module. For evaluation on some ranks only, call the
-    wrapper under `torch.no_grad()` or in eval mode, or call `ddp.module`. A copy (`deepcopy`,
-    pickle) exchanges nothing until it is trained itself, which is then collective.
+    `state_dict()` has the keys of the wrapped module, without a prefix, so that checkpoints fit
+    both. `load_state_dict` also takes keys with the prefix "module.". Attributes that the wrapper
+    lacks are looked up in the module. For evaluation on some ranks only, call the wrapper under
+    `torch.no_grad()` or in eval mode, or call `ddp.module`. A copy (`deepcopy`, pickle) exchanges
+    nothing until it is trained itself, which is then collective.
 
     Attributes:
-      module: the wrapped module.
-      name: prefix of the names of this wrapper's operations.
+      module: The wrapped module.
+      name: The prefix of the names of this wrapper's operations.
     """
 
     def __init__(
@@ -87,43 +87,45 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         The arguments up to `static_graph` are torch's, with torch's meaning.
 
         Args:
-          module: on the CPU, or on a CUDA device (gradients then pass through the host).
-          device_ids: None, or the one device that the module is on: inputs are moved there.
-          output_device: None, or that device.
-          dim: no meaning with one device per worker, as in torch.
-          broadcast_buffers: give buffers (BatchNorm statistics) of rank 0 to all before each
-            forward pass in training mode with gradients enabled; by default True.
-          init_sync: False: do not compare and broadcast at construction; parameters and buffers
-            are equal on all ranks already.
-          process_group: None, or torch's default group: all workers. For some of them: `group`.
+          module: A module on the CPU or on a CUDA device. Gradients on a CUDA device pass through
+            host memory.
+          device_ids: None, or a list with the module's device, to which inputs are moved.
+          output_device: None, or the device in `device_ids`.
+          dim: Has no meaning with one device per worker, as in torch.
+          broadcast_buffers: Whether all ranks get the buffers (BatchNorm statistics) of rank 0
+            before each forward pass in training mode with gradients enabled. None means True.
+          init_sync: False skips the comparison and the broadcast at construction. Parameters and
+            buffers must then be equal on all ranks already.
+          process_group: None, or torch's default group, which has all workers. Use `group` for some
+            of the workers.
           bucket_cap_mb: `buffer_bytes` in MiB.
-          find_unused_parameters: no need: they are always found, without a search.
-          check_reduction: no meaning, as in torch.
-          gradient_as_bucket_view: leave gradients where they were averaged: `.grad` becomes a view
-            of the arena, which saves a copy and the memory for it. The next backward pass then
-            overwrites gradients that were kept.
-          static_graph: no need: each step may use other parameters.
-          forward_sync_buffers: newer name of `broadcast_buffers`.
+          find_unused_parameters: Not needed; unused parameters are always found, without a search.
+          check_reduction: Has no meaning, as in torch.
+          gradient_as_bucket_view: Whether `.grad` becomes a view of the arena. This saves a copy
+            and its memory, but the next backward pass overwrites gradients that the user kept.
+          static_graph: Not needed; each step may use other parameters.
+          forward_sync_buffers: The newer name of `broadcast_buffers`.
           wire_dtype: "bfloat16" or "float16" sends float32 gradients in half the bytes.
-          buffer_bytes: size of a fusion buffer; 0 lets the plan choose.
-          sparse: "keep" exchanges the rows of sparse gradients, which stay sparse; "densify" makes
-            them dense, with one warning; "error" refuses them.
-          sync: "full", or "solo", "majority", a `herring.Quorum` or a `herring.Replay`: gradients
-            are then exchanged in rounds that do not wait for every worker (`rounds`,
-            docs/partial.md). wire_dtype and buffer_bytes have no meaning there, and buffers are
-            broadcast by `flush` alone.
-          digest_every: in those modes, rounds after which a digest of the parameters is compared
-            across ranks; 0: never.
-          name: the same on every rank; None numbers the wrappers of a group in order of
-            construction.
-          group: from `herring.new_group`: the workers that train this module; None: all.
-          **others: what else torch takes (`mixed_precision`, `device_mesh` ...): None, or refused.
+          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
+          sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
+            them dense, with one warning. "error" refuses them.
+          sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
+            `herring.Replay` exchanges gradients in rounds that do not (`rounds`, docs/partial.md).
+            Such rounds take no `wire_dtype` and no `buffer_bytes`, and only `flush` broadcasts
+            buffers.
+          digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
+            of the parameters; 0 means never.
+          name: The wrapper's name, the same on every rank. None numbers the wrappers of a group in
+            order of construction.
+          group: The `herring.Group` of workers that train this module; None means all workers.
+          **others: Other arguments of torch (`mixed_precision`, `device_mesh` ...). They must be
+            None.
 
         Raises:
-          InvalidArgumentError: a parameter that cannot be averaged, an unknown option, an argument
-            of torch's whose meaning cannot be kept, or this rank is not in the group; the message
-            gives the reason.
-          MismatchError: names, shapes, dtypes or options differ between ranks.
+          InvalidArgumentError: A parameter cannot be averaged, an option is unknown, the meaning of
+            an argument of torch cannot be kept, or this rank is not in the group. The message gives
+            the reason.
+          MismatchError: Names, shapes, dtypes or options differ between ranks.
         """
         super().__init__()
         check_module(module)
@@ -172,7 +174,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         self.register_load_state_dict_pre_hook(_add_prefix)
 
     def _rest(self) -> None:
-        """The state of a wrapper that takes part in nothing yet."""
+        """Sets the state of a wrapper that does not take part in anything yet."""
         self._join: Join | None = None
         self._flat_buffers: FlatBytes | None = None
         self._partial: PartialReducer | None = None
@@ -206,7 +208,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             self._after_forward(output)
         return output
 
-    @torch._disable_dynamo  # exchanges data; torch.compile runs it as it is
+    @torch._disable_dynamo  # exchanges data, so torch.compile must not trace it
     def _before_forward(self) -> None:
         stepping = torch.is_grad_enabled() and not in_backward()  # not a checkpoint's second run
         if self._partial is not None:
@@ -226,7 +228,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
     @torch._disable_dynamo
     def _after_forward(self, output: Any) -> None:
         for tensor in _tensors(output):
-            # A leaf would keep its hooks for ever, and what is returned again has one already.
+            # A leaf would keep its hooks for ever. A tensor that is returned again has the hook.
             if tensor.grad_fn is not None:
                 hooks = tensor._backward_hooks
                 if hooks is None or self._arm not in hooks.values():
@@ -234,10 +236,10 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes accumulate gradients locally; nothing is sent.
+        """Accumulates gradients locally in backward passes inside the block; nothing is sent.
 
-        The next backward pass outside averages the sums. What counts is where `backward()` is
-        called; a forward pass inside leaves buffers and `join` alone.
+        The next backward pass outside the block averages the sums. Only the place of `backward()`
+        matters: a forward pass inside the block does not exchange buffers, or anything for `join`.
         """
         if self._partial is not None:
             with self._partial.paused():
@@ -249,15 +251,15 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             yield
 
     def rounds(self) -> Iterator[RoundInfo]:
-        """With a partial `sync`, what follows each backward pass.
+        """Follows each backward pass if `sync` is partial; yields once per round.
 
             for _ in model.rounds():
                 optimizer.step()
 
-        Contributes this rank's gradients, and leaves the result of one round after the other in
-        `.grad`, of those that were missed first. Clip and schedule inside the loop: each pass is
-        one step, of which all ranks make the same. With sync="full" it yields once, after the
-        averages are there anyway.
+        It contributes this rank's gradients. Then it leaves the results of rounds in `.grad`, one
+        after the other, beginning with rounds that this rank missed. Clip gradients and step
+        schedulers inside the loop: each iteration is one step, and all ranks make the same steps.
+        With sync="full" it yields once, when the averages are in `.grad` already.
 
         Yields:
           What is known about the round (None with sync="full").
@@ -268,11 +270,17 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             yield from self._partial.steps()
 
     def flush(self) -> Iterator[RoundInfo]:
-        """As `rounds`, at the end of training: the last round is the same on all ranks.
+        """Ends training if `sync` is partial; the last round is the same on all ranks.
 
-        Ranks may have made different numbers of steps: who flushes applies the results of those who
-        go on, until all flush. Nothing stays pending after it. Buffers of rank 0 then go to all, if
-        `broadcast_buffers`.
+        Ranks may have made different numbers of steps. A rank that flushes applies the results of
+        the ranks that go on, until all ranks flush. Afterwards nothing is pending. If
+        `broadcast_buffers` is set, all ranks then get the buffers of rank 0.
+
+            for _ in model.flush():
+                optimizer.step()
+
+        Yields:
+          What is known about the round, whose result is in `.grad`.
         """
         if self._partial is None:
             return
@@ -283,25 +291,29 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             self._sync_buffers(0)
 
     def join(self) -> Join:
-        """A context for uneven data: ranks that run out of batches let the others go on.
+        """Returns a context for uneven data: ranks without more batches let the others go on.
 
-        Put the training loop of every rank inside. Each forward pass in training is to be followed
-        by one backward pass. See `Join`.
+        Put the training loop of every rank inside. One backward pass must follow each forward pass
+        in training. See `Join`.
+
+        Raises:
+          InvalidArgumentError: The wrapper was made with a partial `sync`.
         """
         if self._partial is not None:
             raise InvalidArgumentError(
-                f"{self.name}: join() is for sync='full'; rounds do not need equal numbers of steps"
+                f"{self.name}: join() is for sync='full'; partial rounds do not need equal numbers "
+                "of steps"
             )
         return Join(self)
 
     @property
     def contributors(self) -> int:
-        """How many workers are in the last average."""
+        """The number of workers whose gradients are in the last average."""
         reducer = self._partial or self._reducer
         return 0 if reducer is None else reducer.contributors
 
     def close(self) -> None:
-        """Removes the hooks and ends the plan; the module stays usable by itself."""
+        """Removes the hooks and ends the plan; the module stays usable on its own."""
         reducer = self._partial or self._reducer
         if reducer is not None:
             reducer.close()
@@ -329,7 +341,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         super().__setstate__(state)
         self._rest()
 
-    # -- for join and for itself ------------------------------------------------------------------
+    # -- internal, also for Join ------------------------------------------------------------------
 
     def _group(self) -> Group | None:
         return self._membership.group()
@@ -351,8 +363,8 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         buffers = self._buffer_tensors()
         if self._flat_buffers is None:
             self._flat_buffers = FlatBytes(buffers)
-        # As in torch, autograd does not learn of it: BatchNorm saves its statistics without using
-        # them, so a second forward pass before backward() must not make it complain.
+        # As in torch, autograd is not told. BatchNorm saves its statistics without using them, so a
+        # second forward pass before backward() must not raise an error.
         unseen = [buffer.data for buffer in buffers]
         broadcast_tensors(
             unseen,
@@ -363,18 +375,18 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         )
 
     def _shadow(self, root: int) -> None:
-        """One step of the others, on a rank that has left `join`."""
+        """Takes part in one step of the other ranks, on a rank that has left `join`."""
         if self.training:
             self._sync_buffers(root)
         self._reducer.shadow()
 
     def _recover(self) -> None:
-        self._reducer.abandon(stacklevel=8)  # past Module.__call__
+        self._reducer.abandon(stacklevel=8)  # 1 level per frame up to the caller of Module.__call__
 
     def _refuse_sparse(self) -> None:
         for key, _ in _sparse_modules(self.module):
             raise InvalidArgumentError(
-                f"module {key!r} makes sparse gradients, and sparse='error' was asked for; "
+                f"module {key!r} makes sparse gradients, and sparse='error' was given; "
                 "build it with sparse=False, or pass sparse='keep' or 'densify'"
             )
 
@@ -382,15 +394,15 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         myself = weakref.ref(self)
 
         def hook(_gradient: torch.Tensor) -> None:
-            # In the outermost pass, so that the round ends with it, whatever runs nested inside;
-            # and also when no parameter at all is used on this rank.
+            # The hook runs in the outermost pass, so that the round ends with that pass even if
+            # others are nested in it. It also runs if this rank uses no parameter at all.
             if (ddp := myself()) is not None:
                 ddp._arm_round()
 
         return hook
 
     def _arm_round(self) -> None:
-        if self._reducer is None:  # a copy, about to be trained for the first time
+        if self._reducer is None:  # a copy that is trained for the first time
             if self._partial is not None or not accumulates(self.module.parameters()):
                 return
             self._make_reducer()
@@ -404,7 +416,7 @@ def _sparse_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mod
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors inside nested containers and dataclasses."""
+    """Yields all tensors inside nested containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Tensors on GPUs: which of them the core takes where they lie."""
+"""Decides which tensors on GPUs the core takes directly, without a copy by torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Moment", "Streams", "common_gpu", "exported", "gpu_of", "taken"]
 
 @functools.cache
 def _takes(index: int) -> bool:
-    """Whether the core copies from and to a GPU; if not, it says so once."""
+    """Returns whether the core copies from and to a GPU; if not, it warns once."""
     try:
         device = _core.describe_devices()["devices"][index]
     except (HerringError, IndexError) as error:
@@ -35,7 +35,7 @@ def _takes(index: int) -> bool:
 
 
 def gpu_of(tensor: torch.Tensor) -> int | None:
-    """The GPU that a tensor lies on; None: on none, or one from which the core takes no tensors."""
+    """Returns the number of the tensor's GPU; None if it is on none that the core can use."""
     if tensor.device.type != "cuda" or torch.version.cuda is None:
         return None
     index = torch.cuda.current_device() if tensor.device.index is None else tensor.device.index
@@ -43,21 +43,24 @@ def gpu_of(tensor: torch.Tensor) -> int | None:
 
 
 def common_gpu(tensors: Iterable[torch.Tensor]) -> int | None:
-    """The GPU on which all of them lie; None: there is no such."""
+    """Returns the GPU on which all tensors are; None if there is no such GPU."""
     found = {gpu_of(tensor) for tensor in tensors}
     return found.pop() if len(found) == 1 else None
 
 
 def exported(tensor: torch.Tensor) -> Any:
-    """What the core takes for a tensor on a GPU."""
+    """Returns a GPU tensor in the form that the core takes."""
     return tensor
 
 
 def taken(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | None]:
-    """What the core takes for a tensor, and its copy in host memory, if that is it.
+    """Returns what the core takes for a tensor.
+
+    Returns:
+      The object for the core, and the tensor's copy in host memory, or None if there is no copy.
 
     Raises:
-      InvalidArgumentError: the tensor lives on a device without a way to the host.
+      InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host.
     """
     if gpu_of(tensor) is not None:
         return exported(tensor), None
@@ -66,7 +69,7 @@ def taken(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | Non
 
 
 class Moment:
-    """What the current streams of some tensors' GPUs were to do by now, for other streams."""
+    """A point in time in the current streams of some tensors' GPUs, for which others can wait."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
@@ -76,19 +79,19 @@ class Moment:
             self._events.append((device, event))
 
     def wait(self) -> None:
-        """What is queued in the current streams from now on comes after it."""
+        """Makes work that is queued in the current streams from now on wait for that point."""
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)
 
 
 class Streams:
-    """Lets what one stream of a device does follow what others did before."""
+    """Keeps work in the order of `join` calls when a device's current stream changes."""
 
     def __init__(self) -> None:
         self._last: torch.cuda.Stream | None = None
 
     def join(self, tensor: torch.Tensor) -> None:
-        """The current stream goes on after the one that was current at the last call."""
+        """Makes the current stream wait for the stream that was current at the last call."""
         if tensor.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(tensor.device)

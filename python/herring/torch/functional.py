@@ -1,8 +1,9 @@
-"""Collectives with a gradient of their own: new tensors, which belong to the autograd graph.
+"""Collectives with a gradient; their results are new tensors in the autograd graph.
 
-Gradients are those of the sum of all ranks' losses. Each function is collective in the backward
-pass too: all ranks must let gradients flow through it, or none. They can be differentiated twice.
-With ``group=`` "all ranks" are those of the group, forward and backward.
+Gradients are those of the sum of all ranks' losses. Each function is also collective in the
+backward pass: either all ranks let gradients flow through it or none. The functions can be
+differentiated twice. With ``group=``, "all ranks" means the ranks of the group, forward and
+backward.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ def allreduce(
     """Reduces a tensor over all ranks.
 
     Args:
-      tensor: any shape, alike on all ranks; float16, bfloat16, float32 or float64.
+      tensor: Any shape, equal on all ranks; float16, bfloat16, float32 or float64.
       op: "average" or "sum".
-      name: identifies the operation across ranks; None numbers the calls.
-      group: those who take part, from `herring.new_group`; None: all ranks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor. Its gradient is reduced in the same way.
 
     Raises:
-      InvalidArgumentError: another op; otherwise as `herring.torch.allreduce`.
+      InvalidArgumentError: `op` is something else, or the tensor is sparse or has another dtype.
+      MismatchError: Shape, dtype or `op` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "allreduce", name, group, op)
     return _AllReduce.apply(tensor, op, name, group)
@@ -53,13 +57,20 @@ def broadcast(
     """Gives all ranks the tensor of rank `root`.
 
     Args:
-      tensor: alike on all ranks; on other ranks than `root` only shape and dtype count.
-      root: a rank, inside the group if there is one.
-      name: identifies the operation across ranks; None numbers the calls.
-      group: as in `allreduce`.
+      tensor: Equal shape and dtype on all ranks; only the values of `root` are used.
+      root: The rank whose values all ranks get; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor. The root gets the sum of all gradients, the others zeros.
+      A new tensor. In the backward pass the root gets the sum of all gradients, and the other ranks
+      get zeros.
+
+    Raises:
+      InvalidArgumentError: The tensor or `root` cannot be used.
+      MismatchError: Shape, dtype or `root` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "broadcast", name, group)
     return _Broadcast.apply(tensor, root, name, group)
@@ -72,11 +83,18 @@ def allgather(
 
     Args:
       tensor: [n, ...]; n may differ between ranks.
-      name: identifies the operation across ranks; None numbers the calls.
-      group: as in `allreduce`.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor [sum of n, ...]. Each rank gets the sum of all gradients of its rows.
+      A new tensor [sum of n, ...]. In the backward pass each rank gets the sum of all gradients of
+      its rows.
+
+    Raises:
+      InvalidArgumentError: The tensor cannot be used.
+      MismatchError: Shapes or dtypes differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return _AllGather.apply(tensor, _checked(tensor, "allgather", name, group), group)
 
@@ -91,16 +109,19 @@ def reduce_scatter(
     """Reduces over all ranks and gives each rank its block along dimension 0.
 
     Args:
-      tensor: [n, ...], alike on all ranks.
+      tensor: [n, ...], equal shape and dtype on all ranks.
       op: "average" or "sum".
-      name: identifies the operation across ranks; None numbers the calls.
-      group: as in `allreduce`.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor: this rank's block. Gradients are gathered.
+      A new tensor with this rank's block. Gradients are gathered in the backward pass.
 
     Raises:
-      InvalidArgumentError: another op; otherwise as `herring.torch.reduce_scatter`.
+      InvalidArgumentError: `op` is something else, or the tensor cannot be used.
+      MismatchError: Shape, dtype or `op` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "reduce_scatter", name, group, op)
     return _ReduceScatter.apply(tensor, op, name, group)
@@ -113,19 +134,23 @@ def alltoall(
     name: str | None = None,
     group: Group | None = None,
 ) -> torch.Tensor:
-    """Sends the r-th block of this rank's tensor to rank r, and concatenates what comes in.
+    """Sends the r-th block of this rank's tensor to rank r, and concatenates the blocks received.
 
     Args:
       tensor: [n, ...].
-      splits: rows for each rank; None cuts n into equal parts.
-      name: identifies the operation across ranks; None numbers the calls.
-      group: as in `allreduce`.
+      splits: The number of rows for each rank; None cuts n into equal parts.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor: the blocks for this rank, in rank order. Gradients go the way back.
+      A new tensor with the blocks for this rank, in rank order. In the backward pass gradients are
+      sent back to the ranks of their blocks.
 
     Raises:
-      InvalidArgumentError: the splits do not fit the tensor.
+      InvalidArgumentError: The splits do not fit the tensor.
+      MismatchError: Shapes or dtypes differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return _AllToAll.apply(tensor, splits, _checked(tensor, "alltoall", name, group), group)
 
@@ -133,20 +158,20 @@ def alltoall(
 def _checked(
     tensor: torch.Tensor, kind: str, name: str | None, group: Group | None, op: str = "sum"
 ) -> str:
-    """Refuses what has no gradient here; returns the name of the call."""
+    """Refuses tensors and operators without a gradient here; returns the name of the call."""
     name = named(name, kind, group)
-    first = f"{name}.lengths" if kind == "allgather" else name  # which the others call then
+    first = f"{name}.lengths" if kind == "allgather" else name  # the others' first operation
     with called(kind, first, group):
         require_strided(tensor, kind)
         if operator_of(op) not in ("average", "sum"):
             raise InvalidArgumentError(
-                f"{kind}: op is {op!r}; with a gradient there are 'average' and 'sum'"
+                f"{kind}: op is {op!r}; only 'average' and 'sum' have a gradient"
             )
     return name
 
 
 def _gradient_name(name: str) -> str:
-    # After the forward call, so that ranks may pass back through several in any order.
+    # The name follows the forward call's, so that ranks may go back through calls in any order.
     return f"{name}.gradient"
 
 

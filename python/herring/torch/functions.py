@@ -1,12 +1,12 @@
-"""The collectives of `herring` on torch tensors.
+"""The collectives of `herring` for torch tensors.
 
-Every operation in place writes its result into the tensor's own memory and returns the tensor. An
-operation that fails leaves the tensor's values undefined. Tensors must be dense and contiguous.
-CPU tensors are used where they lie; so are CUDA tensors by `allreduce` and `broadcast`, for which
-the GPU makes its copies in streams of their own. Others stage CUDA tensors through pinned host
-memory, with one warning. None of these functions is seen by autograd: results carry no graph; for
-those with a gradient see `herring.torch.functional`. What is written in place counts as modified,
-so that autograd complains if it still needs the values before.
+Every operation in place writes its result to the tensor's own memory and returns the tensor. If an
+operation fails, the tensor's values are undefined. Tensors must be dense and contiguous. CPU
+tensors are used where they are. `allreduce` and `broadcast` also use CUDA tensors where they are;
+the GPU makes the copies in streams of its own. The other functions stage CUDA tensors through
+pinned host memory, with one warning. Autograd does not see any of these functions: their results
+have no graph. `herring.torch.functional` has functions with a gradient. A tensor that is written in
+place counts as modified, so autograd raises an error if it still needs the old values.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ class Handle:
         self._staged = staged
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Returns whether `wait` would return or raise at once."""
         return self._inner.done()
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """Waits for the result and returns the tensor given to `allreduce_async`.
 
         Args:
-          timeout: seconds; None is the default deadline of the job.
+          timeout: Seconds to wait here; None means to wait until the operation's deadline.
+
+        Returns:
+          The tensor.
 
         Raises:
-          TimeoutError: the deadline has passed; the message names who is missing.
-          HerringError: the operation failed.
+          TimeoutError: The deadline has passed; the message names the missing ranks.
+          HerringError: The operation failed.
         """
         self._inner.wait(timeout)
         if self._staged is not None:
@@ -70,25 +73,26 @@ def allreduce(
     """Reduces a tensor over all ranks, in place.
 
     Args:
-      tensor: any shape; float16, bfloat16, float32, float64, and, but for "average", int8, int16,
+      tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool.
       op: "average", "sum", "min", "max" or "product".
-      name: identifies the operation across ranks; None numbers the calls.
-      prescale: factor applied to this rank's contribution.
-      postscale: factor applied to the result.
-      timeout: seconds; None is the default deadline of the job.
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for this rank's contribution (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
       algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
         `herring.allreduce`.
-      group: those who take part, from `herring.new_group`; None: all ranks.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       `tensor`.
 
     Raises:
-      InvalidArgumentError: not contiguous, sparse, or a dtype or op that is not supported; this
-        rank is not in the group.
-      MismatchError: shape, dtype or op differ between ranks.
-      PeerLostError, TimeoutError: a rank is gone, or has not called in time.
+      InvalidArgumentError: The tensor is not contiguous or is sparse, the dtype or `op` is not
+        supported, or this rank is not in the group.
+      MismatchError: Shape, dtype or `op` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return allreduce_async(
         tensor,
@@ -113,9 +117,26 @@ def allreduce_async(
     algorithm: str = "herring",
     group: Group | None = None,
 ) -> Handle:
-    """Starts an all-reduce in place. Leave the tensor alone until `Handle.wait` has returned.
+    """Starts an all-reduce in place and returns at once.
 
-    Args and errors as in `allreduce`.
+    Args:
+      tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
+        int32, int64, uint8 and bool. Leave it alone until `Handle.wait` has returned.
+      op: "average", "sum", "min", "max" or "product".
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for this rank's contribution (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
+        `herring.allreduce`.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
+
+    Returns:
+      A handle, whose `Handle.wait` returns `tensor`.
+
+    Raises:
+      InvalidArgumentError: The tensor is not contiguous or is sparse, the dtype or `op` is not
+        supported, or this rank is not in the group.
     """
     with called("allreduce", name, group) as name:
         dense = _target(tensor, "allreduce")
@@ -141,20 +162,23 @@ def broadcast(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> torch.Tensor:
-    """Gives all ranks the tensor of rank `root`, in place (like `broadcast_`, a second name).
+    """Gives all ranks the tensor of rank `root`, in place; also named `broadcast_`.
 
     Args:
-      tensor: same shape and dtype on every rank.
-      root: the rank whose values all get, inside the group if there is one.
-      name: identifies the operation across ranks; None numbers the calls.
-      timeout: seconds; None is the default deadline of the job.
-      group: as in `allreduce`.
+      tensor: Equal shape and dtype on every rank.
+      root: The rank whose values all ranks get; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       `tensor`.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as in `allreduce`.
+      InvalidArgumentError: The tensor is not contiguous or is sparse, or `root` is not a rank.
+      MismatchError: Shape, dtype or `root` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("broadcast", name, group) as name:
         dense = _target(tensor, "broadcast")
@@ -175,11 +199,17 @@ def allgather(
 
     Args:
       tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor [sum of n, ...] on the device of `tensor`.
+
+    Raises:
+      InvalidArgumentError: The tensor is not contiguous or is sparse.
+      MismatchError: Shapes or dtypes differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("allgather", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "allgather"))
@@ -195,17 +225,23 @@ def reduce(
     name: str | None = None,
     group: Group | None = None,
 ) -> torch.Tensor | None:
-    """Reduces over all ranks and leaves the result with one of them.
+    """Reduces over all ranks and leaves the result on one of them.
 
     Args:
-      tensor: [n, ...], alike on every rank. Not changed.
-      op: as in `allreduce`.
-      root: the rank that gets the result, inside the group if there is one.
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      tensor: [n, ...], equal shape and dtype on every rank. Not changed.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      root: The rank that gets the result; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      On `root` a new tensor on the device of `tensor`, on the others None.
+      On `root` a new tensor on the device of `tensor`; None on the other ranks.
+
+    Raises:
+      InvalidArgumentError: The tensor is not contiguous or is sparse, or an option is wrong.
+      MismatchError: Shape, dtype, `op` or `root` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
@@ -220,16 +256,22 @@ def reduce(
 def gather(
     tensor: torch.Tensor, root: int = 0, *, name: str | None = None, group: Group | None = None
 ) -> torch.Tensor | None:
-    """Concatenates the tensors of all ranks along dimension 0 on one of them.
+    """Concatenates the tensors of all ranks along dimension 0 on one rank.
 
     Args:
       tensor: [n, ...]; n may differ between ranks.
-      root: the rank that gets them, inside the group if there is one.
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      root: The rank that gets the result; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      On `root` a new tensor on the device of `tensor`, in rank order; on the others None.
+      On `root` a new tensor in rank order, on the device of `tensor`; None on the other ranks.
+
+    Raises:
+      InvalidArgumentError: The tensor is not contiguous or is sparse, or `root` is not a rank.
+      MismatchError: Shapes, dtypes or `root` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "gather", group)
     with called("alltoall", name, group):
@@ -250,23 +292,27 @@ def scatter(
     """Hands each rank one part of the root's tensor, cut along dimension 0.
 
     Args:
-      tensor: [n, ...]; read on `root` only, where it is not changed. Others may give any, for its
-        device, or none.
-      root: the rank whose tensor it is, inside the group if there is one; equal on all ranks.
-      splits: rows for each rank, in rank order, read on `root` only; None cuts n into equal parts.
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      tensor: [n, ...]; read on `root` only, and not changed. On other ranks any tensor, whose
+        device is used for the result, or None.
+      root: The rank whose tensor is handed out (with `group`, inside it); equal on all ranks.
+      splits: The number of rows for each rank, in rank order; read on `root` only. None cuts n into
+        equal parts.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor with this rank's rows, on the device of `tensor`; without one on the CPU.
+      A new tensor with this rank's rows, on the device of `tensor`, or on the CPU without one.
 
     Raises:
-      InvalidArgumentError: the root's tensor or `splits` do not fit; otherwise as in `allreduce`.
+      InvalidArgumentError: The root's tensor or `splits` does not fit, or `root` is not a rank.
+      MismatchError: `root` differs between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "scatter", group)
     scope = scope_of(group)
     about, words, rows = None, torch.empty(0), [0] * scope.size
-    # What the others are to expect, for they give nothing from which it could be seen.
+    # The other ranks pass no rows, so they learn from the root what to expect.
     with called("broadcast", f"{name}.shape.length", group):
         sends = rank_of(root, scope.size, "scatter", group) == scope.rank
         if sends:
@@ -296,14 +342,20 @@ def reduce_scatter(
     """Reduces over all ranks and gives each rank its block along dimension 0.
 
     Args:
-      tensor: [n, ...], alike on every rank; rank r gets the r-th block.
-      op: as in `allreduce`.
-      splits: rows for each rank, numbers that add up to n; None: nearly equal blocks.
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      tensor: [n, ...], equal shape and dtype on every rank; rank r gets the r-th block.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      splits: The number of rows for each rank, which sum to n; None makes nearly equal blocks.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor on the device of `tensor`.
+
+    Raises:
+      InvalidArgumentError: The tensor is not contiguous or is sparse, or an option is wrong.
+      MismatchError: Shape, dtype, `op` or `splits` differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("reduce_scatter", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
@@ -319,19 +371,22 @@ def alltoall(
     name: str | None = None,
     group: Group | None = None,
 ) -> torch.Tensor:
-    """Sends the r-th block of this rank's tensor to rank r, and concatenates what comes in.
+    """Sends the r-th block of this rank's tensor to rank r, and concatenates the blocks received.
 
     Args:
       tensor: [n, ...].
-      splits: rows for each rank, numbers that add up to n; None cuts n into equal parts.
-      name: as in `allreduce`.
-      group: as in `allreduce`.
+      splits: The number of rows for each rank, which sum to n; None cuts n into equal parts.
+      name: Identifies the operation across ranks; None numbers the calls.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
-      A new tensor on the device of `tensor`: the blocks for this rank, in rank order.
+      A new tensor on the device of `tensor` with the blocks for this rank, in rank order.
 
     Raises:
-      InvalidArgumentError: the splits do not fit the tensor.
+      InvalidArgumentError: The splits do not fit the tensor, or the tensor cannot be used.
+      MismatchError: Shapes or dtypes differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("alltoall", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "alltoall"))
@@ -345,8 +400,8 @@ def _target(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     if tensor.grad_fn is not None and torch.is_grad_enabled():
         warn_once(
             "graph",
-            f"herring.torch: {operation} writes into a tensor that has an autograd graph, and the "
-            "graph does not learn of it: gradients pass as if nothing had happened. Use "
+            f"herring.torch: {operation} writes into a tensor that has an autograd graph, which "
+            "does not see the write: gradients flow as if the values had not changed. Use "
             f"herring.torch.functional.{operation} for gradients through it, or tensor.detach()",
         )
     return dense
@@ -357,7 +412,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-    # numpy knows no bfloat16, and operations that only move data need not know it either.
+    # NumPy has no bfloat16; operations that only move data can move its bits.
     words = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     return words, tensor.dtype
 

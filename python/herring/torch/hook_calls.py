@@ -1,4 +1,4 @@
-"""Numbers of the collectives that a communication hook starts, whenever it starts them."""
+"""Names the collectives that a communication hook starts, at whatever time it starts them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ _here = threading.local()
 
 
 class HookCall:
-    """One call of a hook, with what follows the futures that it has made."""
+    """One call of a hook, including the callbacks of the futures that it makes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[Hashable, tuple[str, itertools.count[int]]] = {}
 
     def next_name(self, among: Hashable) -> str:
-        """A name for its next collective, the same on every rank; `among`: as of `next_name`."""
+        """Returns a name for the call's next collective, the same on every rank.
+
+        Args:
+          among: Identifies the ranks that make the call; None means all ranks.
+        """
         with self._lock:
             if among not in self._names:
                 self._names[among] = next_name("torch.hook", among), itertools.count()
@@ -33,13 +37,13 @@ class HookCall:
 
 
 def current_hook_call() -> HookCall | None:
-    """The call of a hook that this thread is in; None: it is in none."""
+    """Returns the hook call that this thread is in, or None."""
     return getattr(_here, "call", None)
 
 
 @contextmanager
 def inside(call: HookCall | None) -> Iterator[None]:
-    """In it, collectives are those of this call; None: of the program."""
+    """Makes collectives inside the block belong to `call`; None means the program itself."""
     before = current_hook_call()
     _here.call = call
     try:
@@ -49,20 +53,20 @@ def inside(call: HookCall | None) -> Iterator[None]:
 
 
 def ordered_comm_hook(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Makes a communication hook safe that starts collectives when others are complete.
+    """Makes a communication hook safe that starts collectives after others are complete.
 
-    torch's PowerSGD hook does so, while the backward pass goes on and starts those of the next
-    buckets: without this the order of calls differs from rank to rank. With it each call of the
-    hook has an order of its own::
+    torch's PowerSGD hook does this while the backward pass starts the hooks of further buckets, so
+    without this wrapper ranks would start collectives in different orders. With the wrapper each
+    call of the hook has an order of its own::
 
         hook = herring.torch.ordered_comm_hook(powerSGD_hook.powerSGD_hook)
         model.register_comm_hook(state, hook)
 
-    The first collective of each call must be started by the hook itself, and later ones by what
-    follows its future (``future.then``), one after the other.
+    The hook itself must start the first collective of each call. Callbacks of its future
+    (``future.then``) must start the later collectives, one after the other.
 
     Args:
-      hook: called with a state and a bucket; returns a future.
+      hook: A function of a state and a bucket that returns a future.
 
     Returns:
       The hook for ``register_comm_hook`` of a model on the backend "herring".

@@ -1,4 +1,4 @@
-"""Training on when the ranks have different numbers of batches."""
+"""The `join` context, for ranks that have different numbers of batches."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from herring.torch.state import broadcast_tensors
 
 
 class JoinableModel(Protocol):
-    """What `Join` needs of a model."""
+    """What a model needs so that `Join` can use it."""
 
     name: str
     _join: Join | None
 
     def _group(self) -> Group | None:
-        """Who trains it; None: all ranks."""
+        """Returns the group that trains the model; None means all ranks."""
 
     def _recover(self) -> None:
-        """Ends what an interrupted backward pass has left."""
+        """Ends a round that an interrupted backward pass has left open."""
 
     def _shadow(self, root: int) -> None:
-        """Takes part in a step of the others, with buffers of rank `root`, and gives nothing."""
+        """Takes part in a step of the others, with buffers of rank `root`, without contributing."""
 
     def _state(self) -> list[torch.Tensor]:
-        """Parameters and buffers."""
+        """Returns parameters and buffers."""
 
 
 class Join:
-    """The context of `DistributedDataParallel.join`.
+    """The context of `DistributedDataParallel.join`, for ranks with different numbers of batches.
 
-    Inside it every forward pass that will be averaged begins with a small named all-reduce, in
-    which each rank says whether it still has data. A rank that leaves the block keeps answering,
-    and takes part in the others' rounds without contributing, until all have left. Averages are
-    over the ranks that contributed. At the end parameters and buffers of the lowest rank with the
-    most steps go to all; optimizer state does not, `broadcast_optimizer_state(optimizer,
-    join.last)` does that. Of a model with a group all this is inside the group.
+    Inside the block every forward pass whose gradients will be averaged begins with a small named
+    all-reduce, in which each rank says whether it still has data. A rank that leaves the block
+    keeps answering and takes part in the other ranks' rounds without contributing, until all ranks
+    have left. Averages are over the ranks that contributed. At the end all ranks get the parameters
+    and buffers of one rank: the lowest one with the most steps. For the optimizer's state call
+    `broadcast_optimizer_state(optimizer, join.last)`. If the model has a group, all of this happens
+    inside the group.
 
     Attributes:
-      steps: averaged steps of this rank.
-      last: after the block, the rank (inside the group if there is one) whose parameters all hold.
+      steps: The number of averaged steps of this rank.
+      last: After the block, the rank whose parameters all ranks have; with a group, inside it.
     """
 
     def __init__(self, ddp: JoinableModel) -> None:
@@ -60,7 +61,7 @@ class Join:
         return self
 
     def active_ranks(self, *, active: bool) -> list[int]:
-        """Exchanges who still has data (collective, once per averaged step)."""
+        """Returns the ranks that still have data (collective, once per averaged step)."""
         group = self._ddp._group()
         scope = scope_of(group)
         flags = np.zeros(scope.size, np.int32)
@@ -78,7 +79,7 @@ class Join:
         ddp = self._ddp
         ddp._join = None
         if kind is not None:
-            return  # this rank cannot follow the others any more; let the error say why
+            return  # this rank cannot follow the others any more; its error says why
         ddp._recover()
         while active := self.active_ranks(active=False):
             ddp._shadow(active[0])

@@ -13,20 +13,21 @@ from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.tensors import dense_strides, dtype_name, warn_once
 
-# Behind a byte for each parameter, which says whether a rank has used it, a round's note has these:
-# a gradient of the rank has grown after it was sent; it has parameters to average that the plan
-# lacks; its backward pass has failed.
+# A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
+# whether the rank used it. Behind these bytes come flags. "again": a gradient has grown after it
+# was sent. "changed": the rank has parameters to average that the plan lacks. "failed": its
+# backward pass failed.
 FLAGS = ("again", "changed", "failed")
 
-# Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer):
-# one call for many small ones, while each is still in the processor's cache.
+# Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer).
+# One call then copies many small gradients while each is still in the processor's cache.
 _BATCH_BYTES = 256 << 10
-# On a GPU a copy that is queued takes as long as some 200 kB over its link.
+# Queueing a copy on a GPU takes as long as moving some 200 kB over its link.
 _GPU_BATCH_BYTES = 2 << 20
 
 
 class Options(NamedTuple):
-    """What a `GradientReducer` was made with; see there."""
+    """The options of a `GradientReducer`, which its constructor describes."""
 
     name: str
     wire_dtype: str | None
@@ -37,25 +38,26 @@ class Options(NamedTuple):
 
 
 class Layout:
-    """One planned reduction over the gradients of `parameters`, and a view of each place.
+    """A planned reduction over the gradients of `parameters`, and a view of each place.
 
     Attributes:
-      options: of the reducer.
-      names: of the parameters.
-      parameters: in registration order; below, a parameter is its index here.
-      order: parameters that have a place, in the order in which gradients are produced.
-      sparse: the others, whose gradients are exchanged by rows.
-      deferred: parameters known to accumulate more than once in a pass.
-      found: parameters whose gradients were sparse, and were made dense.
-      final: whether the order was recorded. Until then gradients are sent after the pass.
-      hooks: handles of the reducer's hooks, one for each parameter.
-      plan: the planned reduction.
-      gpu: the GPU on which the arenas lie, as all parameters do; None: in host memory.
-      views: per parameter its place, with the parameter's shape and dtype and gap-free strides in
-        the parameter's dimension order; empty where it has none. They are for use here only. Others
-        get an alias, as `module.to()` and the like point existing gradient tensors to other memory.
-      nbytes: per parameter, of its gradient.
-      batch_bytes: how many bytes of gradients are sent at once.
+      options: The reducer's options.
+      names: The names of the parameters.
+      parameters: The parameters in registration order. Below, a parameter is its index here.
+      order: The parameters that have a place, in the order in which gradients are produced.
+      sparse: The other parameters, whose gradients are exchanged by rows.
+      deferred: Parameters that are known to accumulate more than once in a pass.
+      found: Parameters whose gradients were sparse and were made dense.
+      final: Whether the order was recorded. Until then gradients are sent after the pass.
+      hooks: Handles of the reducer's hooks, one for each parameter.
+      plan: The planned reduction.
+      gpu: The GPU on which all parameters, and so the arenas, are; None means host memory.
+      views: The place of each parameter, empty if it has none. A view has the parameter's shape and
+        dtype, and gap-free strides in the parameter's dimension order. Only this package uses the
+        views. Users get aliases, because `module.to()` and similar calls point existing gradient
+        tensors to other memory.
+      nbytes: The bytes of each parameter's gradient.
+      batch_bytes: The bytes of gradients that are sent at once.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Layout:
         *,
         name: str,
     ) -> None:
-        """Plans (collective; same arguments on every rank); `name` is that of the operation."""
+        """Makes the plan (collective; same arguments on every rank); `name` is the operation's."""
         self.options = options
         self.names, self.parameters = names, parameters
         self.order = list(order)
@@ -91,7 +93,7 @@ class Layout:
             device=self.gpu,
         )
         arenas = self._arenas(order)
-        self._entries = {index: entry for entry, index in enumerate(order)}  # in the plan
+        self._entries = {index: entry for entry, index in enumerate(order)}  # places in the plan
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
         for index, (arena, offset, nbytes) in zip(order, self.plan.placements):
             parameter = parameters[index]
@@ -111,13 +113,13 @@ class Layout:
         if len(there) > 1 and any(self.parameters[index].is_cuda for index in self.order):
             warn_once(
                 f"devices {self.options.name}",
-                f"herring.torch: parameters of {self.options.name!r} lie on "
+                f"herring.torch: parameters of {self.options.name!r} are on "
                 f"{' and '.join(sorted(there))}, so torch copies gradients of GPUs to host memory "
                 "and back, and waits for each; give each worker one GPU",
             )
 
     def _arenas(self, order: Sequence[int]) -> list[torch.Tensor]:
-        """Of the plan, as bytes. They own their memory for as long as any view of it lives."""
+        """Returns the plan's arenas as bytes; they own their memory as long as a view lives."""
         plan = self.plan
         if self.gpu is None:
             return [torch.from_numpy(plan.arena(i)) for i in range(len(plan.arenas))]
@@ -129,24 +131,24 @@ class Layout:
         return arenas
 
     def in_order(self, produced: Sequence[int], sparse: Collection[int], name: str) -> Layout:
-        """The final layout (collective): gradients in the order `produced`, then all others."""
+        """Returns the final layout (collective): first the order `produced`, then the others."""
         order = dict.fromkeys([*produced, *range(len(self.parameters) - 1, -1, -1)])
         final = [index for index in order if index not in sparse]
         layout = self
         if final != self.order:
-            self.close()  # until now .grad is memory of its own: nothing refers to the arena
+            self.close()  # .grad does not use the arena before the final layout
             layout = type(self)(self.options, self.names, self.parameters, sparse, final, name=name)
             layout.deferred, layout.hooks = self.deferred, self.hooks
         layout.final = True
         return layout
 
     def close(self) -> None:
-        """Ends the plan, and lets go of its memory. Views that others have stay readable."""
+        """Ends the plan and releases its memory; views that others hold stay readable."""
         self.plan.close()
         self.views, self._aliases = [], []
 
     def holds(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether `gradient` lies in the place of parameter `index`."""
+        """Returns whether `gradient` is in the place of parameter `index`."""
         view = self.views[index]
         return (
             gradient.layout == torch.strided
@@ -156,14 +158,14 @@ class Layout:
         )
 
     def reaches(self, index: int) -> bool:
-        """Whether `.grad` of a parameter may be its place: not on another device."""
+        """Returns whether `.grad` may be the parameter's place, which must be on its device."""
         return self.parameters[index].device == self.views[index].device
 
     def prepare(self) -> None:
-        """Before a round: moves gradients out of the arena.
+        """Moves gradients out of the arena before a round.
 
         Raises:
-          InvalidArgumentError: a parameter has another dtype than when the plan was made, or has
+          InvalidArgumentError: A parameter's dtype has changed since the plan was made, or it has
             left the GPU on which the plan was made.
         """
         now = [parameter.dtype for parameter in self.parameters]
@@ -188,21 +190,21 @@ class Layout:
             before, now = self._devices[index], self.parameters[index].device
             if now != before:
                 raise InvalidArgumentError(
-                    f"parameter {self.names[index]!r} lay on {before} when {self.options.name!r} "
-                    f"was made and lies on {now} now; move the model first, or close() the wrapper "
+                    f"parameter {self.names[index]!r} was on {before} when {self.options.name!r} "
+                    f"was made and is on {now} now; move the model first, or close() the wrapper "
                     "and make a new one"
                 )
 
     def ready(self, indices: Iterable[int]) -> None:
-        """Reports the gradients of these parameters; they are in their places."""
+        """Reports that the gradients of these parameters are in their places."""
         self.plan.ready_all([self._entries[index] for index in indices])
 
     def show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
         """Makes `.grad` of all parameters the averages.
 
         Args:
-          unused: parameters that no rank has used.
-          averages: by parameter, those that have no place.
+          unused: The parameters that no rank has used.
+          averages: The averages of parameters that have no place, by parameter.
         """
         options = self.options
         gradients = [parameter.grad for parameter in self.parameters]
@@ -235,5 +237,5 @@ class Layout:
 
 
 def _plain(gradient: torch.Tensor | None) -> bool:
-    """Whether an average may be written into this gradient's own memory."""
+    """Returns whether an average may be written to this gradient's own memory."""
     return gradient is not None and gradient.layout == torch.strided and not gradient.requires_grad

@@ -1,4 +1,4 @@
-"""Who trains a wrapped model: all ranks, or a group."""
+"""Tells which ranks train a wrapped model: all ranks, or a group."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from herring.errors import InvalidArgumentError
 
 
 class Membership:
-    """The group of a wrapper. Copies of the wrapper share it; in one that was saved it is lost.
+    """The group of a wrapper.
+
+    Copies of the wrapper share the group. Saving the wrapper loses it.
 
     Raises:
-      InvalidArgumentError: this rank is no member.
+      InvalidArgumentError: This rank is not a member.
     """
 
     def __init__(self, group: Group | None) -> None:
@@ -21,15 +23,15 @@ class Membership:
         self._lost: tuple[int, ...] = ()
 
     def group(self) -> Group | None:
-        """The group; None: all ranks.
+        """Returns the group; None means all ranks.
 
         Raises:
-          InvalidArgumentError: it was lost.
+          InvalidArgumentError: The group was lost, because the model was saved.
         """
         if self._lost:
             raise InvalidArgumentError(
                 f"this model was saved while it was trained by the group of ranks "
-                f"{list(self._lost)}, which is not saved along; wrap its module again, with group="
+                f"{list(self._lost)}, and the group is not saved; wrap its module again with group="
             )
         return self._group
 

@@ -18,7 +18,7 @@ from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
-# Attributes of the wrapper itself; all others are the wrapped optimizer's.
+# Attributes of the wrapper itself. All other attributes are the wrapped optimizer's.
 _OWN = frozenset(
     [
         "inner",
@@ -34,21 +34,21 @@ _OWN = frozenset(
 
 
 class DistributedOptimizer(InRounds, torch.optim.Optimizer):
-    """Wraps any torch optimizer; for models that are not wrapped themselves.
+    """Wraps any torch optimizer, for models that are not wrapped themselves.
 
-    Gradients are sent while the backward pass runs and are averaged when `backward()` returns, so
-    that clipping and logging between it and `step()` see the averages. `step()` completes the round
-    on a rank whose backward pass touched none of the parameters. Use either this class or
-    `DistributedDataParallel` for a parameter. State, groups and hooks are those of the wrapped
-    optimizer; learning rate schedulers and `GradScaler` take the wrapper.
+    Gradients are sent during the backward pass and are averaged when `backward()` returns, so
+    clipping and logging before `step()` see the averages. If a rank's backward pass touched none of
+    the parameters, its `step()` completes the round. Use either this class or
+    `DistributedDataParallel` for a parameter, not both. State, groups and hooks are those of the
+    wrapped optimizer. Learning rate schedulers and `GradScaler` take the wrapper.
 
-    With reentrant checkpoints (`use_reentrant=True`) each nested pass is a round of its own:
-    correct, but with more bytes. `DistributedDataParallel` does not have that cost.
+    With reentrant checkpoints (`use_reentrant=True`) each nested pass is a round of its own. The
+    result is correct, but more bytes are sent; `DistributedDataParallel` avoids this.
 
-    With a `group` all ranks are those of the group.
+    With a `group`, "all ranks" means the ranks of the group.
 
     Attributes:
-      inner: the wrapped optimizer.
+      inner: The wrapped optimizer.
     """
 
     def __init__(
@@ -70,29 +70,34 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         """Compares the parameters across ranks, broadcasts rank 0's, and plans (collective).
 
         Args:
-          optimizer: over the same parameters on every rank.
-          named_parameters: `model.named_parameters()`, for messages that name parameters; all
-            parameters of the optimizer that require gradients must be among them.
-          wire_dtype: as for `DistributedDataParallel`.
-          buffer_bytes: as for `DistributedDataParallel`.
-          sparse: as for `DistributedDataParallel`.
-          gradient_as_bucket_view: as for `DistributedDataParallel`.
+          optimizer: An optimizer over the same parameters on every rank.
+          named_parameters: `model.named_parameters()`, so that messages can name parameters. It
+            must have all parameters of the optimizer that require gradients.
+          wire_dtype: "bfloat16" or "float16" sends float32 gradients in half the bytes.
+          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
+          sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
+            them dense, with one warning. "error" refuses them.
+          gradient_as_bucket_view: Whether `.grad` becomes a view of the arena. This saves a copy
+            and its memory, but the next backward pass overwrites gradients that the user kept.
           broadcast_parameters: False leaves the parameters as they are.
-          sync: as for `DistributedDataParallel`. In partial modes `step()` contributes this rank's
-            gradients and makes one step for each round's result, and training ends with `flush()`.
-          each_round: in those modes called before each of these steps, when `.grad` holds the
-            result: for clipping, and for schedulers that count rounds.
-          digest_every: as for `DistributedDataParallel`.
-          name: the same on every rank; None numbers the optimizers of a group in order of
-            construction.
-          group: from `herring.new_group`: the workers that train these parameters; None: all.
+          sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
+            `herring.Replay` exchanges gradients in rounds that do not. `step()` then contributes
+            this rank's gradients and makes one step for each round's result; training ends with
+            `flush()`.
+          each_round: With such a `sync`, a function called before each of these steps, when `.grad`
+            has the result. Use it for clipping, and for schedulers that count rounds.
+          digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
+            of the parameters; 0 means never.
+          name: The wrapper's name, the same on every rank. None numbers the optimizers of a group
+            in order of construction.
+          group: The `herring.Group` of workers that train these parameters; None means all workers.
 
         Raises:
-          InvalidArgumentError: parameters are missing from `named_parameters`, have a name twice,
-            or cannot be averaged; this rank is not in the group.
-          MismatchError: the parameters differ between ranks.
+          InvalidArgumentError: Parameters are missing from `named_parameters`, have a name twice,
+            or cannot be averaged; or this rank is not in the group.
+          MismatchError: The parameters differ between ranks.
         """
-        # Not super().__init__: groups, state and defaults are those of the wrapped optimizer.
+        # super().__init__() is not called: groups, state and defaults are the wrapped optimizer's.
         if isinstance(optimizer, DistributedOptimizer):
             raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -105,7 +110,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         if not any(p.requires_grad for entry in optimizer.param_groups for p in entry["params"]):
             raise InvalidArgumentError(
                 "DistributedOptimizer: none of the optimizer's parameters requires a gradient, so "
-                "that nothing would be averaged; unfreeze what is to be trained before"
+                "nothing would be averaged; unfreeze the parameters to be trained before wrapping"
             )
         buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
         self.name = named_call(name, "optimizer", group)
@@ -136,7 +141,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         )
 
     def _relist(self) -> list[tuple[str, torch.nn.Parameter]] | None:
-        """All parameters, if some were put into the groups by other ways than add_param_group."""
+        """Returns all parameters if groups changed other than by add_param_group, else None."""
         sizes = [len(group["params"]) for group in self.inner.param_groups]
         return None if sizes == self._sizes else self._name_parameters()
 
@@ -168,11 +173,14 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         """Updates the parameters with the averaged gradients.
 
         Args:
-          closure: as for the wrapped optimizer; it may call `backward()` several times, equally
-            often on every rank.
+          closure: The closure for the wrapped optimizer. It may call `backward()` several times,
+            equally often on every rank.
+
+        Returns:
+          What the wrapped optimizer's `step` returns; with a partial `sync`, the closure's result.
 
         Raises:
-          HerringError: the backward pass raised, here or on another rank; gradients were cleared.
+          HerringError: The backward pass raised, on this rank or another. Gradients were cleared.
         """
         if self._partial is not None:
             return self._step_in_rounds(self._partial.steps(), closure)
@@ -199,47 +207,54 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         return loss
 
     def flush(self) -> None:
-        """Ends training in partial modes: makes the steps of all rounds until all ranks flush.
+        """Ends training with a partial `sync`: makes the steps of all rounds until all ranks flush.
 
         Ranks may have made different numbers of steps; afterwards their parameters are equal. With
-        sync="full" there is nothing to do.
+        sync="full" it does nothing.
         """
         if self._partial is not None:
             self._step_in_rounds(self._partial.flush())
 
     def synchronize(self) -> None:
-        """Makes sure that a round has ended since the last step (collective where none has).
+        """Ends a round if none has ended since the last step (collective in that case).
 
-        Only needed where a rank's backward pass may touch no parameter at all and gradients are
-        looked at before `step()`.
+        A program needs it only if a rank's backward pass may touch no parameter at all, and the
+        gradients are read before `step()`.
         """
         if self._partial is not None:
             return
         if self._reducer.round_open:
             self._reducer.abandon()
             raise HerringError(
-                f"{self.name}: step() after a backward pass that raised; the step is given up on "
+                f"{self.name}: step() after a backward pass that raised; the step was given up on "
                 "all ranks, and gradients were cleared"
             )
         if self._reducer.rounds == self._rounds_at_step and self._reducer.enabled:
             self._reducer.finish_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients; also gives up, on all ranks, a step whose backward pass raised."""
+        """Clears gradients. If a backward pass raised, gives up its step on all ranks as well."""
         if self._partial is None:
             self._reducer.abandon(stacklevel=2)
             if self._reducer.given_up:
-                self._rounds_at_step = self._reducer.rounds  # there is no step of it
+                self._rounds_at_step = self._reducer.rounds  # no step belongs to that round
         self.inner.zero_grad(set_to_none=set_to_none)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes accumulate gradients locally; nothing is sent."""
+        """Accumulates gradients locally in backward passes inside the block; nothing is sent."""
         with (self._partial or self._reducer).paused():
             yield
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """Adds parameters (collective). Only for optimizers made without `named_parameters`."""
+        """Adds parameters (collective); only for optimizers made without `named_parameters`.
+
+        Args:
+          group: A parameter group, as torch's optimizers take it.
+
+        Raises:
+          InvalidArgumentError: The wrapper was made with `named_parameters` or a partial `sync`.
+        """
         if self._partial is not None:
             raise InvalidArgumentError("add_param_group is for sync='full'")
         if self._known is not None:
@@ -255,25 +270,25 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         """Removes the hooks and ends the plan; the wrapped optimizer stays usable."""
         (self._partial or self._reducer).close()
 
-    # -- everything else is the wrapped optimizer's -----------------------------------------------
+    # -- everything else comes from the wrapped optimizer -----------------------------------------
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups of the wrapped optimizer."""
+        """The parameter groups of the wrapped optimizer."""
         return self.inner.param_groups
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """State of the wrapped optimizer."""
+        """The state of the wrapped optimizer."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Default options of the wrapped optimizer."""
+        """The default options of the wrapped optimizer."""
         return self.inner.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """The state_dict of the wrapped optimizer."""
+        """Returns the wrapped optimizer's state_dict."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -286,8 +301,9 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # What others leave on the wrapper is meant for the optimizer: GradScaler hands a fused one
-        # its scale in that way. But `step` and the like, which schedulers wrap, are ours.
+        # Attributes that others set on the wrapper are meant for the optimizer; GradScaler passes
+        # its scale to a fused optimizer this way. `step` and other methods, which schedulers wrap,
+        # are set on the wrapper.
         if name in _OWN or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:

@@ -1,4 +1,4 @@
-"""What all reducers of gradients share: which parameters are whose, and when they rest."""
+"""Tells which reducer averages which parameters, and lets reducers pause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from herring.torch.tensors import dtype_name
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# Which live reducer averages a parameter, by id (reducers keep their parameters alive).
+# The live reducer that averages a parameter, by id (reducers keep their parameters alive).
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -29,7 +29,7 @@ class Pausable:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Gradients of backward passes inside accumulate locally."""
+        """Lets gradients of backward passes inside the block accumulate locally."""
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -40,15 +40,15 @@ class Pausable:
 def collect(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], owner: Any
 ) -> tuple[list[str], list[torch.nn.Parameter]]:
-    """The parameters to average, each once, with their names.
+    """Returns the parameters to average, each once, with their names.
 
     Args:
-      named_parameters: those that are frozen, empty or seen before are passed over.
-      owner: the reducer that asks; what it has already is no conflict.
+      named_parameters: Names and parameters. Frozen, empty and repeated parameters are left out.
+      owner: The reducer that asks; its own parameters are not a conflict.
 
     Raises:
-      InvalidArgumentError: a dtype that cannot be averaged, or a parameter that another reducer
-        averages already.
+      InvalidArgumentError: A dtype cannot be averaged, or another reducer already averages a
+        parameter.
     """
     names: list[str] = []
     parameters: list[torch.nn.Parameter] = []
@@ -76,11 +76,11 @@ def collect(
 
 
 def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
-    """Whether no hook comes after this one, and puts it behind them if some do.
+    """Returns whether a hook is the last of its parameter; if not, moves it to the end.
 
     Args:
-      parameter: whose hooks are meant.
-      handle: what `parameter.register_post_accumulate_grad_hook` has returned, before the others.
+      parameter: The parameter.
+      handle: The handle that `parameter.register_post_accumulate_grad_hook` returned.
     """
     hooks = parameter._post_accumulate_grad_hooks
     if next(reversed(hooks)) == handle.id:
@@ -90,13 +90,13 @@ def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
 
 
 def claim(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
-    """Notes who averages these parameters."""
+    """Records that `owner` averages these parameters."""
     for parameter in parameters:
         _owners[id(parameter)] = owner
 
 
 def release(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
-    """Gives back those that `owner` has claimed."""
+    """Releases those of the parameters that `owner` has claimed."""
     for parameter in parameters:
         if _owners.get(id(parameter)) is owner:
             del _owners[id(parameter)]

@@ -1,8 +1,8 @@
-"""Eager SGD: training in rounds that do not wait for everybody (partial collectives, section 5).
+"""Eager SGD: training in rounds that do not wait for all workers (partial collectives, section 5).
 
-A step's gradients are contributed as one whole when the backward pass is through; the results of
-all rounds, also of those that this rank missed, are applied one after the other on every rank. So
-replicas never differ, and no gradient is lost.
+A rank contributes the gradients of a step as one array when the backward pass has ended. Every rank
+applies the results of all rounds in order, including rounds that it missed. Replicas therefore
+never differ, and no gradient is lost.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from herring.torch.tensors import describe, dtype_name
 
 
 class PartialReducer(Pausable):
-    """Contributes gradients to rounds and shows the results of rounds as gradients.
+    """Contributes gradients to rounds and writes the results of rounds to `.grad`.
 
-    The array of the series holds all gradients (float64 if any parameter is, else float32), and
-    behind them how many workers' gradients each parameter has in the result, so that one which
-    nobody used keeps `.grad` None.
+    The array of the series has all gradients, in float64 if any parameter is float64, else in
+    float32. Behind them it has, for each parameter, the share of workers with a gradient. A
+    parameter that no worker used thus keeps `.grad` None.
 
     Attributes:
-      rounds: rounds applied; the same number means the same parameters on every rank.
-      contributors: workers whose gradients are in the last result.
-      statistics: who was in which round.
+      rounds: The number of rounds applied. Ranks with equal numbers have equal parameters.
+      contributors: The number of workers whose gradients are in the last result.
+      statistics: Which workers were in which round.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class PartialReducer(Pausable):
         """Compares the parameters across ranks (collective).
 
         Args:
-          named_parameters: as for `GradientReducer`.
-          name: the same on every rank, different for each reducer.
+          named_parameters: Names and parameters. Frozen, empty and repeated ones are left out.
+          name: The reducer's name, the same on every rank and different for each reducer.
           sync: "solo", "majority", a `Quorum` or a `Replay`.
-          digest_every: rounds after which a digest of the parameters goes with the contribution,
-            and is compared; 0: never.
-          group: whose workers take part; None: all.
+          digest_every: The number of rounds after which ranks compare a digest of the parameters; 0
+            means never.
+          group: The group that takes part; None means all workers.
 
         Raises:
-          InvalidArgumentError: a parameter that cannot be averaged, or a value out of range.
-          MismatchError: the parameters or options differ between ranks.
+          InvalidArgumentError: A parameter cannot be averaged, or a value is out of range.
+          MismatchError: The parameters or options differ between ranks.
         """
         digest_every = count_of(digest_every, "digest_every")
         self.name = name
@@ -96,7 +96,7 @@ class PartialReducer(Pausable):
             start += parameter.numel()
         self._generation = 0
         self._series: PartialReduction | None = None
-        self.pending = False  # a backward pass has produced gradients that are not contributed
+        self.pending = False  # whether gradients wait to be contributed
         claim(self._parameters, self)
         try:
             self._open()
@@ -143,7 +143,7 @@ class PartialReducer(Pausable):
             if share == 0:
                 parameter.grad = None
                 continue
-            # A copy: the user may keep it, and the next result comes to the same place.
+            # The user may keep the gradient, and the next result is written to the same memory.
             view = self._result[place].view(parameter.shape)
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
 
@@ -157,7 +157,7 @@ class PartialReducer(Pausable):
             series.digest(self.digest())
 
     def digest(self) -> int:
-        """64 bits of a hash over all parameters; equal on ranks that have applied equal rounds."""
+        """Returns a 64-bit hash of all parameters; equal after equal numbers of rounds."""
         state = hashlib.blake2b(digest_size=8)
         for parameter in self._parameters:
             flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -165,13 +165,13 @@ class PartialReducer(Pausable):
         return int.from_bytes(state.digest(), "little")
 
     def steps(self) -> Iterator[RoundInfo]:
-        """Contributes this step's gradients, and shows one result after the other in `.grad`.
+        """Contributes this step's gradients and writes one result after the other to `.grad`.
 
-        Results of rounds that were missed come first; then nothing is waited for, and the gradients
-        go to the round that closes next. Otherwise the next round is waited for.
+        If this rank missed rounds, their results come first. The gradients then go to the round
+        that closes next, and nothing is waited for. Otherwise this rank waits for the next round.
 
         Yields:
-          What is known about the round; apply `.grad` before asking for the next one.
+          What is known about the round. Apply `.grad` before asking for the next round.
         """
         series = self._open()
         self._gather()
@@ -180,13 +180,16 @@ class PartialReducer(Pausable):
                 self._note(info)
                 try:
                     yield info
-                finally:  # also for a caller that leaves its loop
+                finally:  # a caller may leave its loop early
                     self._applied(series)
 
     def flush(self) -> Iterator[RoundInfo]:
-        """As `steps`, and ends the series; shows the results of all rounds until all ranks flush.
+        """Ends the series; writes the results of all rounds to `.grad` until all ranks flush.
 
-        Begun again, by a caller that left its loop, it goes on where it was.
+        If the caller left its loop, another call goes on where the last one stopped.
+
+        Yields:
+          What is known about the round. Apply `.grad` before asking for the next round.
         """
         series = self._open()
         if self.pending:
@@ -217,40 +220,48 @@ def wants_rounds(
     buffer_bytes: int,
     group: Group | None,
 ) -> bool:
-    """Whether gradients are exchanged in rounds that do not wait for all.
+    """Returns whether `sync` means rounds that do not wait for all workers.
 
     Raises:
-      InvalidArgumentError: an unknown `sync`, or options that have no meaning in rounds.
+      InvalidArgumentError: `sync` is unknown, or an option has no meaning in such rounds.
     """
     if not is_partial(sync, scope_of(group).size):
         return False
     if isinstance(sync, Replay) and group is not None:
         raise InvalidArgumentError(
-            f"sync={sync!r} takes no group: a recording is of all ranks; with group= there are "
+            f"sync={sync!r} takes no group: a recording covers all ranks; group= allows "
             "'full', 'solo', 'majority' and herring.Quorum"
         )
     if wire_dtype is not None or buffer_bytes:
         raise InvalidArgumentError(
             f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
-            f"({buffer_bytes}): gradients travel as one whole"
+            f"({buffer_bytes}): gradients are sent as one array"
         )
     return True
 
 
 class InRounds:
-    """What a wrapper tells of its rounds, where it was made with a partial `sync`."""
+    """The properties that tell a wrapper's rounds, if it was made with a partial `sync`."""
 
     name: str
     _partial: PartialReducer | None
 
     @property
     def round(self) -> int:
-        """With a partial `sync`: rounds applied. Equal numbers mean equal parameters."""
+        """The number of rounds applied with a partial `sync`; equal numbers mean equal parameters.
+
+        Raises:
+          InvalidArgumentError: The wrapper was made with sync="full".
+        """
         return self._need_partial().rounds
 
     @property
     def statistics(self) -> RoundStatistics:
-        """With a partial `sync`: who was in which round, who was late."""
+        """The statistics with a partial `sync`: which workers were in which round or late.
+
+        Raises:
+          InvalidArgumentError: The wrapper was made with sync="full".
+        """
         return self._need_partial().statistics
 
     def _need_partial(self) -> PartialReducer:

@@ -1,8 +1,8 @@
-"""Rounds that end with the same backward pass, in an order in which ranks cannot block each other.
+"""Ends the rounds of one backward pass in an order in which ranks cannot block each other.
 
-A pass through several wrapped models, each trained by another group, has one round to end for each.
-To end one is to wait for the ranks of its group; were each rank to take them as its own graph has
-them, ranks could wait for each other in a circle.
+A backward pass may go through several wrapped models, each trained by another group; each model
+then has a round to end. Ending a round means waiting for the ranks of its group. If each rank ended
+rounds in the order of its own graph, ranks could wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _open: weakref.WeakSet[EndsWithPass] = weakref.WeakSet()
 
 
 class EndsWithPass:
-    """What has something to end, together with the other ranks, after a backward pass."""
+    """An object that must end something after a backward pass, together with the other ranks."""
 
     def __init__(self, name: str, group: Group | None) -> None:
-        # One order of all there are in the job, which is the same on every rank.
+        # This key orders all such objects of the job in the same way on every rank.
         self._turn = ((), "", name) if group is None else (group.ranks, group.name, name)
         self._pass = -1
 
     def _enter_pass(self) -> None:
-        """It is to end with the backward pass now running."""
+        """Marks this object as to be ended with the backward pass that is running now."""
         self._pass = torch._C._current_graph_task_id()
         with _lock:
             _open.add(self)
@@ -40,19 +40,19 @@ class EndsWithPass:
             _open.discard(self)
 
     def _together(self) -> list[Any]:
-        """All that are to end with the pass of this one, itself among them, in turn."""
+        """Returns all objects to be ended with this object's pass, itself included, in order."""
         with _lock:
             found = {self, *(one for one in _open if one._pass == self._pass)}
         return sorted(found, key=lambda one: one._turn)
 
 
 def in_backward() -> bool:
-    """Whether the calling thread is inside a backward pass."""
+    """Returns whether the calling thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _first_leaf(node: Any) -> Any:
-    """Some node without successors below `node` that accumulates into a leaf, or None."""
+    """Returns a node below `node` that accumulates into a leaf, or None if there is none."""
     seen = set()
     stack = [node]
     while stack:
@@ -67,10 +67,10 @@ def _first_leaf(node: Any) -> Any:
 
 
 def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
-    """Whether the pass now running, seen from a hook on an output, adds to `.grad` of leaves.
+    """Returns whether the running pass adds to `.grad` of leaves, seen from a hook on an output.
 
-    A plain backward pass executes every leaf of its graph, so any leaf tells; with
-    `backward(inputs=...)` it takes one of `parameters`.
+    A plain backward pass executes every leaf of its graph, so any leaf tells. With
+    `backward(inputs=...)` only one of `parameters` can tell.
     """
     leaf = _first_leaf(torch._C._current_autograd_node())
     ours = (
@@ -81,5 +81,5 @@ def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
     leaves = ours if leaf is None else itertools.chain([leaf], ours)
     try:
         return any(map(torch._C._will_engine_execute_node, leaves))
-    except RuntimeError:  # how torch says that this is autograd.grad, with respect to the leaf
+    except RuntimeError:  # torch raises it in autograd.grad with respect to the leaf
         return False

@@ -1,4 +1,4 @@
-"""A torch future that fails for C++ too, such as torch's DistributedDataParallel."""
+"""A torch future that also fails correctly in C++, such as torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["Promise"]
 class Promise:
     """Completes a future once, with a value or an error.
 
-    `torch.futures.Future.set_exception` stores the error as the future's value, which only Python
-    knows to raise: C++ takes it for tensors and crashes. What a callback raises is an error
-    everywhere, so the future that is handed out follows another one.
+    `torch.futures.Future.set_exception` stores the error as the future's value, and only Python
+    knows how to raise it. C++ takes the value for tensors and crashes. An exception in a callback
+    is an error everywhere, so the public future is made by a callback of an inner future.
 
     Args:
-      devices: on which the tensors of the value are; None: on the CPU.
+      devices: The devices on which the value's tensors are; None means the CPU.
 
     Attributes:
-      future: its `wait` and `value` raise RuntimeError with the error's name and text.
+      future: The public future. On failure its `wait` and `value` raise a RuntimeError with the
+        error's name and text.
     """
 
     def __init__(self, devices: Sequence[torch.device] | None = None) -> None:
@@ -35,15 +36,19 @@ class Promise:
         self.future: torch.futures.Future[Any] = self._inner.then(_outcome)
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
-        """The future has a value, a tensor or a list of them, or has failed if there is an error.
+        """Completes the future with a value, or with an error if there is one.
 
-        What follows it in Python is called by a thread that nobody else waits for: it may wait for
-        other futures, which must get their values.
+        A separate thread calls the future's Python callbacks, because they may wait for other
+        futures that must still get their values.
+
+        Args:
+          value: A tensor or a list of tensors.
+          error: The error, or None for success.
         """
         call_apart(lambda: self.settle_here(value, error))
 
     def settle_here(self, value: Any, error: BaseException | None = None) -> None:
-        """As `settle`, in this thread, before anything can follow."""
+        """Completes the future in this thread; callbacks must not have been added before."""
         with inside(self._hook_call):
             self._inner.set_result(value if error is None else error)
 

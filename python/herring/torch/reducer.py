@@ -1,4 +1,4 @@
-"""Averages gradients while the backward pass runs; the engine of both wrappers."""
+"""Averages gradients during the backward pass; both wrappers are built on it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ from herring.torch.tensors import describe, wire_dtype_name
 class GradientReducer(Pausable, EndsWithPass):
     """Averages the gradients of a list of parameters over all ranks, round by round.
 
-    A hook on each parameter notes that its gradient is there; batches of them are copied to their
-    places in the arena and marked ready. When the backward pass is through, everything else that
-    makes up the round is added, and the pass returns once all is averaged. What a rank contributes
-    for a parameter is its `.grad` at that moment, None counting as zeros; where it is None on every
-    rank it stays None. The averages are copied into `.grad`, so that gradients which somebody keeps
-    are never written to by a later round; with `views` they lie in the arena instead.
+    A hook on each parameter notices that its gradient is ready. Gradients are copied in batches to
+    their places in the arena and marked ready. At the end of the backward pass the rest of the
+    round is added, and the pass returns when everything is averaged. A rank contributes a
+    parameter's `.grad` at that moment; None counts as zeros. If `.grad` is None on every rank, it
+    stays None. The averages are copied to `.grad`, so that a later round never writes to gradients
+    that the user keeps; with `views`, `.grad` becomes a view of the arena instead.
 
-    The first round uses reverse registration order and starts after the pass, while rank 0 records
-    in which order gradients are produced; that order, handed to all, is the final plan's.
+    The first round uses reverse registration order and starts after the pass. Meanwhile rank 0
+    records the order in which gradients are produced. All ranks use this order in the final plan.
 
-    With the gradients travels the round's note: which parameters a rank has used, and what has
-    happened to it. While a round is open no `.grad` lies in the arena. So a gradient that is
-    accumulated again after it was sent (reentrant checkpoints, shared parameters across nested
-    passes) is whole at the end of the pass. Its rank says so in the note, and all repeat the round.
-    From then on this rank reports that parameter only at the end. In the same way a rank says that
-    it has more parameters to average than the plan (some were frozen and are not now): all plan
-    anew, and repeat the round.
+    A round's note travels with the gradients. It says which parameters a rank has used, and what
+    has happened to the rank. While a round is open no `.grad` is in the arena. A gradient may
+    therefore accumulate again after it was sent (reentrant checkpoints, parameters shared across
+    nested passes) and is whole at the end of the pass. The rank says so in its note, and all ranks
+    repeat the round. From then on this rank sends that parameter's gradient only at the end. A rank
+    also says in its note that it has more parameters to average than the plan, because some are no
+    longer frozen. All ranks then make a new plan and repeat the round.
 
     Attributes:
-      rounds: rounds finished.
-      given_up: the last one was given up, as a backward pass raised.
-      contributors: workers in the last round's average.
+      name: The reducer's name.
+      rounds: The number of rounds finished.
+      given_up: Whether the last round was given up because a backward pass raised.
+      contributors: The number of workers in the last round's average.
     """
 
     def __init__(
@@ -66,25 +67,26 @@ class GradientReducer(Pausable, EndsWithPass):
         """Checks the parameters, compares them across ranks and plans (collective).
 
         Args:
-          named_parameters: in registration order; parameters that are empty or seen before are
-            passed over, frozen ones until they require gradients.
-          name: the same on every rank, different for each reducer.
-          wire_dtype: "float16" or "bfloat16" halves the bytes of float32 gradients; None sends
-            them as they are.
-          buffer_bytes: size of a fusion buffer; 0 lets the plan choose.
-          sparse: what to do with sparse gradients: "keep" exchanges the rows they have, "densify"
-            makes them dense (one warning), "error" refuses them.
-          views: leave the averages in the arena, and make `.grad` a view of it.
-          sparse_parameters: those known to have sparse gradients; with "keep" others are found in
-            the first round.
-          relist: called at the end of each backward pass: the present list of named parameters if
-            it may have changed since the last call, else None.
-          group: whose workers' gradients are averaged; None: of all. "Ranks" and "all" are its.
+          named_parameters: Names and parameters in registration order. Empty and repeated ones are
+            left out, and frozen ones are left out until they require gradients.
+          name: The reducer's name, the same on every rank and different for each reducer.
+          wire_dtype: "float16" or "bfloat16" sends float32 gradients in half the bytes; None sends
+            them unchanged.
+          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
+          sparse: "keep" exchanges the rows of sparse gradients. "densify" makes them dense, with
+            one warning. "error" refuses them.
+          views: Whether averages stay in the arena, and `.grad` becomes a view of it.
+          sparse_parameters: Parameters known to have sparse gradients. With "keep", others are
+            found in the first round.
+          relist: A function called at the end of each backward pass. It returns the present list of
+            named parameters if the list may have changed since the last call, else None.
+          group: The group whose gradients are averaged; None means all workers. "Ranks" and "all"
+            mean the group's ranks.
 
         Raises:
-          InvalidArgumentError: a dtype that cannot be averaged, an unknown option, or a parameter
-            that another reducer averages already.
-          MismatchError: the parameters differ between ranks.
+          InvalidArgumentError: A dtype cannot be averaged, an option is unknown, or another reducer
+            already averages a parameter.
+          MismatchError: The parameters differ between ranks.
         """
         text_of(sparse, "sparse", ("keep", "densify", "error"))
         count_of(buffer_bytes, "buffer_bytes")
@@ -94,20 +96,20 @@ class GradientReducer(Pausable, EndsWithPass):
         self.given_up = False
         self.contributors = 0
         wire = wire_dtype_name(wire_dtype)
-        wire = None if wire == "float32" else wire  # as they are
+        wire = None if wire == "float32" else wire  # float32 means unchanged
         self._options = Options(name, wire, buffer_bytes, sparse, views, group)
         self._relist = relist
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._layout: Layout | None = None  # None: all parameters are frozen
-        self._round: Round | None = None  # the one that a backward pass has begun
+        self._round: Round | None = None  # the round that a backward pass has begun
         self._sparse_ids = {id(p) for p in sparse_parameters if sparse == "keep"}
         self._listed = list(named_parameters)
         self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
         self._set_up(name)
 
     def _set_up(self, name: str) -> None:
-        """Plans for the parameters now listed; the plan before goes (collective)."""
+        """Plans for the parameters that are listed now and drops the old plan (collective)."""
         options = self._options
         names, parameters = collect(self._listed, self)
         strange = [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
@@ -120,7 +122,7 @@ class GradientReducer(Pausable, EndsWithPass):
                     describe(n, p) + (" with sparse gradients" if i in sparse else "")
                     for i, (n, p) in enumerate(zip(names, parameters))
                 ),
-                f"put in after {self.name} was made: {', '.join(strange)}",
+                f"added after {self.name} was made: {', '.join(strange)}",
             ],
             what="entry",
             name=f"{name}.parameters",
@@ -130,7 +132,7 @@ class GradientReducer(Pausable, EndsWithPass):
             raise InvalidArgumentError(
                 f"{self.name}: parameter {strange[0]!r} "
                 + (f"and {len(strange) - 1} more were" if len(strange) > 1 else "was")
-                + " put in after it was made, so the ranks may hold different values; after "
+                + " added after it was made, so the ranks may hold different values; after "
                 "replacing parts of a model close() the wrapper and make a new one"
             )
         self._let_go()
@@ -147,7 +149,7 @@ class GradientReducer(Pausable, EndsWithPass):
         self._frozen = [p for _, p in self._listed if id(p) not in self._mine and p.numel()]
 
     def _hook(self, index: int, parameter: torch.nn.Parameter) -> Any:
-        myself = weakref.ref(self)  # weak: the garbage collector does not see the engine's hooks
+        myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
 
         def hook(_parameter: torch.Tensor) -> None:
             if (reducer := myself()) is not None and reducer.enabled:
@@ -159,7 +161,7 @@ class GradientReducer(Pausable, EndsWithPass):
 
     @property
     def parameters(self) -> Sequence[torch.nn.Parameter]:
-        """Those whose gradients are averaged, in registration order."""
+        """The parameters whose gradients are averaged, in registration order."""
         return () if self._layout is None else self._layout.parameters
 
     # -- during the backward pass ---------------------------------------------------------------
@@ -174,7 +176,7 @@ class GradientReducer(Pausable, EndsWithPass):
             self._enter_pass()
 
     def arm_from_output(self) -> None:
-        """As `arm`, from a hook on the model's output: not in passes that leave parameters alone.
+        """Starts a round from a hook on the model's output, if the pass adds to parameters.
 
         `torch.autograd.grad` also passes through outputs but accumulates nothing.
         """
@@ -184,13 +186,13 @@ class GradientReducer(Pausable, EndsWithPass):
     def _has_plan(self) -> bool:
         if self._layout is None and self._has_changed():
             raise InvalidArgumentError(
-                f"all parameters were frozen when {self.name!r} was made, and some are not now; "
+                f"all parameters were frozen when {self.name!r} was made, but some are not now; "
                 "close() it and make a new one"
             )
         return self._layout is not None
 
     def _has_changed(self) -> bool:
-        """Whether there are parameters to average that this plan lacks."""
+        """Returns whether there are parameters to average that this plan lacks."""
         listed = None if self._relist is None else self._relist()
         if listed is not None:
             self._listed = listed
@@ -201,7 +203,7 @@ class GradientReducer(Pausable, EndsWithPass):
         self._layout.prepare()
         self._round = Round(self._layout, active=True)
 
-    # -- at its end -----------------------------------------------------------------------------
+    # -- at the end of the backward pass --------------------------------------------------------
 
     def _after_backward(self) -> None:
         if not self.round_open:
@@ -214,7 +216,7 @@ class GradientReducer(Pausable, EndsWithPass):
     def finish_step(self) -> None:
         """Ends the round for a rank on which no hook has run since the last one (collective).
 
-        The other ranks wait for it at the end of their backward pass.
+        The other ranks wait for this rank at the end of their backward pass.
         """
         if not self.round_open and self._has_plan():
             self._begin()
@@ -228,19 +230,19 @@ class GradientReducer(Pausable, EndsWithPass):
     def abandon(self, stacklevel: int = 0) -> None:
         """Ends a round whose backward pass raised, so that the ranks stay in step (collective).
 
-        The others, who wait for this round at the end of their backward pass, raise `HerringError`
-        there. Gradients are cleared on all ranks. So it is with the rounds of other reducers that
-        the same pass has begun.
+        The other ranks wait for this round at the end of their backward pass and raise
+        `HerringError` there. Gradients are cleared on all ranks. Rounds of other reducers that the
+        same pass has begun end in the same way.
 
         Args:
-          stacklevel: of the warning; 0: there is none.
+          stacklevel: The stack level of the warning; 0 means no warning.
         """
         if not self.round_open:
             return
         if stacklevel:
             warnings.warn(
-                f"{self.name}: the last backward pass raised an error; its step is given up on all "
-                "ranks, and gradients are cleared",
+                f"{self.name}: the last backward pass raised an error; its step was given up on "
+                "all ranks, and gradients were cleared",
                 stacklevel=stacklevel + 1,
             )
         for reducer in self._together():
@@ -249,7 +251,7 @@ class GradientReducer(Pausable, EndsWithPass):
                 reducer._finish()
 
     def shadow(self) -> None:
-        """Takes part in a round without contributing, for a rank that has run out of data."""
+        """Takes part in a round without contributing, for a rank that has no more data."""
         if self._layout is not None:
             self._round = Round(self._layout, active=False)
             self._finish()
@@ -273,7 +275,7 @@ class GradientReducer(Pausable, EndsWithPass):
             produced = []
             self._generation += 1
             self._set_up(f"{self.name}.{self._generation}")
-        if flags:  # once more, with gradients that are whole now
+        if flags:  # repeats the round with whole gradients
             unused, _ = Round(self._layout, ended.active).finish()
         layout = self._layout
         averages = {}
@@ -305,13 +307,13 @@ class GradientReducer(Pausable, EndsWithPass):
         )
 
     def _finalize(self, produced: list[int]) -> None:
-        """Hands rank 0's order of production to all and makes the final plan of it."""
+        """Hands rank 0's order of production to all ranks and makes the final plan with it."""
         layout, group = self._layout, self._options.group
         mine = (produced if scope_of(group).rank == 0 else [], sorted(layout.found))
         everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=group)
         produced = everyone[0][0]
         if not produced:
-            return  # rank 0 has run out of data, or used nothing: try again in the next round
+            return  # rank 0 had no data or used no parameter; the next round tries again
         sparse = layout.sparse
         if self._options.sparse == "keep":
             sparse = sparse.union(*(found for _, found in everyone))
@@ -321,7 +323,11 @@ class GradientReducer(Pausable, EndsWithPass):
     # -- the rest -------------------------------------------------------------------------------
 
     def adopt(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Averages these parameters from now on (collective); they are equal on all ranks."""
+        """Averages these parameters from now on (collective); they are equal on all ranks.
+
+        Args:
+          named_parameters: Names and parameters in registration order.
+        """
         self.abandon()
         self._listed = list(named_parameters)
         self._known.update({id(p): p for _, p in self._listed})
@@ -338,9 +344,9 @@ class GradientReducer(Pausable, EndsWithPass):
         self._layout = None
 
     def close(self) -> None:
-        """Removes the hooks and ends the plan. `.grad` views stay readable.
+        """Removes the hooks and ends the plan; views of the arena in `.grad` stay readable.
 
-        Collective where a backward pass has raised: its round is given up first.
+        If a backward pass has raised, its round is given up first, and the call is collective.
         """
         self.abandon()
         self._let_go()

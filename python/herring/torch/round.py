@@ -13,7 +13,7 @@ from herring.torch.layout import FLAGS, Layout
 from herring.torch.ownership import runs_last
 from herring.torch.tensors import warn_once
 
-# What has become of a parameter's gradient.
+# The states of a parameter's gradient in a round.
 _MISSING, _PRODUCED, _SENT, _SENT_ZEROS = range(4)
 _USED = bytes(state == _SENT for state in range(256))  # a table for bytes.translate
 
@@ -22,28 +22,28 @@ class Round:
     """What one rank has seen of a round, from its first gradient to the averages.
 
     Attributes:
-      layout: of the gradients.
-      active: whether this rank contributes.
-      failing: whether its backward pass has raised.
+      layout: The layout of the gradients.
+      active: Whether this rank contributes.
+      failing: Whether this rank's backward pass has raised.
     """
 
     def __init__(self, layout: Layout, active: bool) -> None:
         self.layout = layout
         self.active = active
         self.failing = False
-        self._again: set[int] = set()  # grown after they were sent
+        self._again: set[int] = set()  # gradients that have grown after they were sent
         self._state = bytearray(len(layout.parameters))
         for index in layout.deferred | layout.sparse:
-            self._state[index] = _PRODUCED  # sent at the end, whenever they are produced
-        self._waiting: list[int] = []  # produced, and not yet sent
+            self._state[index] = _PRODUCED  # sent at the end, whenever it is produced
+        self._waiting: list[int] = []  # gradients that are produced and not yet sent
         self._waiting_bytes = 0
-        self._streams = Streams()  # of a GPU, in which gradients are made
-        self._repeated: list[int] = []  # before the layout is final: accumulated once more
+        self._streams = Streams()  # the GPU's streams in which gradients are made
+        self._repeated: list[int] = []  # gradients accumulated again before the layout is final
         self._lock = threading.Lock()  # gradients on several devices arrive on several threads
         layout.plan.begin(active=active)
 
     def produced(self, index: int) -> None:
-        """Autograd has added to the gradient of a parameter."""
+        """Handles that autograd has added to the gradient of parameter `index`."""
         state, layout = self._state, self.layout
         if state[index] == _MISSING:
             state[index] = _PRODUCED
@@ -51,8 +51,9 @@ class Round:
             if layout.gpu is not None:
                 self._streams.join(layout.parameters[index])
             self._waiting_bytes += layout.nbytes[index]
-            # A user's hook that comes after ours may still change or replace the gradient, which is
-            # then taken at the end of the pass; from the next pass on ours comes after it.
+            # A user's hook that comes after this one may still change or replace the gradient. The
+            # gradient is then taken at the end of the pass, and from the next pass on this hook
+            # comes last.
             if (
                 self._waiting_bytes >= layout.batch_bytes
                 and layout.final
@@ -68,16 +69,20 @@ class Round:
             self._repeated.append(index)
 
     def _place(self, indices: Sequence[int], *, last: bool = False) -> list[int]:
-        """Puts gradients in their places; one that is None only at the `last`. Which these are."""
+        """Copies gradients to their places; a None gradient becomes zeros if `last` is set.
+
+        Returns:
+          The parameters whose places are filled.
+        """
         layout = self.layout
-        sources: dict[int, torch.Tensor] = {}  # none of which lies in the arena
+        sources: dict[int, torch.Tensor] = {}  # gradients, none of which is in the arena
         empty: list[int] = []
         for index in indices:
             gradient = layout.parameters[index].grad
             if gradient is not None:
                 dense = gradient.layout == torch.strided
                 sources[index] = gradient if dense else self._dense(index, gradient)
-            elif last:  # else a hook of the user's has taken it away
+            elif last:  # otherwise a user's hook has removed the gradient
                 empty.append(index)
         with torch.no_grad():
             if sources:
@@ -94,8 +99,8 @@ class Round:
         options, name = self.layout.options, self.layout.names[index]
         if options.sparse == "error":
             raise InvalidArgumentError(
-                f"parameter {name!r} has a sparse gradient, and sparse='error' was "
-                "asked for; build its module with sparse=False, or pass sparse='keep' or 'densify'"
+                f"parameter {name!r} has a sparse gradient, but sparse='error' was "
+                "given; build its module with sparse=False, or pass sparse='keep' or 'densify'"
             )
         if options.sparse == "densify":
             warn_once(
@@ -107,10 +112,10 @@ class Round:
         return gradient.to_dense()
 
     def finish(self, *, changed: bool = False) -> tuple[set[int], set[str]]:
-        """Sends the rest, and waits for the averages.
+        """Sends the remaining gradients and waits for the averages.
 
         Args:
-          changed: whether this rank has parameters that the plan lacks.
+          changed: Whether this rank has parameters that the plan lacks.
 
         Returns:
           The parameters that no rank has used, and the flags (of `FLAGS`) that some rank has set.
@@ -134,9 +139,9 @@ class Round:
         return unused, {flag for flag, told in zip(FLAGS, notes[len(state) :]) if told}
 
     def learn_order(self) -> list[int]:
-        """The order in which gradients were whole, for the final layout.
+        """Returns the order in which gradients became whole, for the final layout.
 
-        Those that were accumulated more than once are sent at the end from now on.
+        Gradients that were accumulated more than once are sent at the end from now on.
         """
         layout = self.layout
         repeated = [index for index in self._repeated if index not in layout.sparse]

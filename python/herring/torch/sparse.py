@@ -1,4 +1,4 @@
-"""Sparse gradients: every rank hands its rows to all."""
+"""Averages sparse gradients: every rank hands its rows to all ranks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def average_sparse(
     name: str,
     group: Group | None = None,
 ) -> list[torch.Tensor | None]:
-    """The averages of the gradients of `parameters` over all ranks (collective).
+    """Returns the averages of the gradients of `parameters` over all ranks (collective).
 
     Args:
-      parameters: [rows, ...] each; their `.grad` may be sparse, dense or None.
-      active: False: this rank is out of data; the averages are over the others.
-      name: prefix of the operations' names.
-      group: those who take part; None: all ranks.
+      parameters: Parameters of shape [rows, ...], whose `.grad` may be sparse, dense or None.
+      active: False means that this rank has no more data; averages are over the other ranks.
+      name: The prefix of the operations' names.
+      group: The group that takes part; None means all ranks.
 
     Returns:
-      Per parameter a coalesced sparse tensor with one sparse dimension and the rows that any rank
-      had; a dense one where the gradient of some rank was dense; None where it was None on all.
+      One entry per parameter: a coalesced sparse tensor with one sparse dimension and the rows that
+      any rank had. The entry is dense if some rank's gradient was dense, and None if all were None.
     """
     gradients = [parameter.grad if active else None for parameter in parameters]
     kinds = [_kind(gradient) if active else _ABSENT for gradient in gradients]
@@ -45,7 +45,7 @@ def average_sparse(
         rows, values = _rows(parameter, gradient)
         rows = allgather(rows, name=f"{name}.{index}.rows", group=group)
         values = allgather(values, name=f"{name}.{index}.values", group=group)
-        # Duplicates are added in rank order: the same bits everywhere.
+        # Duplicate rows are added in rank order, so every rank gets the same bits.
         total = torch.sparse_coo_tensor(
             rows.view(1, -1), values, parameter.shape, check_invariants=False
         ).coalesce()
@@ -64,7 +64,7 @@ def _kind(gradient: torch.Tensor | None) -> int:
 def _rows(
     parameter: torch.nn.Parameter, gradient: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of the rows of a gradient, [n], and their values, [n, ...], in host memory."""
+    """Returns the row numbers of a gradient, [n], and their values, [n, ...], in host memory."""
     if gradient is None:
         shape = (0, *parameter.shape[1:])
         return torch.empty(0, dtype=torch.int64), torch.empty(shape, dtype=parameter.dtype)

@@ -1,4 +1,4 @@
-"""Gives all ranks the parameters, and the optimizer's state, of one rank."""
+"""Gives all ranks the parameters, and the optimizer state, of one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from herring.torch.tensors import FlatBytes, describe
 
 
 class _TensorPlace:
-    """Stands for a tensor in an optimizer's state while its structure travels."""
+    """Replaces a tensor in an optimizer's state while the state's structure is sent."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -32,14 +32,14 @@ def broadcast_tensors(
     flat: FlatBytes | None = None,
     group: Group | None = None,
 ) -> None:
-    """Overwrites tensors with those of rank `root`, few operations for many tensors (collective).
+    """Overwrites tensors with those of rank `root`, with few operations (collective).
 
     Args:
-      tensors: alike on all ranks (dtypes, shapes, order); any strides and devices.
-      root: the rank whose values all get, inside the group if there is one.
-      name: prefix of the operations' names.
-      flat: a packing made for these tensors before, to save allocating one.
-      group: those who take part; None: all ranks.
+      tensors: Tensors with equal dtypes, shapes and order on all ranks; any strides and devices.
+      root: The rank whose values all ranks get; with `group`, a rank inside it.
+      name: The prefix of the operations' names.
+      flat: A packing that was made for these tensors earlier, which saves allocating one.
+      group: The group that takes part; None means all ranks.
     """
     scope = scope_of(group)
     if not tensors or scope.size == 1:
@@ -65,13 +65,16 @@ def broadcast_parameters(
 
     Args:
       parameters: `model.state_dict()` or `model.named_parameters()`. Entries of a state_dict that
-        are no tensors are left alone.
-      root: the rank whose values all get, inside the group if there is one.
-      name: prefix of the operations' names; calls on different threads need different ones.
-      group: those who take part, from `herring.new_group`; None: all ranks.
+        are not tensors are left alone.
+      root: The rank whose values all ranks get; with `group`, a rank inside it.
+      name: The prefix of the operations' names. Calls on different threads need different names.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
-      MismatchError: names, shapes or dtypes differ between ranks.
+      InvalidArgumentError: `parameters` is something else.
+      MismatchError: Names, shapes or dtypes differ between ranks.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = name_given(name) or "parameters"
     named = _named_tensors(parameters)
@@ -109,20 +112,24 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the optimizer state and options of rank `root` (collective).
 
-    Works for every torch optimizer, also when only `root` has any state yet, for instance because
-    only it has read a checkpoint; what other ranks had is replaced. State tensors keep the dtypes
-    that they have on `root`; those that are not on a CPU there go to their parameter's device. The
-    dictionaries of parameter groups stay, so that a learning-rate schedule that holds them goes on.
+    It works for every torch optimizer, even if only `root` has any state yet, for instance because
+    only `root` has read a checkpoint. The state of other ranks is replaced. State tensors keep the
+    dtypes that they have on `root`. Tensors that are not on a CPU there go to the device of their
+    parameter. The dictionaries of parameter groups are kept, so a learning-rate schedule that holds
+    them goes on.
 
     Args:
-      optimizer: a torch optimizer, or a `DistributedOptimizer`, over the same parameters on every
+      optimizer: A torch optimizer or a `DistributedOptimizer`, over the same parameters on every
         rank.
-      root: the rank whose state all get, inside the group if there is one.
-      name: prefix of the operations' names.
-      group: those who take part, from `herring.new_group`; None: all ranks.
+      root: The rank whose state all ranks get; with `group`, a rank inside it.
+      name: The prefix of the operations' names.
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
-      MismatchError: the optimizers differ in type, groups or parameters.
+      InvalidArgumentError: `optimizer` is not an optimizer.
+      MismatchError: The optimizers differ in type, groups or parameters.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     inner = getattr(optimizer, "inner", optimizer)
     if not isinstance(inner, torch.optim.Optimizer):
@@ -175,7 +182,7 @@ def broadcast_optimizer_state(
 
 
 def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Replaces tensors inside nested containers by places, and collects them in order."""
+    """Replaces tensors in nested containers by places, and collects the tensors in order."""
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
         tensors.append(dense.resolve_conj().resolve_neg())
@@ -188,7 +195,7 @@ def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _lower(value: Any, tensors: list[torch.Tensor], device: Any) -> Any:
-    """The inverse of `_lift`: an empty tensor in each place, collected in the same order."""
+    """Does the inverse of `_lift`: puts an empty tensor in each place and collects it in order."""
     if isinstance(value, _TensorPlace):
         device = "cpu" if value.on_host else device
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))

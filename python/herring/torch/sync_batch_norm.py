@@ -17,22 +17,23 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalizes over the batches of all ranks in training; as BatchNorm in evaluation.
+    """Normalizes over the batches of all ranks in training, and like BatchNorm in evaluation.
 
-    `torch.nn.SyncBatchNorm` refuses tensors on CPUs; this one takes them, too. Ranks may have
-    different numbers of samples, none included. A forward pass in training is collective, and so
-    is the backward pass through it: gradients of the input are those of the sum of all ranks'
-    losses, those of weight and bias are this rank's part, for a wrapper to average. Statistics are
-    computed in float32, or float64 for such input.
+    `torch.nn.SyncBatchNorm` refuses tensors on CPUs; this class takes them too. Ranks may have
+    different numbers of samples, or none. A forward pass in training is collective, and so is the
+    backward pass through it. Gradients of the input are those of the sum of all ranks' losses.
+    Gradients of weight and bias are this rank's part, which a wrapper averages. Statistics are
+    computed in float32, or in float64 if the input is float64.
 
     Args:
-      num_features: channels.
-      *arguments: of `torch.nn.BatchNorm1d`: eps, momentum, affine, track_running_stats ...
-      group: from `herring.new_group`: who takes part; None: all ranks.
-      **options: those of `torch.nn.BatchNorm1d` by name.
+      num_features: The number of channels.
+      *arguments: Further arguments of `torch.nn.BatchNorm1d`: eps, momentum, affine ...
+      group: The group that takes part, from `herring.new_group`; None means all ranks.
+      **options: Arguments of `torch.nn.BatchNorm1d` by name.
 
     Raises:
-      InvalidArgumentError: this rank is not in the group; in `forward`: fewer than 2 dimensions.
+      InvalidArgumentError: This rank is not in the group. `forward` raises it for an input with
+        fewer than 2 dimensions.
     """
 
     def __init__(
@@ -45,20 +46,20 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, group: Group | None = None
     ) -> torch.nn.Module:
-        """Puts this class in the place of every BatchNorm inside a module.
+        """Replaces every BatchNorm inside a module by this class.
 
-        Parameters, buffers and hooks stay the same objects, so an optimizer that was made before
-        still has them.
+        Parameters, buffers and hooks stay the same objects, so an existing optimizer still has the
+        module's parameters.
 
         Args:
-          module: changed in place, unless it is a BatchNorm itself.
-          group: from `herring.new_group`: who takes part; None: all ranks.
+          module: The module, which is changed in place unless it is a BatchNorm itself.
+          group: The group that takes part, from `herring.new_group`; None means all ranks.
 
         Returns:
-          The module; where that is a BatchNorm, the one in its place.
+          The module, or its replacement if the module is a BatchNorm.
 
         Raises:
-          InvalidArgumentError: a lazy BatchNorm has seen no batch yet; this rank is not in the
+          InvalidArgumentError: A lazy BatchNorm has seen no batch yet, or this rank is not in the
             group.
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
@@ -74,7 +75,7 @@ class SyncBatchNorm(_BatchNorm):
         if any(is_lazy(one) for one in norm._parameters.values()):
             raise InvalidArgumentError(
                 f"{type(norm).__name__} does not know its number of features yet: pass a batch "
-                "through the model before it is converted"
+                "through the model before converting it"
             )
         made = cls(
             norm.num_features,
@@ -101,7 +102,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalizes [samples, channels, ...]."""
+        """Normalizes an input of shape [samples, channels, ...]."""
         self._check_input_dim(input)
         if not (self.training or self.running_mean is None) or self._size() == 1:
             return super().forward(input)
@@ -122,12 +123,12 @@ class SyncBatchNorm(_BatchNorm):
     def _size(self) -> int:
         return scope_of(self._group()).size
 
-    @torch._disable_dynamo  # exchanges data; torch.compile runs it as it is
+    @torch._disable_dynamo  # exchanges data, so torch.compile must not trace it
     def _gathered(self, row: torch.Tensor) -> torch.Tensor:
         return functional.allgather(row, group=self._group())
 
     def _statistics(self, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean and variance of each channel over all ranks, and the number of samples."""
+        """Returns mean and variance of each channel over all ranks, and the number of samples."""
         over = [0, *range(2, wide.dim())]
         shape = (1, -1) + (1,) * (wide.dim() - 2)
         channels = wide.shape[1]

@@ -1,4 +1,4 @@
-"""Tensors at the border: what the collectives accept, and many tensors as one block of bytes."""
+"""Checks which tensors the collectives accept, and packs many tensors into blocks of bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def warn_once(key: str, message: str) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Herring's name of a torch dtype, for example "bfloat16"."""
+    """Returns Herring's name of a torch dtype, for example "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
-    """Checks a wire dtype given as a torch dtype or a name.
+    """Returns the name of a wire dtype that is given as a torch dtype or a name.
 
     Raises:
-      InvalidArgumentError: neither None, float16, bfloat16 nor float32.
+      InvalidArgumentError: `wire_dtype` is not None, float16, bfloat16 or float32.
     """
     if wire_dtype is None:
         return None
@@ -43,7 +43,7 @@ def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
 
 
 def require_strided(tensor: torch.Tensor, operation: str) -> None:
-    """Raises InvalidArgumentError unless it is a tensor, and not a sparse one."""
+    """Raises InvalidArgumentError unless `tensor` is a tensor that is not sparse."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(
             f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}; "
@@ -56,34 +56,35 @@ def require_strided(tensor: torch.Tensor, operation: str) -> None:
 
 
 def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Returns `tensor` without its graph, after checking that its memory is one contiguous run.
+    """Returns `tensor` without its graph, after checking that its memory is contiguous.
 
     Raises:
-      InvalidArgumentError: not a tensor, sparse, or not contiguous.
+      InvalidArgumentError: `tensor` is not a tensor, is sparse, or is not contiguous.
     """
     require_strided(tensor, operation)
     if not tensor.is_contiguous():
         raise InvalidArgumentError(
             f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "
-            f"{tensor.stride()}); pass tensor.contiguous() and use what is returned"
+            f"{tensor.stride()}); pass tensor.contiguous() and use the result"
         )
     return tensor.detach()
 
 
 def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """A CPU tensor with the values of `tensor`: itself if it is on the CPU, else a staged copy.
+    """Returns `tensor` itself if it is on the CPU, else a copy on the CPU.
 
     CUDA tensors go through pinned host memory, with one warning per process. The copy is complete
     on return.
 
     Raises:
-      InvalidArgumentError: the tensor lives on a device without a way to the host.
+      InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host.
     """
     if tensor.device.type == "cpu":
         return tensor
     if tensor.device.type != "cuda":
         raise InvalidArgumentError(
-            f"{operation}: tensors on {tensor.device} are not supported; move it to the CPU first"
+            f"{operation}: tensors on {tensor.device} are not supported; move the tensor to the "
+            "CPU first"
         )
     warn_once(
         "cuda",
@@ -96,12 +97,12 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of a gap-free layout with the dimension order of `tensor` (channels last stays)."""
+    """Returns gap-free strides with the dimension order of `tensor` (channels last stays)."""
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
 
 
 def describe(name: str, tensor: torch.Tensor) -> str:
-    """One line with all that must be alike on all ranks for a tensor's bytes to be exchanged."""
+    """Returns one line with all properties of a tensor that must be equal on all ranks."""
     line = f"{name} {dtype_name(tensor.dtype)} {list(tensor.shape)}"
     strides = dense_strides(tensor)
     if strides != torch.empty(tensor.shape, device="meta").stride():
@@ -114,8 +115,8 @@ def describe(name: str, tensor: torch.Tensor) -> str:
 class FlatBytes:
     """Packs tensors of any dtypes into blocks of bytes, so that one operation moves them all.
 
-    Blocks are at most `block_bytes` long unless a single tensor is larger. The layout depends on
-    shapes and dtypes only, hence is equal on ranks whose tensors are alike.
+    A block has at most `block_bytes` bytes unless a single tensor is larger. The layout depends on
+    shapes and dtypes only, so it is equal on ranks whose tensors have equal shapes and dtypes.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], block_bytes: int = 32 << 20) -> None:
@@ -127,7 +128,7 @@ class FlatBytes:
                 sizes.append(0)
             self._places.append((len(sizes) - 1, sizes[-1], nbytes))
             sizes[-1] += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        # Zeros, not garbage: the padding travels too.
+        # The blocks are zeroed because the padding is sent too.
         self.blocks = [torch.zeros(size, dtype=torch.uint8) for size in sizes if size]
 
     def _view(self, place: tuple[int, int, int], like: torch.Tensor) -> torch.Tensor:
@@ -136,7 +137,7 @@ class FlatBytes:
         return piece.view(like.dtype).view(like.shape)
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copies `tensors` (alike those given at construction) into the blocks."""
+        """Copies `tensors`, which match those given at construction, into the blocks."""
         for place, tensor in zip(self._places, tensors):
             if place[2]:
                 self._view(place, tensor).copy_(tensor.detach())

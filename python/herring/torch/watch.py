@@ -1,4 +1,4 @@
-"""Tells when parts of a module may have been replaced, without walking through it in every step."""
+"""Tells when parts of a module may have been replaced, without walking the module in every step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn.modules import module as _module
 
 
 class _Registrations:
-    """Counts parameters and modules that are put into any module of this process.
+    """Counts parameters and modules that are added to any module of this process.
 
     Attributes:
-      count: so many since the first `watch`.
+      count: The number of additions since the first `watch`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,10 @@ class _Registrations:
     def watch(
         self, module: torch.nn.Module
     ) -> Callable[[], list[tuple[str, torch.nn.Parameter]] | None]:
-        """A function that gives the named parameters if they may have changed since, else None."""
+        """Returns a function that tells the named parameters of `module` after a change.
+
+        The function returns the present list if it may have changed since the last call, else None.
+        """
         if not self._hooked:
             self._hooked = True
             _module.register_module_parameter_registration_hook(self._note)
