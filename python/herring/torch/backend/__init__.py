@@ -24,17 +24,22 @@ __all__ = ["HerringProcessGroup", "create", "register"]
 
 
 def create(options: Any, settings: Any = None) -> HerringProcessGroup:
-    """Makes a process group; torch calls it on the group's members.
+    """Makes a process group; torch calls this function on the group's members.
 
     Args:
       options: torch's `_DistributedBackendOptions`.
       settings: ``pg_options`` of `init_process_group`: a dictionary with settings for
         `herring.init`, or None.
 
+    Returns:
+      The process group.
+
     Raises:
       InvalidArgumentError: `settings` is something else.
-      ConfigurationError: a group of some of the ranks, and this process is in no such job.
-      ConfigurationError, AuthenticationError, TimeoutError: as `herring.init`.
+      ConfigurationError: The group has some of the ranks, and this process is not in such a job.
+        Or the environment or a setting is missing, wrong or contradictory.
+      AuthenticationError: The rendezvous does not know this job's secret.
+      TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
     if settings is not None and not isinstance(settings, dict):
         raise InvalidArgumentError(
@@ -55,7 +60,7 @@ def create(options: Any, settings: Any = None) -> HerringProcessGroup:
 
 
 def _require_job() -> None:
-    """Raises ConfigurationError unless the default group's ranks are those of the job."""
+    """Raises ConfigurationError unless the default group has the same ranks as the job."""
     place = dist.get_rank(), dist.get_world_size()
     found = (herring.rank(), herring.size()) if herring.is_initialized() else None
     if found == place:
@@ -63,18 +68,18 @@ def _require_job() -> None:
     now = "there is none" if found is None else f"here it is rank {found[0]} of {found[1]}"
     raise ConfigurationError(
         f"new_group(backend='herring') needs a job of Herring in which this process is rank "
-        f"{place[0]} of {place[1]} too, and {now}: begin with init_process_group('herring'), or "
-        "beside another backend call herring.init() on every rank before new_group()"
+        f"{place[0]} of {place[1]} too, but {now}: begin with init_process_group('herring'), or "
+        "if you use another backend too, call herring.init() on every rank before new_group()"
     )
 
 
 def register() -> None:
-    """Makes torch.distributed know the backend, and ``init_method="herring://"``."""
+    """Registers the backend, and ``init_method="herring://"``, with torch.distributed."""
     dist.Backend.register_backend("herring", create, extended_api=True, devices=["cpu", "cuda"])
     try:
         register_rendezvous_handler("herring", rendezvous)
     except RuntimeError:
-        pass  # it does already
+        pass  # the handler is registered already
 
 
 if dist.is_available():

@@ -1,4 +1,4 @@
-"""`init_process_group` of a script that runs in a group which is there already."""
+"""Answers `init_process_group` of a script that runs in an existing process group."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["answer_init_process_group"]
 
 
 def answer_init_process_group() -> None:
-    """Has the script's own `init_process_group` answered with the group that is there.
+    """Answers the script's own `init_process_group` with the group that exists already.
 
-    Once: from then on torch says itself that there is one. Whatever backend the script asks for, it
-    gets Herring's, also when it ends the group and begins another.
+    This happens once; after that torch itself reports a second call as an error. Whatever backend
+    the script asks for, it gets Herring's, even if it destroys the group and makes another.
     """
     original = dist.init_process_group
     begun = dist.group.WORLD
@@ -47,7 +47,7 @@ def answer_init_process_group() -> None:
         ):
             if given not in (-1, None, found):
                 raise ConfigurationError(
-                    f"init_process_group was given {what}={given}, and the group that "
+                    f"init_process_group was given {what}={given}, but the group that "
                     f"'python -m herring.torch' has begun has {what} {found}: leave it out, or "
                     "start the script without -m herring.torch"
                 )

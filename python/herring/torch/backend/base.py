@@ -1,4 +1,4 @@
-"""What every part of the process group needs: its ranks, how operations start, its end."""
+"""The base of the process group: its ranks, the start of operations, and its end."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from herring.torch.hook_calls import current_hook_call
 
 __all__ = ["BaseProcessGroup", "routed"]
 
-_GOODBYE = 10.0  # seconds for which the end of a job waits for the other ranks
+_GOODBYE = 10.0  # seconds that the end of a job waits for the other ranks
 
-# The collectives that write to their first argument, as the core knows them; messages: none.
+# Methods that write to their first argument, and the core's collective for each ("": a message).
 _KINDS = {
     "all_gather_single": "allgather",
     "all_gather_single_coalesced": "allgather",
@@ -58,7 +58,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def routed(method: _Method) -> _Method:
-    """Hands calls with tensors on a device that another backend serves to that backend."""
+    """Passes calls with tensors on a device that another backend serves to that backend."""
 
     @outside_graphs
     @functools.wraps(method)
@@ -80,16 +80,16 @@ def routed(method: _Method) -> _Method:
 class BaseProcessGroup(dist.ProcessGroup):
     """A process group without collectives.
 
-    Ranks call a group's collectives in the same order; each is numbered. Messages are told apart by
-    sender and tag.
+    Ranks call a group's collectives in the same order, and each call has a number. Messages are
+    identified by sender and tag.
 
     Args:
-      store: of torch, for backends of other devices.
-      rank: of this process inside the group.
-      size: how many ranks it has.
-      timeout: of operations.
-      ranks: of the job, in the group's order; empty: all.
-      owns: destroying it ends the job.
+      store: torch's store, for the backends of other devices.
+      rank: The rank of this process inside the group.
+      size: The number of ranks in the group.
+      timeout: The time-out of operations.
+      ranks: The group's ranks in the job, in the group's order; empty means all ranks of the job.
+      owns: Whether destroying the group ends the job.
     """
 
     def __init__(
@@ -121,34 +121,35 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._coalesced: list[Any] | None = None
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
-        # No circle: what is destroyed goes at once, not in a forked child.
+        # The owner makes no reference cycle, so a destroyed group is freed at once, and not in a
+        # forked child.
         self._owner = Owner()
         self._names = {"name": "", "description": "undefined"}
         self._messages = Messages(self._owner, self._group, self._places, rank)
         add_face(self)
 
-    # What torch asks about.
+    # What torch asks for.
 
     def getBackendName(self) -> str:  # noqa: N802
-        """The name under which it is registered."""
+        """Returns the name under which the backend is registered."""
         return "herring"
 
-    # torch keeps names with backends that are registered on a group, and this one may have none.
+    # torch keeps names with the backends registered on a group, but this group may have none.
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Torch's name of the group."""
+        """Sets torch's name of the group."""
         self._names["name"] = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """What `setGroupName` was given."""
+        """Returns the name given to `setGroupName`."""
         return self._names["name"]
 
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
-        """What the group is for."""
+        """Sets the description of the group."""
         self._names["description"] = text
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What `setGroupDesc` was given."""
+        """Returns the description given to `setGroupDesc`."""
         return self._names["description"]
 
     group_name = property(getGroupName)
@@ -172,29 +173,29 @@ class BaseProcessGroup(dist.ProcessGroup):
         return self._calls
 
     def _set_sequence_number_for_group(self) -> None:
-        """Calls are numbered from 0 anyway."""
+        """Does nothing, because calls are numbered from 0 anyway."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the timeout of later operations."""
+        """Sets the time-out of later operations."""
         self._limit = timeout
 
     _set_default_timeout = set_timeout
 
     def _device_map(self) -> dict[str, str]:
-        """Which backend serves which kind of device, as `init_process_group` was told."""
+        """Returns the backend of each kind of device, as given to `init_process_group`."""
         if self._devices is None:
             try:
                 config = dist.get_backend_config(self)
             except (AssertionError, ValueError, RuntimeError, KeyError):
-                return {"cpu": "herring", "cuda": "herring"}  # torch does not know it yet
+                return {"cpu": "herring", "cuda": "herring"}  # torch does not know the group yet
             pairs = [pair.split(":") for pair in config.split(",")]
             self._devices = dict(pairs)
         return self._devices
 
     def _other(self, kind: str) -> Any:
-        """The backend of a kind of device; None: herring.
+        """Returns another backend for a kind of device; None if Herring serves it.
 
-        It is made with its first use, which is collective as all calls are.
+        The first use makes the backend, which is collective like every call.
         """
         name = self._device_map().get(kind, "")
         if name == "herring":
@@ -206,7 +207,7 @@ class BaseProcessGroup(dist.ProcessGroup):
             )
         return self._others[kind]
 
-    # How operations are started.
+    # The start of operations.
 
     def _name(self) -> str:
         with self._lock:
@@ -217,7 +218,7 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     @contextmanager
     def _call(self, kind: str) -> Iterator[str]:
-        """Yields the name of the next call; if this rank refuses it in the block, all hear why."""
+        """Yields the name of the next call; an exception in the block refuses it on all ranks."""
         if self._owner.aborted:
             raise HerringError(self._owner.aborted)
         with called(kind, self._name(), self._group) as name:
@@ -226,7 +227,7 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _start(
         self, kind: str, tensor: Any, name: str, options: Any, about: str = "", **more: Any
     ) -> Any:
-        """Starts an operation; `about`: what ranks must give alike beside what the core sees."""
+        """Starts an operation; ranks must give the same `about`, which the core does not see."""
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
         return submit(kind, tensor, name, limit, self._group, waits=waits, agreement=about, **more)
@@ -241,10 +242,10 @@ class BaseProcessGroup(dist.ProcessGroup):
         follow = bool(option(options, "asyncOp", True))
         return OperationWork(self._owner, operations, outputs, then, follow=follow)
 
-    # The end.
+    # The end of the group.
 
     def shutdown(self) -> None:
-        """Leaves the group; that of all ranks ends the job if it has begun it."""
+        """Leaves the group; if the group of all ranks has begun the job, the job ends."""
         self._messages.close()
         self._others.clear()
         with suppress(RuntimeError):
@@ -252,21 +253,21 @@ class BaseProcessGroup(dist.ProcessGroup):
         if not runtime.is_initialized() or runtime.job() is not self._job:
             return
         if self._group is not None:
-            with suppress(HerringError):  # something is in flight: it ends with the job
+            with suppress(HerringError):  # an operation is in flight and ends with the job
                 self._group.destroy()
         elif self._owns:
             self._say_goodbye()
             runtime.shutdown()
 
     def _say_goodbye(self) -> None:
-        """Waits for the others, for a while: some may still need this rank's servers."""
+        """Waits for a while for the other ranks, which may still need this rank's servers."""
         if self._owner.aborted or sys.exc_info()[0] is not None:
-            return  # they learn of it the sooner
+            return  # the others then learn of the failure sooner
         with suppress(HerringError):
             submit("barrier", None, "torch.goodbye", _GOODBYE, None).wait()
 
     def abort(self) -> None:
-        """Fails what is under way: on this rank, or for the group of all ranks everywhere."""
+        """Fails operations under way on this rank; in the group of all ranks, on every rank."""
         self._owner.abort(f"the process group of rank {self.rank()} was aborted")
         if self._world and runtime.is_initialized() and runtime.job() is self._job:
             runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
@@ -293,14 +294,14 @@ class BaseProcessGroup(dist.ProcessGroup):
         return counts
 
     def _require_apart(self, method: str, arguments: Sequence[Any]) -> None:
-        """Refuses, before anything is exchanged, to write to elements that share memory."""
+        """Refuses to write to elements that share memory, before anything is exchanged."""
         if not arguments or not _overlaps(arguments[0]):
             return
         if method == "reduce" and self.rank() != self._root(*arguments[1:2] or [None]):
-            return  # nothing is written here
+            return  # this rank's tensor is not written
         text = (
             f"{method}: a tensor that gets the result has elements that share memory, as expand() "
-            "makes them; pass tensor.contiguous() and use that"
+            "makes them; pass tensor.contiguous() and use the result"
         )
         if not _KINDS[method]:
             raise InvalidArgumentError(text)
@@ -323,7 +324,7 @@ class BaseProcessGroup(dist.ProcessGroup):
 
 
 def _overlaps(given: Any) -> bool:
-    """Whether a tensor, or one of a list, or of lists in it, has elements that share memory."""
+    """Returns whether a tensor, or one in nested lists, has elements that share memory."""
     if isinstance(given, torch.Tensor):
         if given.layout != torch.strided or given.is_contiguous():
             return False

@@ -1,9 +1,9 @@
-"""What C++ finds in a process group where torch lets it look past the methods in Python.
+"""A backend object through which torch's C++ calls a process group that is written in Python.
 
-torch's C++ calls the methods of a process group in Python where the class for that has a bridge.
-Where it has none, as for ``all_gather_single`` and for all of ``torch.ops.c10d``, it asks the group
-for the backend of a device. From torch 2.14 on a backend can be written in Python: `Face` is one,
-and hands each call back to the group.
+For some collectives torch's C++ has a bridge to the Python methods of a process group. For others,
+such as ``all_gather_single`` and all of ``torch.ops.c10d``, it asks the group for the backend of a
+device. From torch 2.14 on a backend can be written in Python. `Face` is such a backend, and passes
+each call back to the group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from herring.errors import HerringError
 
 __all__ = ["FORWARDED", "add_face", "has_face"]
 
-# Methods of a backend that are the group's.
+# The methods of a backend that `Face` passes to the group.
 FORWARDED = (
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -58,18 +58,18 @@ def _forward(name: str, to: str = "") -> Any:
 
 
 def _face() -> Any:
-    """The class; None: this torch has no backends in Python."""
+    """Returns the class; None if this torch has no backends in Python."""
     members: dict[str, Any] = {name: _forward(name) for name in FORWARDED}
     members["allreduce_sparse"] = _forward("allreduce_sparse", "allreduce")
     for name in ("start_coalescing", "end_coalescing"):
         members[name] = _forward(name, f"_{name}")
     members["getBackendName"] = lambda _: "herring"
-    # A property that is not given here would be asked of C++, which asks here, and so on.
+        # C++ would answer a missing property by asking this class again, without an end.
     for name in dir(c10d.Backend):
         if name.startswith("supports_") and isinstance(getattr(c10d.Backend, name), property):
             members[name] = False
     members["options"] = property(lambda _: c10d.Backend.Options("herring"))
-    # The group ends itself, and with it its backends: not once more from here.
+    # The group itself ends its backends, so these calls must do nothing.
     members["shutdown"] = members["abort"] = lambda _: None
     try:
         made: Any = type("Face", (c10d.Backend,), members)
@@ -83,21 +83,21 @@ _Face = _face()
 
 
 def has_face() -> bool:
-    """Whether this torch takes backends that are written in Python."""
+    """Returns whether this torch takes backends that are written in Python."""
     return _Face is not None
 
 
 def add_face(group: dist.ProcessGroup) -> None:
-    """Lets C++ reach the group's collectives by every way, if this torch can.
+    """Lets C++ reach the group's collectives in every way that this torch has.
 
     Args:
-      group: a process group in Python, with the methods of a backend.
+      group: A process group in Python, with the methods of a backend.
     """
     if _Face is None:
         _add_operators()
         return
     face = _Face(group.rank(), group.size())
-    face.group = weakref.ref(group)  # no circle: what is destroyed goes at once
+    face.group = weakref.ref(group)  # weak, so that a destroyed group is freed at once
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     for kind in ("cpu", "cuda"):
         group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, face)
@@ -115,7 +115,7 @@ def _resolved(group: Any) -> Any:
 def _all_gather_into_tensor_out(
     input: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """The Inductor emits it for FSDP."""
+    """Serves an operator that torch's Inductor emits for FSDP."""
     del group_size
     options = c10d.AllgatherOptions()
     options.asyncOp = True
@@ -142,9 +142,9 @@ _library: list[torch.library.Library] = []
 
 
 def _add_operators() -> None:
-    """The functional collectives that torch starts without the bridge, before torch 2.14.
+    """Adds the functional collectives that torch before 2.14 starts without the bridge.
 
-    What torch itself has for them asks the group for a backend. These serve every group.
+    torch's own versions ask the group for a backend. These versions serve every group.
     """
     if _library:
         return

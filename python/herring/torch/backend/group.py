@@ -1,4 +1,4 @@
-"""The process group: torch's collectives over a herring job or one of its groups."""
+"""The process group: torch's collectives over a job of Herring or one of its groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from herring.torch.backend.works import JoinedWork, Operations, Then, back_to
 
 __all__ = ["HerringProcessGroup"]
 
-_LARGE, _FEW = 1 << 20, 16  # bytes from which, and ranks up to which, parts are gathered in place
+# Parts of at least so many bytes are gathered in place, in groups of at most so many ranks.
+_LARGE, _FEW = 1 << 20, 16
 
 
 class HerringProcessGroup(ReducingProcessGroup):
-    """What ``init_process_group("herring")`` and ``new_group`` make."""
+    """The process group that ``init_process_group("herring")`` and ``new_group`` make."""
 
     @routed
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
@@ -48,9 +49,12 @@ class HerringProcessGroup(ReducingProcessGroup):
         """Gathers tensors of all ranks; sizes may differ between ranks.
 
         Args:
-          outputs: a list of one list with a tensor per rank.
-          inputs: a list of one tensor.
-          opts: timeout.
+          outputs: A list of one list, which has a tensor for each rank.
+          inputs: A list of one tensor.
+          opts: Has the time-out.
+
+        Returns:
+          The work; its outputs are the tensors in `outputs`.
         """
         lists = outputs if isinstance(outputs[0], (list, tuple)) else [outputs]
         works = []
@@ -66,7 +70,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
-        """Several `allgather`: ``outputs[rank][i]`` is for the i-th tensor of each rank."""
+        """Gathers several tensors of each rank; ``outputs[rank][i]`` gets its i-th tensor."""
         tensors = list_of(inputs)
         if len(outputs) != self.size() or any(len(each) != len(tensors) for each in outputs):
             with self._call("allgather"):
@@ -83,7 +87,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        """Gathers a tensor of all ranks into one, in rank order."""
+        """Gathers a tensor of all ranks into one tensor, in rank order."""
         with self._call("allgather") as name:
             if output.numel() != input.numel() * self.size() or input.dtype != output.dtype:
                 raise InvalidArgumentError(
@@ -102,8 +106,8 @@ class HerringProcessGroup(ReducingProcessGroup):
             counts = operations[0].counts
             if len(set(counts)) > 1:
                 raise MismatchError(
-                    f"{name}: ranks give {list(counts)} elements; all_gather_into_tensor needs as "
-                    "many from each"
+                    f"{name}: ranks gave {list(counts)} elements; all_gather_into_tensor needs "
+                    "the same number from each"
                 )
             if operations[0].placed:
                 return
@@ -115,14 +119,14 @@ class HerringProcessGroup(ReducingProcessGroup):
     _allgather_base = all_gather_single
 
     def _gathers_in_place(self, output: torch.Tensor, host: torch.Tensor) -> bool:
-        """Whether large parts go straight to their places; all ranks decide alike."""
+        """Returns whether parts are gathered in place; all ranks decide alike."""
         large = host.numel() * host.element_size() >= _LARGE and self.size() <= _FEW
         return large and output.device.type == "cpu"
 
     def _gathered_in_place(
         self, output: torch.Tensor, host: torch.Tensor, name: str, opts: Any
     ) -> Any:
-        """A broadcast from each rank: the same bytes on the wire, and no copy of what comes in."""
+        """Gathers by a broadcast from each rank: the same bytes are sent, and none are copied."""
         target = output.data if output.is_contiguous() else torch.empty_like(output).contiguous()
         parts = movable(target).chunk(self.size())
         copy_back(parts[self.rank()], movable(host))
@@ -141,7 +145,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Several `all_gather_single`."""
+        """Does several `all_gather_single` as one work."""
         works = [self._plain(self.all_gather_single, o, i, opts) for o, i in zip(outputs, inputs)]
         return self._joined(works)
 
@@ -166,7 +170,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        """Gathers tensors of all ranks at the root, into one in rank order."""
+        """Gathers tensors of all ranks at the root into one tensor, in rank order."""
         root = self._root(opts)
         with self._call("alltoall") as name:
             if self.rank() == root and output.numel() != input.numel() * self.size():
@@ -185,8 +189,8 @@ class HerringProcessGroup(ReducingProcessGroup):
             found = typed(operations[0].result(), output.dtype)
             if found.numel() != output.numel():
                 raise MismatchError(
-                    f"{name}: ranks give {list(operations[0].counts)} elements; gather_single "
-                    "needs as many from each"
+                    f"{name}: ranks gave {list(operations[0].counts)} elements; gather_single "
+                    "needs the same number from each"
                 )
             copy_back(output, self._blocks.sorted(found))
 
@@ -196,7 +200,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
-        """Hands each rank one tensor of the list of one list that the root has."""
+        """Hands each rank one tensor of the root's list, which is in a list of one list."""
         (output,) = list_of(outputs)
         root = self._root(opts)
         about = f"scatter of {output.dtype} from rank {root}"
@@ -215,7 +219,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Sends the r-th tensor of a list to rank r; the r-th output comes from there."""
+        """Sends the r-th tensor of a list to rank r; the r-th output comes from rank r."""
         with self._call("alltoall") as name:
             self._require_one_each(inputs, "alltoall")
             self._require_one_each(outputs, "alltoall")
@@ -231,11 +235,14 @@ class HerringProcessGroup(ReducingProcessGroup):
         """Sends the r-th part of a tensor's first dimension to rank r.
 
         Args:
-          output: [rows, ...]: the parts that come in, in rank order.
+          output: [rows, ...], which gets the received parts in rank order.
           input: [rows, ...].
-          output_splits: rows from each rank; empty: equal parts.
-          input_splits: rows for each rank; empty: equal parts.
-          opts: timeout.
+          output_splits: The number of rows from each rank; empty means equal parts.
+          input_splits: The number of rows for each rank; empty means equal parts.
+          opts: Has the time-out.
+
+        Returns:
+          The work; its output is `output`.
         """
         with self._call("alltoall") as name:
             host = as_dense(input)
@@ -262,14 +269,14 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def barrier(self, opts: Any = None, *_: Any) -> Any:
-        """Is complete when every rank has called it."""
+        """Starts a barrier, which is complete when every rank has called it."""
         with self._call("barrier") as name:
             pass
         return self._work(opts, [self._start("barrier", None, name, opts)], [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Returns when every rank has called it; the error names those that have not."""
-        del wait_all_ranks  # all that are missing are named anyway
+        """Returns when every rank has called it; an error names the missing ranks."""
+        del wait_all_ranks  # the error names all missing ranks anyway
         opts = dist.BarrierOptions()
         opts.timeout = timeout or self._limit
         self.barrier(opts).wait()
@@ -278,7 +285,7 @@ class HerringProcessGroup(ReducingProcessGroup):
 
     @routed
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        """Sends a tensor to a rank of the group; complete when that receives it."""
+        """Sends a tensor to a rank of the group; complete when that rank receives it."""
         (tensor,) = list_of(tensors)
         return self._messages.send(tensor, dst, tag, self._limit)
 
@@ -304,7 +311,7 @@ class HerringProcessGroup(ReducingProcessGroup):
     # Helpers.
 
     def _parts(self, tensor: torch.Tensor, splits: Any, what: str) -> list[torch.Tensor]:
-        """A contiguous tensor cut along its first dimension, one part per rank."""
+        """Returns a contiguous tensor cut along its first dimension, one part per rank."""
         rows = tensor.shape[0] if tensor.dim() else 1
         splits = [int(n) for n in splits or ()]
         if not splits and rows % self.size() == 0:
@@ -317,7 +324,7 @@ class HerringProcessGroup(ReducingProcessGroup):
         return list(tensor.split(splits)) if tensor.dim() else [tensor]
 
     def _spread(self, outputs: Sequence[torch.Tensor]) -> Callable[[Operations], None]:
-        """Copies what has come in from each rank to its place."""
+        """Returns a function that copies the data received from each rank to its place."""
 
         def then(operations: Operations) -> None:
             placed, at = operations[0].placed, 0
@@ -326,12 +333,12 @@ class HerringProcessGroup(ReducingProcessGroup):
             data = None if placed else typed(operations[0].result(), torch.uint8)
             size = total if data is None else data.numel()
             width = size // max(sum(operations[0].counts), 1)
-            for rank in self._blocks.order:  # those of the core's places, one after the other
+            for rank in self._blocks.order:  # the order of the data
                 bytes_ = int(operations[0].counts[self._places[rank]]) * width
                 output = outputs[rank]
                 if bytes_ != output.numel() * output.element_size():
                     raise MismatchError(
-                        f"rank {rank} has sent {bytes_} bytes, and the tensor for them has "
+                        f"rank {rank} sent {bytes_} bytes, but the tensor for them has "
                         f"{output.numel()} elements of {output.dtype} (of {total} bytes in all)"
                     )
                 if data is not None:
@@ -349,6 +356,6 @@ def _sized(found: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if found.numel() == output.numel():
         return found
     raise MismatchError(
-        f"scatter: the root has sent {found.numel()} elements, and the tensor for them has "
+        f"scatter: the root sent {found.numel()} elements, but the tensor for them has "
         f"{output.numel()}"
     )

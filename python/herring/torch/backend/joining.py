@@ -1,4 +1,4 @@
-"""How a job is found through a store of torch, or a store through a job."""
+"""Finds a job through a store of torch, and makes a store of torch through a job."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ from herring.rendezvous.publication import Wait, in_seconds
 __all__ = ["join_by_store", "rendezvous"]
 
 _SECRET_BYTES = 32
-# How often this process has met under a key: a second time must not read the first one's note.
+# How often this process has met under a key. A second meeting must not read the first one's entry.
 _uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 
 
 def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any]) -> bool:
-    """Joins the job of the ranks that share a store, unless this process is in one already.
+    """Joins the job of the ranks that share a store, unless this process is in a job already.
 
-    With ``HERRING_RENDEZVOUS``, which dedicated servers need, and under ``herring run``, the ranks
-    meet there, else rank 0 publishes an address and a secret in the store.
+    If ``HERRING_RENDEZVOUS`` is set, as dedicated servers require and ``herring run`` does, the
+    ranks meet there. Otherwise rank 0 publishes an address and a secret in the store.
 
     Args:
-      store: of torch, the same for all ranks.
-      rank: of this process in it.
-      size: how many ranks there are.
-      settings: as of `herring.init`.
+      store: torch's store, the same for all ranks.
+      rank: The rank of this process in the store.
+      size: The number of ranks.
+      settings: Values that override settings by name.
 
     Returns:
-      Whether it joined one.
+      Whether this call joined a job.
 
     Raises:
-      ConfigurationError: the process is in a job as another rank, or the store does not reach the
-        others; otherwise as `herring.init`.
-      TimeoutError: not everybody came in time; the message lists who is missing.
+      ConfigurationError: The process is in a job as another rank, the store does not reach the
+        other ranks, or the environment or a setting is wrong.
+      AuthenticationError: The rendezvous does not know this job's secret.
+      TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
     if not runtime.is_initialized():
         given = "HERRING_RENDEZVOUS" in os.environ
         base = _base_of(store)
         if size > 1 and not given and isinstance(base, getattr(dist, "HashStore", ())):
             raise ConfigurationError(
-                f"the store is a HashStore, which reaches only this process, and there are {size} "
+                f"the store is a HashStore, which reaches only this process, but there are {size} "
                 "ranks: use a TCPStore or a FileStore"
             )
 
@@ -71,15 +72,15 @@ def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any])
             return True
     if (herring.rank(), herring.size()) != (rank, size):
         raise ConfigurationError(
-            f"this process is rank {rank} of {size} for torch.distributed, and rank "
-            f"{herring.rank()} of {herring.size()} in the job that it has joined by "
+            f"this process is rank {rank} of {size} for torch.distributed, but rank "
+            f"{herring.rank()} of {herring.size()} in the job that it joined by "
             "herring.init(): give both the same, or leave out herring.init()"
         )
     return False
 
 
 def _worker(rank: int, size: int) -> WorkerEnvironment:
-    """What the environment says, but for rank and size."""
+    """Returns what the environment says about this worker, with the given rank and size."""
     environ = dict(os.environ)
     known = environ.get("HERRING_RANK", "").strip(), environ.get("HERRING_SIZE", "").strip()
     if known[0] and known != (str(rank), str(size)):
@@ -91,8 +92,8 @@ def _worker(rank: int, size: int) -> WorkerEnvironment:
     if "HERRING_RENDEZVOUS" in os.environ:
         return detect(environ)
     if environ.get("HERRING_SERVERS", "").strip() not in ("", "0"):
-        return detect(environ)  # says that the servers need an address
-    environ["HERRING_RENDEZVOUS"] = "127.0.0.1:1"  # nobody goes there
+        return detect(environ)  # raises an error: servers need an address
+    environ["HERRING_RENDEZVOUS"] = "127.0.0.1:1"  # a placeholder that is never used
     found = detect(environ)
     return dataclasses.replace(found, rendezvous=Rendezvous("none" if size == 1 else "store"))
 
@@ -136,20 +137,20 @@ def _meet_by_store(
     listener = bind_any(address, os.environ)
     place = Rendezvous("address", address, listener.getsockname()[1]).address
     shared = secret or secrets.token_bytes(_SECRET_BYTES)
-    # A secret of the user's own stays in the user's file.
+    # The user's own secret stays in the user's file.
     note = {"address": place, "secret": "" if secret else shared.hex()}
     store.set(f"{name}/address", json.dumps(note))
 
     def withdraw() -> None:
         for key in [f"{name}/address", *keys]:
-            with contextlib.suppress(Exception):  # not every store can, and it may have ended
+            with contextlib.suppress(Exception):  # not possible in every store
                 store.delete_key(key)
 
     return Meeting(place, shared, listener, withdraw)
 
 
 def _wait_for_keys(store: Any, keys: Mapping[str, int], wait: Wait) -> None:
-    """Waits until all ranks have written theirs; asking lets Ctrl-C through."""
+    """Waits until all ranks have written their keys. It polls so that Ctrl-C works."""
     pause = 0.002
     missing = dict(keys)
     while missing:
@@ -169,17 +170,17 @@ def _wait_for_keys(store: Any, keys: Mapping[str, int], wait: Wait) -> None:
 def rendezvous(url: str, **_: Any) -> Any:
     """Finds the ranks as `herring.init` does, under any launcher, and makes a store for torch.
 
-    It is the handler of ``init_process_group("herring", init_method="herring://")``.
+    This is the handler of ``init_process_group("herring", init_method="herring://")``.
 
     Yields:
       The store, the rank of this process, and the number of ranks.
     """
     herring.init()
-    given = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)  # torch puts them there
+    given = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)  # added by torch
     for name, found in (("rank", herring.rank()), ("world_size", herring.size())):
         if name in given and given[name][-1] not in ("-1", str(found)):
             raise ConfigurationError(
-                f"init_process_group was given {name}={given[name][-1]}, and the launcher says "
+                f"init_process_group was given {name}={given[name][-1]}, but the launcher says "
                 f"{found}: leave it out with init_method='herring://'"
             )
     patience = datetime.timedelta(minutes=5)

@@ -1,4 +1,4 @@
-"""Messages between two ranks of a process group, and of a rank to itself."""
+"""Messages between two ranks of a process group, and from a rank to itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Messages"]
 
 
 class _Received(OperationWork):
-    """A receive under way, of which torch asks who has sent it."""
+    """A receive under way, which can tell torch the rank that sent the message."""
 
     ranks: Sequence[int] = ()
 
@@ -34,13 +34,13 @@ class _Received(OperationWork):
 
 
 class Messages:
-    """Sends and receives.
+    """Sends and receives messages.
 
     Args:
-      owner: the process group.
-      group: of the core.
-      places: the core's number of each rank.
-      rank: of this process.
+      owner: The process group.
+      group: The core's group; None means all ranks.
+      places: The core's number of each rank.
+      rank: The rank of this process.
     """
 
     def __init__(self, owner: Owner, group: Group | None, places: Sequence[int], rank: int) -> None:
@@ -53,7 +53,7 @@ class Messages:
         self._own: dict[tuple[str, int], deque[tuple[torch.Tensor, Moment, LocalWork]]] = {}
 
     def send(self, tensor: torch.Tensor, to: int, tag: int, limit: timedelta) -> Any:
-        """Starts a send; it is complete when the other rank receives."""
+        """Starts a send, which is complete when the other rank receives the message."""
         self._check(to, "send")
         if to == self._rank:
             return self._to_myself("send", "receive", tensor, tag, limit)
@@ -64,7 +64,7 @@ class Messages:
         return OperationWork(self._owner, [handle._operation], [tensor])
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int, limit: timedelta) -> Any:
-        """Starts a receive; `source` None: from any other rank."""
+        """Starts a receive; `source` None means from any other rank."""
         if source is not None:
             self._check(source, "recv")
             if source == self._rank:
@@ -84,12 +84,12 @@ class Messages:
         return work
 
     def close(self) -> None:
-        """Fails messages to this rank itself that nothing has met."""
+        """Fails messages from this rank to itself that have no counterpart yet."""
         with self._lock:
             waiting = [work for queue in self._own.values() for *_, work in queue]
             self._own.clear()
         for work in waiting:
-            work.done(HerringError("the process group was destroyed before a message was met"))
+            work.done(HerringError("the process group was destroyed before a message was received"))
 
     def _check(self, other: int, what: str) -> None:
         if not 0 <= other < len(self._places):
@@ -102,7 +102,7 @@ class Messages:
     def _to_myself(
         self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta
     ) -> LocalWork:
-        """The n-th send with a tag meets the n-th receive with it."""
+        """Pairs the n-th send with a tag and the n-th receive with this tag on this rank."""
         work = LocalWork(self._owner, [tensor], self._rank, limit.total_seconds())
         with self._lock:
             waiting = self._own.get((other, tag))
@@ -111,7 +111,7 @@ class Messages:
                 self._own.setdefault((mine, tag), deque()).append(begun)
                 return work
             met, its_moment, its_work = waiting.popleft()
-        its_moment.wait()  # it may have begun in another stream
+        its_moment.wait()  # the other call may have been made in another stream
         source, target = (tensor, met) if mine == "send" else (met, tensor)
         error = None
         if source.numel() != target.numel() or source.dtype != target.dtype:

@@ -1,4 +1,4 @@
-"""Backends for the devices that ``init_process_group("cpu:herring,cuda:nccl")`` gives to others."""
+"""Makes other backends for their devices, as in ``init_process_group("cpu:herring,cuda:nccl")``."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ def other_backend(
     size: int,
     timeout: timedelta,
 ) -> Any:
-    """Makes gloo or NCCL for one kind of device, and makes the group know it (collective).
+    """Makes gloo or NCCL for one kind of device, and registers it with the group (collective).
 
     Args:
-      group: the process group.
-      kind: of device, for example "cuda".
-      name: of the backend; empty: torch was told none for this kind.
-      given: the backend of each kind of device that has one.
-      store: of the group.
-      rank: of this process in it.
-      size: how many ranks it has.
-      timeout: of operations.
+      group: The process group.
+      kind: The kind of device, for example "cuda".
+      name: The backend's name; empty if torch was given none for this kind.
+      given: The backend of each kind of device that has one.
+      store: The group's store.
+      rank: The rank of this process in the group.
+      size: The number of ranks in the group.
+      timeout: The time-out of operations.
+
+    Returns:
+      The backend.
 
     Raises:
-      ConfigurationError: no such backend here.
+      ConfigurationError: The backend does not exist here.
     """
     own = dist.PrefixStore(f"herring-{kind}/", store)
     types = dist.ProcessGroup.BackendType
@@ -63,6 +66,6 @@ def other_backend(
             f"init_process_group('{both}')"
         )
     raise ConfigurationError(
-        f"the backend {name!r} for tensors on {kind} is not there: beside herring there may be "
+        f"the backend {name!r} for tensors on {kind} is not available: besides herring there are "
         "gloo and nccl, if this torch was built with them"
     )

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of the backend: what a compiled program calls in it is not compiled."""
+"""Keeps torch.compile out of the backend, whose functions a compiled program calls as they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def outside_graphs(function: _Function) -> _Function:
-    """A function that torch.compile neither traces nor looks into when C++ calls it.
+    """Returns a function that torch.compile neither traces nor enters when C++ calls it.
 
-    That is `torch.compiler.disable` without loading the compiler.
+    It does the same as `torch.compiler.disable` but does not load the compiler.
     """
     disabled: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Reductions of a process group."""
+"""The reductions of a process group."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ __all__ = ["ReducingProcessGroup"]
 
 
 class ReducingProcessGroup(BaseProcessGroup):
-    """A process group that reduces."""
+    """A process group with reductions."""
 
     @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Reduces a tensor over all ranks, in place.
 
         Args:
-          tensors: a tensor, or a list of one; any shape, dtype, layout and strides.
-          opts: operator and timeout.
-          timeout: not used; torch has deprecated it, and has it in `opts`.
+          tensors: A tensor, or a list of one; any shape, dtype, layout and strides.
+          opts: Has the operator and the time-out.
+          timeout: Not used; torch has deprecated it in favour of `opts`.
 
         Returns:
           The work; its outputs are the tensors.
 
         Raises:
-          InvalidArgumentError: the dtype has no such operator; all ranks raise, at `wait`.
+          InvalidArgumentError: The dtype has no such operator. All ranks raise it, at `wait`.
         """
         del timeout
         tensors = list_of(tensors)
@@ -93,9 +93,9 @@ class ReducingProcessGroup(BaseProcessGroup):
         name: str,
         opts: Any,
     ) -> Any:
-        """An operator that the core has not: each rank reduces a part, then all gather the parts.
+        """Applies an operator that the core lacks: ranks reduce parts, then gather the parts.
 
-        The same bytes on the wire as a ring, and folds in rank order: the same bits on all ranks.
+        It sends the same bytes as a ring. It folds in rank order, so all ranks get the same bits.
         """
         ranks, flat = self.size(), movable(host)
         width = flat.numel() // max(host.numel(), 1)
@@ -116,7 +116,7 @@ class ReducingProcessGroup(BaseProcessGroup):
 
     @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """Reduces several tensors over all ranks, in place; small ones of a dtype travel as one."""
+        """Reduces several tensors over all ranks, in place; packs small ones of equal dtype."""
         works = []
         for pack in packs(list_of(tensors)):
             if len(pack) == 1:
@@ -146,7 +146,7 @@ class ReducingProcessGroup(BaseProcessGroup):
 
     @routed
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
-        """Reduces a tensor over all ranks, and leaves the result in that of the root."""
+        """Reduces a tensor over all ranks, and leaves the result in the root's tensor."""
         (tensor,) = tensors = list_of(tensors)
         root = self._root(opts)
         with self._call("reduce_scatter") as name:
@@ -168,7 +168,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         name: str,
         opts: Any,
     ) -> Any:
-        """A reduction of which each rank gets its part, of `counts` elements of `host`."""
+        """Reduces so that each rank gets its part; `counts` are the elements of the parts."""
         mine, about = counts[self._places[self.rank()]], reduction.about
         if reduction.fold is not None:
             flat = movable(host)
@@ -200,10 +200,13 @@ class ReducingProcessGroup(BaseProcessGroup):
         """Reduces lists of tensors over all ranks; rank r gets the r-th result.
 
         Args:
-          outputs: a list of one tensor, for this rank's result.
-          inputs: a list of one list with a tensor per rank; sizes may differ between ranks, and
-            must be the same on all of them.
-          opts: operator and timeout.
+          outputs: A list of one tensor, for this rank's result.
+          inputs: A list of one list, which has a tensor for each rank. The tensors of a list may
+            have different sizes; the sizes must be equal on all ranks.
+          opts: Has the operator and the time-out.
+
+        Returns:
+          The work; its output is the tensor in `outputs`.
         """
         outputs = list_of(outputs)
         lists = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
@@ -239,7 +242,7 @@ class ReducingProcessGroup(BaseProcessGroup):
 
     @routed
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Several `reduce_scatter_single`."""
+        """Does several `reduce_scatter_single` as one work."""
         works = [
             self._plain(self.reduce_scatter_single, o, i, opts) for o, i in zip(outputs, inputs)
         ]

@@ -1,4 +1,4 @@
-"""torch's operators and dtypes in terms of those that the core has."""
+"""Maps torch's operators and dtypes to those of the core."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Reduction(NamedTuple):
     """How a reduction is done.
 
     Attributes:
-      op: the core's operator; empty: it has none, and `fold` is used.
-      prescale: factor of every rank's values.
-      wire: turns a contiguous tensor into a view that the core takes.
-      divisor: what a sum of integers is divided by, towards zero; 1: nothing.
-      fold: turns [ranks, n] of the tensor's dtype into [n].
-      about: what ranks must agree on and the core does not see; empty: it sees all.
+      op: The core's operator; empty if the core has none and `fold` is used.
+      prescale: A factor for every rank's values.
+      wire: A function that turns a contiguous tensor into a view that the core takes.
+      divisor: The number by which a sum of integers is divided, towards zero; 1 if not divided.
+      fold: A function that turns [ranks, n] of the tensor's dtype into [n].
+      about: What ranks must agree on and the core does not see; empty if the core sees everything.
     """
 
     op: str
@@ -66,7 +66,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as a flat one of a dtype that the core moves."""
+    """Returns a contiguous tensor as a flat tensor of a dtype that the core moves."""
     flat = tensor.reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
@@ -74,7 +74,7 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_for(output: torch.Tensor, moved: torch.Tensor) -> torch.Tensor | None:
-    """The output's memory as `movable` has it, for a result to go there; None: it cannot."""
+    """Returns the output's memory, flat, as a place for a result; None if it cannot be used."""
     target = output.data
     if target.device.type != "cpu" or not target.is_contiguous() or target.numel() == 0:
         return None
@@ -83,12 +83,12 @@ def place_for(output: torch.Tensor, moved: torch.Tensor) -> torch.Tensor | None:
 
 
 def typed(data: np.ndarray, like: torch.dtype) -> torch.Tensor:
-    """Bytes that came in, [n], as a flat tensor of a dtype, without a copy."""
+    """Returns received bytes, [n], as a flat tensor of a dtype, without a copy."""
     return torch.from_numpy(data).view(like)
 
 
 def _operator(op: Any) -> tuple[str, Any]:
-    """The name of one of torch's operators, and the factor that comes with it."""
+    """Returns the name of one of torch's operators, and the factor that comes with it."""
     kind, factor = getattr(op, "op", op), None
     name = str(kind).rpartition(".")[2]
     if name == "PREMUL_SUM":
@@ -100,15 +100,15 @@ def _operator(op: Any) -> tuple[str, Any]:
 
 
 def reduction_of(op: Any, dtype: torch.dtype, ranks: int) -> Reduction:
-    """How `op` of torch is done on a dtype.
+    """Returns how an operator of torch is applied to a dtype.
 
     Args:
-      op: a `torch.distributed.ReduceOp`.
-      dtype: of the tensors.
-      ranks: how many take part.
+      op: A `torch.distributed.ReduceOp`.
+      dtype: The tensors' dtype.
+      ranks: The number of ranks that take part.
 
     Raises:
-      InvalidArgumentError: the operator makes no sense on the dtype.
+      InvalidArgumentError: The operator cannot be applied to the dtype.
     """
     name, factor = _operator(op)
     found = _reduction(name, factor, dtype, ranks)
@@ -128,7 +128,7 @@ def _reduction(name: str, factor: Any, dtype: torch.dtype, ranks: int) -> Reduct
             return Reduction(name, prescale, torch.view_as_real)
         if name == "product":
             return Reduction("", 1.0, _same, fold=_numpy_fold(np.multiply))
-        raise InvalidArgumentError(f"there is no {name} of complex numbers ({dtype})")
+        raise InvalidArgumentError(f"{name} is not defined for complex numbers ({dtype})")
     if name in ("and", "or", "xor"):
         if dtype.is_floating_point:
             raise InvalidArgumentError(f"bitwise operators are for integers, not {dtype}")
@@ -137,16 +137,16 @@ def _reduction(name: str, factor: Any, dtype: torch.dtype, ranks: int) -> Reduct
         return Reduction("", 1.0, _same, fold=_numpy_fold(_FOLDS[name]))
     if dtype in _FLOATS:
         return Reduction(name, prescale, _same)
-    if dtype.is_floating_point:  # of 8 bits: summed in float32
+    if dtype.is_floating_point:  # 8-bit floats are reduced in float32
         return Reduction("", 1.0, _same, fold=_float_fold(name, dtype))
     if dtype == torch.bool and name == "average":
-        raise InvalidArgumentError("there is no average of torch.bool")
+        raise InvalidArgumentError("average is not defined for torch.bool")
     divisor = 1
     if name == "average":
         name, divisor = "sum", ranks
     if dtype in _NATIVE:
         return Reduction(name, 1.0, _same, divisor)
-    if name in ("sum", "product") and divisor == 1:  # the same bits, signed or not
+    if name in ("sum", "product") and divisor == 1:  # the bits are the same with and without a sign
 
         def signed(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.view(_WORDS[tensor.element_size()])
@@ -181,5 +181,5 @@ def _float_fold(name: str, dtype: torch.dtype) -> Fold:
 
 
 def divided(tensor: torch.Tensor, divisor: int) -> torch.Tensor:
-    """Integers divided towards zero, in place."""
+    """Divides integers towards zero, in place."""
     return tensor if divisor == 1 else tensor.div_(divisor, rounding_mode="trunc")

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors: the embedding gradients of DistributedDataParallel."""
+"""Sums sparse tensors, such as the embedding gradients of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ __all__ = ["SparseSum"]
 
 
 class SparseSum:
-    """A sum over ranks of COO tensors, which may have different entries: they are gathered.
+    """A sum over ranks of COO tensors; entries may differ between ranks, so they are gathered.
 
     Args:
-      tensor: sparse COO; the same shape on all ranks.
-      op: SUM or AVG of torch.
-      ranks: how many take part.
+      tensor: A sparse COO tensor, of the same shape on all ranks.
+      op: torch's SUM or AVG.
+      ranks: The number of ranks that take part.
 
     Raises:
-      InvalidArgumentError: another operator.
+      InvalidArgumentError: `op` is something else.
     """
 
     def __init__(self, tensor: torch.Tensor, op: Any, ranks: int) -> None:
         kind = getattr(op, "op", op)
         if kind not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise InvalidArgumentError(f"sparse tensors have SUM and AVG, not {op}")
+            raise InvalidArgumentError(f"sparse tensors take SUM and AVG, not {op}")
         self._tensor = tensor
         self._divisor = ranks if kind == dist.ReduceOp.AVG else 1
         own = tensor.detach().coalesce()
         self._dimensions = own.sparse_dim()
-        # [entries, sparse dimensions], so that those of all ranks follow each other.
+        # The shape is [entries, sparse dimensions], so that the ranks' entries can be concatenated.
         self.indices = as_dense(own.indices().t()).reshape(-1)
         self.values = movable(as_dense(own.values()))
         average = "average" if self._divisor > 1 else "sum"
         self.about = f"{average} of sparse {tensor.dtype} {list(tensor.shape)}"
 
     def finish(self, operations: Sequence[Any]) -> None:
-        """Sums what all have sent, in rank order, into the tensor."""
+        """Sums the entries of all ranks into the tensor, in rank order."""
         tensor = self._tensor
         found, entries = (data for _, _, data in operations[0].results())
         indices = typed(found, torch.int64).view(-1, self._dimensions).t()
@@ -51,5 +51,5 @@ class SparseSum:
         total = torch.sparse_coo_tensor(indices, values, tensor.shape).coalesce()
         if self._divisor > 1:
             total = total / self._divisor
-        with torch.no_grad():  # not through detach(), whose entries are others from then on
+        with torch.no_grad():  # a detached alias would get entries of its own
             tensor.copy_(total.to(tensor.device))

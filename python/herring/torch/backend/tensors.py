@@ -1,4 +1,4 @@
-"""Tensors and options as torch hands them to a process group."""
+"""Handles tensors and options in the form in which torch passes them to a process group."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
     "stays",
 ]
 
-_SMALL = 1 << 18  # bytes up to which a tensor of a list travels with others
+_SMALL = 1 << 18  # a tensor of a list with at most so many bytes is packed with others
 
 
 def list_of(tensors: Any) -> list[torch.Tensor]:
-    """The tensors of a list, or the one that is given in place of it."""
+    """Returns the tensors of a list, or a list of the one tensor given in its place."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor in values, or in lists of them."""
+    """Returns the first tensor in values, or in nested lists; None if there is none."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value
@@ -47,41 +47,42 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
 
 
 def option(options: Any, name: str, default: Any) -> Any:
-    """An option of a collective; torch has other ones in other versions."""
+    """Returns an option of a collective; different versions of torch have different options."""
     return getattr(options, name, default)
 
 
 def operator_of(options: Any) -> Any:
-    """The operator in options, or given in place of them; sum if there is none."""
+    """Returns the operator in options, or the operator given in their place; None means SUM."""
     if options is None:
         return dist.ReduceOp.SUM
     return getattr(options, "reduceOp", options)
 
 
 def limit_of(given: timedelta | None, default: timedelta) -> float:
-    """A timeout in seconds; None and what is not positive stand for the default."""
+    """Returns a time-out in seconds; the default replaces None and values that are not positive."""
     if given is not None and given.total_seconds() > 0:
         return given.total_seconds()
     return max(default.total_seconds(), 1e-3)
 
 
 def as_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor in contiguous host memory: its own, or a copy.
+    """Returns the values of a tensor in contiguous host memory, its own or a copy's.
 
-    Changes do not count as such for autograd, as with every backend of torch.
+    Autograd does not see changes, as with every backend of torch.
 
     Raises:
-      InvalidArgumentError: sparse, or on a device without a way to the host.
+      InvalidArgumentError: The tensor is sparse, or is on a device whose tensors cannot be copied
+        to the host.
     """
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
-            f"the tensor has the layout {tensor.layout}; only all_reduce takes sparse ones (COO)"
+            f"the tensor has the layout {tensor.layout}; only all_reduce takes sparse tensors (COO)"
         )
     return on_host(tensor.data.resolve_conj().resolve_neg(), "herring").contiguous()
 
 
 def stays(tensor: torch.Tensor) -> bool:
-    """Whether the core takes a tensor on a GPU where it lies."""
+    """Returns whether the core takes a GPU tensor where it is."""
     return (
         tensor.layout == torch.strided
         and not (tensor.is_conj() or tensor.is_neg())
@@ -98,38 +99,38 @@ def copy_back(tensor: torch.Tensor, found: torch.Tensor) -> None:
 
 
 class Blocks:
-    """One block per rank, which the core wants in the order of its own numbers of them.
+    """One block per rank, in the order in which the core numbers the ranks.
 
     Args:
-      places: the core's number of each rank.
+      places: The core's number of each rank.
     """
 
     def __init__(self, places: Sequence[int]) -> None:
-        self.order = sorted(range(len(places)), key=places.__getitem__)  # ranks by place
+        self.order = sorted(range(len(places)), key=places.__getitem__)  # ranks, by place
         self._places = list(places)
         self.same = self.order == self._places
 
     def joined(self, blocks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-        """The blocks one after the other, flat, and how many elements each has."""
+        """Returns the blocks one after the other, flat, and the number of elements of each."""
         parts = [as_dense(blocks[rank]).reshape(-1) for rank in self.order]
         return torch.cat(parts), [part.numel() for part in parts]
 
     def equal(self, flat: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """As `joined`, for a flat tensor of blocks of one size."""
+        """Reorders a flat tensor of blocks of equal size; returns it and the blocks' sizes."""
         count = flat.numel() // len(self.order)
         if not self.same:
             flat = flat.view(len(self.order), count)[self.order].reshape(-1)
         return flat, [count] * len(self.order)
 
     def sorted(self, flat: torch.Tensor) -> torch.Tensor:
-        """Blocks of one size in the order of ranks again."""
+        """Returns blocks of equal size in the order of ranks again."""
         if self.same:
             return flat
         return flat.view(len(self.order), -1)[self._places].reshape(-1)
 
 
 def packs(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Large tensors alone, small dense ones with those of the same dtype."""
+    """Groups tensors: large and sparse ones alone, small dense ones by dtype."""
     found: list[list[torch.Tensor]] = []
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""What torch's collectives return: work that is under way in the core."""
+"""The works that torch's collectives return, for operations that are under way in the core."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from herring.torch.promises import Promise
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
 
-_SLICE = 0.5  # seconds after which a wait looks whether its group was aborted
+_SLICE = 0.5  # seconds after which a wait checks whether its group was aborted
 
 Operations = Sequence[_core.Operation]
-# What follows complete operations: nothing, or more operations and what follows those.
+# What follows complete operations: nothing, or more operations and what follows these.
 Then = Callable[[Operations], tuple[Operations, Any] | None]
 
 
@@ -33,7 +33,7 @@ class Owner:
     """What works know about their process group.
 
     Attributes:
-      aborted: why it was aborted on this rank; empty: it was not.
+      aborted: The reason why the group was aborted on this rank; empty if it was not.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class Owner:
         self._promised: weakref.WeakSet[_Work] = weakref.WeakSet()
 
     def expect(self, work: _Work) -> None:
-        """A future of this work was handed out, which fails when the group is aborted."""
+        """Registers a work whose future was handed out, and which fails if the group aborts."""
         with self._lock:
             self._promised.add(work)
         if self.aborted:
             work.done(HerringError(self.aborted))
 
     def abort(self, why: str) -> None:
-        """Fails futures that are handed out, and waits."""
+        """Fails waits, and the futures that were handed out."""
         self.aborted = why
         with self._lock:
             works = list(self._promised)
@@ -58,7 +58,7 @@ class Owner:
 
 
 def back_to(taken: Any) -> Then:
-    """Brings the result of one operation to the tensors on a GPU that the core has taken."""
+    """Returns a function that brings an operation's result to the GPU tensors that it took."""
 
     def then(operations: Operations) -> None:
         take_back(operations[0], taken, 0.0)
@@ -66,23 +66,23 @@ def back_to(taken: Any) -> Then:
     return then
 
 
-# What the core advises after a time-out, and what there is over torch.distributed instead.
+# The core's advice after a time-out, and the advice that replaces it for torch.distributed.
 _MORE_TIME = "give it more time (timeout=, HERRING_TIMEOUT)"
 _MORE_TIME_HERE = (
     "give the group more time (timeout=timedelta(...) of init_process_group or new_group; "
-    "HERRING_TIMEOUT has no say over it)"
+    "HERRING_TIMEOUT does not apply to it)"
 )
 
 
 def _of_torch(error: HerringError) -> HerringError:
-    """An error of the core, with the advice that helps over torch.distributed."""
+    """Returns an error of the core, with advice that helps users of torch.distributed."""
     if not isinstance(error, TimeoutError):
         return error
     return TimeoutError(str(error).replace(_MORE_TIME, _MORE_TIME_HERE))
 
 
 class _Work(dist.Work):
-    """What all works have in common; a work gets its outputs or an error by `_finish`."""
+    """The base class of works, which get their outputs or an error through `_finish`."""
 
     def __init__(self, owner: Owner, outputs: list[torch.Tensor]) -> None:
         super().__init__()
@@ -94,16 +94,16 @@ class _Work(dist.Work):
         self._promise: Promise | None = None
 
     def _finish(self, error: BaseException | None = None) -> Promise | None:
-        """The work has its outputs or an error; returns what is to be completed, if anything."""
+        """Stores the outcome; returns the promise that must be completed, if there is one."""
         with self._lock:
             if self._finished:
-                return None  # by an abort
+                return None  # an abort has finished the work
             self._error = error
             self._finished = True
             return self._promise
 
     def done(self, error: BaseException | None = None) -> None:
-        """Completes it, or lets it fail, unless it is complete."""
+        """Completes the work, or fails it if `error` is given, unless it is complete."""
         promise = self._finish(error)
         if promise is not None:
             promise.settle(self._outputs, error)
@@ -113,14 +113,14 @@ class _Work(dist.Work):
             raise HerringError(self._owner.aborted)
 
     def _poll(self) -> None:
-        """Finishes what can be finished without waiting."""
+        """Finishes the work if this is possible without waiting."""
 
     def _follow(self) -> None:
-        """Sees to it that it is finished although nobody waits."""
+        """Makes sure that the work finishes even if nobody waits for it."""
 
     @outside_graphs
     def get_future(self) -> torch.futures.Future:
-        """The outputs as a list of tensors, once they are there, or the error."""
+        """Returns a future of the outputs, a list of tensors, or of the error."""
         with self._lock:
             if self._promise is not None:
                 return self._promise.future
@@ -136,41 +136,41 @@ class _Work(dist.Work):
 
     @outside_graphs
     def is_completed(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Returns whether `wait` would return or raise at once."""
         self._poll()
         return self._finished
 
     @outside_graphs
     def is_success(self) -> bool:
-        """Whether it is complete and has not failed."""
+        """Returns whether the work is complete and has not failed."""
         return self.is_completed() and self._error is None
 
     @outside_graphs
     def exception(self) -> BaseException | None:
-        """Why it has failed; None: it has not, or not yet."""
+        """Returns why the work failed; None if it has not failed, or not yet."""
         return self._error if self.is_completed() else None
 
     @outside_graphs
     def result(self) -> list[torch.Tensor]:
-        """The outputs; waits for them."""
+        """Waits for the outputs and returns them."""
         self.wait()
         return self._outputs
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Waits until the outputs are ready."""
         self.wait()
 
 
 class OperationWork(_Work):
-    """Operations of the core, and what is to follow them.
+    """A work for operations of the core, and for what follows them.
 
     Args:
-      owner: the process group.
-      operations: under way.
-      outputs: what `result` and the future give.
-      then: called once, by whoever finds the operations complete: copies results to where they
-        belong, or starts a next step.
-      follow: `then` is to be called although nobody waits.
+      owner: The process group.
+      operations: Operations under way.
+      outputs: What `result` and the future give.
+      then: A function called once, by the thread that finds the operations complete. It copies
+        results to where they belong, or starts a next step.
+      follow: Whether `then` must be called even if nobody waits.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class OperationWork(_Work):
         super().__init__(owner, outputs)
         self._operations = operations
         self._then = then
-        # What was queued for the outputs when it began; it is another thread that may write them.
+        # Another thread may write the outputs, after the work that was queued for them by now.
         self._begun = devices.Moment(outputs if then is not None else [])
         self._step = threading.Lock()
         self._source = -1
@@ -195,17 +195,17 @@ class OperationWork(_Work):
 
     @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the outputs are there; lets other threads run, and Ctrl-C through.
+        """Waits until the outputs are ready; other threads can run and Ctrl-C works meanwhile.
 
         Args:
-          timeout: how long at most; None or zero: until the operation's own deadline.
+          timeout: How long to wait at most; None or zero means until the operation's own deadline.
 
         Returns:
           True.
 
         Raises:
-          TimeoutError: not complete in time; the operation goes on.
-          HerringError: it has failed: the outputs are undefined.
+          TimeoutError: The work was not complete in time; the operation goes on.
+          HerringError: The operation failed; the outputs are undefined.
         """
         limit = 0.0 if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + limit if limit > 0 else None
@@ -228,20 +228,20 @@ class OperationWork(_Work):
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError(
-                    "wait() has reached its time-out; the operation goes on until its own"
+                    "wait() has reached its time-out; the operation goes on until its own deadline"
                 )
             try:
                 operation.wait(left)
             except HerringError as error:
                 if operation.done():
-                    return  # _advance() finds out why
+                    return  # _advance() finds the reason
                 if isinstance(error, ShutdownError):
-                    raise  # this is a forked child
+                    raise  # this process is a forked child
 
     def _advance(self, operations: Operations) -> None:
-        """Takes the step after these operations, unless it was taken.
+        """Takes the step after these operations, unless it was taken already.
 
-        They are complete, or one has failed: the others need not be waited for then.
+        The operations are complete, or one has failed; the others need not be waited for then.
         """
         with self._step:
             if self._finished or self._operations is not operations:
@@ -262,14 +262,15 @@ class OperationWork(_Work):
                     self._returned = devices.Moment(self._outputs)
             except Exception as raised:
                 error = raised
-            except BaseException as raised:  # Ctrl-C; results may be taken in part
+            except BaseException as raised:  # Ctrl-C; perhaps only some results were taken
                 interrupt = raised
                 error = HerringError("interrupted while results were taken; outputs are undefined")
             if following is not None:
                 self._operations, self._then = following
                 return
             self._then = None
-            # Before another thread, which may be waiting here, finds the same operations complete.
+            # The work finishes before another thread, which may wait here, sees the operations
+            # complete.
             promise = self._finish(error)
         if promise is not None:
             promise.settle(self._outputs, error)
@@ -302,7 +303,7 @@ class OperationWork(_Work):
             self._advance(operations)
 
     def _source_rank(self) -> int:
-        """The rank, inside the group, that has sent what was received."""
+        """Returns the rank, inside the group, that sent the received message."""
         self.wait()
         return self._source
 
@@ -321,7 +322,7 @@ class _Countdown:
 
 
 def _failure_of(operations: Operations) -> HerringError | None:
-    """The error of one that has failed; the others may never be complete then."""
+    """Returns the error of a failed operation, after which the others may never be complete."""
     for operation in operations:
         if operation.done():
             try:
@@ -337,7 +338,7 @@ def _source_of(operation: _core.Operation) -> int:
 
 
 class LocalWork(_Work):
-    """Work that another call of this process completes, by `done`."""
+    """A work that another call of this process completes, by `done`."""
 
     def __init__(self, owner: Owner, outputs: list[torch.Tensor], rank: int, limit: float) -> None:
         super().__init__(owner, outputs)
@@ -352,13 +353,24 @@ class LocalWork(_Work):
 
     @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As of `OperationWork`."""
+        """Waits until another call completes the work.
+
+        Args:
+          timeout: How long to wait at most; None or zero means until the group's time-out.
+
+        Returns:
+          True.
+
+        Raises:
+          TimeoutError: No call completed the work in time.
+          HerringError: The work failed; the outputs are undefined.
+        """
         limit = 0.0 if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + (limit if limit > 0 else self._limit)
         while not self._complete.wait(min(_SLICE, max(deadline - time.monotonic(), 0.0))):
             self._require_not_aborted()
             if time.monotonic() >= deadline:
-                raise TimeoutError("nothing fits this message from a rank to itself")
+                raise TimeoutError("this message from a rank to itself has no counterpart")
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         return True
@@ -377,7 +389,18 @@ class JoinedWork(_Work):
 
     @outside_graphs
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As of `OperationWork`, for each; raises the first error when all are complete."""
+        """Waits for all works; raises the first error when all are complete.
+
+        Args:
+          timeout: How long to wait at most; None or zero means until the operations' own deadlines.
+
+        Returns:
+          True.
+
+        Raises:
+          TimeoutError: A work was not complete in time; its operation goes on.
+          HerringError: An operation failed; its outputs are undefined.
+        """
         limit = 0.0 if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + limit
         failure = None
@@ -393,28 +416,28 @@ class JoinedWork(_Work):
 
     @outside_graphs
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Returns whether all works are complete."""
         return all(work.is_completed() for work in self._works)
 
     @outside_graphs
     def is_success(self) -> bool:
-        """Whether all are complete and none has failed."""
+        """Returns whether all works are complete and none has failed."""
         return all(work.is_success() for work in self._works)
 
     @outside_graphs
     def exception(self) -> BaseException | None:
-        """Why the first of them has failed; None: none has yet."""
+        """Returns the error of the first work that failed; None if none has failed yet."""
         return next(filter(None, [work.exception() for work in self._works]), None)
 
     @outside_graphs
     def result(self) -> list[torch.Tensor]:
-        """The outputs of all; waits for them."""
+        """Waits for the outputs of all works and returns them."""
         self.wait()
         return [tensor for work in self._works for tensor in work.result()]
 
     @outside_graphs
     def get_future(self) -> torch.futures.Future:
-        """The outputs of all as one list."""
+        """Returns a future of the outputs of all works, as one list."""
         if not self._works:
             done: torch.futures.Future = torch.futures.Future()
             done.set_result([])
