@@ -79,7 +79,7 @@ def test_servers_that_are_counted_as_workers(launcher: list[str]) -> None:
     more = {"HERRING_CONNECT_TIMEOUT": "10"}
     done = run(launcher, ["-n", "2", *WORKER], ["-n", "1", *SERVER], more=more)
     assert done.returncode != 0
-    assert "this server is rank 2 of its line" in done.stderr
+    assert "this server is rank 2 of its launch" in done.stderr
     assert "set HERRING_SIZE to the number of workers" in done.stderr
 
 

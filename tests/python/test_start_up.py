@@ -164,7 +164,7 @@ def test_rank_zero_with_a_foreign_address_says_so(free_port: int) -> None:
         HERRING_RENDEZVOUS=f"192.0.2.9:{free_port}",
         HERRING_CONNECT_TIMEOUT="2",
     )
-    assert "HERRING_RENDEZVOUS names 192.0.2.9, which is no address of rank 0's host" in output
+    assert "HERRING_RENDEZVOUS names 192.0.2.9, which is not an address of rank 0's host" in output
 
 
 DIFFERENT = """

@@ -1,1 +1,1 @@
-"""How a process finds its job: who it is, where the others are, and what proves that it belongs."""
+"""Tells a process its place in its job, where other processes are, and how it proves membership."""

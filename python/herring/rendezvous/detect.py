@@ -1,15 +1,15 @@
-"""Who am I in the job? Reads it from the variables that launchers set.
+"""Finds out who this process is in the job, from the variables that launchers set.
 
-`detect` is a pure function of an environment: it opens nothing and asks nobody, so every launcher
-can be tested with a dictionary. What it finds is carried out by `herring.rendezvous.meet`.
+`detect` is a pure function of an environment. It opens nothing and asks nobody, so every launcher
+can be tested with a dictionary. `herring.rendezvous.meet` acts on the result.
 
 The first launcher whose *rank* variable is present wins, in this order: ``HERRING_RANK``, torchrun
 (``RANK``), Open MPI, PMIx or PMI (MPICH, Intel MPI), Slurm. ``HERRING_RENDEZVOUS``,
-``HERRING_SERVERS``, ``HERRING_JOB`` and the secret's variables hold under all of them. Without any
-rank this process is a job of one.
+``HERRING_SERVERS``, ``HERRING_JOB`` and the secret's variables work with all of them. Without any
+rank this process is a job of one worker.
 
-Servers may stand in the workers' own line (``mpirun -n 4 python train.py : -n 2 herring server``):
-they take the last ranks then, and ``HERRING_SIZE`` says how many of the ranks are workers.
+One launch may start workers and servers (``mpirun -n 4 python train.py : -n 2 herring server``).
+The servers then have the last ranks, and ``HERRING_SIZE`` says how many of the ranks are workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 _STRONG_SECRET_BYTES = 32
 _OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
-# Ranks of launchers in whose line servers may stand beside workers.
+# Variables of launchers that can start servers and workers in one launch.
 _LINES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID", "SLURM_STEPID")
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
@@ -48,17 +48,18 @@ class Rendezvous:
     """How the ranks find each other.
 
     Attributes:
-        kind: ``none`` (a job of one), ``address`` (host and port are known to all),
-            ``descriptor`` (as ``address``, and rank 0 inherited the listening socket),
-            ``torch`` (rank 0 publishes through the torch store at host and port), ``munge`` (at
-            host and port rank 0 tells processes of its user on this cluster) or
-            ``file`` (rank 0 publishes through a file on this, the only, host).
-        host: Name or address; empty for ``none`` and ``file``.
+        kind: ``none``: a job of one worker. ``address``: all ranks know host and port.
+            ``descriptor``: like ``address``, and rank 0 inherited the listening socket. ``torch``:
+            rank 0 publishes through the torch store at host and port. ``munge``: at host and port
+            rank 0 answers processes of its user on this cluster. ``file``: rank 0 publishes through
+            a file on this host, which is the only one.
+        host: A name or an address; empty for ``none`` and ``file``.
         port: 1 to 65535; 0 for ``none`` and ``file``.
         variable: Where host and port came from, for messages.
-        descriptor: Number of the inherited listening socket (rank 0 of ``descriptor``), or None.
-        key: What tells this job from others in a store or a directory; empty when only the
-            launcher's process can tell (see `herring.rendezvous.meet`).
+        descriptor: The number of the inherited listening socket (rank 0 of ``descriptor``), or
+            None.
+        key: Identifies this job in a store or a folder. Empty if only the launcher's process can
+            identify it (see `herring.rendezvous.meet`).
     """
 
     kind: str
@@ -70,7 +71,7 @@ class Rendezvous:
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``, or an empty string where there is no address yet."""
+        """``HOST:PORT``, or an empty string if there is no address yet."""
         return with_port(self.host, self.port) if self.port else ""
 
 
@@ -80,20 +81,20 @@ class WorkerEnvironment:
 
     Attributes:
         rank: 0 to size - 1.
-        size: Number of workers of the job.
-        local_rank: Rank among the workers of this host as the launcher counts them, or None.
-        local_size: Number of workers on this host, or None.
+        size: The number of workers of the job.
+        local_rank: The rank among the workers of this host as the launcher counts them, or None.
+        local_size: The number of workers on this host, or None.
         rendezvous: How the ranks find each other.
         source: ``herring``, ``torchrun``, ``openmpi``, ``pmix``, ``pmi``, ``slurm`` or ``single``.
-        rank_variable: The variable the rank came from; empty for a job of one.
-        launched: Number of ranks of the launcher: `size`, or more with servers in the same line.
-        job: Name of the job; part of every hello.
-        servers: Number of dedicated servers that the job waits for.
-        secret_file: File that holds the secret, or None.
-        secret: The secret itself (from ``HERRING_SECRET``), or None. With neither, rank 0 makes
-            one up and hands it on through the torch store or a file.
+        rank_variable: The variable that the rank came from; empty for a job of one worker.
+        launched: The number of ranks of the launch: `size`, or more if it also starts servers.
+        job: The name of the job, which is part of every hello.
+        servers: The number of dedicated servers that the job waits for.
+        secret_file: The file that contains the secret, or None.
+        secret: The secret itself (from ``HERRING_SECRET``), or None. Without either, rank 0 makes
+            up a secret and passes it on through the torch store or a file.
         single_host: Whether all workers are known to run on this host.
-        restart: Generation of the job under an elastic launcher, else 0.
+        restart: The generation of the job under an elastic launcher, else 0.
         store_is_served: Whether torchrun's agent serves the torch store (else rank 0 does).
     """
 
@@ -108,7 +109,7 @@ class WorkerEnvironment:
     job: str = "herring"
     servers: int = 0
     secret_file: str | None = None
-    secret: bytes | None = field(default=None, repr=False)  # a log or a traceback may show the rest
+    secret: bytes | None = field(default=None, repr=False)  # kept out of logs and tracebacks
     single_host: bool = True
     restart: int = 0
     store_is_served: bool = False
@@ -119,13 +120,13 @@ class ServerEnvironment:
     """What the environment says about a dedicated server.
 
     Attributes:
-        rendezvous: As of a worker: ``address``, ``munge`` or ``file``.
-        rank: Its rank in the launcher's line, where workers may stand too, or None.
-        rank_variable: The variable that `rank` came from; empty if it has none.
-        source: The launcher, as of a worker.
-        job: Name of the job.
-        secret_file: As of a worker.
-        secret: As of a worker.
+        rendezvous: How the server finds the job: ``address``, ``munge`` or ``file``.
+        rank: The server's rank in the launch, which may also start workers, or None.
+        rank_variable: The variable that `rank` came from; empty without a rank.
+        source: The launcher, with the names that `WorkerEnvironment` has.
+        job: The name of the job.
+        secret_file: The file that contains the secret, or None.
+        secret: The secret itself, or None.
     """
 
     rendezvous: Rendezvous
@@ -139,7 +140,7 @@ class ServerEnvironment:
 
 @dataclass(frozen=True)
 class _Place:
-    """Rank and size as one launcher reports them; `size` counts workers, `launched` all ranks."""
+    """Rank and size as a launcher reports them; `size` counts workers, `launched` all ranks."""
 
     source: str
     rank_variable: str
@@ -156,14 +157,14 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
     """Finds rank, size and rendezvous in `environ`.
 
     Args:
-        environ: Environment variables, usually ``os.environ``. Variables that are set to an empty
-            string count as missing.
+        environ: Environment variables, usually ``os.environ``. A variable that is set to an empty
+            string counts as missing.
 
     Returns:
         What the variables say; nothing has been opened, bound or read yet.
 
     Raises:
-        ConfigurationError: A variable is missing, malformed or contradicts another one. The
+        ConfigurationError: A variable is missing, is malformed or contradicts another variable. The
             message names the variable, its value and what is allowed.
     """
     env = _stripped(environ)
@@ -174,14 +175,14 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
     if in_line and servers not in (None, in_line):
         raise ConfigurationError(
             f"HERRING_SERVERS={servers} contradicts HERRING_SIZE={place.size}: of the "
-            f"{place.launched} ranks of this line ({place.size_variable}) {in_line} are servers; "
-            "set HERRING_SIZE alone"
+            f"{place.launched} ranks of this launch ({place.size_variable}) {in_line} are servers; "
+            "set only HERRING_SIZE"
         )
     servers = in_line or servers or 0
     secret_file, secret = _find_secret(env)
     secretless = secret_file is None and secret is None
     rendezvous = _find_rendezvous(env, place, job, servers, secretless)
-    # Nobody outside this machine could reach a loopback address.
+    # A process on another machine could not reach a loopback address.
     single_host = place.single_host or bool(_LOOPBACK.fullmatch(rendezvous.host))
     if secretless and not single_host and rendezvous.kind in ("address", "descriptor"):
         raise ConfigurationError(
@@ -214,14 +215,15 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
     """Finds out where a dedicated server's job meets.
 
     Args:
-        environ: As of `detect`.
-        address: ``HOST:PORT``, where it was given by an option.
+        environ: Environment variables, usually ``os.environ``.
+        address: ``HOST:PORT`` if an option gave it, else None.
 
     Returns:
         What the variables say; nothing has been opened, bound or read yet.
 
     Raises:
-        ConfigurationError: As of `detect`.
+        ConfigurationError: A variable is missing, is malformed or contradicts another variable. The
+            message names the variable, its value and what is allowed.
     """
     env = _stripped(environ)
     job = _job_name(env)
@@ -243,7 +245,7 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
         place = Rendezvous("file", key=_file_key(env, line, f"{job}-{line.source}"))
     else:
         if line is not None:
-            where = f", and the ranks of its line ({line.rank_variable}) are on several hosts"
+            where = f", and the ranks of its launch ({line.rank_variable}) are on several hosts"
         raise ConfigurationError(
             f"the server does not know where the job meets{where}: give --rendezvous HOST:PORT or "
             "set HERRING_RENDEZVOUS, as for the workers"
@@ -263,10 +265,10 @@ def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str,
         variable: Where it came from, for the message.
 
     Returns:
-        Host without brackets, and port.
+        The host without brackets, and the port.
 
     Raises:
-        ConfigurationError: `text` is no such address.
+        ConfigurationError: `text` is not such an address.
     """
     text = settings.setting("HERRING_RENDEZVOUS").parse(text, variable)
     host, _, port = text.rpartition(":")
@@ -277,8 +279,8 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
     """Decodes a secret written in hexadecimal.
 
     Raises:
-        ConfigurationError: Not hexadecimal, too short or too long. The message does not repeat the
-            value.
+        ConfigurationError: The text is not hexadecimal, too short or too long. The message does not
+            repeat the value.
     """
     text = settings.setting("HERRING_SECRET").parse(text, variable)
     secret = bytes.fromhex(text)
@@ -287,11 +289,11 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
 
 
 def warn_of_weak_secret(secret: bytes, what: str) -> None:
-    """Warns of a secret that may be guessed by who listens where a member connects.
+    """Warns of a secret that an eavesdropper on a member's connection may guess.
 
     Args:
         secret: The secret.
-        what: Where it is from, and a verb.
+        what: Where the secret came from, followed by a verb.
     """
     if len(secret) < _STRONG_SECRET_BYTES:
         warnings.warn(
@@ -308,12 +310,12 @@ def _stripped(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _job_name(env: Mapping[str, str]) -> str:
     for variable in ("HERRING_SECRET_FILE", "HERRING_HOST_ID", "HERRING_PORTS"):
-        settings.given(env, variable)  # they are for later; an error comes before anything opens
+        settings.given(env, variable)  # an error must come before anything is opened
     return settings.value_of(env, "HERRING_JOB")
 
 
 def _find_secret(env: Mapping[str, str]) -> tuple[str | None, bytes | None]:
-    """The file with the secret, else the secret itself, else neither."""
+    """Returns the file with the secret, else the secret itself, else neither."""
     path = env.get("HERRING_SECRET_FILE")
     if path is None and "HERRING_SECRET" in env:
         return None, parse_secret(env["HERRING_SECRET"])
@@ -350,12 +352,12 @@ def _find_place(env: Mapping[str, str]) -> _Place:
 
 
 def _find_line(env: Mapping[str, str]) -> _Place | None:
-    """The place in the line of a launcher that starts any programs, workers or servers."""
+    """Returns the place in a launch that may start any programs, workers or servers; or None."""
     if "OMPI_COMM_WORLD_RANK" in env:
         return _place(env, "openmpi", *_after("OMPI_COMM_WORLD_"))
     if "PMIX_RANK" in env or "PMI_RANK" in env:
         source = "pmix" if "PMIX_RANK" in env else "pmi"
-        # PMIx servers publish the size only through their library; Slurm knows it as well.
+        # PMIx tells the size only through its library, but Slurm's variables have it as well.
         size = first(env, "PMI_SIZE", "PMIX_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
         local_rank = first(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
         local_size = first(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
@@ -386,7 +388,7 @@ def _place(
             f"{size_variable} to the number of workers (at least {rank_variable} + 1)"
         )
     rank = integer(env, rank_variable)
-    assert rank is not None  # the caller looked
+    assert rank is not None  # the caller has checked that it is set
     if rank >= size:
         raise ConfigurationError(
             f"{rank_variable}={rank} contradicts {size_variable}={size}: allowed are ranks from 0 "
@@ -415,7 +417,7 @@ def _place(
             f"{given}={env[given]} is set, but {missing} is not: set both or neither"
         )
     if local_rank is None or local_size is None:
-        # One alone says nothing; who shares a host is decided by host identity anyway.
+        # One of the two alone says nothing. Host identities later decide who shares a host.
         local_rank = local_size = None
     if local_size is None and size == 1:
         local_rank, local_size = 0, 1
@@ -428,7 +430,7 @@ def _place(
 
 
 def _without_servers(env: Mapping[str, str], place: _Place) -> _Place:
-    """`place`, less the servers that stand in the same line behind the workers."""
+    """Returns `place` without the servers that the same launch starts after the workers."""
     if place.source in ("herring", "torchrun", "single") or "HERRING_SIZE" not in env:
         return place
     size = integer(env, "HERRING_SIZE")
@@ -436,17 +438,18 @@ def _without_servers(env: Mapping[str, str], place: _Place) -> _Place:
     if size > place.launched:
         raise ConfigurationError(
             f"HERRING_SIZE={size} contradicts {place.size_variable}={place.launched}: allowed is "
-            f"the number of workers of this line, 1 to {place.launched}"
+            f"the number of workers of this launch, 1 to {place.launched}"
         )
     if place.rank >= size:
         raise ConfigurationError(
             f"{place.rank_variable}={place.rank} contradicts HERRING_SIZE={size}: of the "
-            f"{place.launched} ranks of this line the first {size} are workers and the others run "
-            "'herring server'; put the servers last, or set HERRING_SIZE to the number of workers"
+            f"{place.launched} ranks of this launch the first {size} are workers and the others "
+            "run 'herring server'; put the servers last, or set HERRING_SIZE to the number of "
+            "workers"
         )
     if size == place.launched:
         return place
-    # How many ranks of a host are workers, no launcher says; it shows when they meet.
+    # No launcher tells how many ranks of a host are workers; the ranks learn it when they meet.
     return replace(place, size=size, local_rank=None, local_size=None)
 
 
@@ -454,7 +457,7 @@ def _find_rendezvous(
     env: Mapping[str, str], place: _Place, job: str, servers: int, secretless: bool
 ) -> Rendezvous:
     key = f"{job}-{place.source}"
-    # By this launcher's own means servers find the job as well.
+    # Servers of the same launch find the job by this launcher's means, too.
     in_line = place.launched > place.size
     if "HERRING_RENDEZVOUS" in env:
         host, port = parse_address(env["HERRING_RENDEZVOUS"])
@@ -465,19 +468,19 @@ def _find_rendezvous(
         if secretless and elsewhere and slurm.in_job(env) and not _LOOPBACK.fullmatch(host):
             return Rendezvous("munge", host, port, None, _munge_key(env, job))
         return Rendezvous("address", host, port, None, key)
-    # Not all ranks that mpirun starts inside an allocation of Slurm's belong to a step.
+    # Ranks that mpirun starts inside a Slurm allocation do not all belong to a step.
     mpirun = place.source == "openmpi" and slurm.in_job(env)
     by_slurm = mpirun or (place.source in ("slurm", "pmix", "pmi") and slurm.in_step(env))
     if servers and by_slurm:
         return _slurm_rendezvous(env, job, True, secretless)
     if servers and not (in_line and place.single_host):
-        # Servers are started apart from the workers and need a place to go.
+        # Servers are started separately from the workers and need an address.
         raise ConfigurationError(
             f"HERRING_SERVERS={servers} is set, but HERRING_RENDEZVOUS is not: set "
             "HERRING_RENDEZVOUS=HOST:PORT for all workers and servers, with the host of rank 0"
             if not in_line
             else f"HERRING_RENDEZVOUS is not set, and the {place.size} workers and {servers} "
-            "servers of this line run on several hosts: set HERRING_RENDEZVOUS=HOST:PORT for all "
+            "servers of this launch run on several hosts: set HERRING_RENDEZVOUS=HOST:PORT for all "
             "of them, with an address of rank 0's host and a free port there"
         )
     if place.size == 1 and not servers:
@@ -514,7 +517,7 @@ def _find_rendezvous(
 
 
 def _file_key(env: Mapping[str, str], place: _Place, prefix: str) -> str:
-    """A name all ranks of the job derive alike, or an empty string if no variable gives one."""
+    """Returns a name that all ranks of the job derive alike; empty if no variable gives one."""
     variables = {
         "openmpi": ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
         "pmix": ("PMIX_NAMESPACE",),
@@ -529,7 +532,7 @@ def _file_key(env: Mapping[str, str], place: _Place, prefix: str) -> str:
     text = env[found]
     if found.startswith("SLURM"):
         text += "." + env.get("SLURM_STEP_ID", "0")
-    # Job ids hold characters that file names do not ("prterun-host-123@1").
+    # Job IDs contain characters that file names cannot have ("prterun-host-123@1").
     readable = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64]
     return f"{prefix}-{readable}-{zlib.crc32(text.encode()):08x}"
 
@@ -543,5 +546,5 @@ def _slurm_rendezvous(
 
 
 def _munge_key(env: Mapping[str, str], job: str) -> str:
-    """What a job of Slurm's is called by who asks rank 0 for its secret."""
+    """Returns the name under which processes of a Slurm job ask rank 0 for the secret."""
     return f"{job}/{slurm.job_id(env)}"

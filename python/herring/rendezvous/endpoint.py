@@ -1,4 +1,4 @@
-"""Where the rendezvous is: names become addresses, and rank 0 listens."""
+"""The rendezvous' endpoint: host names become addresses, and rank 0 listens."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _POLL_SECONDS = 0.5
 
 
 def resolve(host: str, variable: str, environ: Mapping[str, str], wait: Wait) -> str:
-    """The address of a host.
+    """Returns the address of a host.
 
-    A node of Slurm's need not have a name that resolves: then its address is the one under which
-    Slurm reaches it. In Kubernetes a pod has a name only from when it runs: that is waited for.
+    A Slurm node need not have a name that resolves; the address is then the one under which Slurm
+    reaches the node. In Kubernetes a pod's name resolves only once the pod runs, so this function
+    waits for the name.
 
     Args:
-        host: Name or literal.
-        variable: Where it came from, for the message.
+        host: A name or an address literal.
+        variable: Where `host` came from, for the message.
         environ: The environment.
-        wait: Who wants to know, and how long it may take.
+        wait: Who waits, and how long it may take.
 
     Returns:
         An address literal.
 
     Raises:
-        ConfigurationError: Nobody knows it.
+        ConfigurationError: The host cannot be resolved.
     """
     while True:
         try:
@@ -62,10 +63,10 @@ def resolve(host: str, variable: str, environ: Mapping[str, str], wait: Wait) ->
 
 
 def within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
-    """The rendezvous' address as seen by a process that others must reach.
+    """Returns the rendezvous' address as seen by a process that others must reach.
 
     Processes advertise the address from which they reach the rendezvous. On rank 0's own machine
-    its name often stands for 127.0.1.1, which would be of no use to anybody elsewhere.
+    its name often means 127.0.1.1, which is useless to processes elsewhere.
     """
     if is_loopback_name(host) or not ipaddress.ip_address(resolved.partition("%")[0]).is_loopback:
         return resolved
@@ -73,7 +74,7 @@ def within_reach(host: str, resolved: str, environ: Mapping[str, str]) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether `host` means this machine to everybody, and so only this machine can use it."""
+    """Returns whether `host` always means this machine, so that only this machine can use it."""
     if host == "localhost":
         return True
     try:
@@ -83,15 +84,18 @@ def is_loopback_name(host: str) -> bool:
 
 
 def listen(host: str, resolved: str, seen: str, port: int, variable: str) -> socket.socket:
-    """Listens at the rendezvous: a literal of this machine exactly, else every interface.
+    """Listens at the rendezvous: at a literal of this machine exactly, else on every interface.
 
     Args:
-        host: As it was given.
-        resolved: Its address.
-        seen: The address under which others reach it, from `within_reach`. It may be one of IPv6
-            although this machine's own name stands for 127.0.1.1.
+        host: The host as it was given.
+        resolved: The host's address.
+        seen: The address under which others reach the host, from `within_reach`. It may be an IPv6
+            address even if this machine's own name means 127.0.1.1.
         port: 1 to 65535.
         variable: Where the port came from, for the message.
+
+    Returns:
+        The listening socket.
 
     Raises:
         ConfigurationError: The port is taken.
@@ -105,7 +109,7 @@ def listen(host: str, resolved: str, seen: str, port: int, variable: str) -> soc
         advice = "choose another port, the same for all ranks and servers"
         if variable == "Slurm":
             advice = (
-                "for jobs at the same time in one allocation set HERRING_JOB differently for each, "
+                "for several jobs at once in one allocation set HERRING_JOB differently for each, "
                 "else HERRING_RENDEZVOUS=HOST:PORT, the same for all ranks and servers"
             )
         raise ConfigurationError(
@@ -115,7 +119,7 @@ def listen(host: str, resolved: str, seen: str, port: int, variable: str) -> soc
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at `host` (a literal) and `port` (0: any)."""
+    """Returns a socket that listens at `host` (a literal) and `port` (0 means any port)."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,11 +132,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_any(host: str, environ: Mapping[str, str]) -> socket.socket:
-    """A socket that listens at `host`, at a free port of ``HERRING_PORTS``, else at any.
+    """Returns a socket that listens at `host`, at a free port of ``HERRING_PORTS`` if that is set.
+
+    Args:
+        host: An address literal of this machine.
+        environ: The environment.
 
     Raises:
-        ConfigurationError: The range is used up.
-        OSError: The address is none of this machine's.
+        ConfigurationError: No port of the range is free.
+        OSError: The address is not one of this machine's.
     """
     ports = port_range(environ)
     if ports is None:
@@ -147,27 +155,28 @@ def bind_any(host: str, environ: Mapping[str, str]) -> socket.socket:
 
 
 def reserve(environ: Mapping[str, str]) -> socket.socket:
-    """Keeps a port free for another process of this machine, until it is closed.
+    """Keeps a port free for another process of this machine until the socket is closed.
 
-    The system gives the port to nobody who asks for any, and neither to a connection. Who asks for
-    this one, and with SO_REUSEADDR as servers do (torch's store among them), gets it, on each
-    address. Of ``HERRING_PORTS`` it is the last that is free, as listeners begin with the first.
+    The system gives the port neither to a process that asks for any port nor to a connection. A
+    process that asks for this port with SO_REUSEADDR, as servers do (torch's store among them),
+    gets it, on each address. With ``HERRING_PORTS`` the port is the last free one, because
+    listeners begin with the first.
 
     Args:
         environ: The environment of the job.
 
     Returns:
-        A socket that is bound, and does not listen.
+        A socket that is bound and does not listen.
 
     Raises:
-        ConfigurationError: ``HERRING_PORTS`` is used up.
+        ConfigurationError: No port of ``HERRING_PORTS`` is free.
     """
     ports = port_range(environ)
     if ports is None:
         return _hold(0)
     for port in reversed(ports):
         with contextlib.suppress(OSError):
-            _hold(port, shared=False).close()  # nobody else holds it
+            _hold(port, shared=False).close()  # fails if another process holds the port
             return _hold(port)
     raise _used_up(environ, ports, "any address")
 
@@ -176,7 +185,7 @@ def _hold(port: int, shared: bool = True) -> socket.socket:
     try:
         holder = socket.socket(socket.AF_INET6)
         everywhere = "::"
-    except OSError:  # a system without IPv6
+    except OSError:  # the system has no IPv6
         holder = socket.socket(socket.AF_INET)
         everywhere = "0.0.0.0"
     try:
@@ -194,13 +203,14 @@ def _used_up(environ: Mapping[str, str], ports: range, where: str) -> Configurat
     return ConfigurationError(
         f"HERRING_PORTS={environ['HERRING_PORTS'].strip()} is used up: none of its {len(ports)} "
         f"ports is free on {where}; a host needs one for each of its workers and servers, and "
-        "three more for rank 0: give it a wider range, or end what listens there"
+        "three more for rank 0: set a wider range, or end the processes that listen there"
     )
 
 
 def _look_up(host: str) -> str:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    # IPv4 first: a dual-stack name otherwise depends on each host's resolver settings.
+    # IPv4 addresses come first. Otherwise a name with both kinds would depend on each host's
+    # resolver settings.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0])
 

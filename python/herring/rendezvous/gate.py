@@ -1,16 +1,16 @@
-"""How ranks get rank 0's address and the job's secret over a network, without a file.
+"""Gives ranks rank 0's address and the job's secret over a network, without a file.
 
-Rank 0 opens a *gate*: a port where whoever can name the job by a credential of MUNGE gets the
-answer by another. Both are encrypted under the cluster's key and open for processes of the same
-user only, on hosts of the cluster. Nobody else gets anything, not even an answer to try guesses on;
-and nobody else can pass for rank 0.
+Rank 0 opens a *gate*, a listening port. A process that names the job in a MUNGE credential gets the
+answer in another credential. Credentials are encrypted under the cluster's key, and only processes
+of the same user on hosts of the cluster can open them. Others get nothing, not even an answer on
+which they could try guesses, and cannot pretend to be rank 0.
 
     asks:     CREDENTIAL{"herring": "ask", "job": JOB, "nonce": N}
     answer:   CREDENTIAL{"herring": "answer", "job": JOB, "nonce": N,
                          "address": HOST:PORT, "secret": S, "size": W}
 
-each on a line of its own. An answer says that it is one: what has been asked, sent back, is none.
-The gate is closed once all are there.
+Each credential is on a line of its own. An answer says that it is an answer, so a question that is
+sent back is not taken for one. The gate is closed once all ranks have registered.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from herring.rendezvous.publication import Wait, in_seconds
 __all__ = ["Gate", "ask"]
 
 _LINE_BYTES = 8192
-_GUESTS = 256  # who has not asked yet; the others wait in the system's queue
+_GUESTS = 256  # connections that have not asked yet; the others wait in the system's queue
 _GUEST_SECONDS = 5.0
-# What everybody gets, also when more want a place: a member asks as soon as it is connected. One
-# that was dropped because it is slow comes again.
+# Seconds that every connection has, even if more connections want a place. A member asks as soon as
+# it is connected; a member that was dropped because it is slow connects again.
 _FAIR_SECONDS = 0.1
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 1.0
 
-Codec = Callable[[bytes], bytes]  # of `herring.rendezvous.munge`, with the socket that it takes
+Codec = Callable[[bytes], bytes]  # encode or decode of `herring.rendezvous.munge`, with the socket
 
 
 class Gate:
-    """Answers who asks for the job, until `close`."""
+    """Answers processes that ask for the job, until `close`."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Gate:
         encode: Codec,
         decode: Codec,
     ) -> None:
-        """Opens it.
+        """Opens the gate.
 
         Args:
-            listener: Listens already; the gate closes it.
-            keys: What the job is called by those who ask.
-            content: What they get.
+            listener: A socket that listens already; the gate closes it.
+            keys: The names under which the job may be asked for.
+            content: What a process that asks gets.
             encode: Makes a credential that only this user can open.
-            decode: Opens one; raises MungeError if it is none of this user's.
+            decode: Opens a credential; raises MungeError if it is not this user's.
         """
         self._listener = listener
         self._keys = keys
         self._content = dict(content)
         self._encode = encode
         self._decode = decode
-        self._guests: dict[socket.socket, _Guest] = {}  # the oldest is the first
-        self._paused_until = 0.0  # while there is no place, or no descriptor, for another one
+        self._guests: dict[socket.socket, _Guest] = {}  # the oldest guest comes first
+        self._paused_until = 0.0  # set while there is no place, or no descriptor, for another guest
         self._owner = os.getpid()
         self._read, self._write = os.pipe()
         listener.setblocking(False)
@@ -80,17 +80,17 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """Shuts it; nobody gets anything from then on. Harmless to repeat, and after a fork."""
+        """Shuts the gate; nobody gets anything afterwards. Harmless to repeat, and after a fork."""
         write, self._write = self._write, -1
         if write < 0:
             return
         if os.getpid() == self._owner:
-            os.write(write, b"\0")  # its end alone says nothing while a child has a copy of it
+            os.write(write, b"\0")  # closing says nothing while a child has a copy
             os.close(write)
             self._thread.join()
             return
         os.close(write)
-        # The thread did not come along; its descriptors did.
+        # The thread does not exist in the child, but its descriptors do.
         for each in (self._listener, *self._guests):
             each.close()
         os.close(self._read)
@@ -119,7 +119,7 @@ class Gate:
             if key.fileobj is self._listener:
                 self._admit(selector)
             elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._guests:
-                self._hear(selector, key.fileobj)  # else it has just made place for another
+                self._hear(selector, key.fileobj)  # else it has just made room for another guest
         now = time.monotonic()
         while any(self._since(guest) + _GUEST_SECONDS <= now for guest in self._oldest()):
             self._part(selector, *self._oldest())
@@ -131,7 +131,7 @@ class Gate:
         return self._guests[guest].since
 
     def _oldest(self) -> list[socket.socket]:
-        """The guest that came first, if there is one."""
+        """Returns a list of the guest that came first, or an empty list."""
         return list(itertools.islice(self._guests, 1))
 
     def _admit(self, selector: selectors.BaseSelector) -> None:
@@ -142,11 +142,11 @@ class Gate:
         except OSError as error:
             if error.errno not in _OUT_OF_RESOURCES:
                 return
-            wait = self._drop_one(selector)  # its descriptor is for the next one
+            wait = self._drop_one(selector)  # its descriptor is for the next guest
             if wait <= 0:
                 return
         if wait > 0:
-            # Who waits in the queue would wake this thread again and again.
+            # A connection in the system's queue would wake this thread again and again.
             selector.unregister(self._listener)
             self._paused_until = time.monotonic() + wait
             return
@@ -155,12 +155,12 @@ class Gate:
         selector.register(guest, selectors.EVENT_READ)
 
     def _drop_one(self, selector: selectors.BaseSelector) -> float:
-        """Takes its place from the oldest guest; if it may keep it, says for how many seconds."""
+        """Drops the oldest guest, or returns for how many seconds that guest may still stay."""
         for guest in self._oldest():
             left = self._since(guest) + _FAIR_SECONDS - time.monotonic()
             if left > 0:
                 return left
-            self._hear(selector, guest)  # it may have asked meanwhile
+            self._hear(selector, guest)  # the guest may have asked meanwhile
             if guest in self._guests:
                 self._part(selector, guest)
             return 0.0
@@ -184,7 +184,7 @@ class Gate:
             return
         if about.line.endswith(b"\n"):
             with contextlib.suppress(OSError, MungeError, ConfigurationError):
-                # One small line, which fits into the socket's buffer.
+                # The answer is one small line, which fits into the socket's buffer.
                 guest.send(self._answer(about.line.strip()))
         self._part(selector, guest)
 
@@ -204,7 +204,7 @@ class Gate:
 
 
 class _Guest:
-    """What somebody who has not asked yet has sent, and when they came."""
+    """A connection that has not asked yet: the bytes received so far, and when it was made."""
 
     def __init__(self) -> None:
         self.line = b""
@@ -216,18 +216,18 @@ def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec
 
     Args:
         host: An address literal.
-        port: Of the gate.
-        key: What the job is called.
+        port: The gate's port.
+        key: The name under which the job is asked for.
         wait: Who asks, and how long.
-        encode: As of `Gate`.
-        decode: As of `Gate`.
+        encode: Makes a credential that only this user can open.
+        decode: Opens a credential; raises MungeError if it is not this user's.
 
     Returns:
-        What the gate was given.
+        The content that was given to the gate.
 
     Raises:
         ConfigurationError: MUNGE is missing here.
-        TimeoutError: Nobody there who is this user's rank 0 of this job.
+        TimeoutError: This user's rank 0 of this job did not answer in time.
     """
     pause, reason = _POLL_SECONDS, ""
     while True:
@@ -240,11 +240,11 @@ def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec
             about = (answer.get("herring"), answer.get("job"), answer.get("nonce"))
             if about == ("answer", key, nonce):
                 return answer
-            reason = "what listens there has no answer for this job"
+            reason = "the process that listens there has no answer for this job"
         except OSError as error:
             reason = f"{error.strerror or error}"
         except MungeError as error:
-            reason = f"what listens there is not this user's: {error}"
+            reason = f"the process that listens there is not this user's: {error}"
         if not wait.goes_on(f"answer at {host}:{port} ({reason})"):
             raise TimeoutError(
                 f"{wait.who} has waited {in_seconds(wait.timeout)} (HERRING_CONNECT_TIMEOUT) for "
@@ -271,7 +271,7 @@ def _exchange(host: str, port: int, question: bytes, seconds: float) -> bytes:
 
 
 def _parse(payload: bytes) -> dict[str, str]:
-    """What a credential carries, if it is what this module makes; else nothing."""
+    """Returns the content of a credential that this module made; otherwise an empty dictionary."""
     try:
         content = json.loads(payload)
     except ValueError:

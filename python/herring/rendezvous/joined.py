@@ -1,9 +1,9 @@
-"""How the launcher hears which workers have joined the job.
+"""Tells the launcher which workers have joined the job.
 
-A worker that has joined sends one datagram to a socket in Linux's abstract namespace, whose name is
-that of the job: it needs no file, no descriptor that a shell on the way might close, and nobody
-waits. A worker that cannot be heard, as its container has a network of its own, counts as one that
-has not joined.
+A worker that has joined sends one datagram to a socket in Linux's abstract namespace, whose name
+contains the job's name. The socket needs no file and no descriptor that a shell in between might
+close, and nobody waits. A worker that cannot be heard, because its container has a network of its
+own, counts as not joined.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import socket
 
 __all__ = ["JOB_PREFIX", "Joined", "tell"]
 
-#: Names of jobs that `herring run` makes up begin with it.
+#: The prefix of job names that `herring run` makes up.
 JOB_PREFIX = "run-"
 
 
 class Joined:
-    """The launcher's end, or an agent's.
+    """The receiving end, in the launcher or in an agent.
 
     Attributes:
-        socket: Can be read from when somebody has joined; None where another process of the job,
-            which tells it, listens on this host.
+        socket: Becomes readable when a worker has joined. None if another process of the job, which
+            is told instead, listens on this host.
     """
 
     def __init__(self, job: str) -> None:
@@ -35,7 +35,7 @@ class Joined:
             self.close()
 
     def ranks(self) -> list[int]:
-        """Those who have joined since the last call."""
+        """Returns the ranks that have joined since the last call."""
         found = []
         with contextlib.suppress(OSError):
             while self.socket is not None:
@@ -45,14 +45,14 @@ class Joined:
         return found
 
     def close(self) -> None:
-        """Harmless to repeat."""
+        """Closes the socket. Harmless to repeat."""
         if self.socket is not None:
             self.socket.close()
         self.socket = None
 
 
 def tell(job: str, rank: int) -> None:
-    """Tells the launcher that a worker has joined; without one it does nothing."""
+    """Tells the launcher that a worker has joined; does nothing without a launcher."""
     if not job.startswith(JOB_PREFIX):
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

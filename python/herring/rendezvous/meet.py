@@ -1,7 +1,7 @@
-"""Carries out what `herring.rendezvous.detect` found: binds, publishes and learns the rendezvous.
+"""Acts on what `herring.rendezvous.detect` found: binds, publishes and learns the rendezvous.
 
 After `meet` every rank knows an address and the job's secret, and rank 0 holds the listening
-socket. The core takes over from there and calls nobody back.
+socket. From then on the core does the work and calls nothing here.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ DEFAULT_TIMEOUT = 60.0
 _MUNGE_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 
 _meetings: weakref.WeakSet[Meeting] = weakref.WeakSet()
-_inherited: dict[int, tuple[int, int]] = {}  # descriptors, and which sockets they are of
-# How often this process has met under a key: init, shutdown, init must not read the first note.
+_inherited: dict[int, tuple[int, int]] = {}  # descriptors, and the identities of their sockets
+# How often this process has met under a key. A second init must not read the first one's file.
 _uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
-# The secret this process made up for an address, kept so that a late reader cannot go wrong.
+# The secrets that this process made up, by address. A late reader thus still gets the right one.
 _made_up: dict[str, bytes] = {}
 
 
@@ -59,7 +59,7 @@ class Meeting:
     """What a process needs in order to register.
 
     Attributes:
-        address: ``HOST:PORT`` to connect to, an address literal.
+        address: ``HOST:PORT`` to connect to, with an address literal.
         secret: The job's secret.
     """
 
@@ -77,18 +77,18 @@ class Meeting:
         _meetings.add(self)
 
     def take_descriptor(self) -> int | None:
-        """Hands over the listening socket (rank 0), whose owner then closes it; else None."""
+        """Returns the listening socket (rank 0), which the caller must close, or None."""
         listener, self._listener = self._listener, None
         return None if listener is None else listener.detach()
 
     def started(self) -> None:
-        """To be called once everyone has registered: the published secret is removed."""
+        """Removes the published secret; call it once all processes have registered."""
         withdraw, self._withdraw = self._withdraw, None
         if withdraw is not None:
             withdraw()
 
     def close(self) -> None:
-        """Gives up: removes what was published, closes what was not taken."""
+        """Gives up: removes what was published, and closes a socket that was not taken."""
         self.started()
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -107,13 +107,14 @@ class Meeting:
 
 
 def _in_forked_child() -> None:
-    # A data loader's worker must not keep a dead parent's sockets and locks alive.
+    # A forked child, such as a data loader's worker, must not keep sockets and locks of a dead
+    # parent alive.
     for meeting in list(_meetings):
         with contextlib.suppress(OSError):
             meeting._forget()
     for descriptor, identity in _inherited.items():
         with contextlib.suppress(OSError):
-            # The program may have closed it, and the number may be another file's by now.
+            # The program may have closed it, and the number may now belong to another file.
             if _identity(descriptor) == identity:
                 os.close(descriptor)
     _inherited.clear()
@@ -128,10 +129,10 @@ def meet(
     timeout: float = DEFAULT_TIMEOUT,
     first_reminder: float = publication.FIRST_REMINDER,
 ) -> Meeting:
-    """Learns, or as rank 0 makes known, the rendezvous and the secret.
+    """Learns the rendezvous and the secret; on rank 0, publishes them.
 
     Args:
-        worker: From `herring.rendezvous.detect.detect`.
+        worker: The result of `herring.rendezvous.detect.detect`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0 or its store.
         first_reminder: Seconds after which such a wait first says what it waits for.
@@ -140,7 +141,8 @@ def meet(
         The meeting. Call `Meeting.started` after registration, `Meeting.close` after a failure.
 
     Raises:
-        ConfigurationError: Port in use, host unknown, secret unreadable or too short.
+        ConfigurationError: The port is in use, the host is unknown, or the secret cannot be read or
+            is too short.
         TimeoutError: Rank 0 did not publish in time.
     """
     environ = os.environ if environ is None else environ
@@ -159,10 +161,10 @@ def meet(
 
 
 def meet_nobody(secret: bytes | None = None, environ: Mapping[str, str] | None = None) -> Meeting:
-    """What the only worker of a job needs.
+    """Returns what the only worker of a job needs.
 
     Args:
-        secret: The job's; made up if None.
+        secret: The job's secret; None makes one up.
         environ: The environment; ``os.environ`` by default.
 
     Raises:
@@ -179,19 +181,22 @@ def meet_as_server(
     first_reminder: float = publication.FIRST_REMINDER,
     waited: float = 0.0,
 ) -> Meeting:
-    """As `meet`, for a dedicated server.
+    """Learns the rendezvous and the secret for a dedicated server.
 
     Args:
-        server: From `herring.rendezvous.detect.detect_server`.
+        server: The result of `herring.rendezvous.detect.detect_server`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0.
-        first_reminder: As of `meet`.
-        waited: Seconds for which it has waited for this job before.
+        first_reminder: Seconds after which such a wait first says what it waits for.
+        waited: Seconds for which the server has already waited for this job.
+
+    Returns:
+        The meeting.
 
     Raises:
-        ConfigurationError: As `meet`; or neither is there a secret, nor is the rendezvous on this
-            host, nor does MUNGE connect the two.
-        TimeoutError: As `meet`.
+        ConfigurationError: The host is unknown, or the secret cannot be read or is too short. Or
+            there is no secret, the rendezvous is on another host, and MUNGE does not help.
+        TimeoutError: Rank 0 did not publish in time.
     """
     environ = os.environ if environ is None else environ
     place = server.rendezvous
@@ -204,7 +209,7 @@ def meet_as_server(
         return Meeting(note["address"], secret or _shared_secret(note))
     if place.kind == "munge":
         note = _ask_gate(place, place.key, environ, wait)
-        if note["step"] == environ.get("SLURM_STEP_ID", ""):  # else it runs in a step of its own
+        if note["step"] == environ.get("SLURM_STEP_ID", ""):  # not a step of its own
             _require_behind(server, note)
         return Meeting(note["address"], bytes.fromhex(note["secret"]))
     resolved = resolve(place.host, place.variable, environ, wait)
@@ -222,10 +227,10 @@ def meet_as_server(
 
 
 def read_secret_file(path: str) -> bytes:
-    """The secret in a file: its content without surrounding white space.
+    """Returns the secret in a file, which is its content without surrounding white space.
 
     Raises:
-        ConfigurationError: The file cannot be read or holds fewer than 16 bytes.
+        ConfigurationError: The file cannot be read or has fewer than 16 bytes.
     """
     try:
         with open(path, "rb") as file:
@@ -234,7 +239,7 @@ def read_secret_file(path: str) -> bytes:
         raise ConfigurationError(
             f"HERRING_SECRET_FILE={path} cannot be read: {error.strerror}"
         ) from error
-    if mode & 0o077 and "KUBERNETES_SERVICE_HOST" not in os.environ:  # which mounts them like that
+    if mode & 0o077 and "KUBERNETES_SERVICE_HOST" not in os.environ:  # normal in Kubernetes
         warnings.warn(
             f"HERRING_SECRET_FILE={path} can be read or written by others on this machine, who "
             f"could join the job: chmod 600 {path}",
@@ -286,7 +291,7 @@ def _meet_at_address(
         listener = listen(place.host, resolved, host, place.port, place.variable)
     if not is_loopback_name(place.host) and not is_local_address(resolved):
         _require_first_node(place, environ)
-        host = own_address(interface=value_of(environ, "HERRING_INTERFACE"))  # what others see
+        host = own_address(interface=value_of(environ, "HERRING_INTERFACE"))  # seen by others
         _warn_of_foreign_address(place, resolved, environ)
     note = None
     if secret is None:
@@ -311,7 +316,7 @@ def _meet_by_file(
     listener = bind_any(loopback_address(), environ)
     address = _address_of(listener)
     shared = secret or secrets.token_bytes(SECRET_BYTES)
-    # A secret of the user's own stays in the user's file.
+    # The user's own secret stays in the user's file.
     content = {"address": address, "secret": "" if secret else shared.hex()}
     content["size"] = str(worker.size)
     note = _publish(listener, environ, key, content)
@@ -322,13 +327,13 @@ def _meet_by_munge(
     worker: WorkerEnvironment, environ: Mapping[str, str], wait: publication.Wait
 ) -> Meeting:
     place = worker.rendezvous
-    # Workers ask for this start of the job; a server does not know how many there were before.
+    # Workers ask for this start of the job by its number; a server does not know the number.
     key = f"{place.key}#{next(_uses[place.key])}"
     if worker.rank != 0:
         note = _ask_gate(place, key, environ, wait)
         return Meeting(note["address"], bytes.fromhex(note["secret"]))
     socket_path = _munge_socket(environ)
-    munge.encode(b"", socket_path)  # whether it is there, before anybody waits
+    munge.encode(b"", socket_path)  # raises an error if MUNGE is missing, before anybody waits
     resolved = resolve(place.host, place.variable, environ, wait)
     host = within_reach(place.host, resolved, environ)
     gate_listener = listen(place.host, resolved, host, place.port, place.variable)
@@ -370,7 +375,7 @@ def _munge_socket(environ: Mapping[str, str]) -> str:
 
 
 def _require_first_node(place: Rendezvous, environ: Mapping[str, str]) -> None:
-    """Refuses a rank 0 where nobody looks for it."""
+    """Refuses a rank 0 on a host where the other processes do not look for it."""
     node = environ.get("SLURMD_NODENAME", "")
     if place.variable == "Slurm" and node and node != place.host:
         raise ConfigurationError(
@@ -381,14 +386,14 @@ def _require_first_node(place: Rendezvous, environ: Mapping[str, str]) -> None:
 
 
 def _require_behind(server: ServerEnvironment, note: Mapping[str, str]) -> None:
-    """Refuses a server that the workers of its line take for one of them."""
+    """Refuses a server whose rank is among the first ranks, which the job takes for workers."""
     size = int(note.get("size", "0"))
     if server.rank is not None and server.rank < size:
         raise ConfigurationError(
-            f"this server is rank {server.rank} of its line ({server.rank_variable}), and the job "
-            f"waits for {size} workers: put the servers last, and set HERRING_SIZE to the number "
-            "of workers for these, as in 'mpirun -n 4 -x HERRING_SIZE=4 python train.py : -n 2 "
-            "herring server'"
+            f"this server is rank {server.rank} of its launch ({server.rank_variable}), but the "
+            f"job waits for {size} workers: put the servers last, and set HERRING_SIZE to the "
+            "number of workers for these, as in 'mpirun -n 4 -x HERRING_SIZE=4 python train.py : "
+            "-n 2 herring server'"
         )
 
 
@@ -400,22 +405,22 @@ def _note_of_address(
 
 
 def _warn_of_foreign_address(place: Rendezvous, resolved: str, environ: Mapping[str, str]) -> None:
-    """Says that the others look for rank 0 at an address that only somebody else may forward."""
+    """Warns if the other processes look for rank 0 at an address that is not its host's."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return  # where a service has an address of its own
     from herring import _core
 
     name = place.host if place.host == resolved else f"{place.host} ({resolved})"
     _core.log_warning(
-        f"{place.variable} names {name}, which is no address of rank 0's host: rank 0 listens at "
-        f"port {place.port} of all addresses of this host, and the others reach it only if "
+        f"{place.variable} names {name}, which is not an address of rank 0's host: rank 0 listens "
+        f"at port {place.port} of all addresses of this host, and the others reach it only if "
         f"something forwards {resolved} to it; else set {place.variable} to an address of the "
         "host on which rank 0 runs"
     )
 
 
 def _note_key(place: Rendezvous, name: str, rank_variable: str) -> str:
-    """The name of the note that rank 0 leaves on the only host, for each start of the job anew."""
+    """Returns the name of the file that rank 0 writes on the only host; each start has its own."""
     key = place.key or f"{name}-{publication.launcher_key(rank_variable)}"
     return f"{key}-{next(_uses[key])}"
 
@@ -456,9 +461,9 @@ def _meet_by_torch(
 
 
 def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wait) -> bytes:
-    """What rank 0 published under `name`."""
-    # Rank 0 may just be ending the store of an earlier job in the same processes, so a connection
-    # that breaks is made again. Asking instead of waiting there lets Ctrl-C through.
+    """Returns what rank 0 published under `name`."""
+    # Rank 0 may be ending the store of an earlier job in the same processes, so this function
+    # connects again when a connection breaks. It polls so that Ctrl-C works.
     store, pause, reason = None, 0.01, ""
     while True:
         if store is None:
@@ -479,7 +484,7 @@ def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wa
 
 
 def _reach_torch_store(worker: WorkerEnvironment, wait: publication.Wait) -> Any:
-    """As `_torch_store`, in slices: what it waits in has nothing to say meanwhile."""
+    """Connects to the torch store in slices of time, because torch says nothing while it waits."""
     while True:
         slice_, start = wait.quiet(), time.monotonic()
         try:
@@ -506,8 +511,8 @@ def _torch_store(worker: WorkerEnvironment, timeout: float) -> Any:
             place.host,
             place.port,
             None,
-            # torchrun's agent serves the store; where variables were set by hand rank 0 does, and
-            # shares it with torch.distributed in this process.
+            # torchrun's agent serves the store. If the variables were set by hand, rank 0 serves
+            # it, and shares it with torch.distributed in this process.
             worker.rank == 0 and not worker.store_is_served,
             timeout=datetime.timedelta(seconds=timeout),
             wait_for_workers=False,
@@ -539,7 +544,7 @@ def _address_of(listener: socket.socket) -> str:
 
 
 def _address_key(port: int) -> str:
-    # One port has one listener per machine and namespace; names of the host vary.
+    # A port has one listener per machine and network namespace, while names of the host vary.
     namespace = "0"
     with contextlib.suppress(OSError):
         namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/net"))
@@ -553,7 +558,7 @@ def _inherited_listener(descriptor: int, place: Rendezvous) -> socket.socket:
         "HERRING_RENDEZVOUS to a free port)"
     )
     try:
-        # A copy, so that a second init after a shutdown finds the socket again.
+        # The descriptor is copied so that a second init after a shutdown finds the socket again.
         listener = socket.socket(fileno=os.dup(descriptor))
         listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         port = listener.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Credentials of MUNGE, which Slurm itself uses: by libmunge, through ctypes.
+"""Makes and opens credentials of MUNGE, which Slurm itself uses, by libmunge through ctypes.
 
-A credential is a text that carries a few bytes, encrypted under the cluster's key, which only the
-munged on each host has. It says which user made it, and may be opened by one user only; munged asks
-the kernel who is asking. So it can go over any network.
+A credential is a text with a few bytes, encrypted under the cluster's key, which only the munged
+daemons on the hosts have. It says which user made it, and only one user may open it; munged asks
+the kernel who is asking. A credential can therefore go over any network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MungeError", "decode", "encode"]
 
 _SUCCESS = 0
 _SOCKET_ERROR = 6
-# Options and values of <munge.h>, whose numbers are part of its binary interface.
+# Options and values of <munge.h>. Their numbers are part of its binary interface.
 _CIPHER, _SOCKET, _UID = 0, 8, 9
 _AES128 = 4
 
@@ -28,21 +28,21 @@ class MungeError(Exception):
 
 
 def encode(payload: bytes, socket: str = "") -> bytes:
-    """A credential with `payload` that only this user can open.
+    """Returns a credential with `payload` that only this user can open.
 
     Args:
-        payload: At most some kilobytes.
-        socket: Of munged; its usual one if empty.
+        payload: At most a few kilobytes.
+        socket: The socket of munged; empty means its usual socket.
 
     Raises:
-        ConfigurationError: There is no libmunge here, or munged does not answer.
-        MungeError: It refuses.
+        ConfigurationError: libmunge is not installed here, or munged does not answer.
+        MungeError: munged refuses.
     """
     library = _library()
     context = _context(library, socket)
     text = ctypes.c_void_p()
     try:
-        # Whatever the default of this munged: what a secret travels in must be encrypted.
+        # The cipher is set whatever this munged's default is, because a secret must be encrypted.
         for option, value in ((_CIPHER, _AES128), (_UID, os.getuid())):
             _check(library, library.munge_ctx_set(context, option, ctypes.c_int(value)), socket)
         status = library.munge_encode(ctypes.byref(text), context, payload, len(payload))
@@ -54,16 +54,16 @@ def encode(payload: bytes, socket: str = "") -> bytes:
 
 
 def decode(credential: bytes, socket: str = "") -> bytes:
-    """What a credential of this user carries. A host opens each of them once.
+    """Returns the payload of a credential of this user. A host opens each credential once.
 
     Args:
-        credential: From another process, perhaps a stranger's.
-        socket: As of `encode`.
+        credential: A credential from another process, perhaps from a stranger's.
+        socket: The socket of munged; empty means its usual socket.
 
     Raises:
-        ConfigurationError: As of `encode`.
-        MungeError: It is none, has expired, was opened before, is for another user, or was made by
-            another user.
+        ConfigurationError: libmunge is not installed here, or munged does not answer.
+        MungeError: It is not a credential, has expired, was opened before, is for another user, or
+            was made by another user.
     """
     library = _library()
     context = _context(library, socket)
@@ -83,7 +83,7 @@ def decode(credential: bytes, socket: str = "") -> bytes:
         _free(data)
         library.munge_ctx_destroy(context)
     if uid.value != os.getuid():
-        raise MungeError(f"it was made by the user {uid.value}, not by {os.getuid()}")
+        raise MungeError(f"it was made by user {uid.value}, not by user {os.getuid()}")
     return payload
 
 
@@ -96,7 +96,7 @@ def _library() -> Any:
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
     library.munge_ctx_destroy.restype = None
-    # Its last argument varies, and is read as such: no argtypes beyond the first two.
+    # munge_ctx_set is variadic, so only its first two arguments have types here.
     library.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.munge_encode.argtypes = [
         ctypes.POINTER(ctypes.c_void_p),

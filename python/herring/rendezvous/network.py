@@ -1,4 +1,4 @@
-"""This machine's interfaces and addresses, without a third-party package."""
+"""Finds this machine's interfaces and addresses, without a third-party package."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Interface:
 
     Attributes:
         name: For example ``eth0``.
-        addresses: IPv4 address first, then IPv6 addresses other than link-local ones.
-        up: Whether it is switched on.
-        mtu: Largest packet in bytes; 0 if unknown.
-        speed: Nominal rate in Mbit/s, or None where the driver does not say.
+        addresses: The IPv4 address first, then IPv6 addresses that are not link-local.
+        up: Whether the interface is up.
+        mtu: The largest packet in bytes; 0 if unknown.
+        speed: The nominal rate in Mbit/s, or None if the driver does not tell it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """All interfaces in the kernel's order."""
+    """Returns all interfaces in the kernel's order."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
@@ -65,7 +65,7 @@ def interfaces() -> list[Interface]:
 
 
 def is_local_address(address: str) -> bool:
-    """Whether `address` (a literal) belongs to this machine."""
+    """Returns whether `address` (a literal) belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -76,7 +76,7 @@ def is_local_address(address: str) -> bool:
 
 
 def is_reachable_address(address: str) -> bool:
-    """Whether `address` is a literal of this machine that others may know it by."""
+    """Returns whether `address` is a literal of this machine that other hosts can use."""
     try:
         literal = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -85,23 +85,23 @@ def is_reachable_address(address: str) -> bool:
 
 
 def own_address(towards: str = "", interface: str = "") -> str:
-    """The address under which other hosts reach this one.
+    """Returns the address under which other hosts reach this host.
 
     Args:
-        towards: Name or address of a host of the job. If it is this host, its address is the
-            answer unless that is a loopback address (Debian maps a host's own name to 127.0.1.1).
-        interface: Name or address that decides instead (``HERRING_INTERFACE``).
+        towards: A name or address of a host of the job. If it means this host, its address is the
+            answer unless it is a loopback address (Debian maps a host's own name to 127.0.1.1).
+        interface: A name or address that decides instead (``HERRING_INTERFACE``).
 
     Returns:
-        An address literal; a loopback address only if there is no other.
+        An address literal; a loopback address only if there is no other address.
 
     Raises:
-        ConfigurationError: `interface` is no interface with an address on this machine, or this
+        ConfigurationError: `interface` is not an interface with an address on this machine, or this
             machine has no address at all.
     """
     if interface:
         return _address_of(interface)
-    for target in (towards, "192.0.2.1", "2001:db8::1"):  # documentation ranges: only the route
+    for target in (towards, "192.0.2.1", "2001:db8::1"):  # documentation ranges
         for family, literal in _resolve(target):
             source = _route_source(family, literal)
             if source and not ipaddress.ip_address(source.partition("%")[0]).is_loopback:
@@ -114,12 +114,15 @@ def own_address(towards: str = "", interface: str = "") -> str:
 
 
 def with_port(host: str, port: int) -> str:
-    """``HOST:PORT``, or ``[HOST]:PORT`` for IPv6."""
+    """Returns ``HOST:PORT``, or ``[HOST]:PORT`` for IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loopback_address() -> str:
-    """The address under which processes of this machine reach each other: 127.0.0.1 or ::1.
+    """Returns the address under which processes of this machine reach each other.
+
+    Returns:
+        127.0.0.1 or ::1.
 
     Raises:
         ConfigurationError: The loopback interface is down, as in a new network namespace, or has
@@ -131,7 +134,7 @@ def loopback_address() -> str:
         for address in each.addresses
         if each.up and ipaddress.ip_address(address).is_loopback
     ]
-    # 127.0.0.1 first, whichever else there are: IPv4 stands before IPv6 in each interface.
+    # 127.0.0.1 comes first. Otherwise the order stays, with IPv4 before IPv6 in each interface.
     found.sort(key=lambda address: address != "127.0.0.1")
     if not found:
         raise ConfigurationError(
@@ -152,8 +155,8 @@ def _address_of(interface: str) -> str:
         return interface
     names = ", ".join(each.name for each in known if each.addresses)
     raise ConfigurationError(
-        f"HERRING_INTERFACE={interface} is not valid: allowed is an interface of this machine "
-        f"that has an address ({names}), or such an address"
+        f"HERRING_INTERFACE={interface} is not valid: allowed are the interfaces of this machine "
+        f"that have an address ({names}), or one of their addresses"
     )
 
 
@@ -176,7 +179,7 @@ def _resolve(host: str) -> list[tuple[int, str]]:
 
 
 def _route_source(family: int, literal: str) -> str:
-    """The local address the kernel would use towards `literal`; no packet is sent."""
+    """Returns the local address that the kernel would use towards `literal`; sends no packet."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((literal, 9))
@@ -200,7 +203,7 @@ def _ipv6_addresses(name: str) -> list[str]:
     found = []
     for line in lines:
         raw, _, _, scope, _, owner = line.split()
-        if owner == name and scope != "20":  # link-local ones need a scope to be of use
+        if owner == name and scope != "20":  # link-local addresses work only with a scope
             found.append(str(ipaddress.IPv6Address(bytes.fromhex(raw))))
     return found
 

@@ -1,4 +1,4 @@
-"""Slurm's compact notations: host lists (``n[01-03,7],login``) and task counts (``4(x2),3``)."""
+"""Parses Slurm's notations: host lists (``n[01-03,7],login``) and task counts (``4(x2),3``)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MAXIMUM_HOSTS = 1 << 20
 
 
 def expand_hosts(text: str, variable: str = "SLURM_JOB_NODELIST") -> list[str]:
-    """All hosts of a Slurm node list, in order.
+    """Returns all hosts of a Slurm node list, in order.
 
     Args:
-        text: For example ``gpu[001-003,007],rack[1-2]-[a-b],login`` (letters cannot be a range, so
-            ``[a-b]`` is refused).
-        variable: Where it came from, for the message.
+        text: For example ``gpu[001-003,007],rack[1-2],login``. Letters cannot be a range, so
+            ``[a-b]`` is refused.
+        variable: Where the list came from, for the message.
 
     Raises:
-        ConfigurationError: `text` is no node list, or names more than 2**20 hosts.
+        ConfigurationError: `text` is not a node list, or names more than 2**20 hosts.
     """
     hosts: list[str] = []
     for host in _hosts(text, variable):
@@ -32,18 +32,18 @@ def expand_hosts(text: str, variable: str = "SLURM_JOB_NODELIST") -> list[str]:
 
 
 def first_host(text: str, variable: str = "SLURM_JOB_NODELIST") -> str:
-    """The first host of a Slurm node list, without expanding the rest."""
+    """Returns the first host of a Slurm node list, without expanding the rest."""
     return next(_hosts(text, variable))
 
 
 def tasks_on_node(text: str, node: int, variable: str = "SLURM_TASKS_PER_NODE") -> int | None:
-    """Number of tasks on the node with index `node`, from ``4(x2),3``.
+    """Returns the number of tasks on the node with index `node`, from ``4(x2),3``.
 
     Returns:
-        The number, or None if the list is shorter than `node` + 1.
+        The number, or None if the list has no entry for this node.
 
     Raises:
-        ConfigurationError: `text` is no such list.
+        ConfigurationError: `text` is not such a list.
     """
     seen = 0
     for part in text.split(","):

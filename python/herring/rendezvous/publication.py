@@ -1,12 +1,12 @@
-"""A note that rank 0 leaves for the other ranks of its host: a file only this user can read.
+"""A file that rank 0 writes for the other ranks of its host, and that only this user can read.
 
-It lies in a folder that only this user can enter: ``herring`` in ``XDG_RUNTIME_DIR``, else
-``/tmp/herring-UID``. Another user may have made the latter first; then rank 0 makes one whose name
-goes on with something random. Who looks for a note looks into all of them, so nobody can keep a job
-from starting by taking a name.
+The file is in a folder that only this user can enter: ``herring`` in ``XDG_RUNTIME_DIR``, else
+``/tmp/herring-UID``. If another user has made the latter first, rank 0 makes a folder whose name
+has a random end. Readers look into all of these folders, so nobody can keep a job from starting by
+taking a name.
 
-The file is locked (``flock``) by the process that wrote it for as long as it is meant, so that a
-note left behind by a crash is recognized and never believed.
+The process that wrote the file locks it (``flock``) for as long as the file is valid. A file left
+behind by a crash is therefore recognized and ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from herring.errors import ConfigurationError, TimeoutError
 
 __all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wait_for"]
 
-# Of the waits of a job's start, as in src/base/reminders.h, unless HERRING_WARN_AFTER is shorter.
+# The first reminder of the waits at a job's start, unless HERRING_WARN_AFTER is shorter; the same
+# value as in src/base/reminders.h.
 FIRST_REMINDER = 5.0
 
 _SHARED = Path("/tmp")
@@ -36,19 +37,19 @@ _STALE_SECONDS = 3600.0
 
 
 class Publication:
-    """A note that is up until `withdraw`."""
+    """A published file, which exists until `withdraw`."""
 
     def __init__(self, folder: Path, key: str, content: Mapping[str, str]) -> None:
-        """Writes the note.
+        """Writes the file.
 
         Args:
-            folder: From `directory`.
-            key: Names the note; letters, digits, dots, underscores and hyphens.
-            content: What it says.
+            folder: The result of `directory`.
+            key: The file's name: letters, digits, dots, underscores and hyphens.
+            content: What the file says.
 
         Raises:
-            ConfigurationError: The folder is not writable, or a living process already keeps a
-                note of this name.
+            ConfigurationError: The folder is not writable, or a living process already has a file
+                of this name.
         """
         self._path = folder / key
         self._fd = -1
@@ -63,7 +64,7 @@ class Publication:
             self._fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.write(self._fd, json.dumps(dict(content)).encode())
-            # Readers see the whole note or none, and it is locked before they can see it.
+            # Readers see the whole file or none, and the file is locked before they can see it.
             os.rename(draft, self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -75,25 +76,25 @@ class Publication:
             ) from error
 
     def withdraw(self) -> None:
-        """Removes the note. May be called more than once."""
+        """Removes the file. May be called more than once."""
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
                 os.unlink(self._path)
         with contextlib.suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked child may hold the description too
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked child may hold the lock too
         self.close()
 
     def close(self) -> None:
-        """Lets go of the descriptor only (in a forked child, where the note is not ours)."""
+        """Closes the descriptor only, as in a forked child, which does not own the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """The folder in which this process leaves notes; it is made if there is none.
+    """Returns the folder in which this process writes files; it is made if there is none.
 
     Raises:
         ConfigurationError: No folder can be made.
@@ -115,7 +116,7 @@ def directory(environ: Mapping[str, str]) -> Path:
 
 
 def _usual(environ: Mapping[str, str]) -> list[Path]:
-    """Where notes lie unless another user has taken the name."""
+    """Returns the folders for files, unless another user has taken their names."""
     uid = os.getuid()
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     folders = [_SHARED / f"herring-{uid}"]
@@ -125,7 +126,7 @@ def _usual(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _unusual() -> Iterator[Path]:
-    """Folders for notes of this user that have a random name."""
+    """Yields this user's folders with a random name."""
     prefix = f"herring-{os.getuid()}-"
     for name in sorted(os.listdir(_SHARED)):
         if name.startswith(prefix) and _is_private(_SHARED / name):
@@ -133,9 +134,9 @@ def _unusual() -> Iterator[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user can enter it."""
+    """Returns whether only this user can enter the folder."""
     try:
-        status = os.lstat(folder)  # a link that somebody else has put there leads nowhere
+        status = os.lstat(folder)  # does not follow a link that somebody else has made
     except OSError:
         return False
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -144,13 +145,13 @@ def _is_private(folder: Path) -> bool:
 
 @dataclass
 class Wait:
-    """A wait for rank 0, which says so: first after a moment, then after pauses that double.
+    """A wait for rank 0 that logs reminders: first after a moment, then after pauses that double.
 
     Attributes:
         who: Who waits, for messages.
-        timeout: Seconds it may take.
-        first_reminder: Seconds after which it first says that it waits.
-        before: Seconds for which it has waited already, and has said so.
+        timeout: Seconds that the wait may take.
+        first_reminder: Seconds after which the first reminder is logged.
+        before: Seconds of an earlier wait, whose reminders have been logged.
     """
 
     who: str
@@ -165,10 +166,10 @@ class Wait:
         self._pass(self.before)
 
     def goes_on(self, what: str) -> bool:
-        """Whether there is time left to wait for rank 0 to do `what`."""
+        """Returns whether there is time left to wait for rank 0 to do `what`; logs reminders."""
         waited = time.monotonic() - self._start
         if self.before + waited >= self._next:
-            from herring import _core  # which the launcher does without
+            from herring import _core  # the launcher does not need the core
 
             self._pass(self.before + waited)
             _core.log_warning(
@@ -177,11 +178,11 @@ class Wait:
         return waited < self.timeout
 
     def left(self) -> float:
-        """Seconds, more than 0."""
+        """Returns the seconds that are left, more than 0."""
         return max(self.timeout - (time.monotonic() - self._start), 0.01)
 
     def quiet(self) -> float:
-        """Seconds, more than 0, until `goes_on` has something to say, or the time is up."""
+        """Returns the seconds, more than 0, until the next reminder or the end of the wait."""
         waited = time.monotonic() - self._start
         return max(min(self._next - self.before - waited, self.left()), 0.01)
 
@@ -192,7 +193,7 @@ class Wait:
 
 
 def in_seconds(seconds: float) -> str:
-    """A duration as messages of the core say it: ``60 s``, ``4.1 s``, ``20 ms``."""
+    """Returns a duration as the core's messages have it: ``60 s``, ``4.1 s``, ``20 ms``."""
     value, unit = (seconds * 1e3, "ms") if 0 < seconds < 0.1 else (seconds, "s")
     return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
@@ -200,16 +201,19 @@ def in_seconds(seconds: float) -> str:
 def wait_for(
     environ: Mapping[str, str], key: str, wait: Wait, what: str = "start"
 ) -> dict[str, str]:
-    """Waits until a living process of this user has left the note `key`.
+    """Waits until a living process of this user has written the file `key`.
 
     Args:
-        environ: Tells where notes lie.
-        key: Name of the note.
+        environ: The environment, which determines the folders.
+        key: The file's name.
         wait: Who waits, and how long.
-        what: Rank 0 is to do on this host, and leave the note then.
+        what: What rank 0 does on this host before it writes the file.
+
+    Returns:
+        The content of the file.
 
     Raises:
-        TimeoutError: No such note in time.
+        TimeoutError: The file did not appear in time.
     """
     usual = _usual(environ)
     while True:
@@ -218,10 +222,10 @@ def wait_for(
             if content is not None:
                 return content
         note = usual[0] / key
-        if not wait.goes_on(f"{what} on this host (it leaves a note in {note} then)"):
+        if not wait.goes_on(f"{what} on this host (it then writes the file {note})"):
             raise TimeoutError(
                 f"{wait.who} has waited {in_seconds(wait.timeout)} (HERRING_CONNECT_TIMEOUT) for "
-                f"rank 0 to {what} on this host, where it leaves a note in {note}: does it "
+                f"rank 0 to {what} on this host and to write the file {note}: does it "
                 "run on this host, as this user, with the same variables? If not, set "
                 "HERRING_RENDEZVOUS=HOST:PORT (and HERRING_SECRET_FILE) for all"
             )
@@ -229,13 +233,13 @@ def wait_for(
 
 
 def launcher_key(rank_variable: str) -> str:
-    """A name for the job from the process that launched its ranks.
+    """Returns a name for the job that is derived from the process that launched its ranks.
 
-    The nearest ancestor that was started without `rank_variable` is the launcher (or its helper on
-    this host), however many shells stand in between.
+    The launcher (or its helper on this host) is the nearest ancestor that was started without
+    `rank_variable`, however many shells are in between.
 
     Returns:
-        Process id and start time, which together do not repeat while the machine is up.
+        The process ID and start time, which together do not repeat while the machine is up.
     """
     pid = os.getppid()
     while pid > 1 and _started_with(pid, rank_variable):
@@ -256,17 +260,17 @@ def _started_with(pid: int, variable: str) -> bool:
 
 
 def _stat_field(pid: int, number: int) -> int:
-    """Field `number` of /proc/PID/stat, as proc(5) counts them; 0 if it cannot be read."""
+    """Returns field `number` of /proc/PID/stat, as proc(5) counts; 0 if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    # The name in parentheses may hold spaces and parentheses itself.
+    # The name in parentheses may itself contain spaces and parentheses.
     return int(text.rpartition(")")[2].split()[number - 3])
 
 
 def _read(path: Path) -> dict[str, str] | None:
-    """The note, or None if there is none or its writer is gone."""
+    """Returns a file's content, or None if there is no file or its writer has ended."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -291,7 +295,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes notes whose writers died long ago."""
+    """Removes files whose writers ended long ago."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             old = time.time() - path.lstat().st_mtime > _STALE_SECONDS

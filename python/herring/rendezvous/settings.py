@@ -1,4 +1,4 @@
-"""Settings as this side reads them: rows and parser are the core's (src/base/settings_table.h)."""
+"""Herring's settings in Python; the core has their table and parser (src/base/settings_table.h)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Setting:
     """A row of the table.
 
     Attributes:
-        name: As an option: ``log_level``.
-        env: Its variable: ``HERRING_LOG_LEVEL``.
+        name: The name of the option of ``init()``: ``log_level``.
+        env: The environment variable: ``HERRING_LOG_LEVEL``.
         type: ``int``, ``bool``, ``enum``, ``string``, ``name``, ``secret``, ``address`` ...
-        scope: ``launcher`` and ``environment`` (no options of ``init()``), ``process`` or ``job``.
-        minimum: Of a number, or of a text's length in bytes.
-        maximum: Likewise.
-        choices: Of an ``enum``.
-        default: As text; of a text, empty is not set.
-        flags: The command's options that set it, and what stands for the value.
-        help: What it means.
-        allowed: What it accepts, in words.
+        scope: ``launcher`` and ``environment`` (not options of ``init()``), ``process`` or ``job``.
+        minimum: The least value of a number, or the least length of a text in bytes.
+        maximum: The largest value of a number, or the largest length of a text in bytes.
+        choices: The values of an ``enum``.
+        default: The default as text; an empty text means that the setting is not set.
+        flags: The command-line options that set it, and the placeholder of the value.
+        help: What the setting means.
+        allowed: What the setting accepts, in words.
     """
 
     name: str
@@ -43,15 +43,16 @@ class Setting:
     allowed: str
 
     def parse(self, text: str, origin: str | None = None) -> Any:
-        """The value that a text means: a bool, an int, seconds, or a text without blanks around.
+        """Returns the value of a text: a bool, an int, seconds, or the text without outer blanks.
 
         Args:
-            text: As somebody wrote it.
-            origin: Variable or option, for the message; by default the variable. Empty: the message
-                begins with the value.
+            text: The text as somebody wrote it.
+            origin: The variable or option, for the message. None means the setting's variable. An
+                empty text makes the message begin with the value.
 
         Raises:
-            ConfigurationError: Names origin, value (but no secret) and what is allowed.
+            ConfigurationError: The text is not allowed. The message has the origin, the value
+                (unless it is a secret) and what is allowed.
         """
         hidden = f"(hidden, {len(text)} characters)" if self.type == "secret" else text
         origin = self.env if origin is None else origin
@@ -75,45 +76,45 @@ def _table() -> dict[str, Setting]:
 
 
 def setting(variable: str) -> Setting:
-    """The row of a variable, such as ``HERRING_RANK``."""
+    """Returns the row of a variable, such as ``HERRING_RANK``."""
     return _table()[variable]
 
 
 def named(name: str) -> Setting:
-    """The row of an option, such as ``log_level``."""
+    """Returns the row of an option, such as ``log_level``."""
     return setting(f"HERRING_{name.upper()}")
 
 
 def variables_of(*scopes: str) -> frozenset[str]:
-    """The variables of these scopes."""
+    """Returns the variables of these scopes."""
     return frozenset(each.env for each in _table().values() if each.scope in scopes)
 
 
 def given(env: Mapping[str, str], variable: str) -> Any:
-    """What a variable is set to; None where it is not, or only to blanks.
+    """Returns the value of a variable, or None if it is not set or has only blanks.
 
     Raises:
-        ConfigurationError: As of `Setting.parse`.
+        ConfigurationError: The value is not allowed.
     """
     text = env.get(variable, "").strip(_BLANKS)
     return setting(variable).parse(text) if text else None
 
 
 def value_of(env: Mapping[str, str], variable: str) -> Any:
-    """What a variable is set to, else the default.
+    """Returns the value of a variable, or the default if it is not set.
 
     Raises:
-        ConfigurationError: As of `Setting.parse`.
+        ConfigurationError: The value is not allowed.
     """
     row = setting(variable)
     return row.parse(env.get(variable, "").strip(_BLANKS) or row.default)
 
 
 def port_range(env: Mapping[str, str]) -> range | None:
-    """The ports of ``HERRING_PORTS``; None: any.
+    """Returns the ports of ``HERRING_PORTS``; None means any port.
 
     Raises:
-        ConfigurationError: It is not a range of ports.
+        ConfigurationError: The value is not a range of ports.
     """
     text = given(env, "HERRING_PORTS")
     if text is None:

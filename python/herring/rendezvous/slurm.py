@@ -1,7 +1,7 @@
-"""What Slurm says about a job: from its variables, and where they do not tell, from `scontrol`.
+"""Reads what Slurm says about a job from its variables, and from `scontrol` if these do not tell.
 
-Nothing here is secret. Job ids, node names and addresses can be seen by everybody on a cluster, so
-they lead to rank 0 and prove nothing; see `herring.rendezvous.gate` for the secret.
+Nothing here is secret. Everybody on a cluster can see job IDs, node names and addresses. They lead
+to rank 0 and prove nothing; see `herring.rendezvous.gate` for the secret.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = [
     "rendezvous",
 ]
 
-# Below Linux's default range of ephemeral ports (32768 and up), so that no client sits on it.
+# The ports are below Linux's default range of ephemeral ports (32768 and up), so no client has one.
 _FIRST_DERIVED_PORT = 16384
 _DERIVED_PORTS = 16000
-# Steps that users do not start: of the batch script, of an interactive shell, of `salloc`.
+# Numbers of steps that users do not start: the batch script, an interactive shell, `salloc`.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _SCONTROL_SECONDS = 20
 
 
 def in_job(env: Mapping[str, str]) -> bool:
-    """Whether this process belongs to a job of Slurm's."""
+    """Returns whether this process belongs to a Slurm job."""
     return first(env, "SLURM_JOB_ID", "SLURM_JOBID") in env
 
 
 def in_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a task.
+    """Returns whether srun started this process as a task.
 
-    A batch script has ``SLURM_PROCID=0`` and ``SLURM_NTASKS`` too, and so has the shell that
-    `salloc` opens on a node; but they are one process, and no tasks of anybody's.
+    A batch script also has ``SLURM_PROCID=0`` and ``SLURM_NTASKS``, and so has the shell that
+    `salloc` opens on a node. Each of these is one process and not a task of a step.
     """
     if "SLURM_PROCID" not in env:
         return False
@@ -54,37 +54,37 @@ def in_step(env: Mapping[str, str]) -> bool:
 
 
 def local_size(env: Mapping[str, str], size: int) -> int | None:
-    """Tasks of this step on this host, or None where the variables do not tell.
+    """Returns the number of tasks of this step on this host, or None if the variables do not tell.
 
     Args:
         env: The environment.
-        size: Tasks of the step.
+        size: The number of tasks of the step.
     """
     if node_count(env) == "1":
         return size
     if "SLURM_HET_SIZE" in env:
-        return None  # a step over several groups lists its nodes in another order than it counts
+        return None  # such a step lists its nodes in another order than it counts
     node = integer(env, "SLURM_NODEID")
     for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if node is not None and variable in env:
             return tasks_on_node(env[variable], node, variable)
     per_node = integer(env, "SLURM_NTASKS_PER_NODE", 1)
-    # It is an upper bound when the job asked for fewer tasks altogether.
+    # The number is an upper bound if the job asked for fewer tasks altogether.
     return None if per_node is None else min(per_node, size)
 
 
 def node_count(env: Mapping[str, str]) -> str:
-    """How many nodes the step has, as Slurm writes it; empty if it does not."""
+    """Returns the step's number of nodes as Slurm writes it; empty if Slurm does not tell it."""
     return env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", ""))
 
 
 def job_id(env: Mapping[str, str]) -> int:
-    """The job's number; of a heterogeneous job, that of its first component.
+    """Returns the job's ID; for a heterogeneous job, the ID of its first component.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: No variable has the ID.
     """
-    # Components of a heterogeneous job have numbers of their own, and must agree on one.
+    # Components of a heterogeneous job have IDs of their own, and must agree on one.
     name = first(
         env,
         "SLURM_JOB_ID_HET_GROUP_0",
@@ -100,23 +100,23 @@ def job_id(env: Mapping[str, str]) -> int:
 
 
 def rendezvous(env: Mapping[str, str], job: str, servers: bool) -> tuple[str, int]:
-    """Where rank 0 listens: the first node and a port that all derive alike.
+    """Returns where rank 0 listens: the first node, and a port that all processes derive alike.
 
     Args:
         env: The environment.
-        job: ``HERRING_JOB``.
-        servers: Whether the job has dedicated servers. These may run in a step of their own, which
-            knows neither number nor nodes of the workers' step; so both take what belongs to the
-            whole job: its first node, or that of its first group.
+        job: The value of ``HERRING_JOB``.
+        servers: Whether the job has dedicated servers. Servers may run in a step of their own,
+            which knows neither the number nor the nodes of the workers' step. Both steps then use
+            the first node of the whole job, or of its first group.
 
     Returns:
-        Name of the node, and port.
+        The name of the node, and the port.
 
     Raises:
-        ConfigurationError: A variable is missing, or a list of nodes is none.
+        ConfigurationError: A variable is missing or is not a list of nodes.
     """
     groups = ("SLURM_JOB_NODELIST_HET_GROUP_0", "SLURM_JOB_NODELIST_PACK_GROUP_0")
-    # A step may run on some of the job's hosts only, and rank 0 is on the first of those.
+    # A step may run on only some of the job's hosts; rank 0 is on the first host of the step.
     lists = (
         (*groups, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
         if servers
@@ -133,21 +133,21 @@ def rendezvous(env: Mapping[str, str], job: str, servers: bool) -> tuple[str, in
     ports = port_range(env)
     if ports is None:
         return first_host(env[hosts], hosts), _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
-    # Whoever takes any port begins with the first: so this one is of the upper half.
+    # Processes that take any port begin with the first, so this port is in the upper half.
     return first_host(env[hosts], hosts), ports[-1 - number % ((len(ports) + 1) // 2)]
 
 
 def node_address(name: str, env: Mapping[str, str]) -> str:
-    """The address under which Slurm itself reaches the node `name`.
+    """Returns the address under which Slurm itself reaches the node `name`.
 
     Args:
-        name: A node's name, which need not resolve.
+        name: The node's name, which need not resolve.
         env: The environment of a process in a job.
 
     Returns:
-        ``NodeAddr`` of the node, which is a literal or a name; empty if Slurm does not say.
+        The node's ``NodeAddr``, which is a literal or a name; empty if Slurm does not tell it.
     """
-    # Nodes that Slurm makes when they are needed (in a cloud) are listed here: NAME:ADDRESS:HOST.
+    # Nodes that Slurm creates on demand (in a cloud) are listed here as NAME:ADDRESS:HOST.
     aliases = env.get("SLURM_NODE_ALIASES", "")
     for entry in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", aliases):
         match = re.fullmatch(r"([^:]+):(?:\[([^\]]+)\]|([^:]+)):.*", entry)
@@ -157,7 +157,7 @@ def node_address(name: str, env: Mapping[str, str]) -> str:
 
 
 def munge_socket(env: Mapping[str, str]) -> str:
-    """The socket of the munged that Slurm uses, where that is not munge's own; else empty."""
+    """Returns the socket of Slurm's munged if that is not munge's usual socket, else ""."""
     for line in _scontrol(env, "show", "config").splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "AuthInfo":
@@ -169,7 +169,7 @@ def munge_socket(env: Mapping[str, str]) -> str:
 
 
 def _scontrol(env: Mapping[str, str], *arguments: str) -> str:
-    """What `scontrol` prints; empty if it cannot be asked."""
+    """Returns what `scontrol` prints; empty if it cannot be run or fails."""
     program = shutil.which("scontrol", path=env.get("PATH"))
     if program is None:
         return ""
@@ -196,6 +196,6 @@ def _field(text: str, name: str) -> str:
 
 def _missing(variable: str) -> ConfigurationError:
     return ConfigurationError(
-        f"this process is a task of Slurm's, but {variable} is not set, which gives the "
+        f"this process is a Slurm task, but {variable} is not set, from which Herring derives the "
         "rendezvous: start with srun, or set HERRING_RENDEZVOUS=HOST:PORT"
     )

@@ -1,4 +1,4 @@
-"""Reads what launchers set; errors name the variable, its value and what is allowed."""
+"""Reads variables that launchers set; errors name the variable, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ __all__ = ["first", "integer"]
 def integer(
     env: Mapping[str, str], variable: str, least: int = 0, most: int | None = None
 ) -> int | None:
-    """The variable as an integer, or None if it is not set.
+    """Returns the variable as an integer, or None if it is not set.
 
     Args:
         env: The environment.
-        variable: One of Herring's, which has limits of its own, or another launcher's.
-        least: Of another launcher's.
-        most: Likewise; None: as many as a job may have workers.
+        variable: One of Herring's variables, which have their own limits, or another launcher's.
+        least: The least value of another launcher's variable.
+        most: The largest value of another launcher's variable; None means the largest number of
+            workers that a job may have.
 
     Raises:
-        ConfigurationError: It is not an integer that is allowed.
+        ConfigurationError: The value is not an integer that is allowed.
     """
     if variable.startswith("HERRING_"):
         return given(env, variable)
@@ -39,5 +40,5 @@ def integer(
 
 
 def first(env: Mapping[str, str], *variables: str) -> str:
-    """The first of `variables` that is set, else the first one (for messages)."""
+    """Returns the first of `variables` that is set, else the first variable (for messages)."""
     return next((name for name in variables if name in env), variables[0])
