@@ -276,6 +276,6 @@ def test_a_damaged_recording_is_named(tmp_path: pathlib.Path, change: Any, text:
 def test_a_cut_recording_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "recording.json"
     path.write_text(json.dumps(_recording())[:100])
-    with pytest.raises(InvalidArgumentError, match="no recording that can be read"):
+    with pytest.raises(InvalidArgumentError, match="not a readable recording"):
         read(path)
     assert repr(Replay("a.json")) == "Replay(path='a.json')"

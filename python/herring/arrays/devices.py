@@ -1,4 +1,4 @@
-"""Arrays on GPUs: the streams in which array libraries queue work, and how results get there.
+"""Arrays on GPUs: the streams in which libraries queue work, and how results reach the arrays.
 
 Herring takes any GPU array that exports DLPack (tensors of PyTorch, arrays of CuPy and others).
 Herring reads after the work that the library has already queued for an array; work that the library

@@ -252,7 +252,7 @@ class PlannedReduction:
         Raises:
           InvalidArgumentError: Gradients or the note are missing; the message lists them.
           PeerLostError: A worker or a server died or left; the arenas are undefined.
-          TimeoutError: The round was not complete in time.
+          TimeoutError: The round was not complete in time. After its own deadline the job fails.
         """
         seconds = seconds_of(timeout)
         self._open.wait(seconds)

@@ -381,7 +381,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         self._reducer.shadow()
 
     def _recover(self) -> None:
-        self._reducer.abandon(stacklevel=8)  # 1 level per frame up to the caller of Module.__call__
+        self._reducer.abandon(stacklevel=8)  # points past Module.__call__
 
     def _refuse_sparse(self) -> None:
         for key, _ in _sparse_modules(self.module):

@@ -20,7 +20,7 @@ class Quorum:
 
     Attributes:
       q: The number of workers that must have contributed and be waiting for the result, from 1 to
-        the number of workers. If fewer workers are alive and have not flushed, all of them.
+        the number of workers. If fewer workers are alive and have not flushed, all of these must.
       grace: Seconds to wait for more workers once the quorum is met, or a text such as "5ms".
       staleness: The number of rounds that a contribution may miss; the next round waits for it. 0
         means that every round waits for all workers.

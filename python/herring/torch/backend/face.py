@@ -64,7 +64,7 @@ def _face() -> Any:
     for name in ("start_coalescing", "end_coalescing"):
         members[name] = _forward(name, f"_{name}")
     members["getBackendName"] = lambda _: "herring"
-    # C++ would answer a missing property by asking this class again, without an end.
+    # C++ would answer a missing property by asking this class again and again.
     for name in dir(c10d.Backend):
         if name.startswith("supports_") and isinstance(getattr(c10d.Backend, name), property):
             members[name] = False
