@@ -72,7 +72,7 @@ wire::Collective parse_kind(const std::string& name) {
 void check_name(const std::string& name) {
   if (!name.empty() && name.size() <= 512) return;
   raise({Code::kInvalidArgument, concat("the name of an operation has ", name.size(),
-                                        " characters; 1 to 512 are allowed")});
+                                        " bytes in UTF-8; 1 to 512 are allowed")});
 }
 
 std::unique_ptr<Job> start_job(int rank, int size, int local_rank, int local_size, int servers,

@@ -23,7 +23,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
                                       bool replays, nb::handle group) {
   if (name.empty() || name.size() > 512) {
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
-                                          " characters; 1 to 512 are allowed")});
+                                          " bytes in UTF-8; 1 to 512 are allowed")});
   }
   worker::PartialOptions options;
   options.name = name;

@@ -130,11 +130,7 @@ uint32_t SeriesTable::free_stream() {
 }
 
 void SeriesTable::fail(const Status& why, std::vector<Answer>& out) const {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kOpError;
-  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
-    out.push_back({rank, header, encode(wire::OpError{0, why.code(), why.message()})});
-  }
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) out.push_back(error_answer(rank, 0, why));
 }
 
 Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,

@@ -103,9 +103,6 @@ def add_face(group: dist.ProcessGroup) -> None:
         group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, face)
 
 
-_library: list[torch.library.Library] = []
-
-
 def _resolved(group: Any) -> Any:
     if isinstance(group, str):
         return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
