@@ -1,4 +1,4 @@
-"""Averages the gradients that a Keras optimizer gets, for each of Keras' backends."""
+"""Averages the gradients that a Keras optimizer receives, on every backend of Keras."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["make_averager"]
 
 
 def make_averager(name: str, options: dict[str, Any]) -> Any:
-    """What averages for the backend that Keras runs on.
+    """Creates the averager for the backend that Keras runs on.
 
     Args:
-      name: of the operations; the same on all ranks.
-      options: op, wire_dtype, buffer_bytes, sparse and group of `DistributedOptimizer`.
+      name: prefix of the operation names; the same on all ranks.
+      options: the arguments op, wire_dtype, buffer_bytes, sparse and group of
+        `DistributedOptimizer`.
 
     Returns:
-      An object with ``average(gradients, variables)``, which returns a list.
+      An object with a method ``average(gradients, variables)``, which returns a list.
 
     Raises:
-      ConfigurationError: a backend without gradients.
+      ConfigurationError: the backend does not compute gradients.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -44,7 +45,7 @@ def make_averager(name: str, options: dict[str, Any]) -> Any:
 
 
 class HostAverager(Averager):
-    """Averages lists of gradients that reach the host: a plan per list of variables."""
+    """Averages lists of gradients in host memory, with one plan for each list of variables."""
 
     def __init__(self, name: str, *, sparse: str, **options: Any) -> None:
         if sparse != "densify":
@@ -54,17 +55,21 @@ class HostAverager(Averager):
         super().__init__(name, **options)
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages over all ranks (collective).
+        """Averages gradients over all ranks (collective).
 
         Args:
-          gradients: per variable a tensor of the backend, or None.
-          variables: keras.Variable, in an order that is the same on all ranks.
+          gradients: for each variable, a tensor of the backend or None.
+          variables: keras.Variable objects, in the same order on all ranks.
 
         Returns:
-          Per variable the average, or None where no rank had a gradient in the first call.
+          For each variable, the average, or None if no rank had a gradient in the first call.
 
         Raises:
-          InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `GradientRounds`.
+          InvalidArgumentError: a gradient has an unsupported dtype, or belongs to a variable that
+            had no gradient on any rank in the first call.
+          MismatchError: the variables differ between ranks.
+          PeerLostError: a worker or server died or left.
+          TimeoutError: a rank did not contribute in time.
           ShutdownError: the job in which the optimizer was wrapped has ended.
         """
         gradients = list(gradients)
@@ -81,19 +86,31 @@ class HostAverager(Averager):
         return gradients
 
     def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
-        """What a new list of variables is averaged by (collective); has ``used`` as those have."""
+        """Prepares the averaging of a new list of variables (collective).
+
+        Returns:
+          An object for `run`, with the attributes ``sources`` and ``used`` of `GradientRounds`.
+        """
         return GradientRounds(sources, present, name=name, **self._options)
 
     def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
-        """One round of what `plan` made; returns a tensor for each of ``rounds.used``."""
+        """Runs one round.
+
+        Args:
+          rounds: what `plan` returned.
+          present: this rank's gradients, by their places in ``rounds.sources``.
+
+        Returns:
+          A tensor with the average for each place in ``rounds.used``.
+        """
         raise NotImplementedError
 
 
 class TorchAverager(HostAverager):
-    """For the backend torch: averages come in new tensors, on the device of the variable."""
+    """Averages on the backend torch; averages are new tensors on the gradients' device."""
 
     def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
-        """One round."""
+        """Runs one round."""
         import torch
 
         dense = {
@@ -118,9 +135,9 @@ class Keyed(NamedTuple):
     """A list of variables whose gradients are reduced by operations of a compiled program.
 
     Attributes:
-      name: of the operations.
+      name: prefix of the operation names.
       sources: the variables.
-      used: places of those that have a gradient on some rank.
+      used: places in `sources` of the variables that have a gradient on some rank.
     """
 
     name: str
@@ -129,14 +146,14 @@ class Keyed(NamedTuple):
 
 
 class JaxAverager(HostAverager):
-    """For the backend jax, in compiled functions too.
+    """Averages on the backend jax, also in compiled functions.
 
-    Gradients on CPUs go by the handler of `herring.jax`, each few as soon as they are there. What
-    that cannot do goes by a callback of Python at the end of the backward pass.
+    The handler of `herring.jax` reduces gradients on CPUs, in small lists, as soon as they are
+    computed. A Python callback at the end of the backward pass reduces what the handler cannot.
     """
 
     def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
-        """`Keyed` where all ranks can."""
+        """Returns a `Keyed` if all ranks can use the handler, else a `GradientRounds`."""
         from herring.jax.calls import implementation
 
         way, group = f"{name}.way", self._options["group"]
@@ -153,7 +170,7 @@ class JaxAverager(HostAverager):
         return Keyed(name, sources, used)
 
     def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
-        """One round."""
+        """Runs one round."""
         run = self._by_handler if isinstance(rounds, Keyed) else self._by_callback
         sources = rounds.sources
         return run(rounds, {i: one.astype(sources[i].dtype) for i, one in present.items()})

@@ -1,4 +1,4 @@
-"""Callbacks of Keras for data-parallel training; names are Horovod's."""
+"""Keras callbacks for data-parallel training, with the names that Horovod gives them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ __all__ = [
 def broadcast_model(
     model: Any, root: int = 0, *, name: str | None = None, group: Group | None = None
 ) -> None:
-    """Overwrites a model's variables and its optimizer's with those of rank `root` (collective).
+    """Copies the variables of a model and its optimizer from rank `root` to all ranks (collective).
 
-    Seeds of random layers, such as dropout, stay each rank's own.
+    The seeds of random layers, such as dropout, are not copied: each rank keeps its own.
 
     Args:
-      model: a built keras.Model, compiled or not; an optimizer that is not built yet is.
-      root: the rank whose values all get, inside the group if there is one.
-      name: identifies the operation; None: numbered.
-      group: those who take part; None: all ranks.
+      model: a built keras.Model, compiled or not. Its optimizer is built if necessary.
+      root: the rank whose values are copied; its index in the group if `group` is given.
+      name: name of the operation, the same on all ranks; None numbers the calls.
+      group: the ranks that take part; None means all ranks.
 
     Raises:
       InvalidArgumentError: the model has no variables yet.
       MismatchError: the models differ between ranks.
-      PeerLostError, TimeoutError: as `herring.broadcast`.
+      PeerLostError: a worker or server died or left.
+      TimeoutError: a rank did not make the call in time.
     """
     if not model.built:
         raise InvalidArgumentError(
@@ -51,7 +52,7 @@ def broadcast_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    # `weights` leaves out the seeds.
+    # `model.weights` does not contain the seeds.
     variables = list(model.weights) + ([] if optimizer is None else list(optimizer.variables))
     values = [_numpy(variable) for variable in variables]
     name = name or name_of_next("broadcast_model", group)
@@ -60,14 +61,17 @@ def broadcast_model(
 
 
 def on_root(make: Callable[[], Any], root: int = 0, *, group: Group | None = None) -> list[Any]:
-    """A list with a callback on rank `root`, and an empty one on the others.
+    """Returns a list with one callback on rank `root`, and an empty list on the other ranks.
 
         callbacks=[..., *herring.on_root(lambda: keras.callbacks.ModelCheckpoint("best.keras"))]
 
     Args:
-      make: makes the callback; called on the root only.
-      root: a rank, inside the group if there is one.
-      group: whose ranks are meant; None: all.
+      make: creates the callback; called on the root only.
+      root: the rank that gets the callback; its index in the group if `group` is given.
+      group: the group in which `root` is an index; None means all ranks.
+
+    Returns:
+      ``[make()]`` on the root, ``[]`` elsewhere.
     """
     return [make()] if scope_of(group).rank == root else []
 
@@ -77,23 +81,24 @@ def _numpy(variable: Any) -> np.ndarray:
 
 
 def _sync(model: Any) -> None:
-    """Has variables hold what they should: on JAX `fit` keeps their values elsewhere."""
+    """Writes current values back to the model's variables: on JAX, `fit` keeps them elsewhere."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the variables of one when training begins, as after loading a checkpoint.
+    """Copies one rank's variables to all ranks when training begins.
 
-    A model that has no variables by then gets them after the first batch.
+    All ranks then start from the same values, for example after one of them loaded a checkpoint. If
+    the model is not built when training begins, the variables are copied after the first batch.
     """
 
     def __init__(self, root_rank: int = 0, *, group: Group | None = None) -> None:
-        """Is collective when training begins.
+        """Creates the callback; its broadcast is collective.
 
         Args:
-          root_rank: the rank whose values all get, inside the group if there is one.
-          group: those who take part; None: all ranks.
+          root_rank: the rank whose values are copied; its index in the group if `group` is given.
+          group: the ranks that take part; None means all ranks.
         """
         super().__init__()
         self._root = root_rank
@@ -102,7 +107,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts if the model is built on all ranks; looks for XLA."""
+        """Broadcasts if the model is built on all ranks.
+
+        Raises:
+          InvalidArgumentError: TensorFlow would compile the averaging optimizer with XLA.
+        """
         model = self.model
         if (
             keras.backend.backend() == "tensorflow"
@@ -122,7 +131,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             broadcast_model(model, self._root, name=self._name, group=self._group)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts after the first batch what was not there before."""
+        """Broadcasts after the first batch if the model was not built before."""
         if self._done:
             return
         self._done = True
@@ -131,23 +140,23 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages metrics over all ranks at the end of each epoch, each rank with the same weight.
+    """Averages metrics over all ranks at the end of each epoch; every rank has the same weight.
 
-    Those that come after it in the list (checkpoints, early stopping, schedules) see averages.
+    Callbacks after it in the list (checkpoints, early stopping, schedules) see the averages.
     """
 
     def __init__(self, *, group: Group | None = None) -> None:
-        """Is collective at the end of each epoch.
+        """Creates the callback, which is collective at the end of each epoch.
 
         Args:
-          group: those who take part; None: all ranks.
+          group: the ranks that take part; None means all ranks.
         """
         super().__init__()
         self._group = group
         self._name = name_of_next("metric_callback", group)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replaces the values in `logs`."""
+        """Replaces the scalar values in `logs` with their averages."""
         if logs is None or scope_of(self._group).size == 1:
             return
         keys = sorted(key for key, value in logs.items() if np.ndim(value) == 0)
@@ -159,7 +168,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to a multiple of the initial one, from one epoch to another."""
+    """Multiplies the initial learning rate by a factor during a range of epochs."""
 
     def __init__(
         self,
@@ -171,18 +180,20 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
           initial_lr: the learning rate that is multiplied.
-          multiplier: a number, or a function of the epoch (with a fraction where not `staircase`).
-          start_epoch: the first epoch in which it acts.
-          end_epoch: the first epoch in which it no longer does; None: it goes on.
-          staircase: it acts once per epoch; False: before each batch.
-          momentum_correction: scale the momentum of SGD by the change while a batch is trained on
-            (Goyal et al. 2017, section 3). Acts in run_eagerly only: compiled functions have the
-            momentum as a constant.
-          steps_per_epoch: batches in an epoch; None: what `fit` says.
+          multiplier: the factor, or a function that computes it from the epoch. The epoch has a
+            fractional part unless `staircase` is true.
+          start_epoch: the first epoch, counted from 0, in which the callback is active.
+          end_epoch: the first epoch in which the callback is no longer active; None means that it
+            stays active.
+          staircase: True sets the learning rate once per epoch, False before each batch.
+          momentum_correction: whether to scale the momentum of SGD by the change of the learning
+            rate for one batch (Goyal et al. 2017, section 3). Has an effect with run_eagerly only,
+            because compiled functions contain the momentum as a constant.
+          steps_per_epoch: batches in an epoch; None takes the number from `fit`.
 
         Raises:
           InvalidArgumentError: `initial_lr` is not positive.
@@ -201,11 +212,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._momentum: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
+        """Remembers the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the learning rate."""
+        """Sets the learning rate if this epoch is in the range."""
         begun = self._epoch >= self.start_epoch
         if not begun or (self.end_epoch is not None and self._epoch >= self.end_epoch):
             return
@@ -214,13 +225,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._set(self._epoch if self.staircase else self._epoch + batch / self._steps())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Restores the momentum."""
+        """Restores the momentum that was scaled for this batch."""
         if self._momentum is not None:
             self.model.optimizer.momentum = self._momentum
             self._momentum = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Shows the learning rate among the metrics."""
+        """Adds the learning rate to the metrics as ``lr``."""
         if logs is not None:
             logs["lr"] = float(_numpy(self.model.optimizer.learning_rate))
 
@@ -228,7 +239,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps = self.steps_per_epoch or self.params.get("steps")
         if not steps:
             raise InvalidArgumentError(
-                "how many batches an epoch has is not known; pass steps_per_epoch"
+                "the number of batches in an epoch is unknown; pass steps_per_epoch"
             )
         return int(steps)
 
@@ -253,7 +264,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr` / size to `initial_lr` (Goyal et al. 2017).
 
-    `initial_lr` is that of the whole job: usually that of one worker times their number.
+    `initial_lr` is the learning rate of the whole job. It is usually the learning rate for one
+    worker, multiplied by the number of workers.
     """
 
     def __init__(
@@ -266,15 +278,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         *,
         group: Group | None = None,
     ) -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
           initial_lr: the learning rate after the warm-up.
-          warmup_epochs: epochs that it takes.
-          momentum_correction: as of `LearningRateScheduleCallback`.
-          steps_per_epoch: batches in an epoch; None: what `fit` says.
-          verbose: 1: rank 0 says when it is over.
-          group: whose size counts; None: all ranks.
+          warmup_epochs: length of the warm-up in epochs.
+          momentum_correction: whether to scale the momentum of SGD by the change of the learning
+            rate for one batch. Has an effect with run_eagerly only.
+          steps_per_epoch: batches in an epoch; None takes the number from `fit`.
+          verbose: 1 makes rank 0 print a line when the warm-up is over.
+          group: the group whose size divides the learning rate; None means all ranks.
 
         Raises:
           InvalidArgumentError: `initial_lr` or `warmup_epochs` is not positive.
@@ -284,7 +297,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         size = scope_of(group).size
 
         def multiplier(epoch: float) -> float:
-            epoch += 1.0 / self._steps()  # so that the last batch has the full one
+            epoch += 1.0 / self._steps()  # The last batch then has the full learning rate.
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 
         super().__init__(
@@ -293,7 +306,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose and scope_of(group).rank == 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Says when the warm-up is over."""
+        """Adds the learning rate to the metrics, and prints a line after the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and epoch == self.end_epoch - 1:
             rate = float(_numpy(self.model.optimizer.learning_rate))

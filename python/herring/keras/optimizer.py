@@ -1,4 +1,4 @@
-"""Optimizers of Keras 3 that apply averages over all ranks."""
+"""Keras 3 optimizers that average gradients over all ranks before they apply them."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     name: str | None = None,
     group: Group | None = None,
 ) -> Any:
-    """Makes an optimizer of Keras apply averages over all ranks.
+    """Makes a Keras optimizer average gradients over all ranks before it applies them.
 
-    The optimizer itself is changed, and returned: what it has learnt, its schedule and whoever
-    refers to it stay. Only its `apply` differs (and all that goes by it: `apply_gradients`,
-    `stateless_apply`); it is saved as what it was.
+    The optimizer is changed in place and returned, so its state, its schedule and all references to
+    it stay valid. Only `apply` changes, and with it `apply_gradients` and `stateless_apply`, which
+    call `apply`. A saved model contains the original optimizer class.
 
-    With mixed_float16 wrap the outermost: ``DistributedOptimizer(LossScaleOptimizer(Adam()))``.
-    Then scaled gradients are averaged, and all ranks see the same ones that are not finite.
+    With mixed_float16, wrap the outermost optimizer:
+    ``DistributedOptimizer(LossScaleOptimizer(Adam()))``. Scaled gradients are then averaged, so all
+    ranks see the same overflows and skip the same steps.
 
     Args:
       optimizer: a keras.optimizers.Optimizer.
       op: "average" or "sum".
-      wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
-      buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
-      sparse: "densify" makes tensors of tf.IndexedSlices; "gather" concatenates the slices of all
-        ranks (TensorFlow only).
-      name: of its operations. None: optimizers are numbered in the order in which they are made,
-        which must be the same on all ranks.
-      group: those who take part; None: all ranks.
+      wire_dtype: "float16" or "bfloat16" sends float32 gradients between nodes in that dtype; None
+        sends them unchanged.
+      buffer_bytes: fusion-buffer size in bytes; 0 lets the plan choose.
+      sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the slices
+        of all ranks (TensorFlow only).
+      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+        order of their creation, which must be the same on all ranks.
+      group: the ranks that take part; None means all ranks.
 
     Returns:
       `optimizer`.
 
     Raises:
-      InvalidArgumentError: not an optimizer of Keras 3, or averaging already.
+      InvalidArgumentError: `optimizer` is not a Keras 3 optimizer, or already averages gradients;
+        or an option has an invalid value.
       ShutdownError: `herring.init` was not called.
     """
     require_plain(optimizer)
@@ -72,7 +75,11 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 def require_plain(optimizer: Any) -> None:
-    """Raises InvalidArgumentError unless it is an optimizer of Keras that averages nothing yet."""
+    """Checks that `optimizer` is a Keras optimizer that does not average gradients yet.
+
+    Raises:
+      InvalidArgumentError: `optimizer` is something else, or averages gradients already.
+    """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(
             f"optimizer is {optimizer!r}; it must be a keras.optimizers.Optimizer of Keras 3"
@@ -82,14 +89,18 @@ def require_plain(optimizer: Any) -> None:
 
 
 def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | None = None) -> Any:
-    """Makes an optimizer apply what `averager` makes of its gradients, and returns it.
+    """Makes an optimizer apply the gradients that `averager` returns.
 
     Args:
-      optimizer: one that `require_plain` passes.
-      averager: has ``average(gradients, variables)``, which returns a list.
-      derived: makes of the class that averages the one that the optimizer gets; None: that one.
+      optimizer: an optimizer that passes `require_plain`.
+      averager: an object with a method ``average(gradients, variables)``, which returns a list.
+      derived: derives the optimizer's new class from the averaging class; None uses the averaging
+        class itself.
+
+    Returns:
+      `optimizer`.
     """
-    # Past Keras' own __setattr__, which would track it as state to be saved.
+    # Keras' own __setattr__ would track the averager as state to be saved.
     object.__setattr__(optimizer, _AVERAGER, averager)
     kind = _distributed(type(optimizer))
     object.__setattr__(optimizer, "__class__", kind if derived is None else derived(kind))
@@ -97,24 +108,25 @@ def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | 
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether a `DistributedOptimizer` made this optimizer average."""
+    """Returns whether `DistributedOptimizer` was applied to this optimizer."""
     return issubclass(type(optimizer), _Averaging)
 
 
 def load_model(filepath: Any, *arguments: Any, **options: Any) -> Any:
-    """As keras.saving.load_model, with a `DistributedOptimizer`.
+    """Loads a saved Keras model and makes its optimizer average gradients over all ranks.
 
     Args:
-      filepath: of a model that was saved with its optimizer, by any number of ranks.
-      *arguments: of keras.saving.load_model.
-      **options: of keras.saving.load_model; those of `DistributedOptimizer` as a dictionary
-        ``distributed``.
+      filepath: path of a model that was saved with its optimizer, in a job of any size.
+      *arguments: further positional arguments of keras.saving.load_model.
+      **options: keyword arguments of keras.saving.load_model. The additional keyword
+        ``distributed`` is a dictionary with keyword arguments of `DistributedOptimizer`.
 
     Returns:
       The model.
 
     Raises:
-      InvalidArgumentError: it was saved without an optimizer.
+      InvalidArgumentError: the model was saved without an optimizer.
+      ShutdownError: `herring.init` was not called.
     """
     distributed = options.pop("distributed", {})
     model = keras.saving.load_model(filepath, *arguments, **options)
@@ -125,12 +137,12 @@ def load_model(filepath: Any, *arguments: Any, **options: Any) -> Any:
 
 
 class _Averaging:
-    """What the classes below have in common."""
+    """Common base of the classes that `_distributed` creates; `is_distributed` looks for it."""
 
 
 @functools.cache
 def _distributed(kind: type) -> type:
-    """The class of an optimizer of class `kind` that averages."""
+    """Returns a subclass of the optimizer class `kind` that averages gradients."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = _averaged(self, grads, trainable_variables)
@@ -146,13 +158,13 @@ def _distributed(kind: type) -> type:
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
-        # What saves it, or makes another from its config, sees the class that it was.
+        # Code that saves the optimizer, or copies it from its config, sees the original class.
         "__class__": property(lambda self: kind),
         "from_config": kind.from_config,
         "apply": functools.wraps(kind.apply)(_outside_autograph(apply)),
     }
     if issubclass(kind, keras.optimizers.LossScaleOptimizer):
-        # On JAX it looks at gradients before anything calls `apply`.
+        # On JAX, LossScaleOptimizer checks the gradients before it calls `apply`.
         members["stateless_apply"] = stateless_apply
     return type(kind.__name__, (kind, _Averaging), members)
 
@@ -172,19 +184,19 @@ def _averaged(optimizer: Any, gradients: Any, variables: Any) -> list[Any]:
     _require_outermost(optimizer)
     if variables is None:
         if not optimizer.built:
-            return gradients  # which Keras refuses
+            return gradients  # Keras raises an error for an optimizer that is not built.
         variables = optimizer._trainable_variables
     return getattr(optimizer, _AVERAGER).average(gradients, list(variables))
 
 
 def _require_outermost(optimizer: Any) -> None:
-    """Raises InvalidArgumentError if a LossScaleOptimizer calls this one.
+    """Raises InvalidArgumentError if a LossScaleOptimizer calls this optimizer.
 
-    It would look for values that are not finite in this rank's gradients alone, and skip the step
-    here and not there.
+    The LossScaleOptimizer would check only this rank's own gradients for overflow, so some ranks
+    would skip a step that others take.
     """
     frame = sys._getframe(1)
-    for _ in range(40):  # it is not far away
+    for _ in range(40):  # A LossScaleOptimizer would be only a few frames up.
         frame = frame.f_back
         if frame is None:
             return
@@ -195,8 +207,8 @@ def _require_outermost(optimizer: Any) -> None:
             and caller.inner_optimizer is optimizer
         ):
             raise InvalidArgumentError(
-                "a LossScaleOptimizer is around the DistributedOptimizer, so each rank would look "
-                "for overflow in its own gradients only. With mixed_float16, which makes "
-                "compile() put one there, wrap it yourself, the other way round: "
+                "a LossScaleOptimizer wraps the DistributedOptimizer, so each rank would look "
+                "for overflow in its own gradients only. compile() adds one under mixed_float16; "
+                "to avoid that, wrap the optimizer yourself in the opposite order: "
                 "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
