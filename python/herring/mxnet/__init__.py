@@ -1,4 +1,4 @@
-"""Herring for MXNet 1.9: a trainer that averages gradients, a KVStore, broadcast of parameters.
+"""Herring for MXNet 1.9: a trainer that averages gradients, a KVStore, and parameter broadcast.
 
     import herring.mxnet as herring
 
@@ -11,7 +11,7 @@ See docs/mxnet.md.
 
 try:
     import mxnet as _mxnet  # noqa: F401
-except (ImportError, AttributeError) as _error:  # with NumPy 1.24 or newer it lacks np.bool
+except (ImportError, AttributeError) as _error:  # MXNet needs np.bool, which NumPy 1.24 removed.
     from herring.parts import install_command
 
     raise ImportError(

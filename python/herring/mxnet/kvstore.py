@@ -1,4 +1,4 @@
-"""A KVStore of MXNet 1.9, for trainers that take one."""
+"""A KVStore for MXNet 1.9 trainers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ __all__ = ["KVStore"]
 
 
 class KVStore(KVStoreBase):
-    """Sums over all ranks, one operation per key; an optimizer stays with the trainer.
+    """Sums gradients over all ranks with one operation per key; the trainer runs the optimizer.
 
         trainer = gluon.Trainer(params, "sgd", kvstore=herring.KVStore())
 
-    also as ``kvstore="dist_herring"``. Pass the batch size of all ranks together to
-    ``trainer.step``, as these are sums. `DistributedTrainer` is faster: one plan for all gradients.
+    ``kvstore="dist_herring"`` has the same effect. Pass the total batch size of all ranks to
+    ``trainer.step``, because the store sums and does not average. `DistributedTrainer` is faster
+    because it has one plan for all gradients.
     """
 
     def __init__(self, *, name: str | None = None, group: Group | None = None) -> None:
-        """Exchanges nothing yet.
+        """Creates the store without communicating.
 
         Args:
-          name: of its operations; None: stores are numbered in the order in which they are made.
-          group: those who take part; None: all ranks.
+          name: prefix of the operation names, the same on all ranks. None numbers the stores in the
+            order of their creation, which must be the same on all ranks.
+          group: the ranks that take part; None means all ranks.
 
         Raises:
           ShutdownError: `herring.init` was not called.
@@ -40,13 +42,18 @@ class KVStore(KVStoreBase):
         scope_of(group)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Writes `value` of rank 0 (of the group) to `out` of all ranks (collective).
+        """Copies `value` of rank 0 of the group to `out` on all ranks (collective).
 
         Args:
-          key: identifies it across ranks.
-          value: an NDArray; not changed.
-          out: an NDArray or a list of them.
-          priority: not needed.
+          key: identifies the value across ranks.
+          value: an NDArray, which is not changed. In a list, only the first array counts.
+          out: an NDArray or a list of NDArrays, with the shape and dtype of `value`.
+          priority: ignored.
+
+        Raises:
+          MismatchError: shapes or dtypes differ between ranks.
+          PeerLostError: a worker or server died or left.
+          TimeoutError: a rank did not make the call in time.
         """
         array = _first(value).copy()
         shared = in_place(array)
@@ -57,13 +64,16 @@ class KVStore(KVStoreBase):
         """Writes the sum of `value` over all ranks to `out` (collective).
 
         Args:
-          key: identifies it across ranks.
-          value: an NDArray, or a list of them, which are summed first.
-          out: an NDArray or a list of them; None: `value`.
-          priority: not needed: ranks may call in any order that fits.
+          key: identifies the value across ranks.
+          value: an NDArray, or a list of NDArrays, which are added up first.
+          out: an NDArray or a list of NDArrays; None writes the sum to `value`.
+          priority: ignored.
 
         Raises:
-          InvalidArgumentError: sparse.
+          InvalidArgumentError: an array is sparse.
+          MismatchError: shapes or dtypes differ between ranks.
+          PeerLostError: a worker or server died or left.
+          TimeoutError: a rank did not make the call in time.
         """
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(one.stype != "default" for one in values):
@@ -77,22 +87,22 @@ class KVStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether it can do more than sum; it cannot."""
+        """Returns False: the store has none of MXNet's optional capabilities."""
         return False
 
     @property
     def type(self) -> str:
-        """Its kind."""
+        """The kind of store, "herring"."""
         return "herring"
 
     @property
     def rank(self) -> int:
-        """This worker's, inside the group if there is one."""
+        """This worker's rank, or its index in the group if the store has one."""
         return scope_of(self._group).rank
 
     @property
     def num_workers(self) -> int:
-        """How many take part."""
+        """The number of workers that take part."""
         return scope_of(self._group).size
 
 
@@ -107,5 +117,5 @@ def _hand_out(array: mx.nd.NDArray, shared: Any, out: Any) -> None:
         array.copyto(one)
 
 
-# A Trainer of one context makes no store at all for a name without "dist" in it.
+# A Trainer with one context creates a store only if the name contains "dist".
 KVStoreBase.kv_registry["dist_herring"] = KVStore

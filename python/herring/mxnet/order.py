@@ -1,8 +1,8 @@
-"""In which order a backward pass produces gradients, as the forward pass before it shows.
+"""Predicts the order in which a backward pass produces gradients from the forward pass before it.
 
-MXNet's autograd has no hooks on gradients. It computes them in the reverse order of the forward
-pass, and a Gluon block asks each parameter for its values when it uses it: a block that is not
-hybridized layer by layer, one that is hybridized in the order of its graph.
+MXNet's autograd has no hooks on gradients, but computes gradients in the reverse order of the
+forward pass. A Gluon block asks each parameter for its values when the block uses the parameter. A
+block that is not hybridized does so layer by layer; a hybridized block, in the order of its graph.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["UseOrder"]
 
 
 class UseOrder:
-    """Notes which parameters are used while gradients are recorded, in the order of first uses."""
+    """Records the order in which parameters are first used while autograd is recording."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        """Begins to note.
+        """Starts recording.
 
         Args:
-          parameters: each a gluon.Parameter.
+          parameters: the gluon.Parameter objects to watch.
         """
         self._parameters = list(parameters)
         self._used: dict[int, None] = {}
@@ -39,11 +39,11 @@ class UseOrder:
         return noting
 
     def end(self) -> list[int]:
-        """Notes no more.
+        """Stops recording.
 
         Returns:
-          Places of parameters in the order in which the backward pass produces their gradients:
-          the one that was used first comes last. Parameters that were not used are left out.
+          The places of parameters in the order in which the backward pass produces their gradients:
+          the parameter that was used first comes last. Unused parameters are left out.
         """
         for parameter in self._parameters:
             vars(parameter).pop("data", None)

@@ -1,4 +1,4 @@
-"""Gives all ranks the parameters of one."""
+"""Copies the parameters of one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ __all__ = ["broadcast_parameters"]
 def broadcast_parameters(
     params: Mapping[str, Any], root: int = 0, *, name: str | None = None, group: Group | None = None
 ) -> None:
-    """Overwrites parameters with those of rank `root` (collective).
+    """Copies parameters from rank `root` to all ranks, in place (collective).
 
     Args:
-      params: `net.collect_params()`, or a dictionary of NDArrays; in the order of their names.
-      root: the rank whose values all get, inside the group if there is one.
-      name: identifies the operation; None: numbered.
-      group: those who take part; None: all ranks.
+      params: `net.collect_params()`, or a dictionary of NDArrays. Ranks match parameters by the
+        sorted order of their names.
+      root: the rank whose values are copied; its index in the group if `group` is given.
+      name: name of the operation, the same on all ranks; None numbers the calls.
+      group: the ranks that take part; None means all ranks.
 
     Raises:
       InvalidArgumentError: a parameter has no values yet.
       MismatchError: shapes or dtypes differ between ranks.
-      PeerLostError, TimeoutError: as `herring.broadcast`.
+      PeerLostError: a worker or server died or left.
+      TimeoutError: a rank did not make the call in time.
     """
     listed = [params[key] for key in sorted(params)]
     name = name or name_of_next("broadcast_parameters", group)
@@ -41,7 +43,7 @@ def broadcast_parameters(
             except (mx.gluon.parameter.DeferredInitializationError, RuntimeError) as error:
                 raise InvalidArgumentError(
                     f"parameter {one.name!r} has no values yet; initialize the net, and call it "
-                    "once where shapes are found out by the first batch"
+                    "once if it infers shapes from the first batch"
                 ) from error
         values.append(one.asnumpy())
     for one, value in zip(listed, broadcast_values(values, root, name=name, group=group)):

@@ -18,14 +18,14 @@ __all__ = ["DistributedTrainer"]
 
 
 class DistributedTrainer(mx.gluon.Trainer):
-    """A gluon.Trainer whose gradients are averages over all ranks when they are applied.
+    """A gluon.Trainer that averages gradients over all ranks before it applies them.
 
-    `step`, `allreduce_grads` with `update`, learning rates and states are those of gluon.Trainer.
-    ``step(batch_size)`` takes the batch size of this rank, as the sums of the ranks are averaged.
+    `step`, `allreduce_grads` with `update`, learning rates and states work as in gluon.Trainer.
+    Pass the batch size of one rank to ``step(batch_size)``, because the ranks' gradients are
+    averaged.
 
-    Gradients travel in the order in which the first rank's backward pass produces them: the reverse
-    of the order in which its parameters are first used between the making of the trainer and its
-    first step.
+    Gradients are sent in the order in which the first rank's backward pass produces them. That is
+    the reverse of the order in which its parameters are first used before the first step.
     """
 
     def __init__(
@@ -40,21 +40,25 @@ class DistributedTrainer(mx.gluon.Trainer):
         name: str | None = None,
         group: Group | None = None,
     ) -> None:
-        """Exchanges nothing yet; see `broadcast_parameters`.
+        """Creates the trainer without communicating.
+
+        `broadcast_parameters` gives all ranks the same initial parameters.
 
         Args:
-          params: as of gluon.Trainer, of one context each; alike on all ranks.
-          optimizer: as of gluon.Trainer.
-          optimizer_params: as of gluon.Trainer.
+          params: the parameters to train, each on one context; the same on all ranks.
+          optimizer: an optimizer or its name, for gluon.Trainer.
+          optimizer_params: keyword arguments of the optimizer, for gluon.Trainer.
           op: "average" or "sum".
-          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
-          buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
-          name: of its operations. None: trainers are numbered in the order in which they are made,
-            which must be the same on all ranks.
-          group: those who take part; None: all ranks.
+          wire_dtype: "float16" or "bfloat16" sends float32 gradients between nodes in that dtype;
+            None sends them unchanged.
+          buffer_bytes: fusion-buffer size in bytes; 0 lets the plan choose.
+          name: prefix of the operation names, the same on all ranks. None numbers the trainers in
+            the order of their creation, which must be the same on all ranks.
+          group: the ranks that take part; None means all ranks.
 
         Raises:
-          InvalidArgumentError: an unknown `op`, several contexts, or sparse gradients.
+          InvalidArgumentError: `op` is unknown, parameters are on several contexts, or gradients
+            are sparse.
           ShutdownError: `herring.init` was not called.
         """
         check_operator(op)
@@ -80,9 +84,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._herring_uses = UseOrder(self._params if first else [])
 
     def _allreduce_grads(self) -> None:
-        """Averages (collective); called by `step` and `allreduce_grads`.
+        """Averages gradients over all ranks (collective); `step` and `allreduce_grads` call this.
 
-        A parameter without a fresh gradient here, but on other ranks, gets the average with zeros.
+        If a parameter has a fresh gradient on other ranks only, this rank contributes zeros.
         """
         if self._herring_size == 1:
             return
@@ -102,8 +106,8 @@ class DistributedTrainer(mx.gluon.Trainer):
             rounds = GradientRounds(sources, fresh, name=name, order=order, **self._herring_options)
             self._herring_rounds[sources] = rounds
         gradients = [param.list_grad()[0] for param in trained]
-        # The backward pass may still be at it: each gradient is waited for, in the order of the
-        # plan. Those without a place in it, which the round refuses, come last.
+        # The backward pass may still be running: each gradient is waited for in the plan's order.
+        # Gradients without a place in the plan come last; the round fails because of them.
         for i in [*(i for i in rounds.order if i in fresh), *set(fresh).difference(rounds.order)]:
             rounds.put([i], [in_place(gradients[i])])
         targets = [in_place(gradients[i]) for i in rounds.used]
