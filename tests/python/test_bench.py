@@ -321,7 +321,7 @@ def test_header_counts_servers():
         (["--algorithm", "rings"], "did you mean 'ring'"),
         (["--algorithm", "ring", "--peer", "mpich"], "mpich has butterfly, doubling"),
         (["--algorithm", "doubling"], "herring has herring, server, tree, ring, butterfly"),
-        (["--algorithm", "ring", "--peer", "gloo"], "gloo has none to choose: it chooses its own"),
+        (["--algorithm", "ring", "--peer", "gloo"], "gloo has no algorithms to select: it chooses"),
     ],
 )
 def test_bad_options_are_named(arguments, message, capsys):

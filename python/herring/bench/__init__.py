@@ -1,1 +1,1 @@
-"""Benchmarks of Herring's operations, to run under any launcher: ``python -m herring.bench``."""
+"""Benchmarks of Herring's operations, which run under any launcher: ``python -m herring.bench``."""

@@ -1,4 +1,4 @@
-"""What operations of the benchmark work on: arrays in host memory, here, or on a GPU (`gpus`)."""
+"""Arrays in host memory on which the benchmark's operations work; `gpus` has those on a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _nothing() -> None:
 
 @dataclasses.dataclass
 class Prepared:
-    """An operation that is ready to run, again and again.
+    """An operation that is ready to run any number of times.
 
     Attributes:
-      run: reduces the contents of ``parts`` over all ranks, in place. Collective.
-      parts: the memory it works on: 1-D numpy arrays of ``pattern.storage_dtype``.
-      close: frees what ``run`` needs; ``parts`` are gone then.
-      load: copies ``parts`` to where ``run`` works, if that is elsewhere (a GPU's memory).
-      store: copies the result back into ``parts``.
+      run: reduces the contents of ``parts`` over all ranks, in place (collective).
+      parts: the memory of the operation: 1-D numpy arrays of ``pattern.storage_dtype``.
+      close: frees what ``run`` needs; ``parts`` must not be used afterwards.
+      load: copies ``parts`` into the memory on which ``run`` works, if that is a GPU's memory.
+      store: copies the result from that memory back into ``parts``.
     """
 
     run: Callable[[], None]
@@ -47,13 +47,13 @@ class HostArrays:
 
     @classmethod
     def of(cls, allocate: Callable[..., Any], counts: Sequence[int], dtype: str) -> HostArrays:
-        """New ones of so many elements, by ``allocate(shape, dtype=name)``."""
+        """Allocates one array for each element count, with ``allocate(shape, dtype=name)``."""
         name = pattern.storage_dtype(dtype).name
         return cls([allocate((count,), dtype=name) for count in counts], dtype)
 
     @classmethod
     def placed(cls, reduction: Any, counts: Sequence[int], dtype: str) -> HostArrays:
-        """The gradients of a planned reduction, in its arenas."""
+        """Returns the gradients of a planned reduction, which lie in its arenas."""
         storage = pattern.storage_dtype(dtype)
         parts = [
             reduction.arena(arena)[offset : offset + nbytes].view(storage)[:count]
@@ -62,14 +62,14 @@ class HostArrays:
         return cls(parts, dtype)
 
     def operands(self) -> list[Any]:
-        """What Herring takes for each."""
+        """Returns the arrays in a form that Herring accepts."""
         if self._dtype != "bfloat16":
             return list(self._parts)
-        # numpy has no bfloat16; a torch tensor over the same memory says what the bits mean.
+        # numpy has no bfloat16, so a torch tensor over the same memory carries the dtype.
         import torch
 
         return [torch.from_numpy(part).view(torch.bfloat16) for part in self._parts]
 
     def prepared(self, run: Callable[[], None], close: Callable[[], Any] = _nothing) -> Prepared:
-        """``run``, which reduces these arrays in place."""
+        """Wraps ``run``, which reduces these arrays in place, as a `Prepared`."""
         return Prepared(run, self._parts, close)

@@ -19,7 +19,7 @@ from herring.parts import missing_part
 from herring.provenance import write_results
 
 _DESCRIPTION = """\
-Measures how long operations take. Start it like any training script, once per worker:
+Measures how long operations take. Start the benchmark like a training script, once per worker:
 
   herring run -n 4 -- python -m herring.bench allreduce          one machine
   torchrun --nproc-per-node 4 -m herring.bench allreduce         the same under torchrun
@@ -28,40 +28,40 @@ Measures how long operations take. Start it like any training script, once per w
 """
 
 _ALLREDUCE = """\
-Times an all-reduce for each size and prints a table at rank 0.
+Times an all-reduce for each size; rank 0 prints a table.
 
-Each iteration is a barrier and then the operation; its time is that of the slowest rank. The
-statistics are over iterations: with fewer than 100 of them p99 is the largest. algbw is the size
-divided by the median. Over n equal links of B bytes/s, as many dedicated servers as nodes reach
-algbw = B; a ring cannot exceed B * n / (2 (n - 1)).
+Each iteration consists of a barrier and the operation. Its time is the time of the slowest rank.
+Minimum, p50, p99 and maximum are over iterations; with fewer than 100 iterations, p99 is the
+largest time. algbw is the size divided by the median. Over n equal links of B bytes/s, as many
+dedicated servers as nodes reach algbw = B; a ring cannot exceed B * n / (2 (n - 1)).
 """
 
 _PLANNED = """\
-Times a round of planned gradients, the operation that training uses: all gradients become ready in
-order, fusion buffers are pushed as they fill, and the round ends when the last one is averaged.
-Times, statistics and table are those of the allreduce benchmark.
+Times a round of planned gradients, the operation that training uses. All gradients become ready in
+order, each fusion buffer is pushed when it is full, and the round ends when the last buffer is
+averaged. Times, statistics and table have the same meaning as for allreduce.
 """
 
 _VARIABLES = """\
-Times all-reduces of gradients as operations of their own: all are started, then all waited for. A
-gradient of up to HERRING_SMALL_BYTES stays whole on one server, as a classic parameter server has
-it; larger ones are divided over all servers. To compare with planned, which takes the same sizes.
+Times one all-reduce for each gradient: all of them are started, then all are waited for. A gradient
+of up to HERRING_SMALL_BYTES stays whole on one server, as in a classic parameter server; larger
+gradients are divided over all servers. Compare the times with planned, which uses the same sizes.
 """
 
 _EPILOG = """\
 examples:
-  # does it add up, and how fast is it, over two emulated nodes with two servers?
+  # check the results and measure the times on two emulated nodes with two servers
   herring run -n 4 --nodes 2 --servers 2 -- python -m herring.bench allreduce --check
-  # the same loop over Gloo, for comparison
+  # run the same loop with Gloo for comparison
   herring run -n 4 -- python -m herring.bench allreduce --peer gloo --op sum
-  # a ring between the workers, beside what the servers do
+  # use a ring between the workers instead of the servers
   herring run -n 4 --nodes 4 -- python -m herring.bench allreduce --algorithm ring
-  # MPI, with its own launcher and an algorithm of its own
+  # measure MPI with its own launcher and one of its algorithms
   mpiexec -n 4 python -m herring.bench allreduce --peer openmpi --algorithm ring --op sum
-  # arrays on GPUs; the same by NCCL, which needs a GPU for each worker
+  # measure arrays on GPUs, then the same with NCCL, which needs a GPU for each worker
   herring run -n 2 -- python -m herring.bench allreduce --device cuda --check
   herring run -n 2 -- python -m herring.bench allreduce --peer nccl --op sum
-  # keep the numbers
+  # write the numbers to a file
   herring run -n 2 -- python -m herring.bench allreduce --sizes 1M,100M --json allreduce.json
 """
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark.
 
     Returns:
-      The exit status: 0; 1 if an element came out wrong; 3 if Herring reported an error.
+      The exit status: 0 on success, 1 if an element is wrong, 3 if Herring reported an error.
     """
     return guarded(lambda: _main(argv))
 
@@ -80,7 +80,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         communicator = _open(options)
         status = _run(communicator, options)
-        # Only at a good end: to leave is collective, and after an error others may be gone.
+        # Leaving is collective, so it is done only on success: after an error, ranks may be gone.
         communicator.close()
     except HerringError as error:
         print(f"herring.bench: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -137,7 +137,7 @@ def _run(communicator: Communicator, options: argparse.Namespace) -> int:
 
 def _pace(communicator: Communicator, size: int) -> Callable[[int], None]:
     def wait(batch: int) -> None:
-        # The others wait for rank 0 in the barrier that follows.
+        # The other ranks wait for rank 0 in the next barrier.
         if communicator.rank == 0:
             print(f"# ready: {size} bytes, batch {batch}", flush=True)
             if not sys.stdin.readline():
@@ -169,18 +169,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="operation", required=True, metavar="OPERATION")
     allreduce = commands.add_parser(
         "allreduce",
-        help="average or otherwise reduce an array over all workers, in place",
+        help="average an array over all workers in place, or reduce it with another --op",
         description=_ALLREDUCE,
         epilog=_EPILOG,
     )
     planned = commands.add_parser(
         "planned",
-        help="average gradients through a plan: fusion buffers, as in training",
+        help="average gradients through a plan with fusion buffers, as training does",
         description=_PLANNED,
     )
     variables = commands.add_parser(
         "variables",
-        help="average gradients one by one, an operation for each",
+        help="average gradients one by one, with one operation for each",
         description=_VARIABLES,
     )
     _add_common(allreduce)
@@ -192,33 +192,34 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             type=_whole(1),
             default=50,
             metavar="N",
-            help="into how many uneven gradients the bytes are divided (default: 50)",
+            help="divide the bytes into N gradients of uneven size (default: 50)",
         )
     allreduce.add_argument(
         "--array",
         choices=("herring", "numpy"),
-        help="of arrays in host memory: from herring.empty, which local ranks share, or any other "
-        "(default: herring)",
+        help="for arrays in host memory, allocate with herring.empty, whose memory local ranks "
+        "share, or with numpy (default: herring)",
     )
     allreduce.add_argument(
         "--peer",
         choices=("herring", *PEERS),
         default="herring",
-        help="measure another library with the same loop: gloo and nccl need torch, mpich and "
-        "openmpi need mpi4py and their launcher",
+        help="measure another library with the same loop; gloo and nccl need torch, mpich and "
+        "openmpi need mpi4py and their own launcher (default: herring)",
     )
     allreduce.add_argument(
         "--algorithm",
         choices=sorted(
             {*models.ALGORITHMS, *(name for peer in PEERS for name in ALGORITHMS[peer])}
         ),
-        help="of Herring: herring (through servers; the default) or between the workers: server, "
-        "tree, ring, butterfly. Of a peer: by default its own choice, else one that it has",
+        help="Herring's algorithm: herring (the default) sums on servers; server, tree, ring and "
+        "butterfly run between the workers. With --peer, an algorithm of that library, which "
+        "chooses one itself by default",
     )
     options = parser.parse_args(argv)
     known = models.ALGORITHMS if options.peer == "herring" else ALGORITHMS[options.peer]
     if options.algorithm is not None and options.algorithm not in known:
-        has = ", ".join(known) or "none to choose: it chooses its own"
+        has = ", ".join(known) or "no algorithms to select: it chooses one itself"
         allreduce.error(f"--algorithm {options.algorithm}: {options.peer} has {has}")
     chosen = commands.choices[options.operation]
     if options.peer == "nccl" and options.device == "cpu":
@@ -244,27 +245,35 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--sizes",
         default="4K,1M,25M,100M",
         metavar="LIST",
-        help="bytes of the array, comma-separated; K, M, G are decimal, Ki, Mi, Gi binary "
+        help="comma-separated array sizes in bytes; K, M and G are decimal, Ki, Mi and Gi binary "
         "(default: %(default)s)",
     )
     add("--warmup", type=_whole(0), default=3, metavar="N", help="untimed iterations (default: 3)")
-    add("--iterations", type=_whole(1), default=10, metavar="N", help="timed (default: 10)")
-    add("--dtype", choices=pattern.DTYPES, default="float32", help="default: float32")
-    add("--op", choices=pattern.OPS, default="average", help="default: average")
+    add(
+        "--iterations",
+        type=_whole(1),
+        default=10,
+        metavar="N",
+        help="timed iterations (default: 10)",
+    )
+    add(
+        "--dtype", choices=pattern.DTYPES, default="float32", help="element type (default: float32)"
+    )
+    add("--op", choices=pattern.OPS, default="average", help="reduction (default: average)")
     add(
         "--device",
         choices=("cpu", "cuda"),
-        help="where arrays lie: in host memory, or on GPUs, where PyTorch holds them: rank r works "
-        "on number r modulo how many there are, and a time includes all that was queued there "
-        "(default: cpu; with --peer nccl cuda)",
+        help="cpu: arrays in host memory. cuda: arrays on GPUs, allocated by PyTorch; rank r uses "
+        "GPU r modulo the number of GPUs, and a time includes all work that the operation queued "
+        "there (default: cpu, with --peer nccl cuda)",
     )
     add(
         "--check",
         action="store_true",
-        help="compare the first and the last result of each size with the exact one and count "
-        "wrong elements over all ranks; the exit status is 1 if there are any",
+        help="compare the first and the last result of each size with the exact result, and count "
+        "wrong elements over all ranks; the exit status is 1 if any element is wrong",
     )
-    add("--json", metavar="FILE", help="write all results there (at rank 0)")
+    add("--json", metavar="FILE", help="write all results to FILE on rank 0")
     add(
         "--batches",
         type=_whole(1),
@@ -275,8 +284,8 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     add(
         "--paced",
         action="store_true",
-        help="before each batch say '# ready' and wait for a line on rank 0's standard input: "
-        "lets another program interleave two benchmarks",
+        help="before each batch, print '# ready' and wait for a line on rank 0's standard input, "
+        "so that another program can alternate between two benchmarks",
     )
 
 

@@ -1,7 +1,7 @@
-"""What the benchmark asks of a library: a barrier, one operation, and a way to gather numbers.
+"""The interface through which the benchmark uses a communication library.
 
-Herring and other libraries (``herring_lab.competitors``) sit behind the same few methods, so that
-one loop with one clock measures them all.
+Herring and the other libraries (``herring_lab.competitors``) implement the same few methods, so
+that one loop with one clock measures all of them.
 """
 
 # ruff: noqa: D102 - the methods are described at Communicator
@@ -33,32 +33,32 @@ class Communicator(Protocol):
         """Returns an all-reduce of a zeroed array of ``count`` elements."""
 
     def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        """Returns the reduction of gradients of ``counts`` elements, as training does it."""
+        """Returns the planned reduction of gradients of ``counts`` elements, as in training."""
 
     def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
-        """Returns the same reduction as operations of their own, one per gradient."""
+        """Returns a reduction of the same gradients with one operation for each gradient."""
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the 1-D float64 arrays of all ranks, stacked: shape (size, n)."""
 
     def counters(self) -> tuple[int, int] | None:
-        """Returns bytes this process has sent and received so far; None if nobody counts."""
+        """Returns the bytes that this process has sent and received, or None if unknown."""
 
     def describe(self) -> dict[str, Any]:
-        """Returns what to note beside the results."""
+        """Returns details of the library and its configuration, to store with the results."""
 
     def close(self) -> None:
         """Leaves the job."""
 
 
 class HerringCommunicator:
-    """Herring by its public interface. Settings come from the environment.
+    """Measures Herring through its public interface. Settings come from the environment.
 
     Args:
-      shared: operate on ``herring.empty`` memory, which local ranks share, rather than on an
-        array that numpy allocated.
-      algorithm: of an all-reduce; see ``herring.allreduce``.
-      gpus: operate on tensors on one of these instead; None: in host memory.
+      shared: whether to allocate arrays with ``herring.empty``, whose memory local ranks share,
+        or with numpy.
+      algorithm: the all-reduce algorithm; see ``herring.allreduce``.
+      gpus: puts tensors on one of these GPUs; None puts arrays in host memory.
     """
 
     name = "herring"
@@ -90,7 +90,7 @@ class HerringCommunicator:
     def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
         arrays = self._arrays([count], dtype, self._shared)
         (operand,) = arrays.operands()
-        # A name belongs to one kind of operation for as long as the job lives.
+        # A name belongs to one kind of operation until the job ends.
         name = f"bench.allreduce.{op}.{dtype}.{count}"
         allreduce, algorithm = self._herring.allreduce, self._algorithm
 
@@ -117,7 +117,7 @@ class HerringCommunicator:
             reduction.wait()
 
         def close() -> None:
-            # Only known by now: the first rounds find out what the ranks can reach.
+            # Known only now: the first rounds determine which memory the ranks can reach.
             self._node_stage = reduction.node_stage
             reduction.close()
 

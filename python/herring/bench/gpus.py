@@ -1,4 +1,4 @@
-"""``--device cuda``: arrays on a GPU, which PyTorch holds there."""
+"""Arrays on a GPU for ``--device cuda``, allocated by PyTorch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Gpus:
     """The GPUs that PyTorch sees in this process.
 
     Args:
-      option: that asks for them, for messages.
+      option: the command-line option that needs GPUs, for messages.
 
     Raises:
-      ConfigurationError: PyTorch is not installed, or sees none.
+      ConfigurationError: PyTorch is not installed, or sees no GPU.
     """
 
     def __init__(self, option: str) -> None:
@@ -43,7 +43,7 @@ class Gpus:
             )
 
     def of(self, rank: int) -> Gpu:
-        """The GPU of a rank, which becomes the current one: number `rank` modulo how many."""
+        """Makes GPU number `rank`, modulo the number of GPUs, the current GPU and returns it."""
         import torch
 
         device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -55,8 +55,8 @@ class Gpu:
     """One GPU.
 
     Attributes:
-      device: for torch.
-      index: its number.
+      device: the torch.device.
+      index: the GPU's number in this process.
     """
 
     def __init__(self, device: Any) -> None:
@@ -64,15 +64,15 @@ class Gpu:
         self.index: int = device.index
 
     def describe(self) -> str:
-        """Its name in this process, and its model."""
+        """Returns the GPU's name in this process, and its model."""
         import torch
 
         return f"{self.device} ({torch.cuda.get_device_name(self.device)})"
 
     def identity(self) -> str:
-        """What tells it from other GPUs of a job, on other hosts too; empty: torch is too old.
+        """Returns a text that differs between any two GPUs of a job, or "" if torch is too old.
 
-        ``NCCL_HOSTID`` is part of it, by which NCCL takes one host for several.
+        The text contains ``NCCL_HOSTID``, which makes NCCL treat one host as several.
         """
         import torch
 
@@ -80,24 +80,24 @@ class Gpu:
         return f"{os.environ.get('NCCL_HOSTID', '')} {uuid}".strip() if uuid else ""
 
     def zeros(self, count: int, dtype: str) -> Any:
-        """A tensor of `count` elements there."""
+        """Returns a tensor of `count` zeros on the GPU."""
         import torch
 
         return torch.zeros(count, dtype=getattr(torch, dtype), device=self.device)
 
     def exported(self, tensor: Any) -> Any:
-        """What Herring takes for a tensor there."""
+        """Returns a tensor on the GPU in a form that Herring accepts."""
         return tensor
 
     def synchronize(self) -> None:
-        """Waits for all that is queued in the current stream."""
+        """Waits for all work that is queued in the current stream."""
         import torch
 
         torch.cuda.current_stream(self.device).synchronize()
 
 
 class GpuArrays:
-    """Tensors on a GPU, each with an array in host memory to fill and to check it."""
+    """Tensors on a GPU, each with an array in host memory that is used to fill and check it."""
 
     def __init__(self, gpu: Gpu, tensors: Sequence[Any], dtype: str) -> None:
         self._gpu = gpu
@@ -107,12 +107,12 @@ class GpuArrays:
 
     @classmethod
     def of(cls, gpu: Gpu, counts: Sequence[int], dtype: str) -> GpuArrays:
-        """New ones of `counts` elements."""
+        """Allocates one tensor for each element count in `counts`."""
         return cls(gpu, [gpu.zeros(count, dtype) for count in counts], dtype)
 
     @classmethod
     def placed(cls, gpu: Gpu, reduction: Any, counts: Sequence[int], dtype: str) -> GpuArrays:
-        """The gradients of a planned reduction, whose arenas are made on the GPU."""
+        """Allocates the arenas of a planned reduction on the GPU, and returns its gradients."""
         import torch
 
         arenas = [gpu.zeros(nbytes, "uint8") for _, nbytes in reduction.arenas]
@@ -124,13 +124,13 @@ class GpuArrays:
         return cls(gpu, gradients, dtype)
 
     def operands(self) -> list[Any]:
-        """What Herring takes for each."""
+        """Returns the tensors in a form that Herring accepts."""
         return [self._gpu.exported(tensor) for tensor in self._tensors]
 
     def prepared(
         self, run: Callable[[], None], close: Callable[[], Any] = lambda: None
     ) -> Prepared:
-        """``run``, which reduces these tensors in place, and the wait for what it has queued."""
+        """Wraps ``run``, which reduces these tensors in place, and waits for the work it queues."""
 
         def run_through() -> None:
             run()
@@ -148,7 +148,7 @@ class GpuArrays:
             host.copy_(tensor)
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """Each tensor and its array, as bytes."""
+        """Returns each tensor and its host array as views of bytes."""
         import torch
 
         return [

@@ -1,4 +1,4 @@
-"""Names of the libraries that the benchmark compares with, and of their algorithms."""
+"""Names of the libraries with which the benchmark compares Herring, and of their algorithms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 __all__ = ["ALGORITHMS", "OF_TORCH", "PEERS"]
 
-#: Algorithms of an all-reduce that can be asked of a peer, and what the peer calls them. Each also
-#: has one of its own choice, by size and number of ranks.
+#: The all-reduce algorithms that can be selected for each library, with the library's own names.
+#: If none is selected, a library chooses one by size and number of ranks.
 ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "gloo": {},
     "nccl": {"ring": "Ring", "tree": "Tree"},
@@ -18,12 +18,12 @@ ALGORITHMS: Mapping[str, Mapping[str, str]] = {
         "doubling": "3",
         "ring": "4",
         "segmented-ring": "5",
-        "butterfly": "6",  # Rabenseifner's
+        "butterfly": "6",  # Rabenseifner's algorithm
     },
 }
 
-#: Values of ``--peer`` beside herring.
+#: Values of ``--peer`` other than herring.
 PEERS = tuple(ALGORITHMS)
 
-#: Those of torch.distributed, which also take arrays on GPUs.
+#: Libraries that run through torch.distributed, which also accept arrays on GPUs.
 OF_TORCH = ("gloo", "nccl")

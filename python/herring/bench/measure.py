@@ -1,4 +1,4 @@
-"""The loop that measures, and what it makes of its times."""
+"""The loop that measures an operation, and the statistics of its times."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Request:
     """One measurement.
 
     Attributes:
-      size_bytes: bytes of the array; rounded down to whole elements, at least one.
+      size_bytes: size of the array in bytes; rounded down to whole elements, at least one.
       dtype: element type, one of ``pattern.DTYPES``.
       op: reduction, one of ``pattern.OPS``.
       warmup: untimed iterations before each batch.
       iterations: timed iterations of a batch.
       batches: how often warm-up and timed iterations are repeated.
-      check: compare the results with what they must be.
-      operation: ``allreduce``; ``planned``: gradients through a plan, as in training;
-        ``variables``: an operation per gradient.
-      gradients: into how many gradients the last two divide the bytes.
+      check: whether to compare the results with the exact results.
+      operation: ``allreduce`` reduces one array; ``planned`` reduces gradients through a plan, as
+        in training; ``variables`` reduces each gradient with an operation of its own.
+      gradients: the number of gradients that ``planned`` and ``variables`` divide the bytes into.
     """
 
     size_bytes: int
@@ -44,13 +44,13 @@ class Request:
 
     @property
     def count(self) -> int:
-        """Elements of the array."""
+        """The number of elements of the array."""
         return max(1, self.size_bytes // pattern.item_bytes(self.dtype))
 
     def gradient_counts(self) -> list[int]:
-        """Returns the elements of each gradient: sizes as uneven as those of real models.
+        """Returns the number of elements of each gradient, as uneven as in real models.
 
-        The largest has about as many elements as all that are smaller than half of it.
+        The largest gradient has about as many elements as all gradients below half its size.
         """
         parts = min(self.gradients, self.count)
         weights = [1 + (part * 7 % parts) ** 2 for part in range(parts)]
@@ -62,15 +62,15 @@ class Request:
 
 @dataclasses.dataclass
 class Measurement:
-    """What one request gave. Times are in seconds, one per iteration: that of the slowest rank.
+    """The result of one request.
 
     Attributes:
-      request: what was asked for.
-      times: every timed iteration's, in order, batch after batch.
-      wrong: wrong elements over all ranks and checked results; None if not checked.
-      sent_per_worker: bytes a worker sent per iteration, mean over workers; None if unknown.
-      received_per_worker: the same of bytes received.
-      busiest_bytes: the most that one worker sent or received per iteration.
+      request: the request.
+      times: seconds that each timed iteration took on its slowest rank, in order, all batches.
+      wrong: number of wrong elements over all ranks and checked results; None if not checked.
+      sent_per_worker: bytes sent per iteration, mean over workers; None if unknown.
+      received_per_worker: bytes received per iteration, mean over workers; None if unknown.
+      busiest_bytes: the most bytes that one worker sent or received per iteration; None if unknown.
     """
 
     request: Request
@@ -81,7 +81,7 @@ class Measurement:
     busiest_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry of the file's ``results`` list."""
+        """Returns this measurement's entry in the ``results`` list of the JSON file."""
         size = self.request.count * pattern.item_bytes(self.request.dtype)
         step = self.request.iterations
         middle = statistics.median(self.times)
@@ -112,7 +112,7 @@ class Measurement:
 def percentile(values: list[float], fraction: float) -> float:
     """Returns the smallest value that at least ``fraction`` of the values do not exceed.
 
-    Never flatters: with fewer than a hundred values the 99th percentile is the largest.
+    Values are not interpolated: with fewer than 100 values, the 99th percentile is the largest.
     """
     ordered = sorted(values)
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
@@ -121,15 +121,18 @@ def percentile(values: list[float], fraction: float) -> float:
 def measure(
     communicator: Communicator, request: Request, before_batch: Callable[[int], None] | None = None
 ) -> Measurement:
-    """Measures one size; every rank calls it with the same request.
+    """Measures one size; every rank calls this with the same request.
 
-    Each iteration: a barrier, then the clock, the operation, the clock. The ranks' times meet
-    after the loop, in one gather, so that nothing but the barrier stands between iterations.
+    Each iteration is a barrier, then the timed operation. The ranks' times are gathered once, after
+    the loop, so that there is only the barrier between two iterations.
 
     Args:
-      communicator: the library.
+      communicator: the library to measure.
       request: what to measure.
-      before_batch: called on each rank with the batch's number before it starts.
+      before_batch: called on each rank with the batch's number before the batch starts.
+
+    Returns:
+      The measurement, the same on all ranks.
     """
     if request.operation == "planned":
         prepared = communicator.planned(request.gradient_counts(), request.dtype, request.op)
@@ -190,7 +193,7 @@ def measure(
 
 
 class Known:
-    """Fills an operation's memory with known contents and counts what comes out wrong."""
+    """Fills an operation's memory with known contents and counts wrong elements in its results."""
 
     def __init__(self, communicator: Communicator, request: Request, prepared: Prepared) -> None:
         self._pattern = pattern.Pattern(request.dtype, request.op, communicator.size)
@@ -199,7 +202,7 @@ class Known:
         self.wrong = 0
 
     def fill(self) -> None:
-        """Writes this rank's contribution."""
+        """Writes this rank's contribution into the operation's memory."""
         first = 0
         for part in self._prepared.parts:
             self._pattern.fill(part, self._rank, first)
@@ -207,7 +210,7 @@ class Known:
         self._prepared.load()
 
     def check(self) -> None:
-        """Adds this rank's wrong elements to ``wrong``."""
+        """Adds the number of this rank's wrong elements to ``wrong``."""
         first = 0
         self._prepared.store()
         for part in self._prepared.parts:

@@ -1,9 +1,9 @@
-"""Contents whose reduction is known exactly, so that a single wrong element shows.
+"""Array contents whose reduction is known exactly, so that every wrong element is detected.
 
-Element ``i`` is ``base(i)`` on every rank, and ``base(i) + size`` on rank ``i mod size``. ``base``
-is a hash of the index with values from 1, small enough that no dtype rounds a partial sum. A piece
-that lands at the wrong place, a rank that is left out or counted twice, a division by the wrong
-number: each changes elements.
+Element ``i`` is ``base(i)`` on every rank except rank ``i mod size``, where it is ``base(i) +
+size``. ``base`` is a hash of the index. Its values start at 1 and are so small that no dtype rounds
+a partial sum. A misplaced piece, a rank that is missing or counted twice, and a wrong divisor all
+change elements.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 OPS = ("sum", "average", "min", "max", "product")
 _ITEM_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _ITEM_BYTES |= {"float32": 4, "int32": 4, "int16": 2, "int64": 8}
-# Up to here every whole number has a value of its own in the dtype.
+# For each dtype, the largest n such that it represents all integers up to n exactly.
 _WHOLE = {"float16": 2**11, "bfloat16": 2**8, "int8": 127, "uint8": 255, "int16": 2**15 - 1}
-_CHUNK = 1 << 18  # elements: the work is done in pieces that stay in the cache
+_CHUNK = 1 << 18  # Elements that are handled at a time; a chunk fits into the cache.
 
 
 def item_bytes(dtype: str) -> int:
-    """Returns the bytes of one element of a dtype named as in ``DTYPES``."""
+    """Returns the size in bytes of one element of a dtype in ``DTYPES``."""
     return _ITEM_BYTES[dtype]
 
 
 def storage_dtype(dtype: str) -> np.dtype:
-    """Returns the numpy dtype that holds the elements; bfloat16, unknown to numpy, as uint16."""
+    """Returns the numpy dtype that stores the elements: uint16 for bfloat16, else ``dtype``."""
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
 def to_storage(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts whole numbers (int64) to elements; exact for those that a pattern holds."""
+    """Converts integers (int64) to elements; exact for the values that a pattern contains."""
     if dtype == "bfloat16":
         return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.dtype(dtype))
@@ -54,7 +54,7 @@ def to_storage(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What the ranks put in and what must come out.
+    """The contributions of the ranks, and the expected result.
 
     Attributes:
       dtype: one of ``DTYPES``.
@@ -62,7 +62,8 @@ class Pattern:
       size: number of ranks.
 
     Raises:
-      InvalidArgumentError: the dtype cannot hold the sum over so many ranks exactly.
+      InvalidArgumentError: the dtype or op is unknown, or the dtype cannot hold the sum over this
+        number of ranks exactly.
     """
 
     dtype: str
@@ -71,17 +72,18 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.op not in OPS:
-            raise InvalidArgumentError(f"no such combination: {self.op} of {self.dtype}")
+            raise InvalidArgumentError(f"unknown op or dtype: {self.op} of {self.dtype}")
         limit = _WHOLE.get(self.dtype, 2**24)
         if self.dtype != "bool" and 2 * self.size > limit:
             raise InvalidArgumentError(
-                f"--check: {self.dtype} counts exactly to {limit}, too few for {self.size} ranks"
+                f"--check: {self.dtype} is exact only up to {limit}, too small for {self.size} "
+                "ranks; use a wider --dtype"
             )
 
     def fill(self, elements: np.ndarray, rank: int, first: int = 0) -> None:
         """Writes the contribution of ``rank`` into a 1-D array of ``storage_dtype``.
 
-        ``first`` is the index of the first element, where the array is one part of several.
+        ``first`` is the index of the array's first element if the array is one of several parts.
         """
         for start in range(0, elements.size, _CHUNK):
             index = first + np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
@@ -93,7 +95,7 @@ class Pattern:
             elements[start : start + _CHUNK] = to_storage(values, self.dtype)
 
     def count_wrong(self, elements: np.ndarray, first: int = 0) -> int:
-        """Returns how many elements of a result are not exactly what they must be."""
+        """Returns how many elements of a result differ from the exact result."""
         wrong = 0
         for start in range(0, elements.size, _CHUNK):
             index = first + np.arange(start, min(start + _CHUNK, elements.size), dtype=np.int64)
@@ -105,7 +107,7 @@ class Pattern:
         if self.dtype == "bool":
             return 2
         if self.op == "product":
-            # One rank's factor is base + size, the others' are base: keep the base at one.
+            # One rank's factor is base + size, all others are base: a base of 1 keeps it exact.
             return 1
         return min(64, _WHOLE.get(self.dtype, 2**24) // self.size - 1)
 

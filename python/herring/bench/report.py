@@ -1,4 +1,4 @@
-"""The table, in the manner of nccl-tests: lines that start with ``#`` are not data."""
+"""Formats results as a table like nccl-tests does: lines that start with ``#`` are not data."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def header(communicator: Communicator, operation: str, details: dict[str, Any]) 
 def _detail(key: str, value: Any) -> str:
     if key != "servers":
         return str(value)
-    # All that a server says of itself is in the JSON file; here it would fill the screen.
+    # The JSON file has each server's details, which would fill the screen here.
     dedicated = sum(bool(server["dedicated"]) for server in value)
     return f"{len(value)} ({dedicated} dedicated)"
 
 
 def row(measurement: Measurement) -> str:
-    """Returns the line of one size."""
+    """Returns the table's line for one size."""
     entry = measurement.to_json()
     wire, wrong = entry["wire_bytes_per_worker"], entry["wrong"]
     linkbw = entry["linkbw_bytes_per_second"]

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 4K, 1M and 100MB are decimal, 64KiB and 1MiB are binary."""
+"""Parses and formats sizes: 4K, 1M and 100MB are decimal, 64KiB and 1MiB are binary."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from herring.units import parse_size
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Returns the sizes of a comma-separated list."""
+    """Returns the sizes, in bytes, in a comma-separated list."""
     return [parse_size(part) for part in text.split(",")]
 
 
 def format_size(size: int) -> str:
-    """Returns the shortest exact way to write ``size``: ``25M``, else ``64Ki``, else digits."""
+    """Formats ``size`` exactly: with a decimal unit if possible, else a binary one, else digits."""
     for factor, unit in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
         if size % factor == 0:
             return f"{size // factor}{unit}"
