@@ -1,10 +1,10 @@
-"""Horovod's API (0.28) on Herring.
+"""Horovod's API (0.28), implemented by Herring.
 
     import herring.horovod.torch as hvd          # instead of: import horovod.torch as hvd
 
-also ``tensorflow``, ``tensorflow.keras``, ``keras`` and ``mxnet``.
+The modules ``tensorflow``, ``tensorflow.keras``, ``keras`` and ``mxnet`` exist too.
 
-Scripts that say ``import horovod`` run unchanged under ``herring run --horovod`` or
+Scripts that contain ``import horovod`` run unchanged under ``herring run --horovod`` or
 ``python -m herring.horovod script.py``; see docs/horovod.md.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__version__ = "0.28.1"  # of the API that this follows; scripts compare it
+__version__ = "0.28.1"  # The Horovod version of this API, which scripts may compare.
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Runs a script whose ``import horovod`` finds Herring: ``python -m herring.horovod script.py``."""
+"""Runs a script so that ``import horovod`` imports Herring: ``python -m herring.horovod x.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
         print(_USAGE, file=sys.stderr)
         sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
     install()
-    # Processes that it starts find the stand-in, too.
+    # Processes that the script starts import Herring's stand-in for Horovod, too.
     folder = str(Path(__file__).parent / "stand_in")
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

@@ -1,9 +1,9 @@
-"""Makes ``import horovod`` find Herring's modules in its place.
+"""Makes ``import horovod`` import Herring's modules instead of Horovod's.
 
     import herring.horovod.aliases
     herring.horovod.aliases.install()
 
-``horovod.X`` is then the module ``herring.horovod.X`` itself, whether or not Horovod is installed.
+``horovod.X`` is then the module ``herring.horovod.X`` itself, even if Horovod is installed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _THEIRS = "horovod"
 _OTHERS = {
     "spark": "start the script with torchrun, mpirun or srun",
     "ray": "start the script with torchrun, mpirun or srun",
-    "runner": "only horovod.run and some of horovod.runner's helpers are; start the script with "
-    "'herring run -n N -- python ...'",
+    "runner": "Herring has horovod.run and only a few helpers of horovod.runner; start the script "
+    "with 'herring run -n N -- python ...'",
 }
 
 
 class _Alias(Loader):
-    """Loads a module of Herring's as one of Horovod's."""
+    """Loads one of Herring's modules under the name of Horovod's module."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Herring's module."""
+        """Returns Herring's module."""
         self._spec: ModuleSpec | None = None
         module = importlib.import_module(_OURS + spec.name.removeprefix(_THEIRS))
-        self._spec = module.__spec__  # importing it by another name replaces it for a moment
+        self._spec = module.__spec__  # Importing it under another name replaces it for a moment.
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Restores the module's own spec; the module itself was executed when it was imported."""
         spec = module.__spec__ = self._spec
         if spec is not None:
             module.__loader__ = spec.loader
@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds what is called "horovod" or "horovod.X"."""
+        """Finds the modules "horovod" and "horovod.X"."""
         first, _, rest = fullname.partition(".")
         if first != _THEIRS:
             return None
@@ -60,15 +60,17 @@ class _Finder(MetaPathFinder):
             other = rest.partition(".")[0]
             if other not in _OTHERS:
                 return None
-            raise ModuleNotFoundError(f"{fullname} is not there: {_OTHERS[other]}", name=fullname)
+            raise ModuleNotFoundError(
+                f"{fullname} is not supported: {_OTHERS[other]}", name=fullname
+            )
         return ModuleSpec(fullname, _Alias())
 
 
 def install() -> None:
-    """Has ``import horovod`` find Herring's modules from now on; a second call does nothing.
+    """Makes ``import horovod`` import Herring's modules from now on; a second call does nothing.
 
     Raises:
-      NotSupportedError: Horovod itself was imported before.
+      NotSupportedError: Horovod itself is already imported.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

@@ -256,4 +256,4 @@ def who_and_what():
     assert hvd.allgather_object(hvd.rank(), name="o") == list(range(hvd.size()))
     raises(NotImplementedError, "torchrun", lambda: hvd.elastic.run)
     raises(ValueError, "op is 9", hvd.allreduce, torch.ones(1), op=9)
-    raises(ValueError, "give op only", hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)
+    raises(ValueError, "pass op only", hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)

@@ -1,8 +1,8 @@
-"""Adasum: a sum of gradients that leaves out what they have in common (Maleki et al., 2020).
+"""Adasum: adds gradients without adding their common part twice (Maleki et al., 2020).
 
-Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
-orthogonal, their mean where they are equal. Those of more ranks are combined in pairs, over a
-binary tree.
+Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum if they are
+orthogonal, their mean if they are equal. The vectors of more than two ranks are combined in pairs,
+along a binary tree.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ __all__ = ["adasum", "require_power_of_two"]
 
 
 def require_power_of_two(ranks: int) -> None:
-    """Raises InvalidArgumentError unless Adasum can combine so many."""
+    """Raises InvalidArgumentError unless the number of ranks is a power of two."""
     if ranks & (ranks - 1):
         raise InvalidArgumentError(
-            f"Adasum combines pairs of pairs: {ranks} ranks take part; it must be a power of two"
+            f"Adasum combines ranks in pairs: {ranks} ranks take part; it must be a power of two"
         )
 
 
 def adasum(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Combines the vectors of all ranks; dot products are taken in float64.
+    """Combines the vectors of all ranks; dot products are computed in float64.
 
     Args:
-      rows: one flat array per rank, in rank order, float32 or float64; a power of two of them.
+      rows: one 1-D array per rank, in rank order, float32 or float64. The number of arrays must be
+        a power of two.
 
     Returns:
-      A new array of their dtype.
+      A new array of the same shape and dtype.
     """
     level = list(rows)
     while len(level) > 1:

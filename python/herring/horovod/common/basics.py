@@ -1,4 +1,4 @@
-"""Who am I in the job, and what this library is made of."""
+"""Joins and leaves the job, and answers questions about ranks and about the library's build."""
 
 from __future__ import annotations
 
@@ -45,15 +45,17 @@ def init(
     """Joins the job that the environment describes; a second call does nothing.
 
     Args:
-      comm: None, or the list of all ranks. For some of them there are process sets.
-      process_sets: `ProcessSet`s to register, the same on all ranks; "dynamic" or None: none yet.
-        `add_process_set` works in each case.
+      comm: None, or the list of all ranks. Use process sets for a part of the ranks.
+      process_sets: a list of `ProcessSet` objects to register, the same on all ranks. "dynamic" and
+        None register none. `add_process_set` works in all cases.
 
     Raises:
-      NotSupportedError: `comm` is an MPI communicator or not all ranks.
-      InvalidArgumentError: a process set that is impossible, or twice there.
-      MismatchError: ranks give different process sets.
-      ConfigurationError, AuthenticationError, TimeoutError: as `herring.init`.
+      NotSupportedError: `comm` is an MPI communicator, or does not list all ranks.
+      InvalidArgumentError: a process set has invalid ranks, or the same ranks as another one.
+      MismatchError: ranks pass different process sets.
+      ConfigurationError: the environment or a setting is missing, wrong or contradictory.
+      AuthenticationError: the rendezvous does not know this job's secret.
+      TimeoutError: some ranks did not come in time; the message lists them.
     """
     if herring.is_initialized() and sets.is_set_up():
         return
@@ -72,31 +74,31 @@ def init(
         not isinstance(comm, (list, tuple, range)) or sorted(comm) != list(range(herring.size()))
     ):
         raise NotSupportedError(
-            f"init(comm={comm!r}): a job has all ranks of its launcher; for some of them use "
+            f"init(comm={comm!r}): a job has all ranks of its launcher; for a part of them use "
             "init(process_sets=[hvd.ProcessSet([...])]) and process_set="
         )
     sets.set_up(wanted)
 
 
 def _init_as_asked() -> None:
-    """Joins the job with the settings that Horovod's variables ask for."""
+    """Joins the job with the settings that Horovod's environment variables request."""
     settings, lines = read_variables(os.environ)
     herring.init(**settings)
     if herring.rank() == 0:
         for line in lines:
             _core.log_warning(line)
     trace = os.environ.get(TIMELINE, "").strip()
-    if trace and trace.upper() != "DYNAMIC":  # which begins with start_timeline()
+    if trace and trace.upper() != "DYNAMIC":  # With DYNAMIC, the script calls start_timeline().
         start_timeline(trace)
 
 
 def shutdown() -> None:
-    """Leaves the job; what is in flight fails. Another `init` may follow."""
+    """Leaves the job. Operations in flight fail; `init` may be called again afterwards."""
     herring.shutdown()
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job."""
+    """Returns whether this process is in a job."""
     return herring.is_initialized()
 
 
@@ -107,43 +109,43 @@ def _in_job(function: Callable[[], int]) -> int:
 
 
 def rank() -> int:
-    """This worker's rank, 0 to size() - 1."""
+    """Returns this worker's rank, from 0 to size() - 1."""
     return _in_job(herring.rank)
 
 
 def size() -> int:
-    """Number of workers in the job."""
+    """Returns the number of workers in the job."""
     return _in_job(herring.size)
 
 
 def local_rank() -> int:
-    """This worker's rank on its node, 0 to local_size() - 1."""
+    """Returns this worker's rank on its node, from 0 to local_size() - 1."""
     return _in_job(herring.local_rank)
 
 
 def local_size() -> int:
-    """Number of workers on this node."""
+    """Returns the number of workers on this node."""
     return _in_job(herring.local_size)
 
 
 def _nodes_across() -> list[int]:
-    """The nodes that have a worker of this local rank."""
+    """Returns the numbers of the nodes that have a worker with this local rank."""
     mine = local_rank()
     return [n for n in range(herring.num_nodes()) if len(herring.ranks_of_node(n)) > mine]
 
 
 def cross_rank() -> int:
-    """This node's number among those that have a worker of this local rank."""
+    """Returns this node's index among the nodes that have a worker with this local rank."""
     return _nodes_across().index(herring.node_rank())
 
 
 def cross_size() -> int:
-    """Number of nodes that have a worker of this local rank."""
+    """Returns the number of nodes that have a worker with this local rank."""
     return len(_nodes_across())
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have equally many workers."""
+    """Returns whether all nodes have the same number of workers."""
     _in_job(herring.size)
     return len({len(herring.ranks_of_node(n)) for n in range(herring.num_nodes())}) == 1
 
@@ -153,7 +155,7 @@ def _none_of(what: str) -> Callable[..., Any]:
         del verbose
         return False
 
-    answer.__doc__ = f"Whether {what}: no, Herring has its own transport."
+    answer.__doc__ = f"Returns whether {what}: always False, as Herring has its own transport."
     return answer
 
 
@@ -169,6 +171,6 @@ rocm_built = _none_of("ROCm operations are compiled in")
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version of NCCL that is compiled in: 0, none; Herring has its own transport."""
+    """Returns the version of NCCL that is compiled in: always 0, as Herring does not use NCCL."""
     del verbose
     return 0

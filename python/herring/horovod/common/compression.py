@@ -1,4 +1,4 @@
-"""What compressors of all frameworks have in common."""
+"""Base classes of the gradient compressors of all frameworks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ __all__ = ["Compressor", "NoneCompressor", "is_half"]
 
 
 class Compressor:
-    """What makes a tensor smaller and brings it back. Scripts may derive their own."""
+    """Compresses a tensor before a collective and decompresses the result.
+
+    Scripts may derive their own compressors from this class.
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and what `decompress` needs to know."""
+        """Compresses a tensor.
+
+        Returns:
+          The tensor to send, and a context for `decompress`.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor that came back, as it was."""
+        """Returns a received tensor in its original form; `ctx` is the context of `compress`."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Does not change tensors."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor
 
 
 def is_half(compression: Any) -> bool:
-    """Whether it is the `FP16Compressor` of any framework here, and not one derived from it."""
+    """Returns whether `compression` is Herring's `FP16Compressor` itself, for any framework."""
     module = getattr(compression, "__module__", "")
     return module.startswith("herring.horovod.") and compression.__name__ == "FP16Compressor"

@@ -1,8 +1,8 @@
-"""Horovod's exceptions, and how Herring's become them.
+"""Horovod's exceptions, and the conversion of Herring's errors to them.
 
-What fails while ranks work together is raised as a `HorovodInternalError` that is at the same time
-Herring's own error: ``except HorovodInternalError`` and ``except herring.PeerLostError`` both catch
-it.
+A failed collective raises an error that is both a `HorovodInternalError` and one of Herring's
+errors. So ``except HorovodInternalError`` and, for example, ``except herring.PeerLostError`` both
+catch the error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed. Never raised: a job keeps its workers.
+    """The hosts of the job have changed. Herring never raises this: a job keeps its workers.
 
     Attributes:
-      skip_sync: as in Horovod.
+      skip_sync: the value passed to the constructor.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -40,14 +40,14 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class NotSupportedError(HerringError, NotImplementedError):
-    """Something of Horovod's that is not there; the message says what to use instead."""
+    """A part of Horovod's API is not supported; the message says what to use instead."""
 
 
 class NotInitializedError(ShutdownError, ValueError):
     """`init` has not been called, or `shutdown` has."""
 
 
-# The first that fits is taken.
+# `as_horovod` uses the first class that matches, so base classes come last.
 _KINDS: dict[type[HerringError], type[HorovodInternalError]] = {
     kind: type(kind.__name__, (HorovodInternalError, kind), {"__doc__": kind.__doc__})
     for kind in (
@@ -62,7 +62,7 @@ _KINDS: dict[type[HerringError], type[HorovodInternalError]] = {
 
 
 def as_horovod(error: HerringError) -> Exception:
-    """The same error as a `HorovodInternalError`."""
+    """Converts an error of Herring to a `HorovodInternalError` that has the same class, too."""
     if isinstance(error, HorovodInternalError):
         return error
     for kind, both in _KINDS.items():
@@ -73,7 +73,7 @@ def as_horovod(error: HerringError) -> Exception:
 
 @contextmanager
 def internal_errors() -> Iterator[None]:
-    """What Herring raises in the block becomes a `HorovodInternalError`."""
+    """Converts errors that Herring raises in the block to `HorovodInternalError`."""
     try:
         yield
     except HerringError as error:

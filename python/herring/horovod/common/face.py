@@ -1,4 +1,4 @@
-"""What Horovod's modules for all frameworks have alike."""
+"""Names that Horovod's modules for all frameworks share."""
 
 from herring.horovod.common.basics import *  # noqa: F403
 from herring.horovod.common.basics import __all__ as __all__

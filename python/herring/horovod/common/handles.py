@@ -1,6 +1,7 @@
-"""Integer handles: what was started, by number, until it is synchronized.
+"""Keeps calls under way by integer handles until they are synchronized.
 
-A call is one operation of the core; what it returns is made of that when it is synchronized.
+A call is one operation of the core. `synchronize` converts the operation's result to the result of
+the call.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Number = TypeVar("Number", bound=int)
 
 
 class SparseHandle(int):
-    """The handle of a sparse all-reduce: `synchronize` takes it, and calling it is the same."""
+    """The handle of a sparse all-reduce; calling the handle is the same as synchronizing it."""
 
     def __call__(self) -> Any:
-        """Waits for the result, as `synchronize`."""
+        """Waits for the result and returns it."""
         return synchronize(self)
 
 
@@ -45,17 +46,17 @@ class Call:
 
     Args:
       kind: Horovod's name of the collective.
-      core_kind: the core's name of it.
-      name: the caller's; None: the next of its kind.
-      process_set: who takes part.
-      queues: whether it waits for an earlier one of this name, instead of refusing.
+      core_kind: the core's name of the collective.
+      name: the name that the caller passed; None numbers the calls of each kind.
+      process_set: the ranks that take part.
+      queues: whether to wait for an earlier call with the same name instead of raising an error.
 
     Attributes:
-      finish: makes its result of the complete operation.
+      finish: converts the result of the complete operation to the result of the call.
 
     Raises:
-      InvalidArgumentError: an operation of this kind and name is in flight in the process set; the
-        process set cannot be used.
+      InvalidArgumentError: an operation of this kind and name is in flight in the process set, or
+        the process set is not registered or does not contain this rank.
     """
 
     def __init__(
@@ -75,19 +76,19 @@ class Call:
         self.finish: Callable[[], Any] = _nothing
         self._kind = core_kind
         self._operation: _core.Operation | None = None
-        self._array: Any = None  # where its result comes, on a GPU
-        self._told = False  # the others, of what this rank does
+        self._array: Any = None  # The array on a GPU that receives the result.
+        self._told = False  # Whether the other ranks know of this rank's call, or of its error.
         self._noted: Callable[[], None] = _nothing
         while (other := self._register()) is not None:
             if not queues:
                 raise InvalidArgumentError(
-                    f"{kind}: an operation named '{name}' is in flight; synchronize it before the "
-                    "name is used again, or give each a name of its own"
+                    f"{kind}: an operation named '{name}' is in flight; synchronize it before you "
+                    "use the name again, or give each operation a name of its own"
                 )
             other.wait()
 
     def _register(self) -> Call | None:
-        """Takes the name; returns the call that has it, if there is one in flight."""
+        """Reserves the name, or returns the call in flight that has it."""
         with _lock:
             other = _in_flight.get(self.key)
             if other is not None and not other.done():
@@ -96,14 +97,17 @@ class Call:
         return None
 
     def start(self, array: Any, *, about: str = "", **options: Any) -> _core.Operation:
-        """Starts its operation.
+        """Starts the call's operation.
 
         Args:
-          array: of this rank; a list of them with ``listed=True``.
-          about: what ranks must have alike beside what the core sees of the operation, in words.
-          options: of its kind.
+          array: this rank's array, or a list of arrays with ``listed=True``.
+          about: a text that must be equal on all ranks; it describes what the core cannot see.
+          options: options of this kind of operation.
+
+        Returns:
+          The operation.
         """
-        self._told = True  # with an error too
+        self._told = True  # If `submit` fails, it tells the other ranks.
         self._operation = submit(
             self._kind,
             array,
@@ -122,7 +126,7 @@ class Call:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Tells the others that this rank does not start it, if it has failed."""
+        """Tells the other ranks, after an error, that this rank does not start the operation."""
         if error is None:
             self._noted = timeline.started(self.name, self._operation)
             return
@@ -130,25 +134,25 @@ class Call:
             if self._operation is None:
                 _in_flight.pop(self.key, None)
         if isinstance(error, PeerLostError):
-            raise as_horovod(error) from error  # it was lost before
+            raise as_horovod(error) from error  # The peer was lost before the call.
         if not self._told and isinstance(error, Exception):
             refuse(self._kind, self.name, self.group, error)
 
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Returns whether `result` would return, or raise, without waiting."""
         return self._operation is not None and self._operation.done()
 
     def wait(self) -> None:
-        """Returns when it is complete, or has failed; leaves its result alone."""
+        """Waits until the operation is complete or has failed, and does not take its result."""
         if self._operation is not None:
             with contextlib.suppress(HerringError):
                 self._operation.wait()
 
     def result(self) -> Any:
-        """Waits for it, and takes its result.
+        """Waits for the operation and returns the result of the call.
 
         Raises:
-          HorovodInternalError: it has failed; also an error of Herring's that says why.
+          HorovodInternalError: the operation failed; the error is also one of Herring's errors.
         """
         assert self._operation is not None
         with internal_errors():
@@ -162,21 +166,21 @@ class Call:
             return self.finish()
 
     def forget(self) -> None:
-        """The name may be used again."""
+        """Releases the name for another call."""
         with _lock:
             if _in_flight.get(self.key) is self:
                 del _in_flight[self.key]
 
     def handle(self) -> int:
-        """Keeps it until it is synchronized.
+        """Keeps the call until it is synchronized.
 
         Returns:
-          A number that no other call of this process has.
+          A handle: a number that no other call of this process has.
         """
         return self.handle_of(int)
 
     def handle_of(self, kind: type[Number]) -> Number:
-        """As `handle`, with a number of this type."""
+        """Keeps the call until it is synchronized, and returns a handle of type `kind`."""
         handle = kind(next(_numbers))
         with _lock:
             _calls[handle] = self
@@ -203,32 +207,36 @@ forget_job.append(_forget)
 
 
 def poll(handle: int) -> bool:
-    """Whether what a handle stands for is complete, or has failed: `synchronize` would not wait.
+    """Returns whether an operation is complete or has failed, so that `synchronize` would not wait.
+
+    Args:
+      handle: a handle that an ``..._async`` function returned.
 
     Raises:
-      InvalidArgumentError: nothing under way has this handle.
+      InvalidArgumentError: no operation under way has this handle.
     """
     with _lock:
         call = _calls.get(handle)
     if call is None:
         raise InvalidArgumentError(
-            f"handle {handle!r} was not given out, or was synchronized before; it must be one that "
-            "an ..._async function has returned"
+            f"handle {handle!r} is unknown or was synchronized before; it must be a handle that "
+            "an ..._async function returned"
         )
     return call.done()
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for what a handle stands for, and returns its result.
+    """Waits for an operation and returns its result.
 
     Args:
-      handle: from an ``..._async`` function.
+      handle: a handle that an ``..._async`` function returned.
 
     Returns:
-      A tensor, or a tuple or list of them; None for a handle that was synchronized before.
+      A tensor, or a tuple or list of tensors; None if the handle is unknown or was synchronized
+      before.
 
     Raises:
-      HorovodInternalError: it has failed; also an error of Herring's that says why.
+      HorovodInternalError: the operation failed; the error is also one of Herring's errors.
     """
     with _lock:
         call = _calls.pop(handle, None)

@@ -1,8 +1,8 @@
-"""Starts collectives on NumPy arrays; each method returns the call, under way.
+"""Starts collectives on NumPy arrays, for frameworks whose tensors reach the host as arrays.
 
-For frameworks whose tensors reach the host as arrays. What a call is given is copied at once, and
-results are new arrays. Dtypes that operations do not reduce travel as others that hold them:
-bfloat16 as float32, unsigned integers as int64.
+Each method of `Starter` copies its arguments at once and returns a call under way. Results are new
+arrays. Dtypes that operations do not reduce are sent as wider dtypes: bfloat16 as float32, uint16
+and uint32 as int64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _copied(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 class Arrays(Tensors):
-    """NumPy's, which are copied at once."""
+    """Handles NumPy arrays, which are copied at once."""
 
     def checked(self, tensor: np.ndarray, kind: str) -> np.ndarray:
         return tensor
@@ -95,7 +95,7 @@ class Arrays(Tensors):
         return found if found.dtype == np.float64 else found.astype(np.float32)
 
     def like(self, tensor: Any, dense: np.ndarray) -> Any:
-        # Without its memory, which its owner may want back meanwhile.
+        # Does not refer to the array's memory, so that its owner can free it meanwhile.
         return np.broadcast_to(np.empty((), dense.dtype), dense.shape)
 
     def write(self, found: np.ndarray, tensor: np.ndarray) -> None:
@@ -103,6 +103,6 @@ class Arrays(Tensors):
 
 
 class Starter(starter.Starter):
-    """Starts calls of one name in one process set, on arrays."""
+    """Starts calls with one name in one process set, on NumPy arrays."""
 
     tensors = Arrays()

@@ -1,4 +1,4 @@
-"""Variables whose gradients stay on each rank, and how gradients are grouped."""
+"""Variables whose gradients are not averaged, and the check of the argument `groups`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Alone", "LocalVariables", "check_groups", "variables_of"]
 
 
 class Alone:
-    """Averages nothing: for a rank that is not in the process set."""
+    """An averager that averages nothing, for a rank that is not in the process set."""
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients."""
+        """Returns the gradients unchanged."""
         return list(gradients)
 
 
 class LocalVariables:
-    """Variables whose gradients are not averaged.
+    """The set of local variables: their gradients are not averaged.
 
     Args:
-      process_set: who averages the others.
-      scales: whether gradients of local ones are divided by the number of its ranks, so that they
-        are to those of the others as if all had been averaged.
+      process_set: the ranks that average the gradients of the other variables.
+      scales: whether local gradients are divided by the number of ranks in the process set, so that
+        they have the same scale as averaged gradients.
     """
 
     def __init__(self, process_set: ProcessSet, *, scales: bool) -> None:
@@ -34,7 +34,7 @@ class LocalVariables:
         self._variables: dict[int, Any] = {}
 
     def add(self, variable: Any) -> None:
-        """One more of them."""
+        """Adds a variable to the set."""
         native = _native(variable)
         self._variables[id(native)] = native
 
@@ -44,15 +44,15 @@ class LocalVariables:
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Calls `average` with the gradients of the other variables.
+        """Calls `average` with the gradients of the variables that are not local.
 
         Args:
-          average: takes gradients and their variables; returns averages.
-          gradients: per variable a tensor, or None.
-          variables: all.
+          average: a function of gradients and their variables that returns the averages.
+          gradients: for each variable, a tensor or None.
+          variables: all variables, local or not.
 
         Returns:
-          Per variable the average, or what becomes of a local gradient.
+          For each variable, the average, or its own gradient, scaled or not, if it is local.
         """
         others = [i for i, v in enumerate(variables) if id(_native(v)) not in self._variables]
         averages = average([gradients[i] for i in others], [variables[i] for i in others])
@@ -72,30 +72,34 @@ def _divided(gradient: Any, divisor: int) -> Any:
 
 
 def _native(variable: Any) -> Any:
-    """Of a variable of Keras on TensorFlow the tf.Variable: tapes know either."""
+    """Returns a Keras variable's tf.Variable, because tapes may see either; else `variable`."""
     value = getattr(variable, "_value", None)
     return value if hasattr(variable, "path") and hasattr(value, "assign") else variable
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """The trainable variables of a Keras layer, or of a list of them; None: of none.
+    """Returns the trainable variables of a Keras layer or a list of layers; none for None.
 
     Raises:
-      InvalidArgumentError: something else is in the list.
+      InvalidArgumentError: `layers` contains something that is not a Keras layer.
     """
     listed = [] if layers is None else layers if isinstance(layers, Iterable) else [layers]
     found: list[Any] = []
     for layer in listed:
         if not hasattr(layer, "trainable_variables"):
             raise InvalidArgumentError(
-                f"local_layers has {layer!r}; it must be a Keras layer or a list of them"
+                f"local_layers contains {layer!r}; it must be a Keras layer or a list of them"
             )
         found += layer.trainable_variables
     return found
 
 
 def check_groups(groups: Any, num_groups: int) -> None:
-    """Raises InvalidArgumentError unless they say how gradients may be grouped."""
+    """Checks the arguments that group gradients, which have no effect in Herring.
+
+    Raises:
+      InvalidArgumentError: not an integer of at least 0, or a list of lists of variables.
+    """
     given = num_groups if groups is None else groups
     if isinstance(given, int) and given >= 0:
         return

@@ -1,4 +1,4 @@
-"""Objects of one rank, or of all, for all."""
+"""Sends picklable objects from one rank, or from every rank, to all ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Hands a picklable object of one rank to all.
+    """Sends a picklable object from one rank to all ranks (collective).
 
     Args:
-      obj: read on the root only.
-      root_rank: a rank of the job.
-      name: identifies the operation across ranks.
-      process_set: who takes part.
+      obj: the object to send; ignored on ranks other than the root.
+      root_rank: the rank of the job whose object is sent.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      The object; on the root the one given.
+      A copy of the root's object; on the root, `obj` itself.
+
+    Raises:
+      HorovodInternalError: a rank was lost, did not call in time, or passed other arguments.
     """
     group = group_of(process_set)
     root = root_in(process_set, root_rank)
@@ -38,15 +41,18 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Hands a picklable object of every rank to all.
+    """Sends a picklable object from every rank to all ranks (collective).
 
     Args:
-      obj: this rank's.
-      name: identifies the operation across ranks.
-      process_set: who takes part.
+      obj: this rank's object.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      The objects in rank order.
+      A list with the objects of all ranks, in rank order.
+
+    Raises:
+      HorovodInternalError: a rank was lost, or did not call in time.
     """
     group = group_of(process_set)
     name = None if name is None else f"horovod.allgather_object.{name}"

@@ -1,4 +1,4 @@
-"""The operators of Horovod's API, and what calls with them have in common."""
+"""The operators of Horovod's API, and checks of arguments that use them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NAMES = {**OPERATORS, Adasum: "adasum"}
 
 
 def operator_of(op: Any, kind: str) -> str:
-    """Herring's name of Horovod's operator; "adasum" is Horovod's alone.
+    """Returns Herring's name of one of Horovod's operators, or "adasum", which Herring lacks.
 
     Raises:
-      InvalidArgumentError: there is no such operator.
+      InvalidArgumentError: the operator is unknown.
     """
     if op not in _NAMES:
         raise InvalidArgumentError(
@@ -41,27 +41,27 @@ def operator_of(op: Any, kind: str) -> str:
 
 
 def scattering_operator(op: Any, kind: str) -> str:
-    """As `operator_of`, for a reduce-scatter.
+    """Returns Herring's name of one of Horovod's operators, for a reduce-scatter.
 
     Raises:
-      InvalidArgumentError: there is no such operator, or it is Adasum.
+      InvalidArgumentError: the operator is unknown, or is Adasum.
     """
     if op == Adasum:
-        raise InvalidArgumentError(f"{kind}: op is hvd.Adasum; use allreduce for it")
+        raise InvalidArgumentError(f"{kind}: op is hvd.Adasum; use allreduce for Adasum")
     return operator_of(op, kind)
 
 
 def operator_or_average(op: Any, average: bool | None) -> Any:
-    """The operator, where the older argument `average` may say it.
+    """Returns the operator that `op`, or the older argument `average`, selects.
 
     Raises:
-      InvalidArgumentError: both are given.
+      InvalidArgumentError: both arguments are given.
     """
     if average is None:
         return Average if op is None else op
     if op is not None:
         raise InvalidArgumentError(
-            f"op is {op!r} and average is {average!r}; give op only (hvd.Average or hvd.Sum)"
+            f"op is {op!r} and average is {average!r}; pass op only (hvd.Average or hvd.Sum)"
         )
     return Average if average else Sum
 
@@ -72,7 +72,7 @@ def require_linear(op: Any, kind: str, instead: str) -> None:
     Args:
       op: Horovod's operator.
       kind: Horovod's name of the collective.
-      instead: what to call on a tensor that needs none.
+      instead: advice for tensors that need no gradient.
     """
     if op not in (Average, Sum):
         raise InvalidArgumentError(
@@ -82,23 +82,22 @@ def require_linear(op: Any, kind: str, instead: str) -> None:
 
 
 def check_gradient_options(op: Any, gradient_predivide_factor: float) -> None:
-    """Checks what optimizers of all frameworks take.
+    """Checks arguments that the optimizers of all frameworks share.
 
     Raises:
-      InvalidArgumentError: an operator that is not for gradients, or a factor that goes with
-        Average only.
+      InvalidArgumentError: the operator cannot be used for gradients, or the factor needs Average.
     """
     if op not in (Average, Sum, Adasum):
         raise InvalidArgumentError(f"op is {op!r}; it must be hvd.Average, hvd.Sum or hvd.Adasum")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgumentError(
-            f"gradient_predivide_factor is {gradient_predivide_factor}; with another op than "
-            "hvd.Average it must be 1"
+            f"gradient_predivide_factor is {gradient_predivide_factor}; it must be 1 unless op is "
+            "hvd.Average"
         )
 
 
 def check_passes(passes: Any) -> None:
-    """Raises InvalidArgumentError unless it is a number of backward passes."""
+    """Raises InvalidArgumentError unless `passes` is an integer of at least 1."""
     if not isinstance(passes, int) or passes < 1:
         raise InvalidArgumentError(
             f"backward_passes_per_step is {passes!r}; it must be an integer, 1 or more"

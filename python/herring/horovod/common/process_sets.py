@@ -1,4 +1,4 @@
-"""Process sets: Horovod's groups of ranks. All ranks register one; its members use it."""
+"""Process sets, Horovod's groups of ranks. All ranks register a process set; its members use it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 
 
 class ProcessSet:
-    """Some ranks of the job that do collectives together.
+    """A set of ranks of the job that take part in collectives together.
 
-    It can be used once it is registered, by `init` or `add_process_set`, until it is removed or the
-    job ends.
+    A process set can be used once `init` or `add_process_set` has registered it, until it is
+    removed or the job ends.
 
     Args:
-      ranks_or_comm: ranks of the job, in any order, each once. No MPI communicator.
+      ranks_or_comm: a list of different ranks of the job, in any order. MPI communicators are not
+        supported.
 
     Attributes:
-      process_set_id: its number, None unless it is registered. 0 is the set of all ranks.
-      ranks: its ranks, ascending.
-      mpi_comm: None.
+      process_set_id: the number of the process set, or None if it is not registered. 0 is the set
+        of all ranks.
+      ranks: the ranks, ascending.
+      mpi_comm: always None.
 
     Raises:
-      InvalidArgumentError: it is no list of different ranks.
+      InvalidArgumentError: `ranks_or_comm` is not a list of different ranks.
     """
 
     process_set_id: int | None = None
@@ -42,7 +44,7 @@ class ProcessSet:
         except TypeError:
             raise InvalidArgumentError(
                 f"ProcessSet({ranks_or_comm!r}): it must be a list of ranks; MPI communicators "
-                "are not taken"
+                "are not supported"
             ) from None
         if not listed or len(set(listed)) < len(listed) or listed[0] < 0:
             raise InvalidArgumentError(
@@ -53,20 +55,20 @@ class ProcessSet:
         self._group: Group | None = None
 
     def included(self) -> bool | None:
-        """Whether this rank is in it; None: it is not registered."""
+        """Returns whether this rank is in the process set; None if it is not registered."""
         ranks = self._registered_ranks()
         return None if ranks is None else herring.rank() in ranks
 
     def size(self) -> int | None:
-        """Number of its ranks; None: it is not registered."""
+        """Returns the number of ranks in the process set; None if it is not registered."""
         ranks = self._registered_ranks()
         return None if ranks is None else len(ranks)
 
     def rank(self) -> int | None:
-        """This rank's place in it; None: it is not registered.
+        """Returns this rank's index in the process set; None if it is not registered.
 
         Raises:
-          InvalidArgumentError: this rank is not in it.
+          InvalidArgumentError: this rank is not in the process set.
         """
         ranks = self._registered_ranks()
         if ranks is None:
@@ -85,7 +87,7 @@ class ProcessSet:
 
 
 class _All(ProcessSet):
-    """The set of all ranks, of whatever job there is."""
+    """The set of all ranks of the current job."""
 
     def __init__(self) -> None:
         self._group = None
@@ -101,28 +103,31 @@ class _All(ProcessSet):
 
 global_process_set: ProcessSet = _All()
 
-_registered: dict[int, ProcessSet] = {}  # by number, from 1 on
+_registered: dict[int, ProcessSet] = {}  # Keys are the numbers, which start at 1.
 
 
 class _State:
-    set_up = False  # `set_up` was called in this job
-    next = 1  # number of the next process set
+    set_up = False  # Whether `set_up` was called in this job.
+    next = 1  # Number of the next process set.
 
 
 def is_set_up() -> bool:
-    """Whether `set_up` was called in this job."""
+    """Returns whether `set_up` was called in this job."""
     return _State.set_up
 
 
 def set_up(wanted: Sequence[ProcessSet]) -> None:
-    """Registers the process sets of `init` (collective).
+    """Registers the process sets passed to `init` (collective).
 
     Raises:
-      InvalidArgumentError, MismatchError: as `add_process_set`.
+      InvalidArgumentError: a process set has invalid ranks, or the same ranks as another one.
+      MismatchError: ranks pass different process sets.
     """
     for one in wanted:
         if not isinstance(one, ProcessSet):
-            raise InvalidArgumentError(f"process_sets has {one!r}; it must be a list of ProcessSet")
+            raise InvalidArgumentError(
+                f"process_sets contains {one!r}; it must be a list of ProcessSet"
+            )
     check_same("the process sets of init()", [one.ranks for one in wanted], name="horovod.init")
     _State.set_up = True
     for one in wanted:
@@ -158,17 +163,18 @@ def _register(process_set: ProcessSet) -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set (collective: every rank of the job calls it, with the same ranks).
+    """Registers a process set (collective: every rank of the job must pass the same ranks).
 
     Args:
-      process_set: it, or the list of its ranks.
+      process_set: the process set, or a list of ranks.
 
     Returns:
       The process set.
 
     Raises:
-      InvalidArgumentError: impossible ranks, or there is one with the same ranks.
-      MismatchError: ranks call it with different ones.
+      InvalidArgumentError: the ranks are invalid, or a process set with the same ranks exists.
+      MismatchError: ranks of the job pass different ranks.
+      NotInitializedError: `init` has not been called.
     """
     if not herring.is_initialized():
         raise NotInitializedError("add_process_set() needs hvd.init() before it")
@@ -181,17 +187,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set (collective: every rank of the job calls it).
+    """Removes a process set (collective: every rank of the job must call this).
 
     Args:
-      process_set: a registered one.
+      process_set: a registered process set.
 
     Returns:
-      Whether it was removed: not if it is the set of all ranks, or not registered.
+      Whether the process set was removed: False for the set of all ranks, and for a process set
+      that is not registered.
 
     Raises:
-      InvalidArgumentError: something in it is in flight on this rank; it stays.
-      MismatchError: ranks call it with different ones.
+      InvalidArgumentError: an operation in the process set is in flight on this rank; the process
+        set stays registered.
+      MismatchError: ranks of the job pass different process sets.
     """
     number = process_set.process_set_id
     if number is None or number == 0 or _registered.get(number) is not process_set:
@@ -205,11 +213,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def group_of(process_set: ProcessSet) -> Group | None:
-    """Herring's group of a process set; None: all ranks.
+    """Returns Herring's group for a process set, or None for the set of all ranks.
 
     Raises:
-      NotInitializedError: there is no job.
-      InvalidArgumentError: not a registered process set, or this rank is not in it.
+      NotInitializedError: `init` has not been called.
+      InvalidArgumentError: the process set is not registered, or this rank is not in it.
     """
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgumentError(f"process_set is {process_set!r}; it must be a hvd.ProcessSet")
@@ -228,15 +236,15 @@ def group_of(process_set: ProcessSet) -> Group | None:
 
 
 def process_set_of(number: int) -> ProcessSet | None:
-    """The registered process set of this number; None: there is none."""
+    """Returns the registered process set with this number, or None if there is none."""
     return global_process_set if number == 0 else _registered.get(number)
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The place in a process set of a rank of the job.
+    """Returns the index of a rank of the job in a process set.
 
     Raises:
-      InvalidArgumentError: it is not in there.
+      InvalidArgumentError: the rank is not in the process set.
     """
     ranks = process_set.ranks
     if ranks is None or root_rank not in ranks:

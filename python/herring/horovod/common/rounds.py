@@ -1,4 +1,4 @@
-"""Rounds of `DistributedOptimizer` of which a rank that has joined is to be a part."""
+"""Lets a rank that has called `join` take part in the others' rounds without contributing."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ _Result = TypeVar("_Result")
 
 
 class Reducer(Protocol):
-    """What averages gradients in planned rounds."""
+    """An object that averages gradients in planned rounds."""
 
-    contributors: int  # of the last round
+    contributors: int  # Ranks that contributed to the last round.
 
     def shadow(self) -> None:
         """Takes part in a round without contributing."""
 
 
-reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # those of this process
+reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # All reducers of this process.
 
 
 def _shadow(reducer: Reducer) -> None:
-    """Takes part in rounds without contributing, up to one to which nobody contributes."""
+    """Takes part in rounds without contributing, until no rank contributes to a round."""
     try:
         while True:
             reducer.shadow()
             if reducer.contributors == 0:
                 return
     except HerringError:
-        return  # the ranks that train are told, and so is join()
+        return  # The ranks that train raise this error, and so does join().
 
 
 def without_this_rank(join: Callable[[], _Result]) -> _Result:
-    """Calls `join`, while this rank has no part in the others' rounds.
+    """Calls `join` while this rank takes part in the others' rounds without contributing.
 
-    A planned round needs all ranks. So each reducer has a thread that begins rounds to which this
-    rank has nothing to add. In the one that all ranks begin like that everybody has joined.
+    A planned round needs all ranks. So each reducer gets a thread here that begins rounds without
+    contributing to them. When no rank contributes to a round, all ranks have joined.
 
     Args:
-      join: returns when all ranks have joined.
+      join: a function that returns when all ranks have joined.
 
     Returns:
-      What it returns.
+      The result of `join`.
     """
-    gc.collect()  # an optimizer that is gone on another rank must not wait for that rank here
+    gc.collect()  # Removes unused optimizers, which would wait here for ranks that freed theirs.
     threads = [
         threading.Thread(target=_shadow, args=(reducer,), name="herring-join", daemon=True)
         for reducer in list(reducers)

@@ -1,6 +1,6 @@
 """Starts Horovod's collectives on the tensors of any framework.
 
-What is the same for all frameworks is here; `Tensors` says what differs.
+This module contains what is the same for all frameworks; `Tensors` is the interface to the rest.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Reduction", "Starter"]
 
 
 class Reduction(NamedTuple):
-    """How values are combined.
+    """How the values of all ranks are combined.
 
     Attributes:
       op: Horovod's operator.
-      prescale: multiplies each rank's values first.
-      postscale: multiplies the result.
+      prescale: factor for each rank's values before they are combined.
+      postscale: factor for the result.
     """
 
     op: Any = Average
@@ -46,20 +46,20 @@ class Reduction(NamedTuple):
 
     @property
     def scaled(self) -> bool:
-        """Whether there is something to multiply by."""
+        """Whether one of the factors is not 1."""
         return self.prescale != 1.0 or self.postscale != 1.0
 
 
 class Starter:
-    """Starts calls of one name in one process set; each method returns the call, under way.
+    """Starts calls with one name in one process set; each method returns a call under way.
 
     Args:
-      name: of the operation; None: calls are numbered.
-      process_set: who takes part.
-      queues: as of `Call`.
+      name: name of the operation; None numbers the calls.
+      process_set: the ranks that take part.
+      queues: whether to wait for an earlier call with the same name instead of raising an error.
 
     Attributes:
-      tensors: how those of the framework are handled; each framework has a class of its own here.
+      tensors: handles the framework's tensors; each framework's subclass sets it.
     """
 
     tensors: Tensors
@@ -89,7 +89,7 @@ class Starter:
         return f"{self.tensors.dtype_of(dense)} {list(dense.shape)}"
 
     def _text_of_rows(self, dense: Any) -> str:
-        """What ranks agree about where the numbers of rows may differ."""
+        """Describes what must be equal on all ranks if the number of rows may differ."""
         return f"{self.tensors.dtype_of(dense)} {['n', *dense.shape[1:]]}"
 
     def _kept(
@@ -100,10 +100,10 @@ class Starter:
     def _sent(
         self, dense: Sequence[Any], operation: str, how: Reduction, kind: str, *, own: bool
     ) -> tuple[list[Any], float]:
-        """Host tensors to reduce, and what is left to multiply all of them by.
+        """Returns host tensors to reduce, and the factor by which the core must multiply them.
 
-        Integers that are averaged or scaled are in float64, and multiplied already. Floats beside
-        them are then multiplied here, too.
+        Integers that are averaged or scaled are converted to float64 and multiplied here. If there
+        are such integers, floats in the same list are multiplied here, too.
         """
         wide = self._wide(dense, operation, how, kind)
         left = 1.0 if any(wide) else how.prescale
@@ -117,7 +117,7 @@ class Starter:
         return hosts, left
 
     def _wide(self, dense: Sequence[Any], operation: str, how: Reduction, kind: str) -> list[bool]:
-        """Which of them are reduced in float64."""
+        """Returns for each tensor whether it is reduced in float64."""
         combined = operation != "average" and not how.scaled
         return [not self.tensors.has_floats(one, kind) and not combined for one in dense]
 
@@ -131,7 +131,11 @@ class Starter:
         *,
         own: bool,
     ) -> list[Any]:
-        """Starts it, of a list or of one tensor by `kind`; returns where the results come."""
+        """Starts an all-reduce of a list or, as `kind` says, of one tensor.
+
+        Returns:
+          The host tensors, or tensors on a GPU, that will hold the results.
+        """
         listed = kind.startswith("grouped")
         stays = self.tensors.stay(dense) and not any(self._wide(dense, operation, how, kind))
         if stays:
@@ -153,7 +157,11 @@ class Starter:
     def _start_broadcast(
         self, call: Call, dense: Sequence[Any], root: int, kind: str, *, own: bool
     ) -> list[Any]:
-        """As `_start_allreduce`, from a rank of the process set."""
+        """Starts a broadcast of a list or, as `kind` says, of one tensor.
+
+        Returns:
+          The host tensors, or tensors on a GPU, that will hold the results.
+        """
         listed = kind.startswith("grouped")
         if self.tensors.stay(dense):
             hosts = [self.tensors.staying(one, own=own) for one in dense]
@@ -164,7 +172,7 @@ class Starter:
         return hosts
 
     def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
-        """The tensors given, or new ones, with what host tensors hold."""
+        """Returns the tensors given, or new ones, with the contents of host tensors."""
         found = [self.tensors.narrowed(host, like) for host, like in zip(hosts, kept)]
         if not in_place:
             return [self.tensors.new(one, like) for one, like in zip(found, kept)]
@@ -173,7 +181,7 @@ class Starter:
         return list(kept)
 
     def allreduce(self, tensor: Any, how: Reduction, *, in_place: bool = False) -> Call:
-        """Starts an all-reduce; its result is the tensor given, or a new one."""
+        """Starts an all-reduce; its result is `tensor` if `in_place`, else a new tensor."""
         kind = "allreduce"
         with self._call(kind, "allgather" if how.op == Adasum else kind) as call:
             operation = operator_of(how.op, kind)
@@ -190,7 +198,10 @@ class Starter:
     def grouped_allreduce(
         self, tensors: Sequence[Any], how: Reduction, *, in_place: bool = False
     ) -> Call:
-        """Starts an all-reduce of a list: all of it or none; its result is a list."""
+        """Starts an all-reduce of a list, which succeeds or fails as a whole.
+
+        The result is a list of the tensors given if `in_place`, else of new tensors.
+        """
         kind = "grouped_allreduce"
         adds = how.op == Adasum
         with self._call(kind, "allgather" if adds else "allreduce") as call:
@@ -211,7 +222,7 @@ class Starter:
     def _start_adasum(
         self, call: Call, dense: Sequence[Any], kept: Sequence[Any], how: Reduction, kind: str
     ) -> Callable[[], list[Any]]:
-        """Gathers the vectors of all ranks; returns what combines them when they are there."""
+        """Starts to gather the vectors of all ranks; returns a function that combines them."""
         require_power_of_two(call.scope.size)
         for one in dense:
             if not self.tensors.has_floats(one, kind):
@@ -254,7 +265,10 @@ class Starter:
         return self.tensors.new(self.tensors.viewed(found, like, (rows, *like.shape[1:])), like)
 
     def grouped_allgather(self, tensors: Sequence[Any]) -> Call:
-        """Starts an all-gather of a list: all of it or none; its result is a list."""
+        """Starts an all-gather of a list, which succeeds or fails as a whole.
+
+        The result is a list of new tensors.
+        """
         kind = "grouped_allgather"
         with self._call(kind, "allgather") as call:
             dense = self._listed(tensors, kind)
@@ -268,7 +282,10 @@ class Starter:
         return call
 
     def broadcast(self, tensor: Any, root_rank: int, *, in_place: bool = False) -> Call:
-        """Starts a broadcast from a rank of the job; its result is the tensor, or a new one."""
+        """Starts a broadcast; its result is `tensor` if `in_place`, else a new tensor.
+
+        `root_rank` is a rank of the job, which must be in the process set.
+        """
         kind = "broadcast"
         with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
@@ -284,7 +301,10 @@ class Starter:
         return self._results([*map(self.tensors.moved, hosts, kept)], kept, in_place)
 
     def grouped_broadcast(self, tensors: Sequence[Any], root_rank: int) -> Call:
-        """Starts a broadcast of a list: all of it or none; its result is a list of new tensors."""
+        """Starts a broadcast of a list, which succeeds or fails as a whole.
+
+        The result is a list of new tensors.
+        """
         kind = "grouped_broadcast"
         with self._call(kind, "broadcast") as call:
             dense = self._listed(tensors, kind)
@@ -295,7 +315,10 @@ class Starter:
         return call
 
     def alltoall(self, tensor: Any, splits: Any) -> Call:
-        """Starts an all-to-all; its result is a new tensor, and rows from each rank (int32)."""
+        """Starts an all-to-all.
+
+        The result is a new tensor, and the number of rows from each rank (int32).
+        """
         kind = "alltoall"
         with self._call(kind, kind) as call:
             dense = self.tensors.checked(tensor, kind)
@@ -306,7 +329,7 @@ class Starter:
             items = math.prod(rows.shape[1:])
             if items:
                 operation = call.start(self.tensors.words(rows), splits=counts, about=about)
-            else:  # rows without elements: their numbers go alone
+            else:  # Rows have no elements, so only the numbers of rows are sent.
                 parts = [1] * call.scope.size
                 operation = call.start(np.array(counts, np.int64), splits=parts, about=about)
 
@@ -343,7 +366,10 @@ class Starter:
         return call
 
     def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Call:
-        """Starts a reduce-scatter of a list: all of it or none; its result is a list."""
+        """Starts a reduce-scatter of a list, which succeeds or fails as a whole.
+
+        The result is a list of new tensors.
+        """
         kind = "grouped_reducescatter"
         with self._call(kind, "reduce_scatter") as call:
             by = scattering_operator(how.op, kind)

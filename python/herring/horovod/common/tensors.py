@@ -1,4 +1,4 @@
-"""What differs between frameworks where a collective is started: their tensors."""
+"""The interface through which collectives handle the tensors of any framework."""
 
 from __future__ import annotations
 
@@ -12,115 +12,115 @@ __all__ = ["Tensors"]
 
 
 class Tensors(abc.ABC):
-    """How tensors of a framework get into memory that operations take, and back.
+    """Converts a framework's tensors to arrays for operations, and results back to tensors.
 
-    A host tensor is what operations take: it has a shape and a dtype, and lies on the host. Where
-    tensors stay on a GPU, it is a tensor there.
+    A host tensor is an array that operations accept: it has a shape and a dtype, and lies in host
+    memory. If tensors stay on a GPU, the host tensor is a tensor on that GPU.
     """
 
     @abc.abstractmethod
     def checked(self, tensor: Any, kind: str) -> Any:
-        """The tensor as the methods below take it, without its graph.
+        """Returns the tensor, detached from its graph, in the form that the other methods take.
 
         Raises:
-          InvalidArgumentError: not a tensor, or not one that can be sent.
+          InvalidArgumentError: `tensor` is not a tensor, or cannot be sent.
         """
 
     @abc.abstractmethod
     def dtype_of(self, dense: Any) -> str:
-        """The name of its dtype."""
+        """Returns the name of the tensor's dtype."""
 
     @abc.abstractmethod
     def has_floats(self, dense: Any, kind: str) -> bool:
-        """Whether it is of floats.
+        """Returns whether the tensor's elements are floats.
 
         Raises:
-          InvalidArgumentError: its dtype cannot be reduced.
+          InvalidArgumentError: the dtype cannot be reduced.
         """
 
     def stay(self, dense: Sequence[Any]) -> bool:
-        """Whether an all-reduce or a broadcast takes all of these on the GPU where they lie."""
+        """Returns whether an all-reduce or a broadcast takes all tensors on the GPU they lie on."""
         del dense
         return False
 
     def staying(self, dense: Any, *, own: bool) -> Any:
-        """A tensor that stays on its GPU as one run of memory there, `own` as of `reducible`."""
+        """Returns a contiguous tensor on the same GPU; a copy if `own` is true."""
         raise NotImplementedError
 
     def exported(self, there: Any) -> Any:
-        """What operations take for a tensor that stays."""
+        """Returns a tensor that stays on its GPU in a form that operations accept."""
         return there
 
     @abc.abstractmethod
     def reducible(self, dense: Any, kind: str, *, own: bool) -> Any:
-        """A host tensor with the values, of a dtype that operations reduce.
+        """Returns a host tensor with the same values, of a dtype that operations reduce.
 
         Args:
           dense: the tensor.
           kind: Horovod's name of the collective.
-          own: whether it will be written to, and so may not be the memory of the tensor.
+          own: whether the host tensor must have memory of its own, because it will be written to.
         """
 
     @abc.abstractmethod
     def scaled(self, host: Any, factor: float) -> Any:
-        """The floats of a host tensor times a factor, in place or not."""
+        """Returns a host tensor of floats times a factor; may multiply in place."""
 
     @abc.abstractmethod
     def widened(self, dense: Any, factor: float) -> Any:
-        """Integers as a new host tensor of float64, times a factor and cut towards zero."""
+        """Converts integers to a new host tensor of float64, times a factor and truncated."""
 
     @abc.abstractmethod
     def narrowed(self, found: Any, like: Any) -> Any:
-        """A host tensor, or an array, in the dtype of a tensor: floats are cut for integers."""
+        """Converts a host tensor or array to the dtype of `like`, truncating floats to integers."""
 
     @abc.abstractmethod
     def movable(self, dense: Any, kind: str, *, own: bool) -> Any:
-        """A host tensor that a broadcast takes, `own` as of `reducible`."""
+        """Returns a host tensor that a broadcast accepts; a copy if `own` is true."""
 
     def moved(self, host: Any, like: Any) -> Any:
-        """What a broadcast has left there, in the dtype and shape of a tensor."""
+        """Returns a host tensor after its broadcast, in the dtype and shape of `like`."""
         del like
         return host
 
     @abc.abstractmethod
     def rows(self, dense: Any, kind: str) -> Any:
-        """A host tensor [rows, ...] that gathers of lists take; a scalar is one row."""
+        """Returns a host tensor of shape [rows, ...] for gathers of lists; a scalar is one row."""
 
     def words(self, rows: Any) -> Any:
-        """The same rows in a dtype that other operations take which only move data."""
+        """Views rows in a dtype that is accepted by operations that only move data."""
         return rows
 
     @abc.abstractmethod
     def viewed(self, found: np.ndarray, like: Any, shape: Sequence[int]) -> Any:
-        """What has come as a host tensor in the dtype of a tensor."""
+        """Views received data as a host tensor of the given shape, in the dtype of `like`."""
 
     @abc.abstractmethod
     def bytes_of(self, dense: Any, kind: str) -> np.ndarray:
-        """The bytes of its values, in order."""
+        """Returns the bytes of the tensor's elements, in C order."""
 
     @abc.abstractmethod
     def exact(self, raw: np.ndarray, like: Any) -> np.ndarray:
-        """Bytes of floats in the dtype of a tensor as float32 or float64."""
+        """Converts bytes of floats in the dtype of `like` to float32 or float64 without loss."""
 
     def like(self, tensor: Any, dense: Any) -> Any:
-        """What is kept of a tensor until its result is there; has its shape and dtype.
+        """Returns an object to keep until the result is complete, with the shape and dtype.
 
         Args:
-          tensor: as the caller gave it.
-          dense: what `checked` made of it.
+          tensor: the tensor that the caller passed.
+          dense: the result of `checked` for this tensor.
         """
         del tensor
         return dense
 
     def new(self, found: Any, like: Any) -> Any:
-        """A host tensor as a result: where the tensor lies, and of its kind."""
+        """Converts a host tensor to the framework's kind of tensor, on the device of `like`."""
         del like
         return found
 
     @abc.abstractmethod
     def write(self, found: Any, tensor: Any) -> None:
-        """Copies a host tensor into a tensor, unless that is the same memory."""
+        """Copies a host tensor into a tensor, unless both are the same memory."""
 
     def counts(self, counts: np.ndarray, like: Any) -> Any:
-        """Numbers of rows (int32) as a result."""
+        """Converts numbers of rows (int32) to a result."""
         return self.new(counts, like)

@@ -1,4 +1,4 @@
-"""The timeline: a Chrome trace of operations by name, from their start to their completion."""
+"""The timeline, a Chrome trace that shows each operation from its start to its completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["start_timeline", "stop_timeline"]
 
 
 class _Trace:
-    """Events, in microseconds since it was started, with one row for each name."""
+    """The events of a trace: a row for each name, times in microseconds since the trace began."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,18 +54,18 @@ _trace: _Trace | None = None
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Notes from now on when operations are started and when they are complete.
+    """Starts to record when operations start and when they are complete.
 
-    Rank 0 writes them at `stop_timeline`, or when the job ends, as a Chrome trace
-    (``chrome://tracing``); on other ranks nothing happens. It has the calls of this API and the
-    rounds of `DistributedOptimizer`, as rank 0 sees them; there are no negotiations to be shown.
+    Rank 0 writes a Chrome trace (for ``chrome://tracing``) at `stop_timeline`, or when the job
+    ends. Other ranks do nothing. The trace contains the calls of this API and the rounds of
+    `DistributedOptimizer`, as rank 0 sees them. Herring has no negotiation phase to show.
 
     Args:
-      file_path: of the trace; its folder must be there.
-      mark_cycles: no meaning: there are no cycles.
+      file_path: path of the trace file; its folder must exist.
+      mark_cycles: ignored, as Herring has no cycles.
 
     Raises:
-      InvalidArgumentError: there is no such folder, or a timeline was started before.
+      InvalidArgumentError: the folder does not exist, or a timeline is being recorded already.
       ShutdownError: `init` has not been called.
     """
     global _trace
@@ -74,14 +74,16 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     if herring.rank() != 0:
         return
     if _trace is not None:
-        raise InvalidArgumentError(f"a timeline is written to {_trace.path}; stop_timeline() first")
+        raise InvalidArgumentError(
+            f"a timeline is being recorded for {_trace.path}; call stop_timeline() first"
+        )
     if not path.absolute().parent.is_dir():
-        raise InvalidArgumentError(f"start_timeline({str(path)!r}): there is no such folder")
+        raise InvalidArgumentError(f"start_timeline({str(path)!r}): the folder does not exist")
     _trace = _Trace(path)
 
 
 def stop_timeline() -> None:
-    """Writes the timeline that was started. Without one it does nothing."""
+    """Stops recording and writes the timeline. Does nothing if no timeline was started."""
     global _trace
     trace, _trace = _trace, None
     if trace is not None:
@@ -92,23 +94,23 @@ forget_job.append(stop_timeline)
 
 
 def begin() -> float:
-    """Now, for `ended`; 0 without a timeline."""
+    """Returns the current time to pass to `ended`; 0 if no timeline is being recorded."""
     trace = _trace
     return 0.0 if trace is None else trace.now()
 
 
 def ended(name: str, since: float) -> None:
-    """Notes what began at `since` and ends now."""
+    """Records an event that began at `since` and ends now."""
     trace = _trace
     if trace is not None:
         trace.add(name, since)
 
 
 def started(name: str, operation: _core.Operation | None) -> Callable[[], None]:
-    """Notes that an operation starts now, and has its completion noted.
+    """Records that an operation starts now, and arranges that its completion is recorded.
 
     Returns:
-      What is to be called when it is known to be complete; only the first time counts.
+      A function to call when the operation is known to be complete; only the first call counts.
     """
     trace = _trace
     if trace is None or operation is None:
@@ -126,4 +128,4 @@ def started(name: str, operation: _core.Operation | None) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """No timeline."""
+    """Does nothing, as no timeline is being recorded."""

@@ -1,4 +1,4 @@
-"""What scripts look for in ``horovod.common.util``."""
+"""The functions of ``horovod.common.util`` that scripts use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ _PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horo
 
 
 def check_extension(ext_name: str, *_: Any) -> None:
-    """Says nothing where Horovod's extension for a framework is there.
+    """Checks that Herring has Horovod's API for a framework, and that the framework is installed.
+
+    Args:
+      ext_name: "horovod.torch", "horovod.tensorflow" or "horovod.mxnet".
 
     Raises:
-      ImportError: there is none, or its framework is not installed.
+      ImportError: the name is unknown, or the framework is not installed.
     """
     package = _PACKAGES.get(ext_name)
     if package is None:
@@ -38,11 +41,11 @@ def check_extension(ext_name: str, *_: Any) -> None:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether there is an extension, and its framework is installed.
+    """Returns whether Herring has Horovod's API for a framework, and the framework is installed.
 
     Args:
       ext_base_name: "torch", "tensorflow" or "mxnet".
-      verbose: no meaning.
+      verbose: ignored.
     """
     del verbose
     try:
@@ -53,17 +56,17 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def split_list(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """Cuts a list into so many parts, whose lengths differ by at most one; longer ones first."""
+    """Splits a list into parts whose lengths differ by at most one; longer parts come first."""
     ends = list(itertools.accumulate(even_parts(len(items), parts)))
     return [items[first:last] for first, last in zip([0, *ends], ends)]
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework sees a GPU.
+    """Returns whether the framework sees a GPU.
 
     Args:
       ext_base_name: "tensorflow", "mxnet" or "torch".
-      verbose: no meaning.
+      verbose: ignored.
     """
     del verbose
     if ext_base_name == "tensorflow":
@@ -80,12 +83,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether it is a power of two."""
+    """Returns whether `num_rank` is a power of two."""
     return num_rank != 0 and num_rank & (num_rank - 1) == 0
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether it can be iterated over."""
+    """Returns whether `x` can be iterated over."""
     try:
         iter(x)
     except TypeError:
@@ -94,14 +97,14 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is another one or a later one; needs the package `packaging`.
+    """Returns whether version `ver` is `target` or later; needs the package `packaging`.
 
     Args:
       ver: a version, such as "2.13.0+cpu".
-      target: the one to compare with, as major.minor.patch.
+      target: the version to compare with, in the form major.minor.patch.
 
     Raises:
-      InvalidArgumentError: one of them is not a string, or `target` does not have three parts.
+      InvalidArgumentError: an argument is not a string, or `target` does not have three parts.
     """
     from packaging import version
 

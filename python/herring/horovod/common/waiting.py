@@ -1,4 +1,4 @@
-"""What waits for all ranks, in every framework alike."""
+"""Calls that wait for all ranks, the same for every framework."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ __all__ = ["barrier", "join"]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it.
+    """Waits until every rank of the process set has called `barrier` (collective).
+
+    Args:
+      process_set: the ranks that take part.
 
     Raises:
-      HorovodInternalError: a rank is gone, or has not come in time.
+      HorovodInternalError: a rank was lost, or did not call in time.
     """
     group = group_of(process_set)
     with internal_errors():
@@ -22,17 +25,17 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Lets the others go on without this rank, until every rank has called it.
+    """Lets the other ranks continue without this rank, until every rank has called `join`.
 
-    The others' all-reduces and steps of an optimizer or trainer are done without it: it contributes
-    nothing, and averages divide by the ranks that are left (in Horovod by all ranks, with zeros of
-    those that have joined). Anything else that a rank calls meanwhile fails.
+    All-reduces and optimizer or trainer steps of the other ranks complete without this rank.
+    Averages divide by the number of remaining ranks; Horovod divides by the number of all ranks,
+    with zeros for those that have joined. Any other collective fails meanwhile.
 
     Returns:
-      The rank that was last.
+      The rank that called `join` last.
 
     Raises:
-      HorovodInternalError: a rank is gone, or not all have joined in time.
+      HorovodInternalError: a rank was lost, or not all ranks joined in time.
     """
     group_of(global_process_set)
     with internal_errors():

@@ -1,4 +1,4 @@
-"""What scripts use of ``horovod.runner``: `run`, and a few helpers below it."""
+"""The parts of ``horovod.runner`` that scripts use: `run`, and a few helpers in submodules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of the job that `horovod.run` starts: calls the function, and keeps what it returns.
+"""Calls a function in a process of the job that `horovod.run` starts, and stores its result.
 
 Usage: python -m herring.horovod.runner.call FOLDER
 """
@@ -13,7 +13,7 @@ from herring.horovod.runner.common.util.env import get_env_rank_and_size
 
 
 def main() -> None:
-    """Reads the call from the folder, and writes the result to it."""
+    """Reads the function and its arguments from the folder, and writes the result to the folder."""
     folder = Path(sys.argv[1])
     func, args, kwargs = pickle.loads((folder / "call").read_bytes())
     result = func(*args, **kwargs)

@@ -51,42 +51,43 @@ def run(
     """Starts a job on this machine that calls a function in each of its processes.
 
     Args:
-      func: what is called. It is sent by pickle, or by cloudpickle where that is installed, which
-        also takes lambdas and functions of the script.
-      args: what it is called with.
-      kwargs: keywords that it is called with.
-      num_proc: processes of the job.
-      min_num_proc: None: a job keeps its processes.
-      max_num_proc: None.
-      slots: None.
-      reset_limit: None.
-      cooldown_range: None.
-      hosts: None, or this machine: "localhost:4".
-      hostfile: None.
-      host_discovery_script: None.
-      start_timeout: seconds that processes may take to meet.
-      ssh_port: no meaning.
-      ssh_identity_file: no meaning.
-      disable_cache: no meaning.
-      output_filename: a folder for what each process prints.
-      verbose: no meaning.
-      use_gloo: no meaning.
-      use_mpi: no meaning.
-      mpi_args: no meaning.
-      network_interface: as `network_interfaces`, of one.
-      network_interfaces: the interface that is used; one.
-      executable: the Python that runs the processes; None: this one.
-      np: older than `num_proc`.
-      min_np: older than `min_num_proc`.
-      max_np: older than `max_num_proc`.
+      func: the function to call. It is sent with cloudpickle if that is installed, else with
+        pickle, which does not support lambdas and functions of the script itself.
+      args: positional arguments of the function.
+      kwargs: keyword arguments of the function.
+      num_proc: number of processes of the job.
+      min_num_proc: must be None, because a job keeps its processes.
+      max_num_proc: must be None.
+      slots: must be None.
+      reset_limit: must be None.
+      cooldown_range: must be None.
+      hosts: None, or this machine, for example "localhost:4".
+      hostfile: must be None.
+      host_discovery_script: must be None.
+      start_timeout: seconds in which all processes must have started.
+      ssh_port: ignored.
+      ssh_identity_file: ignored.
+      disable_cache: ignored.
+      output_filename: folder for the output of each process.
+      verbose: ignored.
+      use_gloo: ignored.
+      use_mpi: ignored.
+      mpi_args: ignored.
+      network_interface: name of the network interface to use.
+      network_interfaces: a list with the name of the network interface to use.
+      executable: path of the Python interpreter for the processes; None uses the current one.
+      np: older name of `num_proc`.
+      min_np: older name of `min_num_proc`.
+      max_np: older name of `max_num_proc`.
 
     Returns:
-      What the function has returned in each process, in the order of ranks.
+      A list with the function's result in each process, in rank order.
 
     Raises:
-      NotSupportedError: other hosts, or a job whose processes change.
-      InvalidArgumentError: the function, or an argument of it, cannot be pickled.
-      HerringError: a process has failed; its output says why.
+      NotSupportedError: `hosts` names other machines, or an argument would change the number of
+        processes.
+      InvalidArgumentError: the function or one of its arguments cannot be pickled.
+      HerringError: a process failed; its output says why.
     """
     elastic = {
         "min_num_proc": min_num_proc or min_np,
@@ -99,7 +100,7 @@ def run(
     for name, value in elastic.items():
         if value is not None:
             raise NotSupportedError(
-                f"horovod.run({name}={value!r}): a job keeps the processes it has started with; "
+                f"horovod.run({name}={value!r}): a job keeps the processes it started with; "
                 "leave the argument out, save checkpoints, and start the job again"
             )
     elsewhere = [h for h in (hosts or "").split(",") if h.partition(":")[0] not in _THIS_MACHINE]
@@ -126,8 +127,8 @@ def run(
         ).returncode
         if status != 0:
             raise HerringError(
-                f"horovod.run: a process of the job has failed (exit status {status}); what it has "
-                "printed says why"
+                f"horovod.run: a process of the job failed (exit status {status}); its output "
+                "says why"
             )
         return [
             pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(np or num_proc)

@@ -1,4 +1,4 @@
-"""How tensors travel: as they are, or in 16 bits."""
+"""Compressors for PyTorch tensors: none, or conversion to 16 bits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
-    """Floating-point tensors travel as float16."""
+    """Sends floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """In float16, and the dtype that it had."""
+        """Converts a floating-point tensor to float16; also returns its original dtype."""
         return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """In the dtype that it had."""
+        """Converts a tensor back to its original dtype, which is `ctx`."""
         return tensor.to(ctx)
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,7 @@
-"""Collectives as autograd sees them, with the gradients that Horovod gives them.
+"""Collectives that autograd tracks, with the same gradients as in Horovod.
 
-In a backward pass operations are named after those of the forward pass, so that ranks may pass
-through several in any order.
+In a backward pass, operations are named after those of the forward pass, so that each rank may
+reach several of them in a different order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _run(
     process_set: ProcessSet,
     *options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Runs a method of `Starter`, of one tensor or of a list; notes what a backward pass needs."""
+    """Runs a method of `Starter` on tensors, and stores in `ctx` what the backward pass needs."""
     grouped = kind.startswith("grouped")
     call = getattr(Starter(name, process_set), kind)(tensors if grouped else tensors[0], *options)
     ctx.kind, ctx.name, ctx.process_set = kind, _backward_name(call), process_set
@@ -75,19 +75,19 @@ class _Reduced(_Reducing):
 def allreduce(
     tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Reduces a tensor; gradients are reduced as it was."""
+    """Reduces a tensor over all ranks; its gradient is reduced in the same way."""
     return _Reduced.apply("allreduce", name, how, process_set, tensor)[0]
 
 
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, process_set: ProcessSet
 ) -> tuple[torch.Tensor, ...]:
-    """As `allreduce`, for a list."""
+    """Reduces a list of tensors over all ranks; their gradients are reduced in the same way."""
     return _Reduced.apply("grouped_allreduce", name, how, process_set, *tensors)
 
 
 def _rows_before(rows: int, name: str, process_set: ProcessSet) -> int:
-    """The rows that lower ranks have of what was gathered."""
+    """Returns how many of the gathered rows come from lower ranks; `rows` is this rank's number."""
     lengths = Starter(name, process_set).allgather(torch.tensor([rows])).result()
     return int(lengths[: process_set.rank()].sum())
 
@@ -114,14 +114,14 @@ class _Gathered(torch.autograd.Function):
 
 
 def allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    """Concatenates tensors; a rank's gradient is the average of all ranks' for its rows."""
+    """Concatenates all ranks' tensors; a gradient is the average over all ranks, for own rows."""
     return _Gathered.apply("allgather", name, process_set, tensor)[0]
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
 ) -> tuple[torch.Tensor, ...]:
-    """As `allgather`, for a list."""
+    """Concatenates each tensor of a list over all ranks; gradients are averages for own rows."""
     return _Gathered.apply("grouped_allgather", name, process_set, *tensors)
 
 
@@ -143,7 +143,7 @@ class _Broadcast(torch.autograd.Function):
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> torch.Tensor:
-    """The root's tensor; its gradient is the average of all ranks', the others' are zeros."""
+    """Copies the root's tensor; the root's gradient is the average, all others are zeros."""
     return _Broadcast.apply(tensor, root_rank, name, process_set)
 
 
@@ -166,7 +166,7 @@ class _AllToAll(torch.autograd.Function):
 def alltoall(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exchanges rows, and says how many came from each rank; gradients go the way back."""
+    """Exchanges rows and returns how many came from each rank; gradients are sent back."""
     return _AllToAll.apply(tensor, splits, name, process_set)
 
 
@@ -184,12 +184,15 @@ class _Scattered(_Reducing):
 def reducescatter(
     tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Reduces and leaves a block; gradients are gathered, times the ranks where it was summed."""
+    """Reduces a tensor and returns this rank's block; gradients are gathered.
+
+    If the operator is Sum, the gathered gradients are multiplied by the number of ranks.
+    """
     return _Scattered.apply("reducescatter", name, how, process_set, tensor)[0]
 
 
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, process_set: ProcessSet
 ) -> tuple[torch.Tensor, ...]:
-    """As `reducescatter`, for a list."""
+    """Reduces and scatters each tensor of a list; gradients are gathered as for one tensor."""
     return _Scattered.apply("grouped_reducescatter", name, how, process_set, *tensors)

@@ -1,4 +1,4 @@
-"""Gives all ranks the parameters and the optimizer's state of one rank."""
+"""Copies parameters and optimizer state from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrites parameters (and buffers) with those of one rank, in place (collective).
+    """Copies parameters and buffers from one rank to all ranks, in place (collective).
 
     Args:
-      params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. What is no
-        tensor is left alone.
-      root_rank: whose values all get; a rank of the job.
-      process_set: who takes part.
+      params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. Values that
+        are not tensors are ignored.
+      root_rank: the rank of the job whose values are copied.
+      process_set: the ranks that take part.
 
     Raises:
-      InvalidArgumentError: something else was given.
-      HorovodInternalError: names, shapes or dtypes differ between ranks.
+      InvalidArgumentError: `params` is something else, or `root_rank` is not in the process set.
+      HorovodInternalError: names, shapes or dtypes differ between ranks, or a rank was lost or did
+        not call in time.
     """
     if isinstance(params, Mapping):
         listed = sorted(params.items(), key=lambda item: str(item[0]))
@@ -63,18 +64,20 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks the optimizer state and options of one (collective).
+    """Copies the state and options of an optimizer from one rank to all ranks (collective).
 
-    Works for every torch optimizer, also when only the root has any state yet.
+    This works for every torch optimizer, also if only the root has state yet.
 
     Args:
-      optimizer: over the same parameters on every rank.
-      root_rank: whose state all get; a rank of the job.
-      model: no meaning.
-      process_set: who takes part.
+      optimizer: an optimizer of the same parameters on every rank.
+      root_rank: the rank of the job whose state is copied.
+      model: ignored.
+      process_set: the ranks that take part.
 
     Raises:
-      HorovodInternalError: the optimizers differ in type, groups or parameters.
+      InvalidArgumentError: `root_rank` is not in the process set.
+      HorovodInternalError: the optimizers differ in type, groups or parameters, or a rank was lost
+        or did not call in time.
     """
     del model
     group = group_of(process_set)

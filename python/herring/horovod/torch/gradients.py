@@ -1,7 +1,7 @@
-"""How a `DistributedOptimizer` averages gradients: in planned rounds, or tensor by tensor.
+"""Averages the gradients of a `DistributedOptimizer` in planned rounds, or tensor by tensor.
 
-Both count backward passes for each parameter. An average is due when a parameter has had
-`backward_passes_per_step` gradients; one more before a step is an error.
+Both classes count backward passes for each parameter. A gradient is averaged when its parameter has
+received `backward_passes_per_step` gradients; another gradient before the step is an error.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Named = list[tuple[str, torch.nn.Parameter]]
 
 
 class _Counts:
-    """Gradients that parameters have had since the last step."""
+    """Counts the gradients that each parameter has received since the last step."""
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
-        self.exceeded = False  # what was averaged has got something that was not
+        self.exceeded = False  # A gradient that was not averaged was added to one that was.
         self._counts: dict[int, int] = {}
         self._hooks: list[Any] = []
 
     def watch(self, named: Named, produced: Callable[[str, torch.nn.Parameter, int], None]) -> None:
-        """Has `produced` called with each gradient, and how many its parameter has had."""
+        """Calls `produced(name, parameter, count)` whenever a parameter receives a gradient."""
         for name, parameter in named:
             if parameter.requires_grad:
                 self._hooks.append(
@@ -51,7 +51,7 @@ class _Counts:
             if count > self.passes:
                 self.exceeded = True
                 raise AssertionError(
-                    f"parameter {name!r} has got {count} gradients since the last step(), and "
+                    f"parameter {name!r} received {count} gradients since the last step(), and "
                     f"backward_passes_per_step is {self.passes}: gradients were computed more than "
                     "backward_passes_per_step times before step(); give DistributedOptimizer a "
                     "larger backward_passes_per_step to accumulate"
@@ -74,7 +74,7 @@ class _Counts:
 
 
 class _Reducer(GradientReducer):
-    """Raises Horovod's errors, in backward passes too."""
+    """A GradientReducer that raises Horovod's errors, also in backward passes."""
 
     def _finish(self) -> None:
         with internal_errors():
@@ -82,23 +82,24 @@ class _Reducer(GradientReducer):
 
 
 class PlannedGradients:
-    """Averages gradients in planned rounds, while the backward pass runs (Herring's own way).
+    """Averages gradients in planned rounds while the backward pass runs.
 
-    A round takes all parameters. Which pass of a step is the last is known from the step before;
-    in the first step it is number `backward_passes_per_step`. What was produced after a round, or
-    without one, is averaged by `synchronize`: an average of averages and of what was added to them
-    is right all the same.
+    A round averages all parameters' gradients, and runs during the last backward pass of a step.
+    The previous step shows which pass that is; in the first step it is number
+    `backward_passes_per_step`. `synchronize` averages gradients that were produced after a round or
+    without one. Averaging averages again, together with what was added to them, gives the correct
+    result.
 
     Args:
-      named: parameters, in registration order.
-      name: of the operations.
-      passes: backward passes per step.
-      sums: whether `synchronize` is to leave sums instead of averages.
-      half: whether float32 gradients travel as float16.
-      densify: whether sparse gradients are made dense.
+      named: pairs of names and parameters, in registration order.
+      name: name of the operations.
+      passes: number of backward passes per step.
+      sums: whether `synchronize` computes sums instead of averages.
+      half: whether float32 gradients are sent as float16.
+      densify: whether sparse gradients are converted to dense ones.
       sparse: parameters that are known to have sparse gradients.
-      process_set: who takes part.
-      relist: present parameters, if they may have changed.
+      process_set: the ranks that take part.
+      relist: returns the current parameters if they may have changed, else None.
     """
 
     def __init__(
@@ -116,9 +117,9 @@ class PlannedGradients:
     ) -> None:
         self._counts = _Counts(passes)
         self._sums = sums
-        self._pass = -1  # torch's number of the last one
-        self._number = 0  # passes since the last step
-        self._last = passes  # the one that is expected to be the last of a step
+        self._pass = -1  # torch's number of the last backward pass.
+        self._number = 0  # Backward passes since the last step.
+        self._last = passes  # The expected number of backward passes in a step.
         self._begun = 0.0
         self._watch(named)
         self._reducer = _Reducer(
@@ -130,7 +131,7 @@ class PlannedGradients:
             relist=relist,
             group=group_of(process_set),
         )
-        self._rounds = self._reducer.rounds  # when the last pass began that was to end with one
+        self._rounds = self._reducer.rounds  # Its value when the last backward pass began.
         self._complete = False
         rounds.reducers.add(self._reducer)
 
@@ -161,16 +162,20 @@ class PlannedGradients:
         """Whether there are gradients that were not synchronized."""
         reducer = self._reducer
         if reducer.given_up and reducer.rounds > self._rounds:
-            self._start_anew()  # there is no step of it
+            self._start_anew()  # The round was given up, so no step will follow.
         return bool(self._counts)
 
     @property
     def broken(self) -> bool:
-        """Whether a backward pass has raised in the middle of a round."""
+        """Whether a backward pass raised an exception in the middle of a round."""
         return self._reducer.round_open
 
     def synchronize(self) -> None:
-        """Leaves averages, or sums, in `.grad` (collective unless the round has ended)."""
+        """Completes the averages or sums in `.grad` (collective unless the round has ended).
+
+        Raises:
+          HorovodInternalError: the round failed, or the last backward pass raised an exception.
+        """
         reducer = self._reducer
         with internal_errors():
             if reducer.round_open:
@@ -186,7 +191,7 @@ class PlannedGradients:
         timeline.ended(reducer.name, self._begun)
         if self._sums:
             self._multiply(reducer.contributors)
-        # A step that ended early is no example for the next one.
+        # A step that ended early does not lower the number expected for the next step.
         self._last = max(self._number, self._counts.passes)
         self._start_anew()
 
@@ -207,16 +212,16 @@ class PlannedGradients:
         self._complete = False
 
     def give_up(self) -> None:
-        """Gives up, on all ranks, a step whose backward pass has raised."""
+        """Gives up, on all ranks, a step whose backward pass raised an exception."""
         self._reducer.abandon()
         self._start_anew()
 
     def set_passes(self, passes: int) -> None:
-        """Changes how many backward passes a step has."""
+        """Sets the number of backward passes per step."""
         self._counts.passes = self._last = passes
 
     def adopt(self, named: Named, new: Named) -> None:
-        """Averages more parameters from now on (collective)."""
+        """Also averages the parameters in `new` from now on (collective)."""
         self._watch(new)
         self._reducer.adopt(named)
 
@@ -227,17 +232,17 @@ class PlannedGradients:
 
 
 class TensorGradients:
-    """Averages each gradient by an operation of its own, which a compressor may change.
+    """Averages each gradient with an operation of its own, for compressors of the caller.
 
     Args:
-      named: parameters.
-      name: of the operations.
-      passes: backward passes per step.
+      named: pairs of names and parameters.
+      name: prefix of the operation names.
+      passes: number of backward passes per step.
       op: `Average` or `Sum`.
-      scales: before and after the sum.
-      compression: what changes tensors on their way.
-      densify: whether sparse gradients are made dense.
-      process_set: who takes part.
+      scales: factors for gradients before and after the sum.
+      compression: the compressor for the tensors that are sent.
+      densify: whether sparse gradients are converted to dense ones.
+      process_set: the ranks that take part.
     """
 
     def __init__(
@@ -291,11 +296,15 @@ class TensorGradients:
 
     @property
     def broken(self) -> bool:
-        """No: each tensor is by itself."""
+        """False, because each tensor is averaged independently."""
         return False
 
     def synchronize(self) -> None:
-        """Leaves averages, or sums, in `.grad` (collective)."""
+        """Completes the averages or sums in `.grad` (collective).
+
+        Raises:
+          HorovodInternalError: the first operation that failed; all other operations completed.
+        """
         since = timeline.begin()
         for name, parameter in self._named:
             if parameter.requires_grad and id(parameter) not in self._calls:
@@ -324,14 +333,14 @@ class TensorGradients:
             raise failed
 
     def give_up(self) -> None:
-        """Nothing: each tensor is by itself."""
+        """Does nothing, because each tensor is averaged independently."""
 
     def set_passes(self, passes: int) -> None:
-        """Changes how many backward passes a step has."""
+        """Sets the number of backward passes per step."""
         self._counts.passes = passes
 
     def adopt(self, named: Named, new: Named) -> None:
-        """Averages more parameters from now on."""
+        """Also averages the parameters in `new` from now on."""
         self._named = list(named)
         self._watch(new)
 

@@ -1,14 +1,15 @@
-"""The collectives of Horovod's API on tensors.
+"""The collectives of Horovod's API on PyTorch tensors.
 
-Names ending with ``_`` write into the tensors given, others return new ones. Those with ``async``
-return an integer handle for `synchronize` and `poll`. Operations match across ranks by `name`, or
-without one by the number of the call of their kind. All take `process_set`, whose ranks alone call
-them. Those that return new tensors and wait (`allreduce`, `allgather`, ...) are seen by autograd;
-gradients are averaged over ranks as in Horovod.
+Functions whose name ends with ``_`` write into the tensors given; other functions return new
+tensors. Functions with ``async`` in their name return an integer handle for `synchronize` and
+`poll`. Operations match across ranks by `name`; without a name, the n-th call of a kind matches the
+n-th call on every other rank. Only the ranks of `process_set` call a function. Autograd tracks the
+functions that wait and return new tensors (`allreduce`, `allgather`, ...); gradients are averaged
+over ranks as in Horovod.
 
-What one rank refuses, or on which ranks disagree, fails with the same error on all of them, and
-later calls go on. Errors of single arguments are `herring.InvalidArgumentError`, a ValueError;
-what fails later is a `HorovodInternalError`.
+A call that one rank refuses, or in which ranks disagree, fails with the same error on all ranks;
+later calls succeed. An invalid argument raises `herring.InvalidArgumentError`, which is a
+ValueError. Later failures raise `HorovodInternalError`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,13 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an `allreduce`, without a gradient; returns its handle."""
+    """Starts an all-reduce of a tensor and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for `allreduce`.
+
+    Returns:
+      A handle; `synchronize` returns the new tensor.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how).handle()
 
@@ -88,7 +95,14 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an `allreduce_`; leave the tensor alone until `synchronize` has returned it."""
+    """Starts an all-reduce of a tensor in place and returns a handle.
+
+    Do not read or write `tensor` until `synchronize` has returned. The arguments have the same
+    meaning as for `allreduce`.
+
+    Returns:
+      A handle; `synchronize` returns `tensor`.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how, in_place=True).handle()
 
@@ -105,27 +119,28 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks.
 
-    Averages and scaled sums of integers are computed in float64 and cut towards zero.
+    Averages and scaled sums of integers are computed in float64 and truncated.
 
     Args:
-      tensor: any shape; float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 or
-        bool; alike on all ranks.
-      average: older than `op`: True is Average, False is Sum.
+      tensor: a tensor of any shape, the same shape and dtype on all ranks: float16, bfloat16,
+        float32, float64, int8, int16, int32, int64, uint8 or bool.
+      average: older form of `op`: True is Average, False is Sum.
       name: identifies the operation across ranks; None numbers the calls.
-      compression: `Compression.none`, `Compression.fp16` or a class like these.
-      op: Average (None), Sum, Adasum (floats, and a power of two of ranks), Min, Max or Product.
-      prescale_factor: multiplies each rank's values first.
-      postscale_factor: multiplies the result.
-      process_set: who takes part.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
+      op: Average (the default), Sum, Min, Max, Product or Adasum. Adasum needs floats and a power
+        of two of ranks.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
+      process_set: the ranks that take part.
 
     Returns:
       A new tensor. Its gradient is reduced in the same way (Average and Sum only).
 
     Raises:
-      InvalidArgumentError: no such operator, dtype or layout; a name that is in flight; a process
-        set that is not registered, or without this rank.
-      HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
-        (TimeoutError).
+      InvalidArgumentError: the operator, dtype or layout is not supported, the name is in flight,
+        or the process set is not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
@@ -142,7 +157,10 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces a tensor over all ranks in place, and returns it; otherwise as `allreduce`."""
+    """Reduces a tensor over all ranks in place and returns it.
+
+    The arguments and errors are those of `allreduce`. Autograd does not track the result.
+    """
     return synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -157,7 +175,14 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a `grouped_allreduce`, without a gradient; returns its handle."""
+    """Starts an all-reduce of a list of tensors and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for
+    `grouped_allreduce`.
+
+    Returns:
+      A handle; `synchronize` returns a list of new tensors.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how).handle()
 
@@ -171,7 +196,14 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a `grouped_allreduce_`; returns its handle."""
+    """Starts an all-reduce of a list of tensors in place and returns a handle.
+
+    Do not read or write the tensors until `synchronize` has returned. The arguments have the same
+    meaning as for `grouped_allreduce`.
+
+    Returns:
+      A handle; `synchronize` returns the list of tensors.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).handle()
 
@@ -186,12 +218,13 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduces a list of tensors, of any shapes and dtypes, as one operation: all of it or none.
+    """Reduces a list of tensors over all ranks as one operation.
 
-    Args and errors as in `allreduce`.
+    The operation succeeds or fails for all tensors, which may have different shapes and dtypes. The
+    other arguments and the errors are those of `allreduce`.
 
     Returns:
-      New tensors, as a list.
+      A list of new tensors.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
@@ -215,7 +248,10 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduces a list of tensors in place and returns it; otherwise as `grouped_allreduce`."""
+    """Reduces a list of tensors over all ranks in place and returns the list.
+
+    The arguments and errors are those of `allreduce`. Autograd does not track the result.
+    """
     return synchronize(
         grouped_allreduce_async_(
             tensors, average, name, op, prescale_factor, postscale_factor, process_set
@@ -229,16 +265,23 @@ def sparse_allreduce_async(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an all-reduce of a sparse COO tensor: all ranks get the entries of all.
+    """Starts an all-reduce of a sparse COO tensor and returns a handle.
+
+    Every rank gathers the entries of all ranks and adds them up.
 
     Args:
-      tensor: sparse, the same shape and sparse dimensions on all ranks, any number of entries.
-      name: as in `allreduce`.
+      tensor: a sparse COO tensor with the same shape and sparse dimensions on all ranks, and any
+        number of entries.
+      name: identifies the operation across ranks; None numbers the calls.
       op: Average or Sum.
-      process_set: as in `allreduce`.
+      process_set: the ranks that take part.
 
     Returns:
-      A handle: `synchronize(handle)`, or `handle()`, returns a new coalesced tensor.
+      A handle. Both `synchronize(handle)` and `handle()` return a new coalesced tensor.
+
+    Raises:
+      InvalidArgumentError: the tensor is not sparse COO, the operator is not supported, the name is
+        in flight, or the process set is not registered or does not contain this rank.
     """
     return Starter(name, process_set).sparse_allreduce(tensor, op).handle_of(SparseHandle)
 
@@ -246,7 +289,13 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts an `allgather`, without a gradient; returns its handle."""
+    """Starts an all-gather of a tensor and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for `allgather`.
+
+    Returns:
+      A handle; `synchronize` returns the new tensor.
+    """
     return Starter(name, process_set).allgather(tensor).handle()
 
 
@@ -256,15 +305,19 @@ def allgather(
     """Concatenates the tensors of all ranks along dimension 0, in rank order.
 
     Args:
-      tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
-      name: as in `allreduce`.
-      process_set: as in `allreduce`.
+      tensor: a tensor of shape [n, ...]; n may differ between ranks. A scalar counts as [1].
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor [sum of n, ...]; each rank's gradient is the average of all ranks' for its rows.
+      A new tensor of shape [sum of n, ...]. Each rank's gradient is the average over all ranks of
+      the gradients of its rows.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: the tensor cannot be sent, the name is in flight, or the process set is
+        not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     return differentiable.allgather(tensor, name, process_set)
 
@@ -274,7 +327,14 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a `grouped_allgather`, without a gradient; returns its handle."""
+    """Starts an all-gather of a list of tensors and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for
+    `grouped_allgather`.
+
+    Returns:
+      A handle; `synchronize` returns a list of new tensors.
+    """
     return Starter(name, process_set).grouped_allgather(tensors).handle()
 
 
@@ -283,7 +343,13 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Concatenates each tensor of a list over all ranks, as one operation; as `allgather`."""
+    """Concatenates each tensor of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `allgather`.
+
+    Returns:
+      A list of new tensors.
+    """
     return list(differentiable.grouped_allgather(tensors, name, process_set))
 
 
@@ -293,7 +359,13 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a `broadcast`, without a gradient; returns its handle."""
+    """Starts a broadcast of a tensor and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for `broadcast`.
+
+    Returns:
+      A handle; `synchronize` returns the new tensor.
+    """
     return Starter(name, process_set).broadcast(tensor, root_rank).handle()
 
 
@@ -303,7 +375,14 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a `broadcast_`; leave the tensor alone until `synchronize` has returned it."""
+    """Starts a broadcast of a tensor in place and returns a handle.
+
+    Do not read or write `tensor` until `synchronize` has returned. The arguments have the same
+    meaning as for `broadcast`.
+
+    Returns:
+      A handle; `synchronize` returns `tensor`.
+    """
     return Starter(name, process_set).broadcast(tensor, root_rank, in_place=True).handle()
 
 
@@ -313,19 +392,23 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Gives all ranks the tensor of one.
+    """Copies a tensor from one rank to all ranks.
 
     Args:
-      tensor: alike on all ranks.
-      root_rank: whose it is: a rank of the job, also in a process set.
-      name: as in `allreduce`.
-      process_set: as in `allreduce`.
+      tensor: a tensor with the same shape and dtype on all ranks.
+      root_rank: the rank whose values are copied; a rank of the job, also with a process set.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor. The root's gradient is the average of all ranks', the others' are zeros.
+      A new tensor. The root's gradient is the average of all ranks' gradients; the gradients of the
+      other ranks are zeros.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: the tensor cannot be sent, the root is not in the process set, the name
+        is in flight, or the process set is not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     return differentiable.broadcast(tensor, root_rank, name, process_set)
 
@@ -336,7 +419,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Gives all ranks the tensor of one, in place, and returns it; as `broadcast`."""
+    """Copies a tensor from one rank to all ranks in place and returns it.
+
+    The arguments and errors are those of `broadcast`. Autograd does not track the result.
+    """
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -346,9 +432,13 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an `alltoall`, without a gradient; returns its handle.
+    """Starts an all-to-all and returns a handle.
 
-    `synchronize` returns the tensor and the rows that came from each rank, without `splits` too.
+    Autograd does not track the result. The arguments have the same meaning as for `alltoall`.
+
+    Returns:
+      A handle; `synchronize` returns the new tensor and the number of rows from each rank, also
+      without `splits`.
     """
     return Starter(name, process_set).alltoall(tensor, splits).handle()
 
@@ -359,20 +449,23 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends rows of the tensor to each rank, and concatenates what comes in, in rank order.
+    """Sends rows of a tensor to each rank, and concatenates the received rows in rank order.
 
     Args:
-      tensor: [n, ...]; n may differ between ranks.
-      splits: rows for each rank, numbers that add up to n; None: equal parts.
-      name: as in `allreduce`.
-      process_set: as in `allreduce`.
+      tensor: a tensor of shape [n, ...]; n may differ between ranks.
+      splits: the number of rows for each rank, which add up to n; None sends equal parts.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor, whose gradient goes the way back; with `splits` also the number of rows that
-      came from each rank (int32 [ranks], on the CPU).
+      A new tensor with the received rows; its gradient is sent back to the ranks that the rows came
+      from. With `splits`, also the number of rows from each rank (int32 [ranks], on the CPU).
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: the tensor cannot be sent, `splits` do not add up to n, the name is in
+        flight, or the process set is not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     found, received = differentiable.alltoall(tensor, splits, name, process_set)
     return found if splits is None else (found, received)
@@ -386,7 +479,13 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a `reducescatter`, without a gradient; returns its handle."""
+    """Starts a reduce-scatter of a tensor and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for `reducescatter`.
+
+    Returns:
+      A handle; `synchronize` returns the new tensor.
+    """
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).reducescatter(tensor, how).handle()
 
@@ -400,23 +499,27 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduces a tensor over all ranks and leaves each a block of dimension 0.
+    """Reduces a tensor over all ranks and gives each rank one block of the result.
 
     Args:
-      tensor: [n, ...], alike on all ranks; the first n % ranks blocks have one row more.
-      name: as in `allreduce`.
-      compression: as in `allreduce`.
+      tensor: a tensor of shape [n, ...], the same on all ranks. It is divided along dimension 0;
+        the first n % ranks blocks have one row more than the others.
+      name: identifies the operation across ranks; None numbers the calls.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
       op: Average, Sum, Min, Max or Product.
-      process_set: as in `allreduce`.
-      prescale_factor: as in `allreduce`.
-      postscale_factor: as in `allreduce`.
+      process_set: the ranks that take part.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
 
     Returns:
-      A new tensor. Gradients are gathered, and for Sum multiplied by the number of ranks, as
-      Horovod has it.
+      A new tensor. Gradients are gathered, and multiplied by the number of ranks for Sum, as in
+      Horovod.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: the operator, dtype or layout is not supported, the name is in flight,
+        or the process set is not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
@@ -432,7 +535,14 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a `grouped_reducescatter`, without a gradient; returns its handle."""
+    """Starts a reduce-scatter of a list of tensors and returns a handle.
+
+    Autograd does not track the result. The arguments have the same meaning as for
+    `grouped_reducescatter`.
+
+    Returns:
+      A handle; `synchronize` returns a list of new tensors.
+    """
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_reducescatter(tensors, how).handle()
 
@@ -446,7 +556,13 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reduces and scatters each tensor of a list, as one operation; as `reducescatter`."""
+    """Reduces and scatters each tensor of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `reducescatter`.
+
+    Returns:
+      A list of new tensors.
+    """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.grouped_reducescatter(sent, name, how, process_set)
@@ -454,20 +570,21 @@ def grouped_reducescatter(
 
 
 def join(device: int = -1) -> int:
-    """Lets the others go on without this rank, until every rank has called it.
+    """Lets the other ranks continue without this rank, until every rank has called `join`.
 
-    The others' all-reduces and `DistributedOptimizer` steps are done without it: it contributes
-    nothing, and averages divide by the ranks that are left (in Horovod by all ranks, with zeros of
-    those that have joined). Anything else that a rank calls meanwhile fails. Names who has joined.
+    All-reduces and `DistributedOptimizer` steps of the other ranks complete without this rank.
+    Averages divide by the number of remaining ranks; Horovod divides by the number of all ranks,
+    with zeros for those that have joined. Any other collective fails meanwhile, with an error that
+    names the ranks that have joined.
 
     Args:
-      device: no meaning.
+      device: ignored.
 
     Returns:
-      The rank that was last.
+      The rank that called `join` last.
 
     Raises:
-      HorovodInternalError: a rank is gone, or not all have joined in time.
+      HorovodInternalError: a rank was lost, or not all ranks joined in time.
     """
     del device
     return waiting.join()

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: any torch optimizer, with gradients averaged over all ranks."""
+"""DistributedOptimizer, which makes any torch optimizer use gradients averaged over all ranks."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What a distributed optimizer has of its own; a class is made of it and the one wrapped."""
+    """The distributed part of an optimizer; a new class derives from this and the wrapped class."""
 
-    _gradients: PlannedGradients | TensorGradients | None  # None: this rank is alone
+    _gradients: PlannedGradients | TensorGradients | None  # None if this rank averages alone.
     _known: Named | None
     _synchronizes: bool
     _synchronized: bool
 
     def synchronize(self) -> None:
-        """Leaves the averages in `.grad`: call it before gradients are looked at or clipped.
+        """Completes the averages in `.grad`; call this before you read or clip gradients.
 
-        ``with optimizer.skip_synchronize(): optimizer.step()`` then steps with them.
+        Afterwards, ``with optimizer.skip_synchronize(): optimizer.step()`` uses the gradients as
+        they are.
 
         Raises:
-          HorovodInternalError: it has failed.
+          HorovodInternalError: averaging failed.
         """
         if self._gradients is not None:
             self._gradients.synchronize()
@@ -51,7 +52,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, `step` takes gradients as they are: `synchronize` was called before."""
+        """Returns a context in which `step` does not synchronize, after a call of `synchronize`."""
         before, self._synchronizes = self._synchronizes, False
         try:
             yield
@@ -62,11 +63,14 @@ class _Distributed(torch.optim.Optimizer):
         """Updates the parameters with averaged gradients.
 
         Args:
-          closure: as of the optimizer that is wrapped; it may call `backward()` several times,
-            equally often on every rank.
+          closure: a function that computes the loss again and returns it. It may call `backward()`
+            several times, the same number of times on every rank.
+
+        Returns:
+          The result of the wrapped optimizer's `step`.
 
         Raises:
-          HorovodInternalError: an average has failed.
+          HorovodInternalError: averaging failed.
         """
         if closure is None:
             if self._synchronizes:
@@ -97,10 +101,10 @@ class _Distributed(torch.optim.Optimizer):
         self.synchronize()
 
     def zero_grad(self, *arguments: Any, **options: Any) -> Any:
-        """Clears gradients.
+        """Clears gradients; the arguments are those of the wrapped optimizer.
 
         Raises:
-          AssertionError: after `backward()` and before `step()` or `synchronize()`.
+          AssertionError: called after `backward()` but before `step()` or `synchronize()`.
         """
         gradients = self._gradients
         if gradients is not None and gradients.broken:
@@ -113,22 +117,25 @@ class _Distributed(torch.optim.Optimizer):
         elif gradients is not None and gradients.pending:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before "
-                "optimizer.step() or optimizer.synchronize(): gradients that were averaged would "
-                "be thrown away"
+                "optimizer.step() or optimizer.synchronize(): averaged gradients would be lost"
             )
         return super().zero_grad(*arguments, **options)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes over how many backward passes gradients accumulate before a step."""
+        """Sets the number of backward passes whose gradients add up before a step.
+
+        Raises:
+          InvalidArgumentError: `passes` is not an integer of at least 1.
+        """
         check_passes(passes)
         if self._gradients is not None:
             self._gradients.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters (collective)."""
+        """Adds a parameter group to the optimizer (collective)."""
         before = {id(p) for group in self.param_groups for p in group["params"]}
         super().add_param_group(param_group)
-        gradients = self.__dict__.get("_gradients")  # none yet while the base class is made
+        gradients = self.__dict__.get("_gradients")  # Missing while the base class is initialized.
         if gradients is None:
             return
         known = self._known
@@ -144,18 +151,18 @@ class _Distributed(torch.optim.Optimizer):
 
 
 class _DistributedAdasum(_Distributed):
-    """Combines what the optimizer would add to the parameters, instead of gradients."""
+    """Combines the updates of the parameters with Adasum instead of averaging gradients."""
 
     _process_set: ProcessSet
     _compression: Any
     _name: str
 
     def synchronize(self) -> None:
-        """Nothing: steps are combined, not gradients."""
+        """Does nothing, because `step` combines updates and not gradients."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Not there with Adasum.
+        """Raises an error, because a step with Adasum always synchronizes.
 
         Raises:
           AssertionError: always.
@@ -164,13 +171,17 @@ class _DistributedAdasum(_Distributed):
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes a step with this rank's gradients, and combines the steps of all ranks.
+        """Makes a step with this rank's gradients, and combines the updates of all ranks.
 
         Args:
-          closure: as of the optimizer that is wrapped.
+          closure: a function that computes the loss again and returns it.
+
+        Returns:
+          The result of the wrapped optimizer's `step`.
 
         Raises:
-          HorovodInternalError: an operation has failed; parameters are those after the own step.
+          HorovodInternalError: the updates could not be combined; the parameters have this rank's
+            own update only.
         """
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
@@ -188,11 +199,11 @@ class _DistributedAdasum(_Distributed):
 
 
 def _check_named(optimizer: torch.optim.Optimizer, named: Any) -> Named | None:
-    """The named parameters as a list.
+    """Returns the named parameters as a list, or None.
 
     Raises:
-      InvalidArgumentError: no pairs of names and parameters, a name twice, or parameters of the
-        optimizer are missing.
+      InvalidArgumentError: an element is not a pair of a name and a parameter, a name occurs twice,
+        or parameters of the optimizer are missing.
     """
     if named is None:
         return None
@@ -200,15 +211,15 @@ def _check_named(optimizer: torch.optim.Optimizer, named: Any) -> Named | None:
     for one in listed:
         if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[1], torch.Tensor):
             raise InvalidArgumentError(
-                f"named_parameters has {type(one).__name__} {str(one)[:60]!r}; it must be a "
-                "sequence of tuples (name, parameter), as model.named_parameters() gives it"
+                f"named_parameters contains {type(one).__name__} {str(one)[:60]!r}; it must be a "
+                "sequence of tuples (name, parameter), such as model.named_parameters()"
             )
     names = [name for name, _ in listed]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidArgumentError(
-            f"named_parameters has names more than once: {', '.join(twice)}; give each parameter "
-            "a name of its own"
+            f"named_parameters contains names more than once: {', '.join(twice)}; give each "
+            "parameter a name of its own"
         )
     known = {id(p) for _, p in listed}
     missing = [
@@ -220,7 +231,7 @@ def _check_named(optimizer: torch.optim.Optimizer, named: Any) -> Named | None:
     if missing:
         raise InvalidArgumentError(
             f"named_parameters was given, but lacks {len(missing)} of the optimizer's parameters "
-            f"({'; '.join(missing[:5])}); pass model.named_parameters() of all models it trains"
+            f"({'; '.join(missing[:5])}); pass model.named_parameters() of all its models"
         )
     return listed
 
@@ -239,7 +250,7 @@ def _named_parameters(optimizer: torch.optim.Optimizer, known: Named | None) -> 
 
 def _check_groups(groups: Any, num_groups: int) -> None:
     if num_groups:
-        warnings.warn("num_groups has become groups", DeprecationWarning, stacklevel=3)
+        warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
     if groups is None:
         return
@@ -252,9 +263,9 @@ def _check_groups(groups: Any, num_groups: int) -> None:
         )
     listed = [p for group in groups for p in group]
     if not all(isinstance(p, torch.Tensor) for p in listed):
-        raise InvalidArgumentError("groups must be lists of parameters, and has something else")
+        raise InvalidArgumentError("groups contains something other than lists of parameters")
     if len({id(p) for p in listed}) < len(listed):
-        raise InvalidArgumentError("groups has a parameter more than once")
+        raise InvalidArgumentError("groups contains a parameter more than once")
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -269,34 +280,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> torch.optim.Optimizer:
-    """An optimizer of the same class whose `step` takes gradients averaged over all ranks.
+    """Wraps an optimizer so that its `step` uses gradients averaged over all ranks (collective).
 
-    Gradients are averaged while the backward pass runs, in Herring's planned rounds (compressors of
-    the caller's own: tensor by tensor). Making it is collective, as parameters are compared; it
-    leaves their values alone, so call `broadcast_parameters` before training. A rank alone, or one
-    that is not in the process set, steps by itself.
+    Gradients are averaged while the backward pass runs, in Herring's planned rounds, or tensor by
+    tensor with a compressor of your own. All ranks must wrap the optimizer together, because their
+    parameters are compared. The parameters' values are not changed: call `broadcast_parameters`
+    before training. A rank that is alone, or not in the process set, steps without communication.
 
     Args:
-      optimizer: any torch optimizer; what it knows is shared, and it is not to be used any more.
+      optimizer: any torch optimizer. Its state is shared with the new optimizer; do not use it
+        any more.
       named_parameters: `model.named_parameters()`, for messages and names of operations.
-      compression: `Compression.none`, `Compression.fp16` (float32 gradients travel between nodes in
-        16 bits and are added in 32) or a class like these.
-      backward_passes_per_step: gradients of so many backward passes add up before a step.
-      op: Average, Sum or Adasum (combines the steps of a power of two of ranks).
-      gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
-      num_groups: older than `groups`.
-      groups: checked, and without meaning: gradients share fusion buffers anyway.
-      sparse_as_dense: make sparse gradients dense; else the rows they have are exchanged, as
-        always with SparseAdam, which takes no dense ones.
-      process_set: who takes part.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods. With
+        fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
+      backward_passes_per_step: number of backward passes whose gradients add up before a step.
+      op: Average, Sum or Adasum. Adasum combines the updates of a power of two of ranks.
+      gradient_predivide_factor: has no effect unless you pass your own compressor, because sums
+        cannot overflow before they are divided.
+      num_groups: older name of `groups`.
+      groups: checked, but has no effect, because gradients share fusion buffers anyway.
+      sparse_as_dense: True converts sparse gradients to dense ones; False exchanges their rows.
+        With SparseAdam, which needs sparse gradients, rows are always exchanged.
+      process_set: the ranks that take part.
 
     Returns:
-      The optimizer, with `synchronize()`, `skip_synchronize()` and
-      `set_backward_passes_per_step()`.
+      An optimizer of the same class, with the additional methods `synchronize()`,
+      `skip_synchronize()` and `set_backward_passes_per_step()`.
 
     Raises:
-      InvalidArgumentError: `named_parameters` has a name twice or lacks parameters; another option
-        that is impossible.
+      InvalidArgumentError: `named_parameters` has a name twice or lacks parameters, or another
+        argument has an invalid value.
       MismatchError: the parameters differ between ranks.
     """
     check_gradient_options(op, gradient_predivide_factor)
@@ -309,7 +322,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made_of: tuple[Any, ...] = (base, type(optimizer))
     kind: Any = type(type(optimizer).__name__, made_of, {"__doc__": base.__doc__})
     wrapper = kind.__new__(kind)
-    # Schedulers made before have put their own `step` there, which would pass ours by.
+    # Existing schedulers have set their own `step` on the optimizer, which would bypass ours.
     wrapper.__dict__.update(
         {key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")}
     )
@@ -321,10 +334,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper.op, wrapper.process_set = op, process_set
     named = _named_parameters(optimizer, known)
     wrapper._parameter_names = {p: name for name, p in named}
-    # SparseAdam takes sparse gradients only: the rows of all ranks, which are the same sums.
+    # SparseAdam accepts sparse gradients only, so all ranks' rows are gathered: the same sums.
     takes_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     densify = sparse_as_dense and not takes_sparse
-    herring.rank()  # a job is needed
+    herring.rank()  # Raises an error if this process is not in a job.
     if process_set is not global_process_set and process_set.included() is False:
         if op == Adasum:
             raise InvalidArgumentError(f"rank {herring.rank()} is not in {process_set}")

@@ -1,4 +1,4 @@
-"""Starts collectives on tensors of PyTorch; each method returns the call, under way."""
+"""Starts collectives on PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Starter"]
 
 
 class _Tensors(Tensors):
-    """PyTorch's, whose own memory operations use where it is contiguous and they take it there."""
+    """Handles PyTorch tensors; operations use a tensor's own memory if it is contiguous."""
 
     def checked(self, tensor: Any, kind: str) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor):
@@ -105,16 +105,19 @@ class _Tensors(Tensors):
             dense.copy_(found)
 
     def counts(self, counts: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(counts)  # on the CPU, as Horovod has it
+        return torch.from_numpy(counts)  # On the CPU, as in Horovod.
 
 
 class Starter(starter.Starter):
-    """Starts calls of one name in one process set."""
+    """Starts calls with one name in one process set, on PyTorch tensors."""
 
     tensors = _Tensors()
 
     def sparse_allreduce(self, tensor: torch.Tensor, op: Any) -> Call:
-        """Starts an all-reduce of a sparse tensor: every rank hands its entries to all."""
+        """Starts an all-reduce of a sparse COO tensor, which gathers the entries of all ranks.
+
+        The result is a new coalesced tensor.
+        """
         kind = "sparse_allreduce"
         with self._call(kind, "allgather") as call:
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo:
@@ -137,7 +140,7 @@ class Starter(starter.Starter):
                     self.tensors.viewed(found, like, (len(found), *like.shape[1:]))
                     for found, like in zip(results_of(operation), (indices, values))
                 )
-                # Entries of one place are added in rank order: the same bits everywhere.
+                # Entries with the same index are added in rank order: all ranks get the same bits.
                 total = torch.sparse_coo_tensor(
                     places.t(), every, whole.shape, check_invariants=False
                 ).coalesce()

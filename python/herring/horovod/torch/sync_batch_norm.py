@@ -1,4 +1,4 @@
-"""SyncBatchNorm: batch normalization with the statistics of all ranks' samples."""
+"""SyncBatchNorm, batch normalization with statistics over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(sync_batch_norm.SyncBatchNorm):
-    """`herring.torch.SyncBatchNorm` of the ranks in a process set.
+    """Batch normalization with statistics over the samples of all ranks in a process set.
 
     Args:
-      num_features: channels.
-      *arguments: of `torch.nn.BatchNorm1d`: eps, momentum, affine, track_running_stats ...
-      process_set: who takes part.
-      **options: those of `torch.nn.BatchNorm1d` by name.
+      num_features: number of channels.
+      *arguments: further positional arguments of `torch.nn.BatchNorm1d`: eps, momentum, affine,
+        track_running_stats ...
+      process_set: the ranks that take part.
+      **options: keyword arguments of `torch.nn.BatchNorm1d`.
     """
 
     def __init__(

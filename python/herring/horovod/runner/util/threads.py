@@ -1,4 +1,4 @@
-"""Functions that run in threads of their own."""
+"""Runs functions in threads of their own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Starts a function in a thread.
+    """Starts a function in a new thread.
 
     Args:
       target: the function.
-      args: what it is called with.
-      name: of the thread.
-      daemon: whether the process may end before the function does.
-      silent: whether what it raises is dropped instead of printed.
+      args: the function's arguments.
+      name: name of the thread.
+      daemon: whether the process may end before the function returns.
+      silent: whether exceptions of the function are ignored instead of printed.
 
     Returns:
-      The thread, which runs.
+      The running thread.
 
     Raises:
       InvalidArgumentError: `args` is not a tuple.
@@ -55,23 +55,23 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls a function in a thread once an event is set.
+    """Starts a thread that calls a function once an event is set.
 
     Args:
-      event: what is waited for.
+      event: the event to wait for.
       func: the function.
-      args: what it is called with.
-      stop: when this event is set first, the function is not called.
-      check_stop_interval_s: how often `stop` is looked at, in seconds.
-      daemon: as of `in_thread`; a thread that is not a daemon needs `stop`.
-      silent: as of `in_thread`.
+      args: the function's arguments.
+      stop: an event that ends the wait; if it is set first, the function is not called.
+      check_stop_interval_s: seconds between two checks of `stop`.
+      daemon: whether the process may end before the thread does; False needs `stop`.
+      silent: whether exceptions of the function are ignored instead of printed.
 
     Returns:
-      The thread, which runs.
+      The running thread.
 
     Raises:
-      InvalidArgumentError: there is no event, no `stop` where it is needed, or `args` is not a
-        tuple.
+      InvalidArgumentError: `event` is None, `stop` is missing although `daemon` is False, or `args`
+        is not a tuple.
     """
     if event is None:
         raise InvalidArgumentError("event is None; it must be a threading.Event")
@@ -98,20 +98,19 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Calls a function with each of several lists of arguments, in threads.
+    """Calls a function with several lists of arguments, in parallel threads.
 
     Args:
       fn: the function.
-      args_list: what it is called with, once for each.
+      args_list: the lists of arguments, one for each call.
       block_until_all_done: whether to wait for the results.
-      max_concurrent_executions: so many calls run at a time.
+      max_concurrent_executions: the largest number of calls that run at the same time.
 
     Returns:
-      What the function has returned, by the place of its arguments in `args_list`; None if it does
-      not wait.
+      A dictionary from the index in `args_list` to the function's result; None without waiting.
 
     Raises:
-      Exception: the first that a call has raised.
+      Exception: the exception of the first list in `args_list` for which the function raised one.
     """
     if not args_list:
         return {} if block_until_all_done else None

@@ -1,4 +1,4 @@
-"""Stands in for Horovod: with this folder's parent in PYTHONPATH ``import horovod`` is Herring."""
+"""Makes ``import horovod`` import Herring when this folder's parent is in PYTHONPATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Elastic training is not there: a job keeps the workers it has started with."""
+"""Rejects elastic training, which is not supported: a job keeps the workers it started with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers say in the environment."""
+"""Reads the environment variables that launchers set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from herring.errors import ConfigurationError
 
 __all__ = ["get_env_rank_and_size"]
 
-# Rank and size, as `herring run --horovod`, Open MPI and others (PMI) name them.
+# The variables for rank and size set by `herring run --horovod`, Open MPI and PMI launchers.
 _PAIRS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -17,10 +17,10 @@ _PAIRS = (
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Reads this process's rank, and the number of ranks, before `init` is called.
+    """Reads this process's rank and the number of ranks; works before `init` is called.
 
     Returns:
-      The rank and the size; (0, 1) where no launcher has set variables.
+      The rank and the size; (0, 1) if no launcher has set variables.
 
     Raises:
       ConfigurationError: one variable of a pair is set without the other.
