@@ -3,7 +3,7 @@
 See docs/horovod.md.
 """
 
-import herring.keras as _needed  # noqa: F401 - says what to install where Keras is missing
+import herring.keras as _needed  # noqa: F401 - says what to install if Keras is missing
 from herring.horovod.keras import callbacks, elastic
 from herring.horovod.keras.compression import Compression
 from herring.horovod.keras.face import *  # noqa: F403

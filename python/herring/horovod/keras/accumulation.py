@@ -1,4 +1,4 @@
-"""Optimizers of Keras that make a step of the gradients of several backward passes."""
+"""Keras optimizers that accumulate the gradients of several backward passes before a step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _PASSES = "_herring_passes"
 
 
 def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divides: bool) -> None:
-    """Makes an optimizer step with what `averager` makes of the gradients of several passes.
+    """Makes an optimizer average the gradients of several backward passes before each step.
 
-    On TensorFlow gradients add up on each rank, and are averaged once per step. On other backends
-    Keras adds up averages (`gradient_accumulation_steps`).
+    On TensorFlow, gradients add up on each rank and are averaged once per step. On other backends,
+    gradients are averaged after each pass, and Keras adds up the averages
+    (`gradient_accumulation_steps`).
 
     Args:
-      optimizer: of Keras, and not built yet unless on TensorFlow.
-      averager: as of `distribute`.
-      passes: calls of `apply` that make a step.
-      divides: whether what has added up is divided by their number.
+      optimizer: a Keras optimizer, which must not be built yet, except on TensorFlow.
+      averager: an object with a method ``average(gradients, variables)``, which returns a list.
+      passes: number of calls of `apply` before a step.
+      divides: whether to divide accumulated gradients by `passes`.
 
     Raises:
-      InvalidArgumentError: the optimizer is built, or accumulates by itself.
+      InvalidArgumentError: the optimizer is built, or already accumulates gradients itself.
     """
     if keras.backend.backend() == "tensorflow":
         object.__setattr__(optimizer, _PASSES, _Passes(passes, divides=divides))
@@ -46,20 +47,20 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
 
 
 class _Multiplied:
-    """Undoes that Keras divides by the number of passes."""
+    """Multiplies averages by the number of passes, because Keras divides by this number."""
 
     def __init__(self, averager: Any, factor: int) -> None:
         self._averager = averager
         self._factor = factor
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages, times the factor."""
+        """Averages gradients and multiplies the averages by the factor."""
         found = self._averager.average(gradients, variables)
         return [None if one is None else one * self._factor for one in found]
 
 
 class _Passes:
-    """Adds up gradients in variables of TensorFlow, and says when a step is due."""
+    """Adds up gradients in TensorFlow variables, and makes a step after the last pass."""
 
     def __init__(self, passes: int, *, divides: bool) -> None:
         self._passes = passes
@@ -74,7 +75,7 @@ class _Passes:
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> None:
-        """Adds gradients up; with the last pass it calls `step`, with the others it only counts."""
+        """Adds up gradients and counts the pass; after the last pass of a step, calls `step`."""
         import tensorflow as tf
 
         sums = self._sums_of(variables)
@@ -117,7 +118,7 @@ class _Passes:
 
 @functools.cache
 def _accumulating(kind: Any) -> Any:
-    """The class of an optimizer of class `kind`, which averages, that steps after some passes."""
+    """Returns a subclass of the averaging class `kind` that accumulates before each step."""
     import tensorflow as tf
 
     @tf.autograph.experimental.do_not_convert

@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras 3, on those of herring.keras."""
+"""Horovod's callbacks for Keras 3, derived from those of herring.keras."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(plain.BroadcastGlobalVariablesCallback):
-    """Gives all ranks the model's and the optimizer's variables of one, before the first step.
+    """Copies the variables of a model and its optimizer from one rank to all ranks.
 
-    A model without an input shape gets them after the first batch.
+    The variables are copied when training begins, or after the first batch if the model is not
+    built before.
     """
 
     def __init__(
@@ -33,42 +34,42 @@ class BroadcastGlobalVariablesCallback(plain.BroadcastGlobalVariablesCallback):
         local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Is collective when training begins.
+        """Creates the callback; its broadcast is collective.
 
         Args:
-          root_rank: whose values all get; a rank of the job.
-          device: no meaning.
-          local_variables: None; local ones are broadcast too.
-          process_set: who takes part.
+          root_rank: the rank of the job whose values are copied.
+          device: ignored.
+          local_variables: must be None; local variables are broadcast, too.
+          process_set: the ranks that take part.
 
         Raises:
-          InvalidArgumentError: no such rank in the process set, or local variables are given.
+          InvalidArgumentError: `root_rank` is not in the process set, or local variables are given.
         """
         if local_variables:
             raise InvalidArgumentError(
                 f"local_variables has {len(local_variables)} variables; it must be None: broadcast "
-                "the others with herring.tensorflow.broadcast_variables(variables), without this "
-                "callback"
+                "the other variables with herring.tensorflow.broadcast_variables(variables), and do "
+                "not use this callback"
             )
         group = group_of(process_set)
         super().__init__(root_in(process_set, root_rank), group=group)
 
 
 class MetricAverageCallback(plain.MetricAverageCallback):
-    """Averages metrics over all ranks at the end of each epoch, each rank with the same weight.
+    """Averages metrics over all ranks at the end of each epoch; every rank has the same weight.
 
-    Those that come after it in the list (checkpoints, early stopping, schedules) see averages.
+    Callbacks after it in the list (checkpoints, early stopping, schedules) see the averages.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        """Is collective at the end of each epoch.
+        """Creates the callback, which is collective at the end of each epoch.
 
         Args:
-          device: no meaning.
-          process_set: who takes part.
+          device: ignored.
+          process_set: the ranks that take part.
 
         Raises:
-          InvalidArgumentError: the process set is not registered, or without this rank.
+          InvalidArgumentError: the process set is not registered or does not contain this rank.
         """
         super().__init__(group=group_of(process_set))
 
@@ -84,21 +85,22 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         save_freq: Any = "epoch",
         filepath: Any = None,
     ) -> None:
-        """Saves nothing yet.
+        """Creates the callback.
 
         Args:
-          monitor: the metric that says which model is best.
-          verbose: as of ModelCheckpoint.
+          monitor: name of the metric that determines which model is best.
+          verbose: 1 makes ModelCheckpoint print a line for each saved model; 0 is silent.
           mode: "auto", "min" or "max".
-          save_freq: as of ModelCheckpoint.
-          filepath: where to, ending with .keras. In Horovod the Spark estimator sets it.
+          save_freq: "epoch", or a number of batches between two checks.
+          filepath: path of the saved model, ending with .keras. In Horovod, the Spark estimator
+            sets the path.
 
         Raises:
-          InvalidArgumentError: there is no `filepath`.
+          InvalidArgumentError: `filepath` is None.
         """
         if filepath is None:
             raise InvalidArgumentError(
-                "BestModelCheckpoint: filepath is None; give a path that ends with .keras"
+                "BestModelCheckpoint: filepath is None; it must be a path that ends with .keras"
             )
         super().__init__(
             filepath,

@@ -1,4 +1,4 @@
-"""How gradients travel: as they are, or in 16 bits."""
+"""Compressors for gradients of Keras optimizers: none, or conversion to 16 bits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["Compression", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor:
-    """float32 gradients travel between nodes as float16, and are added in float32."""
+    """Sends float32 gradients between nodes as float16, and adds them in float32."""
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""What Horovod's modules for Keras and for tf.keras have alike."""
+"""Names that Horovod's modules for Keras and for tf.keras share."""
 
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.common.face import *  # noqa: F403

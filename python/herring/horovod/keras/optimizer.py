@@ -1,4 +1,4 @@
-"""Optimizers of Keras 3 that apply averages over all ranks, with Horovod's options."""
+"""Keras 3 optimizers that average gradients over all ranks, with Horovod's options."""
 
 from __future__ import annotations
 
@@ -47,45 +47,50 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes an optimizer of Keras apply averages over all ranks.
+    """Makes a Keras optimizer average gradients over all ranks before it applies them.
 
-    The optimizer itself is changed, and returned: its `apply` averages first, and all that goes by
-    it. It is saved as what it was. With mixed_float16 wrap the outermost:
+    The optimizer is changed in place and returned: its `apply`, and every method that calls
+    `apply`, averages first. A saved model contains the original optimizer class. With
+    mixed_float16, wrap the outermost optimizer:
     ``DistributedOptimizer(LossScaleOptimizer(Adam()))``. A rank that is not in the process set
-    steps by itself.
+    steps without communication.
 
     Args:
       optimizer: a keras.optimizers.Optimizer.
-      name: of its operations. None: optimizers are numbered in the order in which they are made,
-        which must be the same on all ranks.
-      device_dense: no meaning.
-      device_sparse: no meaning.
-      compression: `Compression.none`, `Compression.fp16` (float32 gradients travel between nodes
-        in 16 bits and are added in 32), or on TensorFlow a class like these.
-      sparse_as_dense: make tensors of tf.IndexedSlices; else all ranks get the slices of all.
-      gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
-      op: Average, Sum or, on TensorFlow, Adasum (combines gradients; a power of two of ranks).
-      backward_passes_per_step: gradients of so many calls of `apply` add up before a step.
-      average_aggregated_gradients: divide what has added up by their number.
-      num_groups: older than `groups`.
-      groups: checked, and without meaning: gradients share fusion buffers anyway.
-      process_set: who takes part.
-      scale_local_gradients: divide gradients of local variables by the number of ranks.
+      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+        order of their creation, which must be the same on all ranks.
+      device_dense: ignored.
+      device_sparse: ignored.
+      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
+        methods. With fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
+      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
+        all ranks.
+      gradient_predivide_factor: has no effect, because sums cannot overflow before division.
+      op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
+        ranks.
+      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
+      average_aggregated_gradients: whether to divide accumulated gradients by
+        `backward_passes_per_step`.
+      num_groups: older name of `groups`.
+      groups: checked, but has no effect, because gradients share fusion buffers anyway.
+      process_set: the ranks that take part.
+      scale_local_gradients: whether to divide gradients of local variables by the number of ranks.
 
     Returns:
-      `optimizer`, with ``register_local_var(variable)``: its gradient stays each rank's own.
+      `optimizer`, with an additional method ``register_local_var(variable)``, which excludes the
+      variable's gradient from averaging.
 
     Raises:
-      InvalidArgumentError: not an optimizer of Keras 3, or averaging already; an option that is
-        impossible.
-      NotSupportedError: an option that is there on TensorFlow only.
+      InvalidArgumentError: `optimizer` is not a Keras 3 optimizer, or already averages gradients;
+        or another argument has an invalid value.
+      NotSupportedError: an argument is supported on TensorFlow only.
       ShutdownError: `init` was not called.
     """
     check_gradient_options(op, gradient_predivide_factor)
     check_passes(backward_passes_per_step)
     check_groups(groups, num_groups)
     require_plain(optimizer)
-    herring.rank()  # a job is needed
+    herring.rank()  # Raises an error if this process is not in a job.
     member = process_set.included() is not False
     local = LocalVariables(process_set, scales=scale_local_gradients)
     averager: Any = Alone()
@@ -121,31 +126,42 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A `DistributedOptimizer` that leaves the gradients of some layers as each rank has them.
+    """Makes a Keras optimizer average all gradients except those of some layers.
+
+    The optimizer is changed in place and returned.
 
     Args:
-      optimizer: as of `DistributedOptimizer`, as are the options that are not listed here.
-      name: as of `DistributedOptimizer`.
-      device_dense: no meaning.
-      device_sparse: no meaning.
-      compression: as of `DistributedOptimizer`.
-      sparse_as_dense: as of `DistributedOptimizer`.
-      gradient_predivide_factor: no meaning.
-      op: as of `DistributedOptimizer`.
-      backward_passes_per_step: as of `DistributedOptimizer`.
-      average_aggregated_gradients: as of `DistributedOptimizer`.
-      num_groups: no meaning.
-      groups: no meaning.
-      process_set: as of `DistributedOptimizer`.
-      local_layers: a built Keras layer, or a list of them, on all ranks the same; None: none.
-      scale_local_gradients: divide their gradients by the number of ranks.
+      optimizer: a keras.optimizers.Optimizer.
+      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+        order of their creation, which must be the same on all ranks.
+      device_dense: ignored.
+      device_sparse: ignored.
+      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
+        methods.
+      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
+        all ranks.
+      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
+      op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
+        ranks.
+      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
+      average_aggregated_gradients: whether to divide accumulated gradients by
+        `backward_passes_per_step`.
+      num_groups: older name of `groups`.
+      groups: checked, but has no effect.
+      process_set: the ranks that take part.
+      local_layers: a built Keras layer, or a list of layers, the same on all ranks; None means
+        none.
+      scale_local_gradients: whether to divide the layers' gradients by the number of ranks.
 
     Returns:
       `optimizer`.
 
     Raises:
-      InvalidArgumentError, NotSupportedError, ShutdownError: as `DistributedOptimizer`; or
-        `local_layers` has something else.
+      InvalidArgumentError: `optimizer` is not a Keras 3 optimizer, or already averages gradients;
+        `local_layers` contains something that is not a layer; or another argument has an invalid
+        value.
+      NotSupportedError: an argument is supported on TensorFlow only.
+      ShutdownError: `init` was not called.
     """
     variables = variables_of(local_layers)
     DistributedOptimizer(
@@ -185,14 +201,14 @@ def _averager(
         )
     if op == Adasum:
         raise NotSupportedError(
-            f"op=hvd.Adasum with Keras on {backend!r}; it is there on TensorFlow, and for PyTorch "
-            "in herring.horovod.torch"
+            f"op=hvd.Adasum is not supported with Keras on {backend!r}; use the TensorFlow "
+            "backend, or herring.horovod.torch"
         )
     half = is_half(compression)
     if not half and compression is not NoneCompressor:
         raise NotSupportedError(
-            f"compression={compression!r} with Keras on {backend!r}; use hvd.Compression.none or "
-            "hvd.Compression.fp16"
+            f"compression={compression!r} is not supported with Keras on {backend!r}; use "
+            "hvd.Compression.none or hvd.Compression.fp16"
         )
     options = {
         "op": "sum" if op == Sum else "average",
@@ -211,17 +227,17 @@ def _of_tensorflow(compression: Any) -> Any:
 
 
 class _Averaging:
-    """Averages what is not local, with Horovod's errors; a rank that has joined takes part."""
+    """Averages the gradients that are not local; raises Horovod's errors and supports `join`."""
 
     def __init__(self, averager: Any, local: LocalVariables) -> None:
         self._averager = averager
         self._local = local
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages over all ranks (collective)."""
+        """Averages gradients over all ranks (collective)."""
         with internal_errors():
             found = self._local.around(self._averager.average, gradients, variables)
-        # What programs of JAX call goes on without a rank that has joined.
+        # Only planned rounds need ranks that have joined; operations of JAX programs do not.
         lists = getattr(self._averager, "_rounds", {}).values()
         rounds.reducers.update(one for one in lists if isinstance(one, GradientRounds))
         return found
@@ -234,21 +250,23 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model that was saved with its optimizer, and makes that a `DistributedOptimizer`.
+    """Loads a saved Keras model and makes its optimizer average gradients over all ranks.
 
     Args:
-      filepath: of a model that any number of ranks has trained.
-      custom_optimizers: classes of optimizers that Keras does not have.
-      custom_objects: as of keras.saving.load_model.
-      compression: as of `DistributedOptimizer`.
-      legacy_opts: False: Keras 3 has no legacy optimizers.
+      filepath: path of a model that was saved with its optimizer, in a job of any size.
+      custom_optimizers: optimizer classes that are not part of Keras.
+      custom_objects: a dictionary of further custom objects, for keras.saving.load_model.
+      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
+        methods.
+      legacy_opts: must be False, because Keras 3 has no legacy optimizers.
 
     Returns:
       The model.
 
     Raises:
-      InvalidArgumentError: it was saved without an optimizer.
-      NotSupportedError: legacy optimizers.
+      InvalidArgumentError: the model was saved without an optimizer.
+      NotSupportedError: `legacy_opts` is true, or `compression` is supported on TensorFlow only.
+      ShutdownError: `init` was not called.
     """
     if legacy_opts:
         raise NotSupportedError("load_model(legacy_opts=True): Keras 3 has no legacy optimizers")

@@ -1,4 +1,4 @@
-"""Collectives on values: numbers, arrays, or tensors of Keras' backend. They run at once."""
+"""Collectives on numbers, arrays and tensors of Keras' backend, outside compiled functions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", 
 
 
 def _array(value: Any) -> np.ndarray:
-    """The value; numbers of Python as Keras has them: float32 and int32."""
+    """Converts a value to an array; Python numbers become float32 or int32, as in Keras."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
 
 
 class _Values(host.Arrays):
-    """Numbers, arrays, and tensors of the backend."""
+    """Handles numbers, arrays, and tensors of the backend."""
 
     def checked(self, tensor: Any, kind: str) -> np.ndarray:
         return _array(tensor)
@@ -36,7 +36,7 @@ class _Values(host.Arrays):
 
 
 class Starter(host.Starter):
-    """Starts calls of one name in one process set, on values."""
+    """Starts calls with one name in one process set, on numbers, arrays and tensors."""
 
     tensors = _Values()
 
@@ -54,21 +54,22 @@ def allreduce(
     """Reduces a value over all ranks.
 
     Args:
-      value: a number, an array or a tensor of the backend; shapes and dtypes alike on all ranks.
+      value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
       name: identifies the operation across ranks; None numbers the calls.
-      average: older than `op`: True is Average, False is Sum.
-      prescale_factor: multiplies each rank's value first.
-      postscale_factor: multiplies the result.
-      op: Average (None), Sum, Adasum, Min, Max or Product.
-      compression: with `Compression.fp16` floats travel as float16.
-      process_set: who takes part.
+      average: older form of `op`: True is Average, False is Sum.
+      prescale_factor: factor for each rank's value before the reduction.
+      postscale_factor: factor for the result.
+      op: Average (the default), Sum, Adasum, Min, Max or Product.
+      compression: `Compression.fp16` sends floats as float16; `Compression.none` does not.
+      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError: no such operator or dtype.
-      HorovodInternalError: ranks disagree, or one is gone or missing.
+      InvalidArgumentError: the operator or dtype is not supported, or the process set is not
+        registered or does not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     array = _array(value)
@@ -84,15 +85,18 @@ def allgather(
     """Concatenates the values of all ranks along dimension 0, in rank order.
 
     Args:
-      value: as of `allreduce`; dimension 0 may differ between ranks. A number counts as [1].
-      name: as of `allreduce`.
-      process_set: as of `allreduce`.
+      value: a number, an array or a tensor of the backend. Dimension 0 may differ between ranks; a
+        number counts as [1].
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).allgather(value).result()
 
@@ -103,19 +107,21 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives all ranks the value of one.
+    """Copies a value from one rank to all ranks.
 
     Args:
-      value: as of `allreduce`.
-      root_rank: whose it is; a rank of the job.
-      name: as of `allreduce`.
-      process_set: as of `allreduce`.
+      value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
+      root_rank: the rank of the job whose value is copied.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).broadcast(value, root_rank).result()
 
@@ -126,28 +132,31 @@ def reducescatter(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduces a value over all ranks and leaves each a block of dimension 0.
+    """Reduces a value over all ranks and gives each rank one block of the result.
 
     Args:
-      value: as of `allreduce`, with at least one dimension.
-      name: as of `allreduce`.
+      value: an array or a tensor of the backend, the same shape and dtype on all ranks, with at
+        least one dimension. It is divided along dimension 0.
+      name: identifies the operation across ranks; None numbers the calls.
       op: Average, Sum, Min, Max or Product.
-      process_set: as of `allreduce`.
+      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).reducescatter(value, Reduction(op)).result()
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Not there: Keras 3 has no global variables.
+    """Raises an error, because Keras 3 has no global variables.
 
     Raises:
-      NotSupportedError: always; says what to use instead.
+      NotSupportedError: always; the message says what to use instead.
     """
     raise NotSupportedError(
         f"broadcast_global_variables({root_rank}): Keras 3 has no global variables; use "

@@ -1,6 +1,6 @@
 """Horovod's API for MXNet 1.9: ``import herring.horovod.mxnet as hvd``. See docs/horovod.md."""
 
-import herring.mxnet as _needed  # noqa: F401 - says what to install where MXNet is missing
+import herring.mxnet as _needed  # noqa: F401 - says what to install if MXNet is missing
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.common.objects import allgather_object, broadcast_object
 from herring.horovod.common.util import check_extension, gpu_available

@@ -1,4 +1,4 @@
-"""How arrays travel: as they are, or in 16 bits."""
+"""Compressors for MXNet arrays: none, or conversion to 16 bits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
-    """Floating-point arrays travel as float16."""
+    """Sends floating-point arrays as float16."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """In float16, and the dtype that it had."""
+        """Converts a floating-point array to float16; also returns its original dtype."""
         dtype = np.dtype(tensor.dtype)
         return (tensor.astype("float16") if dtype.kind == "f" else tensor), dtype
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """In the dtype that it had."""
+        """Converts an array back to its original dtype, which is `ctx`."""
         return tensor.astype(ctx)
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Gives all ranks the parameters of one."""
+"""Copies parameters from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ def broadcast_parameters(
     prefix: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrites parameters with those of one rank (collective).
+    """Copies parameters from one rank to all ranks, in place (collective).
 
-    One whose shape the first batch will tell is broadcast when it is initialized.
+    A parameter that infers its shape from the first batch is broadcast when it is initialized.
 
     Args:
-      params: `net.collect_params()`, or a dictionary of NDArrays; in the order of their names.
-      root_rank: whose values all get; a rank of the job.
-      prefix: of the names of operations.
-      process_set: who takes part.
+      params: `net.collect_params()`, or a dictionary of NDArrays. Ranks match parameters by the
+        sorted order of their names.
+      root_rank: the rank of the job whose values are copied.
+      prefix: prefix of the operation names.
+      process_set: the ranks that take part.
 
     Raises:
-      InvalidArgumentError: something else was given; a parameter that is not initialized; no such
-        rank in the process set.
-      HorovodInternalError: shapes or dtypes differ between ranks.
+      InvalidArgumentError: `params` is something else, a parameter is not initialized, or
+        `root_rank` is not in the process set.
+      HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost or did not
+        call in time.
     """
     if not isinstance(params, Mapping) and not hasattr(params, "keys"):
         raise InvalidArgumentError(

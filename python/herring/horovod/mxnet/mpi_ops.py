@@ -1,9 +1,10 @@
-"""The collectives of Horovod's API on MXNet's arrays.
+"""The collectives of Horovod's API on MXNet arrays.
 
-Names ending with ``_`` write into the arrays given, others return new ones, of the same kind
-(mx.nd.NDArray or mx.np.ndarray) and context. They return when it is done, so `priority` has no
-meaning; autograd does not see them. Operations match across ranks by `name`, or without one by the
-number of the call of their kind. All take `process_set`, whose ranks alone call them.
+Functions whose name ends with ``_`` write into the arrays given. Other functions return new arrays
+of the same class (mx.nd.NDArray or mx.np.ndarray) and context. A function returns when the
+operation is complete, so `priority` is ignored. Autograd does not record the functions. Operations
+match across ranks by `name`; without a name, the n-th call of a kind matches the n-th call on every
+other rank. Only the ranks of `process_set` call a function.
 """
 
 from __future__ import annotations
@@ -55,27 +56,28 @@ def allreduce(
 ) -> Any:
     """Reduces an array over all ranks.
 
-    Averages and scaled sums of integers are computed in float64 and cut towards zero.
+    Averages and scaled sums of integers are computed in float64 and truncated.
 
     Args:
-      tensor: any shape; float16, float32, float64, int8, int32, int64, uint8 or bool; alike on all
-        ranks.
-      average: older than `op`: True is Average, False is Sum.
-      name: identifies the operation across ranks.
-      priority: no meaning.
-      prescale_factor: multiplies each rank's values first.
-      postscale_factor: multiplies the result.
-      process_set: who takes part.
-      op: Average (None), Sum, Adasum (floats, and a power of two of ranks), Min, Max or Product.
+      tensor: an array of any shape, the same shape and dtype on all ranks: float16, float32,
+        float64, int8, int32, int64, uint8 or bool.
+      average: older form of `op`: True is Average, False is Sum.
+      name: identifies the operation across ranks; None numbers the calls.
+      priority: ignored.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
+      process_set: the ranks that take part.
+      op: Average (the default), Sum, Min, Max, Product or Adasum. Adasum needs floats and a power
+        of two of ranks.
 
     Returns:
       A new array.
 
     Raises:
-      InvalidArgumentError: no such operator, dtype or layout; a process set that is not
-        registered, or without this rank.
-      HorovodInternalError: ranks disagree (MismatchError), one is gone (PeerLostError) or missing
-        (TimeoutError).
+      InvalidArgumentError: the operator, dtype or layout is not supported, or the process set is
+        not registered or does not contain this rank.
+      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
+        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how).result()
@@ -91,7 +93,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Any:
-    """Reduces an array over all ranks in place, and returns it; otherwise as `allreduce`."""
+    """Reduces an array over all ranks in place and returns it.
+
+    The arguments and errors are those of `allreduce`.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how, in_place=True).result()
 
@@ -106,12 +111,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """Reduces a list of arrays, of any shapes and dtypes, as one operation: all of it or none.
+    """Reduces a list of arrays over all ranks as one operation.
 
-    Args and errors as in `allreduce`.
+    The operation succeeds or fails for all arrays, which may have different shapes and dtypes. The
+    other arguments and the errors are those of `allreduce`.
 
     Returns:
-      New arrays, as a list.
+      A list of new arrays.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how).result()
@@ -127,7 +133,10 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """Reduces a list of arrays in place and returns it; otherwise as `grouped_allreduce`."""
+    """Reduces a list of arrays over all ranks in place and returns the list.
+
+    The arguments and errors are those of `allreduce`.
+    """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).result()
 
@@ -141,16 +150,18 @@ def allgather(
     """Concatenates the arrays of all ranks along dimension 0, in rank order.
 
     Args:
-      tensor: [n, ...]; n may differ between ranks.
-      name: as in `allreduce`.
-      priority: no meaning.
-      process_set: as in `allreduce`.
+      tensor: an array of shape [n, ...]; n may differ between ranks.
+      name: identifies the operation across ranks; None numbers the calls.
+      priority: ignored.
+      process_set: the ranks that take part.
 
     Returns:
-      A new array [sum of n, ...].
+      A new array of shape [sum of n, ...].
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).allgather(tensor).result()
 
@@ -161,7 +172,13 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Concatenates each array of a list over all ranks, as one operation; as `allgather`."""
+    """Concatenates each array of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `allgather`.
+
+    Returns:
+      A list of new arrays.
+    """
     return Starter(name, process_set).grouped_allgather(tensors).result()
 
 
@@ -172,20 +189,22 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives all ranks the array of one.
+    """Copies an array from one rank to all ranks.
 
     Args:
-      tensor: alike on all ranks.
-      root_rank: whose it is: a rank of the job, also in a process set.
-      name: as in `allreduce`.
-      priority: no meaning.
-      process_set: as in `allreduce`.
+      tensor: an array with the same shape and dtype on all ranks.
+      root_rank: the rank whose values are copied; a rank of the job, also with a process set.
+      name: identifies the operation across ranks; None numbers the calls.
+      priority: ignored.
+      process_set: the ranks that take part.
 
     Returns:
       A new array.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).broadcast(tensor, root_rank).result()
 
@@ -197,7 +216,10 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives all ranks the array of one, in place, and returns it; as `broadcast`."""
+    """Copies an array from one rank to all ranks in place and returns it.
+
+    The arguments and errors are those of `broadcast`.
+    """
     return Starter(name, process_set).broadcast(tensor, root_rank, in_place=True).result()
 
 
@@ -208,21 +230,24 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows of the array to each rank, and concatenates what comes in, in rank order.
+    """Sends rows of an array to each rank, and concatenates the received rows in rank order.
 
     Args:
-      tensor: [n, ...]; n may differ between ranks.
-      splits: rows for each rank, integers that add up to n, as a list or an array; None: equal
-        parts.
-      name: as in `allreduce`.
-      priority: no meaning.
-      process_set: as in `allreduce`.
+      tensor: an array of shape [n, ...]; n may differ between ranks.
+      splits: a list or array with the number of rows for each rank, which add up to n; None sends
+        equal parts.
+      name: identifies the operation across ranks; None numbers the calls.
+      priority: ignored.
+      process_set: the ranks that take part.
 
     Returns:
-      A new array; with `splits` also the number of rows that came from each rank (int32 [ranks]).
+      A new array with the received rows. With `splits`, also the number of rows from each rank
+      (int32 [ranks]).
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     if isinstance(counts, np.ndarray):
@@ -240,22 +265,25 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduces an array over all ranks and leaves each a block of dimension 0.
+    """Reduces an array over all ranks and gives each rank one block of the result.
 
     Args:
-      tensor: [n, ...], alike on all ranks; the first n % ranks blocks have one row more.
+      tensor: an array of shape [n, ...], the same on all ranks. It is divided along dimension 0;
+        the first n % ranks blocks have one row more than the others.
       op: Average, Sum, Min, Max or Product.
-      name: as in `allreduce`.
-      priority: no meaning.
-      process_set: as in `allreduce`.
-      prescale_factor: as in `allreduce`.
-      postscale_factor: as in `allreduce`.
+      name: identifies the operation across ranks; None numbers the calls.
+      priority: ignored.
+      process_set: the ranks that take part.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
 
     Returns:
       A new array.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).reducescatter(tensor, how).result()
@@ -270,6 +298,12 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Reduces and scatters each array of a list, as one operation; as `reducescatter`."""
+    """Reduces and scatters each array of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `reducescatter`.
+
+    Returns:
+      A list of new arrays.
+    """
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_reducescatter(tensors, how).result()

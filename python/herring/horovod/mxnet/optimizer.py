@@ -22,18 +22,19 @@ __all__ = ["DistributedOptimizer", "DistributedTrainer"]
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):
-    """An optimizer that averages each gradient over all ranks before it is applied.
+    """An optimizer that averages each gradient over all ranks before it applies the gradient.
 
-    For `mx.mod.Module`; with Gluon `DistributedTrainer` is faster: one plan for all gradients.
+    Use it with `mx.mod.Module`. With Gluon, `DistributedTrainer` is faster because it has one plan
+    for all gradients.
 
     Args:
       optimizer: an mx.optimizer.Optimizer.
-      gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
-      num_groups: no meaning: gradients of a call are one operation anyway.
-      process_set: who takes part; a rank that is not in it steps by itself.
+      gradient_predivide_factor: has no effect, because sums cannot overflow before division.
+      num_groups: ignored, because the gradients of a call are one operation anyway.
+      process_set: the ranks that take part; other ranks step without communication.
 
     Raises:
-      InvalidArgumentError: not an optimizer, or one of these already.
+      InvalidArgumentError: `optimizer` is not an optimizer, or is a DistributedOptimizer already.
       ShutdownError: `init` was not called.
     """
 
@@ -55,7 +56,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer = optimizer
         self._process_set = process_set
         self._name = ""
-        herring.rank()  # a job is needed
+        herring.rank()  # Raises an error if this process is not in a job.
         if process_set.included() is not False:
             self._name = name_of_next("DistributedOptimizer", group_of(process_set))
 
@@ -65,33 +66,33 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return getattr(self._optimizer, item)
 
     def create_state(self, index: Any, weight: Any) -> Any:
-        """As of the optimizer."""
+        """Calls `create_state` of the wrapped optimizer."""
         return self._optimizer.create_state(index, weight)
 
     def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
-        """As of the optimizer."""
+        """Calls `create_state_multi_precision` of the wrapped optimizer."""
         return self._optimizer.create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Averages gradients in place, and applies them (collective)."""
+        """Averages gradients in place and applies them (collective)."""
         self._average(index, grad)
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As `update`, with weights that have a copy in float32."""
+        """Averages gradients in place and applies them in float32 if possible (collective)."""
         self._average(index, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
     def set_learning_rate(self, lr: float) -> None:
-        """As of the optimizer."""
+        """Sets the learning rate of the wrapped optimizer."""
         self._optimizer.set_learning_rate(lr)
 
     def set_lr_mult(self, args_lr_mult: dict[Any, float]) -> None:
-        """As of the optimizer."""
+        """Sets the learning-rate multipliers of the wrapped optimizer."""
         self._optimizer.set_lr_mult(args_lr_mult)
 
     def set_wd_mult(self, args_wd_mult: dict[Any, float]) -> None:
-        """As of the optimizer."""
+        """Sets the weight-decay multipliers of the wrapped optimizer."""
         self._optimizer.set_wd_mult(args_wd_mult)
 
     def _average(self, index: Any, grad: Any) -> None:
@@ -107,9 +108,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
 
 class DistributedTrainer(plain.DistributedTrainer):
-    """A gluon.Trainer whose gradients are averages over all ranks when they are applied.
+    """A gluon.Trainer that averages gradients over all ranks before it applies them.
 
-    ``step(batch_size)`` takes the batch size of this rank, as with Horovod.
+    Pass the batch size of one rank to ``step(batch_size)``, as with Horovod.
     """
 
     def __init__(
@@ -123,23 +124,25 @@ class DistributedTrainer(plain.DistributedTrainer):
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Exchanges nothing yet; see `broadcast_parameters`.
+        """Creates the trainer without communicating.
+
+        `broadcast_parameters` gives all ranks the same initial parameters.
 
         Args:
-          params: as of gluon.Trainer, of one context each; alike on all ranks.
-          optimizer: as of gluon.Trainer.
-          optimizer_params: as of gluon.Trainer.
-          compression: `Compression.none`, or `Compression.fp16`: float32 gradients travel between
-            nodes in 16 bits and are added in 32.
-          gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
-          prefix: of the names of operations. None: trainers are numbered in the order in which
-            they are made, which must be the same on all ranks.
-          num_groups: no meaning: gradients share fusion buffers anyway.
-          process_set: who takes part; a rank that is not in it steps by itself.
+          params: the parameters to train, each on one context; the same on all ranks.
+          optimizer: an optimizer or its name, for gluon.Trainer.
+          optimizer_params: keyword arguments of the optimizer, for gluon.Trainer.
+          compression: `Compression.none` or `Compression.fp16`. With fp16, float32 gradients are
+            sent between nodes in 16 bits and added in 32.
+          gradient_predivide_factor: has no effect, because sums cannot overflow before division.
+          prefix: prefix of the operation names. None numbers the trainers in the order of their
+            creation, which must be the same on all ranks.
+          num_groups: ignored, because gradients share fusion buffers anyway.
+          process_set: the ranks that take part; other ranks step without communication.
 
         Raises:
-          InvalidArgumentError: several contexts, or sparse gradients.
-          NotSupportedError: a compressor of the caller's own.
+          InvalidArgumentError: parameters are on several contexts, or gradients are sparse.
+          NotSupportedError: `compression` is a compressor of your own.
           ShutdownError: `init` was not called.
         """
         if compression not in (Compression.none, Compression.fp16):
@@ -149,15 +152,15 @@ class DistributedTrainer(plain.DistributedTrainer):
         check_gradient_options(Average, gradient_predivide_factor)
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
-                "DistributedTrainer averages gradients itself, and takes the optimizer that the "
+                "DistributedTrainer averages gradients itself; it uses the optimizer that the "
                 "DistributedOptimizer wraps",
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer
-        herring.rank()  # a job is needed
+        herring.rank()  # Raises an error if this process is not in a job.
         member = process_set.included() is not False
         group = group_of(process_set) if member else None
-        name = "horovod.trainer.of_others"  # not to be ahead of ranks that number their own
+        name = "horovod.trainer.of_others"  # Does not advance the numbers of the set's trainers.
         if member:
             name = f"horovod.trainer.{prefix}" if prefix else name_of_next("horovod.trainer", group)
         super().__init__(

@@ -1,4 +1,4 @@
-"""Starts collectives on MXNet's arrays; each method returns the call, under way."""
+"""Starts collectives on MXNet arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Starter"]
 
 
 class _Arrays(host.Arrays):
-    """MXNet's, of which it makes copies on the host."""
+    """Handles MXNet arrays, which are copied to host memory."""
 
     def checked(self, tensor: Any, kind: str) -> np.ndarray:
         if not isinstance(tensor, mx.nd.NDArray):
@@ -25,7 +25,7 @@ class _Arrays(host.Arrays):
             raise InvalidArgumentError(
                 f"{kind}: the array is {tensor.stype}; use tensor.tostype('default')"
             )
-        array: np.ndarray = tensor.asnumpy()  # waits for what is still to be written to it
+        array: np.ndarray = tensor.asnumpy()  # Waits for pending writes to the array.
         return array
 
     def like(self, tensor: Any, dense: np.ndarray) -> Any:
@@ -40,6 +40,6 @@ class _Arrays(host.Arrays):
 
 
 class Starter(host.Starter):
-    """Starts calls of one name in one process set."""
+    """Starts calls with one name in one process set."""
 
     tensors = _Arrays()

@@ -5,7 +5,7 @@ See docs/horovod.md.
 
 from typing import Any
 
-import herring.tensorflow as _needed  # noqa: F401 - says what to install where it is missing
+import herring.tensorflow as _needed  # noqa: F401 - says what to install if it is missing
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.common.util import check_extension, gpu_available
 from herring.horovod.tensorflow import elastic
@@ -27,7 +27,7 @@ from herring.horovod.tensorflow.tape import (
 )
 from herring.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 
-# Those that need Keras, which is imported with their first use.
+# Names that need Keras, which is imported when one of them is first used.
 _OF_KERAS = {
     "DistributedOptimizer": "optimizer",
     "SyncBatchNormalization": "sync_batch_norm",

@@ -1,4 +1,4 @@
-"""How tapes and optimizers average gradients: in planned rounds, or as a list of tensors."""
+"""Averages the gradients of tapes and optimizers in planned rounds, or as lists of tensors."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["make_averager"]
 def make_averager(
     name: str, *, op: int, compression: Any, sparse_as_dense: bool, process_set: ProcessSet
 ) -> Any:
-    """What averages lists of gradients.
+    """Creates an object that averages lists of gradients.
 
     Args:
-      name: of its operations; the same on all ranks, different for each averager.
+      name: prefix of the operation names; the same on all ranks, different for each averager.
       op: Average, Sum or Adasum, which combines gradients.
-      compression: `Compression.none`, `Compression.fp16` or a class like these.
-      sparse_as_dense: make tensors of tf.IndexedSlices; else the slices of all ranks are handed
-        out.
-      process_set: who takes part; a rank that is not in it keeps its gradients.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
+      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
+        all ranks.
+      process_set: the ranks that take part; other ranks keep their own gradients.
 
     Returns:
-      An object with ``average(gradients, variables)``, which returns a list.
+      An object with a method ``average(gradients, variables)``, which returns a list.
 
     Raises:
-      InvalidArgumentError: the process set is not registered; Adasum of ranks that are no power of
-        two.
+      InvalidArgumentError: the process set is not registered, or Adasum is used with a number of
+        ranks that is not a power of two.
     """
-    herring.rank()  # a job is needed
+    herring.rank()  # Raises an error if this process is not in a job.
     if process_set.included() is False:
         return Alone()
     group = group_of(process_set)
@@ -59,11 +59,11 @@ def make_averager(
 
 
 class _Planned(TensorAverager):
-    """Averages in planned rounds, of which a rank that has joined is a part."""
+    """Averages in planned rounds, in which ranks that have joined take part."""
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages over all ranks; as of `TensorAverager`, with Horovod's errors."""
+        """Averages gradients over all ranks (collective), and raises Horovod's errors."""
         with internal_errors():
             averages = super().average(gradients, variables)
         rounds.reducers.update(self._rounds.values())
@@ -71,7 +71,7 @@ class _Planned(TensorAverager):
 
 
 class _Listed:
-    """Reduces a list of gradients as one operation, with what a compressor makes of them."""
+    """Reduces a list of gradients as one operation, after a compressor has changed them."""
 
     def __init__(
         self, name: str, op: int, compression: Any, densify: bool, process_set: ProcessSet
@@ -83,15 +83,15 @@ class _Listed:
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages over all ranks (collective).
+        """Averages gradients over all ranks (collective).
 
         Args:
-          gradients: per variable a tensor, tf.IndexedSlices or None, on all ranks in the same
-            places.
-          variables: what they are gradients of.
+          gradients: for each variable, a tensor, tf.IndexedSlices or None; None must be at the same
+            places on all ranks.
+          variables: the variables of the gradients.
 
         Returns:
-          Per variable the average, or None.
+          For each variable, the average or None.
         """
         result: list[Any] = list(gradients)
         dense = []

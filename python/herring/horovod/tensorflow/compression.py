@@ -1,4 +1,4 @@
-"""How tensors travel: as they are, or in 16 bits."""
+"""Compressors for TensorFlow tensors: none, or conversion to 16 bits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
-    """Floating-point tensors travel as float16."""
+    """Sends floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """In float16, and the dtype that it had."""
+        """Converts a floating-point tensor to float16; also returns its original dtype."""
         return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """In the dtype that it had."""
+        """Converts a tensor back to its original dtype, which is `ctx`."""
         return tf.cast(tensor, ctx)
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

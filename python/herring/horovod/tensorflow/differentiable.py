@@ -1,7 +1,7 @@
-"""Collectives on dense tensors as tapes see them, with the gradients that Horovod gives them.
+"""Collectives on dense tensors that tapes record, with the same gradients as in Horovod.
 
-In a backward pass operations are named after those of the forward pass, so that ranks may pass
-through several in any order.
+In a backward pass, operations are named after those of the forward pass, so that each rank may
+reach several of them in a different order.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def _recorded(
     shape_of: Callable[[tf.Tensor], tf.TensorShape],
     backward: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], str], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Runs a collective that has a result for each tensor, as tapes see it.
+    """Runs a collective with one result for each tensor, and records it on tapes.
 
     Args:
-      kind: the method of `Starter` that starts it, of one tensor or of a list.
-      tensors: what is sent; one, where it is not of a list.
-      options: what the method takes beside.
-      name: as of `run`.
-      process_set: as of `run`.
-      shape_of: the shape of the result of a tensor.
-      backward: called with the gradients of the results, the tensors and a name; returns the
-        gradients of the tensors.
+      kind: the method of `Starter` that starts the collective, for one tensor or a list.
+      tensors: the tensors to send; exactly one if the method takes one tensor.
+      options: further arguments of the method.
+      name: identifies the operation across ranks; None chooses a name.
+      process_set: the ranks that take part.
+      shape_of: returns the shape of a tensor's result.
+      backward: returns the gradients of the tensors, given the gradients of the results, the
+        tensors and a name.
 
     Returns:
       The results.
@@ -76,7 +76,7 @@ def _recorded(
         found, label = run(kind, start, xs, name, process_set, results)
         return found, lambda *dys: backward(dys, xs, f"{label}.gradient")
 
-    if not listed:  # of no tensors there is no gradient
+    if not listed:  # An empty list has no gradient.
         function()
         return []
     found = tf.custom_gradient(function)(*listed)
@@ -94,19 +94,19 @@ def _reduced(
 
 
 def allreduce(tensor: Any, name: str | None, how: Reduction, process_set: ProcessSet) -> tf.Tensor:
-    """Reduces a tensor; gradients are reduced as it was."""
+    """Reduces a tensor over all ranks; its gradient is reduced in the same way."""
     return _reduced("allreduce", [tensor], name, how, process_set)[0]
 
 
 def grouped_allreduce(
     tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    """As `allreduce`, for a list."""
+    """Reduces a list of tensors over all ranks; their gradients are reduced in the same way."""
     return _reduced("grouped_allreduce", tensors, name, how, process_set)
 
 
 def _part_of(whole: tf.Tensor, tensor: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
-    """This rank's rows of what was gathered from tensors such as this one."""
+    """Returns this rank's rows of `whole`, which was gathered from all ranks' `tensor`."""
     rows = tf.reshape(tf.shape(tensor)[:1], [-1]) if tensor.shape.rank != 0 else tf.constant([1])
     (counts,), _ = run(
         "allgather",
@@ -135,25 +135,25 @@ def _gathered(
 
 
 def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> tf.Tensor:
-    """Concatenates tensors; a rank's gradient is the average of all ranks' for its rows."""
+    """Concatenates all ranks' tensors; a gradient is the average over all ranks, for own rows."""
     return _gathered("allgather", [tensor], name, process_set)[0]
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    """As `allgather`, for a list."""
+    """Concatenates each tensor of a list over all ranks; gradients are averages for own rows."""
     return _gathered("grouped_allgather", tensors, name, process_set)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> tf.Tensor:
-    """The root's tensor; its gradient is the average of all ranks', the others' are zeros."""
+    """Copies the root's tensor; the root's gradient is the average, all others are zeros."""
 
     def backward(dys: Sequence[tf.Tensor], _: Any, label: str) -> list[tf.Tensor]:
         whole = allreduce(dys[0], label, Reduction(Average), process_set)
         if herring.rank() == root_rank:
             return [whole]
-        with tf.control_dependencies([whole]):  # else a Session would leave it out here
+        with tf.control_dependencies([whole]):  # Otherwise a Session would skip it on this rank.
             return [tf.zeros_like(whole)]
 
     options = [root_rank]
@@ -165,7 +165,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 def alltoall(
     tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges rows, and says how many came from each rank; gradients go the way back."""
+    """Exchanges rows and returns how many came from each rank; gradients are sent back."""
 
     @tf.custom_gradient
     def exchanged(x: tf.Tensor, *counts: tf.Tensor) -> Any:
@@ -220,12 +220,15 @@ def _scattered(
 def reducescatter(
     tensor: Any, name: str | None, how: Reduction, process_set: ProcessSet
 ) -> tf.Tensor:
-    """Reduces and leaves a block; gradients are gathered, times the ranks where it was summed."""
+    """Reduces a tensor and returns this rank's block; gradients are gathered.
+
+    If the operator is Sum, the gathered gradients are multiplied by the number of ranks.
+    """
     return _scattered("reducescatter", [tensor], name, how, process_set)[0]
 
 
 def grouped_reducescatter(
     tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    """As `reducescatter`, for a list."""
+    """Reduces and scatters each tensor of a list; gradients are gathered as for one tensor."""
     return _scattered("grouped_reducescatter", tensors, name, how, process_set)

@@ -1,4 +1,4 @@
-"""Errors of eager calls, which are TensorFlow's as well where Horovod raises those."""
+"""Converts errors of eager calls to errors that are also the TensorFlow errors Horovod raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from herring.errors import HerringError, InvalidArgumentError, MismatchError
 
 __all__ = ["tensorflow_errors"]
 
-# The first that fits is taken.
+# `tensorflow_errors` uses the first class that matches.
 _KINDS = (
     (MismatchError, tf.errors.FailedPreconditionError),
     (InvalidArgumentError, tf.errors.InvalidArgumentError),
@@ -41,10 +41,11 @@ def _error(ours: type, theirs: type, text: str) -> Any:
 
 @contextmanager
 def tensorflow_errors() -> Iterator[None]:
-    """What ranks disagree about, and refused arguments, are raised as TensorFlow's errors, too.
+    """Makes mismatches between ranks and invalid arguments in the block TensorFlow errors, too.
 
-    They are subclasses of both: ``except herring.MismatchError``, ``except HorovodInternalError``
-    and ``except tf.errors.FailedPreconditionError`` all catch a mismatch.
+    The errors derive from Herring's class and TensorFlow's. So ``except herring.MismatchError``,
+    ``except HorovodInternalError`` and ``except tf.errors.FailedPreconditionError`` all catch a
+    mismatch.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gives all ranks the variables of one."""
+"""Copies variables, and sends objects, from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 _INSTEAD = (
-    "needs TensorFlow 1's collection of variables, which TensorFlow 2 has not: use "
-    "hvd.broadcast_variables(model.variables, root_rank=0), and of optimizer.variables, or "
+    "needs TensorFlow 1's collection of variables, which TensorFlow 2 does not have: use "
+    "hvd.broadcast_variables(model.variables, root_rank=0), also for optimizer.variables, or "
     "hvd.callbacks.BroadcastGlobalVariablesCallback(0) of horovod.tensorflow.keras"
 )
 
@@ -39,20 +39,22 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Overwrites variables with those of one rank (collective), also inside a tf.function.
+    """Copies variables from one rank to all ranks (collective), also inside a tf.function.
 
     Args:
-      variables: tf.Variable or keras.Variable, any dtype but strings; alike on all ranks, in order.
-      root_rank: whose values all get; a rank of the job.
-      process_set: who takes part.
-      inplace: no meaning: values are always assigned.
+      variables: tf.Variable or keras.Variable objects of any dtype but strings. Their order, shapes
+        and dtypes must be the same on all ranks.
+      root_rank: the rank of the job whose values are copied.
+      process_set: the ranks that take part.
+      inplace: ignored, because values are always assigned in place.
 
     Returns:
-      In a graph of tf.compat.v1 the operation that does it when a Session runs it; else None.
+      In a graph of tf.compat.v1, the operation that a Session must run; else None.
 
     Raises:
-      InvalidArgumentError: no such rank in the process set.
-      HorovodInternalError: shapes or dtypes differ between ranks; from a graph tf.errors.OpError.
+      InvalidArgumentError: `root_rank` is not in the process set.
+      HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost or did not
+        call in time. In a graph, the error is a tf.errors.OpError.
     """
     assigned = _broadcast(list(variables), root_rank, None, process_set)
     return tf.group(*assigned) if has_no_order() else None
@@ -61,7 +63,7 @@ def broadcast_variables(
 def _broadcast(
     listed: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> list[Any]:
-    """Returns the variables as they are once it is done."""
+    """Starts or runs the broadcast, and returns the variables with their new values."""
     group = group_of(process_set)
     root = root_in(process_set, root_rank)
     if tf.executing_eagerly():
@@ -88,20 +90,23 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Overwrites variables with those of one rank; as `broadcast_variables`.
+    """Copies variables from one rank to all ranks (collective), and returns them.
 
     Args:
-      variables: as of `broadcast_variables`.
-      root_rank: as of `broadcast_variables`.
-      name: identifies the operation across ranks.
-      process_set: as of `broadcast_variables`.
+      variables: tf.Variable or keras.Variable objects of any dtype but strings. Their order, shapes
+        and dtypes must be the same on all ranks.
+      root_rank: the rank of the job whose values are copied.
+      name: identifies the operation across ranks; None chooses a name.
+      process_set: the ranks that take part.
 
     Returns:
-      The variables, as a list. In a graph of tf.compat.v1 what a Session evaluates to overwrite
-      each of them.
+      A list of the variables. In a graph of tf.compat.v1, a list of tensors; when a Session
+      evaluates a tensor, the variable is overwritten.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `broadcast_variables`.
+      InvalidArgumentError: `root_rank` is not in the process set.
+      HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost or did not
+        call in time. In a graph, the error is a tf.errors.OpError.
     """
     listed = list(variables)
     assigned = _broadcast(listed, root_rank, name, process_set)
@@ -109,16 +114,16 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Not there: TensorFlow 2 has no global variables.
+    """Raises an error, because TensorFlow 2 has no global variables.
 
     Raises:
-      NotSupportedError: always; says what to use instead.
+      NotSupportedError: always; the message says what to use instead.
     """
     raise NotSupportedError(f"broadcast_global_variables({root_rank}) {_INSTEAD}")
 
 
 class BroadcastGlobalVariablesHook:
-    """Not there: TensorFlow 2 has no sessions."""
+    """Raises an error, because TensorFlow 2 has no sessions."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         """Raises NotSupportedError, which says what to use instead."""
@@ -128,7 +133,7 @@ class BroadcastGlobalVariablesHook:
 def _require_no_session(session: Any) -> None:
     if session is not None:
         raise InvalidArgumentError(
-            f"session is {session!r}; it must be None: objects are sent eagerly in TensorFlow 2"
+            f"session is {session!r}; it must be None: TensorFlow 2 sends objects eagerly"
         )
 
 
@@ -139,21 +144,21 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Hands a picklable object of one rank to all.
+    """Sends a picklable object from one rank to all ranks (collective).
 
     Args:
-      obj: read on the root only.
-      root_rank: a rank of the job.
-      session: None.
-      name: identifies the operation across ranks.
-      process_set: who takes part.
+      obj: the object to send; ignored on ranks other than the root.
+      root_rank: the rank of the job whose object is sent.
+      session: must be None.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      The object; on the root the one given.
+      A copy of the root's object; on the root, `obj` itself.
 
     Raises:
-      InvalidArgumentError: a session is given, or there is no such rank in the process set.
-      HorovodInternalError: a rank is gone, or has not come in time.
+      InvalidArgumentError: `session` is not None, or `root_rank` is not in the process set.
+      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_no_session(session)
     return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -165,7 +170,20 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function of an object that is `broadcast_object` with these options."""
+    """Returns a function that sends its argument from one rank to all ranks.
+
+    Args:
+      root_rank: the rank of the job whose object is sent.
+      session: must be None.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
+
+    Returns:
+      A function of a picklable object, which returns the root's object.
+
+    Raises:
+      InvalidArgumentError: `session` is not None.
+    """
     _require_no_session(session)
     return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -176,20 +194,20 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Hands a picklable object of every rank to all.
+    """Sends a picklable object from every rank to all ranks (collective).
 
     Args:
-      obj: this rank's.
-      session: None.
-      name: identifies the operation across ranks.
-      process_set: who takes part.
+      obj: this rank's object.
+      session: must be None.
+      name: identifies the operation across ranks; None numbers the calls.
+      process_set: the ranks that take part.
 
     Returns:
-      The objects in rank order.
+      A list with the objects of all ranks, in rank order.
 
     Raises:
-      InvalidArgumentError: a session is given.
-      HorovodInternalError: a rank is gone, or has not come in time.
+      InvalidArgumentError: `session` is not None.
+      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_no_session(session)
     return objects.allgather_object(obj, name, process_set)

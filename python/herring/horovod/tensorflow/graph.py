@@ -1,4 +1,4 @@
-"""Runs collectives eagerly, and as operations of TensorFlow graphs."""
+"""Runs collectives eagerly, or adds them to TensorFlow graphs as operations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["dense", "run"]
 
-# Results of an operation of a graph that may wait to be asked for: more than iterations of a loop
-# run at a time. TensorFlow leaves out what nobody asks for, so older ones are dropped.
+# The number of results of one operation in a graph that are kept until they are fetched. It exceeds
+# the number of loop iterations that run at the same time. TensorFlow never fetches results that no
+# operation uses, so older results are dropped.
 _UNASKED = 64
 
 
 def dense(tensor: Any, kind: str) -> tf.Tensor:
-    """The tensor, or what TensorFlow makes one of.
+    """Converts a value to a dense tensor.
 
     Raises:
-      InvalidArgumentError: it is sparse.
+      InvalidArgumentError: the value is sparse.
     """
     if isinstance(tensor, (tf.IndexedSlices, tf.SparseTensor)):
         raise InvalidArgumentError(
@@ -53,26 +54,27 @@ def run(
 ) -> tuple[list[tf.Tensor], str]:
     """Runs a collective, or adds it to the graph that is being traced.
 
-    In a graph it is two operations: one starts it when its tensors are there and those traced
-    before have started, and one waits for it, so that others go on. Without a name it has that of
-    its first tensor in the graph, which stays the same when a function is traced again. In a graph
-    of tf.compat.v1, which has no order, each use of a name is numbered.
+    In a graph, a collective consists of two operations, so that other operations run meanwhile. The
+    first starts the collective when its tensors are ready and all collectives traced before have
+    started. The second waits for the result. Without a name, the collective has the name of its
+    first tensor in the graph, which stays the same when a function is traced again. A graph of
+    tf.compat.v1 has no order, so each use of a name is numbered there.
 
     Args:
       kind: Horovod's name of the collective.
-      start: called with a `Starter` and arrays; starts it.
-      tensors: what is sent.
-      name: identifies it across ranks, or None.
-      process_set: who takes part.
+      start: starts the collective, given a `Starter` and arrays.
+      tensors: the tensors to send.
+      name: identifies the collective across ranks; None chooses a name.
+      process_set: the ranks that take part.
       results: dtype and shape of each result.
 
     Returns:
-      The results, and a name for what follows, such as its gradient.
+      The results, and a name from which to derive names, for example the gradient's.
 
     Raises:
-      InvalidArgumentError: the function is compiled by XLA, or a collective is in a loop or a
-        function inside a graph of tf.compat.v1. From a graph TensorFlow raises its own
-        errors, with the text of Herring's.
+      InvalidArgumentError: XLA compiles the function, or the collective is in a loop or a function
+        inside a graph of tf.compat.v1. When a graph runs, TensorFlow raises its own errors, which
+        contain Herring's message.
     """
     if tf.executing_eagerly():
         starter = Starter(name, process_set)
@@ -97,7 +99,7 @@ def run(
     def end(number: np.ndarray) -> list[np.ndarray]:
         call = calls.pop(int(number), None)
         if call is None:
-            raise HerringError(f"{kind} {name}: its result was dropped; {_UNASKED} came after it")
+            raise HerringError(f"{kind} {name}: the result was dropped after {_UNASKED} later ones")
         return _as_list(call.result())
 
     handle = tf.numpy_function(begin, list(tensors), tf.int64, stateful=True)

@@ -1,13 +1,14 @@
-"""The collectives of Horovod's API on TensorFlow's tensors, eagerly and in graphs.
+"""The collectives of Horovod's API on TensorFlow tensors, eagerly and in graphs.
 
-Operations match across ranks by `name`. Without one, eager ones match by the number of the call of
-their kind, and those of a graph by the name of their tensor in it. All take `process_set`, whose
-ranks alone call them. Tapes see them; gradients are averaged over ranks as in Horovod. Arguments
-`device_dense`, `device_sparse` and `ignore_name_scope` have no meaning.
+Operations match across ranks by `name`. Without a name, the n-th eager call of a kind matches the
+n-th call on every other rank; in a graph, operations match by the name of their tensor. Only the
+ranks of `process_set` call a function. Tapes record the functions; gradients are averaged over
+ranks as in Horovod. The arguments `device_dense`, `device_sparse` and `ignore_name_scope` are
+ignored.
 
-What one rank refuses, or on which ranks disagree, fails with the same error on all of them: a
-`HorovodInternalError`. From a graph TensorFlow raises its own errors (`tf.errors.OpError`) with the
-text of Herring's in them.
+A call that one rank refuses, or in which ranks disagree, fails with a `HorovodInternalError` that
+is the same on all ranks. In a graph, TensorFlow raises its own errors (`tf.errors.OpError`), which
+contain Herring's message.
 """
 
 from __future__ import annotations
@@ -78,37 +79,37 @@ def allreduce(
 ) -> Any:
     """Reduces a tensor over all ranks.
 
-    Averages and scaled sums of integers are computed in float64 and cut towards zero; each rank's
-    are cut when they are multiplied by `prescale_factor`. Averages of tf.IndexedSlices of integers
-    are floats.
+    Averages and scaled sums of integers are computed in float64 and truncated; each rank's values
+    are also truncated after the multiplication by `prescale_factor`. Averages of tf.IndexedSlices
+    of integers are floats.
 
     Args:
-      tensor: any shape; float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8,
-        uint16, uint32 or bool; alike on all ranks. Of tf.IndexedSlices all ranks get the slices of
-        all, with any number on each.
-      average: older than `op`: True is Average, False is Sum.
-      device_dense: no meaning.
-      device_sparse: no meaning.
-      compression: `Compression.none`, `Compression.fp16` or a class like these.
-      op: Average (None), Sum, Adasum (floats, and a power of two of ranks), Min, Max or Product;
-        for tf.IndexedSlices Average or Sum.
-      prescale_factor: multiplies each rank's values first.
-      postscale_factor: multiplies the result.
-      name: identifies the operation across ranks.
-      process_set: who takes part.
-      ignore_name_scope: no meaning.
+      tensor: a tensor of any shape, the same shape and dtype on all ranks: float16, bfloat16,
+        float32, float64, int8, int16, int32, int64, uint8, uint16, uint32 or bool. For
+        tf.IndexedSlices, the slices of all ranks are gathered; their number may differ.
+      average: older form of `op`: True is Average, False is Sum.
+      device_dense: ignored.
+      device_sparse: ignored.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
+      op: Average (the default), Sum, Min, Max, Product or Adasum. Adasum needs floats and a power
+        of two of ranks. tf.IndexedSlices need Average or Sum.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
+      name: identifies the operation across ranks; None chooses a name.
+      process_set: the ranks that take part.
+      ignore_name_scope: ignored.
 
     Returns:
       A new tensor, or tf.IndexedSlices. Its gradient is reduced in the same way (Average and Sum).
 
     Raises:
-      InvalidArgumentError: no such operator, dtype or layout; compiled by XLA; a process set that
-        is not registered, or without this rank. From an eager call it is a
-        tf.errors.InvalidArgumentError as well.
-      NotSupportedError: tf.IndexedSlices with another operator than Average and Sum.
-      HorovodInternalError: ranks disagree (MismatchError, eagerly also a
-        tf.errors.FailedPreconditionError), one is gone (PeerLostError) or missing (TimeoutError).
-        From a graph tf.errors.OpError.
+      InvalidArgumentError: the operator, dtype or layout is not supported, XLA compiles the
+        function, or the process set is not registered or does not contain this rank. In an eager
+        call, the error is also a tf.errors.InvalidArgumentError.
+      NotSupportedError: the operator for tf.IndexedSlices is not Average or Sum.
+      HorovodInternalError: ranks disagree (also a MismatchError and, in an eager call, a
+        tf.errors.FailedPreconditionError), a rank was lost (also a PeerLostError), or a rank did
+        not call in time (also a TimeoutError). In a graph, the error is a tf.errors.OpError.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -135,7 +136,7 @@ def _allreduce_slices(
         exact = values if values.dtype.is_floating else tf.cast(values, tf.float64)
         scaled = exact * tf.cast(how.prescale * how.postscale, exact.dtype)
         values = tf.cast(scaled, values.dtype)
-    if how.op == Average:  # of integers these are floats
+    if how.op == Average:  # Averages of integers are floats.
         values = values / tf.cast(process_set.size() or 1, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
@@ -154,14 +155,14 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces a list of tensors, of any shapes and dtypes, as one operation: all of it or none.
+    """Reduces a list of tensors over all ranks as one operation.
 
-    Each tf.IndexedSlices among them is an operation of its own.
-
-    Args and errors as in `allreduce`.
+    The operation succeeds or fails for all tensors, which may have different shapes and dtypes.
+    Each tf.IndexedSlices in the list is an operation of its own. The other arguments and the errors
+    are those of `allreduce`.
 
     Returns:
-      New tensors, as a list.
+      A list of new tensors.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     result: list[Any] = list(tensors)
@@ -196,16 +197,20 @@ def allgather(
     """Concatenates the tensors of all ranks along dimension 0, in rank order.
 
     Args:
-      tensor: [n, ...], any dtype but strings; n may differ between ranks. A scalar counts as [1].
-      name: as in `allreduce`.
-      ignore_name_scope: no meaning.
-      process_set: as in `allreduce`.
+      tensor: a tensor of shape [n, ...] and any dtype but strings; n may differ between ranks. A
+        scalar counts as [1].
+      name: identifies the operation across ranks; None chooses a name.
+      ignore_name_scope: ignored.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor [sum of n, ...]; each rank's gradient is the average of all ranks' for its rows.
+      A new tensor of shape [sum of n, ...]. Each rank's gradient is the average over all ranks of
+      the gradients of its rows.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return differentiable.allgather(tensor, name, process_set)
 
@@ -217,7 +222,13 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Concatenates each tensor of a list over all ranks, as one operation; as `allgather`."""
+    """Concatenates each tensor of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `allgather`.
+
+    Returns:
+      A list of new tensors.
+    """
     return differentiable.grouped_allgather(tensors, name, process_set)
 
 
@@ -229,20 +240,23 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Gives all ranks the tensor of one.
+    """Copies a tensor from one rank to all ranks.
 
     Args:
-      tensor: any shape, any dtype but strings; alike on all ranks.
-      root_rank: whose it is: a rank of the job, also in a process set.
-      name: as in `allreduce`.
-      ignore_name_scope: no meaning.
-      process_set: as in `allreduce`.
+      tensor: a tensor of any shape and any dtype but strings, the same on all ranks.
+      root_rank: the rank whose values are copied; a rank of the job, also with a process set.
+      name: identifies the operation across ranks; None chooses a name.
+      ignore_name_scope: ignored.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor. The root's gradient is the average of all ranks', the others' are zeros.
+      A new tensor. The root's gradient is the average of all ranks' gradients; the gradients of the
+      other ranks are zeros.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return differentiable.broadcast(tensor, root_rank, name, process_set)
 
@@ -255,21 +269,23 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows of the tensor to each rank, and concatenates what comes in, in rank order.
+    """Sends rows of a tensor to each rank, and concatenates the received rows in rank order.
 
     Args:
-      tensor: [n, ...], any dtype but strings; n may differ between ranks.
-      splits: rows for each rank, integers that add up to n; None: equal parts.
-      name: as in `allreduce`.
-      ignore_name_scope: no meaning.
-      process_set: as in `allreduce`.
+      tensor: a tensor of shape [n, ...] and any dtype but strings; n may differ between ranks.
+      splits: the number of rows for each rank, which add up to n; None sends equal parts.
+      name: identifies the operation across ranks; None chooses a name.
+      ignore_name_scope: ignored.
+      process_set: the ranks that take part.
 
     Returns:
-      A new tensor, whose gradient goes the way back; with `splits` also the number of rows that
-      came from each rank (int32 [ranks]).
+      A new tensor with the received rows; its gradient is sent back to the ranks that the rows came
+      from. With `splits`, also the number of rows from each rank (int32 [ranks]).
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     found, received = differentiable.alltoall(tensor, splits, name, process_set)
     return found if splits is None else (found, received)
@@ -286,25 +302,27 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks and leaves each a block of dimension 0.
+    """Reduces a tensor over all ranks and gives each rank one block of the result.
 
     Args:
-      tensor: [n, ...], dtypes of `allreduce`, alike on all ranks; the first n % ranks blocks have
-        one row more.
-      device_dense: no meaning.
-      compression: as in `allreduce`.
+      tensor: a tensor of shape [n, ...] with a dtype that `allreduce` supports, the same on all
+        ranks. It is divided along dimension 0; the first n % ranks blocks have one row more.
+      device_dense: ignored.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
       op: Average, Sum, Min, Max or Product.
-      name: as in `allreduce`.
-      process_set: as in `allreduce`.
-      prescale_factor: as in `allreduce`.
-      postscale_factor: as in `allreduce`.
+      name: identifies the operation across ranks; None chooses a name.
+      process_set: the ranks that take part.
+      prescale_factor: factor for each rank's values before the reduction.
+      postscale_factor: factor for the result.
 
     Returns:
-      A new tensor. Gradients are gathered, and for Sum multiplied by the number of ranks, as
-      Horovod has it.
+      A new tensor. Gradients are gathered, and multiplied by the number of ranks for Sum, as in
+      Horovod.
 
     Raises:
-      InvalidArgumentError, HorovodInternalError: as `allreduce`.
+      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
+        not contain this rank.
+      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, context = compression.compress(dense(tensor, "reducescatter"))
@@ -323,7 +341,13 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Reduces and scatters each tensor of a list, as one operation; as `reducescatter`."""
+    """Reduces and scatters each tensor of a list over all ranks, as one operation.
+
+    The other arguments and the errors are those of `reducescatter`.
+
+    Returns:
+      A list of new tensors.
+    """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.grouped_reducescatter(sent, name, how, process_set)
@@ -331,30 +355,33 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it; not inside a tf.function.
+    """Waits until every rank has called `barrier` (collective); not for use in a tf.function.
+
+    Args:
+      process_set: the ranks that take part.
 
     Raises:
       InvalidArgumentError: called while a function is traced.
-      HorovodInternalError: a rank is gone, or has not come in time.
+      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_eager("barrier")
     waiting.barrier(process_set)
 
 
 def join() -> int:
-    """Lets the others go on without this rank, until every rank has called it.
+    """Lets the other ranks continue without this rank, until every rank has called `join`.
 
-    The others' all-reduces, tapes and `DistributedOptimizer` steps are done without it: it
-    contributes nothing, and averages divide by the ranks that are left (in Horovod by all ranks,
-    with zeros of those that have joined). Anything else that a rank calls meanwhile fails. Not
-    inside a tf.function.
+    All-reduces, tapes and `DistributedOptimizer` steps of the other ranks complete without this
+    rank. Averages divide by the number of remaining ranks; Horovod divides by the number of all
+    ranks, with zeros for those that have joined. Any other collective fails meanwhile. Do not call
+    `join` in a tf.function.
 
     Returns:
-      The rank that was last.
+      The rank that called `join` last.
 
     Raises:
       InvalidArgumentError: called while a function is traced.
-      HorovodInternalError: a rank is gone, or not all have joined in time.
+      HorovodInternalError: a rank was lost, or not all ranks joined in time.
     """
     _require_eager("join")
     return waiting.join()
@@ -363,12 +390,12 @@ def join() -> int:
 def _require_eager(what: str) -> None:
     if not tf.executing_eagerly():
         raise InvalidArgumentError(
-            f"{what}() is called while a function is traced; call it from Python, between steps"
+            f"{what}() was called while a function is traced; call it from Python, between steps"
         )
 
 
 def _value(function: Callable[[], int], name: str | None) -> tf.Tensor:
-    """What a function returns when it is executed, not when it is traced: int32, a scalar."""
+    """Returns an int32 scalar: the function's result at execution time, not at tracing time."""
     found = tf.numpy_function(lambda: np.int32(function()), [], tf.int32, stateful=True, name=name)
     found.set_shape([])
     return found
@@ -378,47 +405,49 @@ def _registered(process_set_id: int) -> ProcessSet:
     process_set = process_set_of(process_set_id)
     if process_set is None:
         raise InvalidArgumentError(
-            f"process_set_id is {process_set_id}; no process set that is registered has it"
+            f"process_set_id is {process_set_id}; no registered process set has this number"
         )
     return process_set
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Number of ranks in a process set when it is executed: int32, a scalar.
+    """Returns the number of ranks in a process set at execution time, an int32 scalar.
 
     Args:
-      process_set_id: of a registered process set; 0: all ranks.
-      name: of the operation in the graph.
+      process_set_id: number of a registered process set; 0 is the set of all ranks.
+      name: name of the operation in the graph.
 
     Raises:
-      InvalidArgumentError: there is no such process set; from a graph tf.errors.OpError.
+      InvalidArgumentError: no process set has this number. In a graph, the error is a
+        tf.errors.OpError.
     """
     return _value(lambda: _registered(process_set_id).size() or 0, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Number of ranks on this node when it is executed: int32, a scalar."""
+    """Returns the number of ranks on this node at execution time, an int32 scalar."""
     return _value(local_size, name)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank when it is executed: int32, a scalar."""
+    """Returns this worker's rank at execution time, an int32 scalar."""
     return _value(rank, name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank's number on its node when it is executed: int32, a scalar."""
+    """Returns this worker's rank on its node at execution time, an int32 scalar."""
     return _value(local_rank, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Whether this rank is in a process set when it is executed: int32, 1 or 0, a scalar.
+    """Returns 1 if this rank is in a process set at execution time, else 0, an int32 scalar.
 
     Args:
-      process_set_id: as of `size_op`.
-      name: as of `size_op`.
+      process_set_id: number of a registered process set; 0 is the set of all ranks.
+      name: name of the operation in the graph.
 
     Raises:
-      InvalidArgumentError: as `size_op`.
+      InvalidArgumentError: no process set has this number. In a graph, the error is a
+        tf.errors.OpError.
     """
     return _value(lambda: int(bool(_registered(process_set_id).included())), name)

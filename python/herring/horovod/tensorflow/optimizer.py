@@ -1,4 +1,4 @@
-"""DistributedOptimizer with the order of arguments that horovod.tensorflow has."""
+"""DistributedOptimizer with the argument order of horovod.tensorflow."""
 
 from __future__ import annotations
 
@@ -30,33 +30,38 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes an optimizer of tf.keras apply averages over all ranks, and returns it.
+    """Makes a tf.keras optimizer average gradients over all ranks before it applies them.
 
-    Args and errors as of `herring.horovod.keras.DistributedOptimizer`.
+    The optimizer is changed in place and returned.
 
     Args:
       optimizer: a tf.keras.optimizers.Optimizer.
-      name: of its operations.
-      use_locking: no meaning.
-      device_dense: no meaning.
-      device_sparse: no meaning.
-      compression: `Compression.none`, `Compression.fp16` or a class like these.
-      sparse_as_dense: make tensors of tf.IndexedSlices.
-      backward_passes_per_step: gradients of so many calls of `apply` add up before a step.
-      op: Average, Sum or Adasum (combines gradients).
-      gradient_predivide_factor: no meaning.
-      average_aggregated_gradients: divide what has added up by their number.
-      num_groups: no meaning.
-      groups: no meaning.
-      process_set: who takes part.
-      scale_local_gradients: divide gradients of local variables by the number of ranks.
+      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+        order of their creation, which must be the same on all ranks.
+      use_locking: ignored.
+      device_dense: ignored.
+      device_sparse: ignored.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
+      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
+        all ranks.
+      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
+      op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
+      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
+      average_aggregated_gradients: whether to divide accumulated gradients by
+        `backward_passes_per_step`.
+      num_groups: older name of `groups`.
+      groups: checked, but has no effect.
+      process_set: the ranks that take part.
+      scale_local_gradients: whether to divide gradients of local variables by the number of ranks.
 
     Returns:
       `optimizer`.
 
     Raises:
-      InvalidArgumentError, ShutdownError: as there.
-      NotSupportedError: an optimizer of TensorFlow 1.
+      InvalidArgumentError: `optimizer` is not a Keras 3 optimizer, or already averages gradients;
+        or another argument has an invalid value.
+      NotSupportedError: `optimizer` is an optimizer of TensorFlow 1.
+      ShutdownError: `init` was not called.
     """
     if type(optimizer).__module__.startswith("tensorflow.python.training"):
         raise NotSupportedError(

@@ -1,8 +1,9 @@
-"""Has operations of a graph that wait for collectives do so after all those that start some.
+"""Orders a graph's operations: those that wait for collectives follow those that start them.
 
-TensorFlow has few threads for operations, and one that waits keeps its thread. If all of them
-waited, each for a collective that another rank starts later, nobody would go on. So an operation
-that waits follows every one that starts a collective, but for those that need its result.
+TensorFlow has few threads for operations, and an operation that waits keeps its thread. If all
+threads waited for collectives that other ranks start later, no rank would make progress. So an
+operation that waits follows every operation that starts a collective, except operations that need
+the result.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ __all__ = ["note_start", "note_wait"]
 
 
 class _Wait(NamedTuple):
-    """An operation that waits, and the names of those that need its result, itself among them."""
+    """An operation that waits, and the names of this operation and all that need its result."""
 
     operation: Any
     dependents: set[str]
 
 
 class _Traced:
-    """What is known of a graph that is being traced."""
+    """The waits in a graph that is being traced, and their dependents."""
 
     def __init__(self) -> None:
-        self.seen = 0  # operations that were looked at
-        self.waits: list[_Wait] = []  # that nothing which starts a collective depends on
+        self.seen = 0  # The number of operations that were examined.
+        self.waits: list[_Wait] = []  # No operation that starts a collective depends on these.
 
     def look(self, operations: list[Any], start: Any) -> None:
-        """Notes what depends on what, and gives up waits on which more than values depend.
+        """Updates the dependents, and drops waits on which an operation with side effects depends.
 
-        TensorFlow has operations with an effect follow each other when tracing ends. What comes
-        after one that needs a result may therefore need it too.
+        When tracing ends, TensorFlow makes operations with side effects follow each other. So any
+        operation after one that needs a result may also depend on this result.
         """
         for one in operations[self.seen :]:
             needs = {tensor.op.name for tensor in one.inputs}
@@ -63,7 +64,7 @@ def _has_effect(operation: Any) -> bool:
 
 
 def note_start(operation: Any) -> None:
-    """Has waits that can follow this operation, which starts a collective; it is the newest."""
+    """Makes waits follow `operation` where possible; it starts a collective and is the newest."""
     traced = _graphs.setdefault(operation.graph, _Traced())
     traced.look(operation.graph.get_operations(), operation)
     for wait in traced.waits:
@@ -71,6 +72,6 @@ def note_start(operation: Any) -> None:
 
 
 def note_wait(operation: Any) -> None:
-    """Notes an operation that waits for a collective."""
+    """Registers an operation that waits for a collective."""
     traced = _graphs.setdefault(operation.graph, _Traced())
     traced.waits.append(_Wait(operation, {operation.name}))

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalization with the statistics of all ranks' samples."""
+"""SyncBatchNormalization, batch normalization with statistics over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["SyncBatchNormalization"]
 
 @keras.saving.register_keras_serializable(package="horovod")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """keras.layers.BatchNormalization over the batches of all ranks, which may differ in size.
+    """Batch normalization with statistics over the batches of all ranks, which may differ in size.
 
     Args:
-      *arguments: of keras.layers.BatchNormalization.
-      process_set: who takes part; all of them call it together while training.
-      **options: of keras.layers.BatchNormalization.
+      *arguments: positional arguments of keras.layers.BatchNormalization.
+      process_set: the ranks that take part, which must all call the layer during training.
+      **options: keyword arguments of keras.layers.BatchNormalization.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self._herring_process_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and variance of this layer's inputs over all ranks, along its axes."""
+        """Returns the mean and variance of the layer's inputs over all ranks, along its axes."""
         process_set = self._herring_process_set
         if not herring.is_initialized() or process_set.size() == 1:
             return super()._moments(inputs, mask)

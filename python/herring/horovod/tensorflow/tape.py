@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are averages, with Horovod's options."""
+"""Gradient tapes that average gradients over all ranks, with Horovod's options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class DistributedGradientTape(plain.DistributedGradientTape):
-    """A tf.GradientTape whose `gradient` returns averages over all ranks.
+    """A tf.GradientTape whose `gradient` returns gradients averaged over all ranks.
 
     with tf.GradientTape() as tape:
         loss = ...
@@ -41,24 +41,26 @@ class DistributedGradientTape(plain.DistributedGradientTape):
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
-        """Takes over what the tape has recorded.
+        """Takes over the recording of a tape.
 
         Args:
           gradtape: a tf.GradientTape, persistent or not.
-          device_dense: no meaning.
-          device_sparse: no meaning.
-          compression: `Compression.none`, `Compression.fp16` (float32 gradients travel between
-            nodes in 16 bits and are added in 32) or a class like these.
-          sparse_as_dense: make tensors of tf.IndexedSlices; else all ranks get the slices of all.
-          op: Average, Sum or Adasum (combines the gradients of a power of two of ranks).
-          gradient_predivide_factor: no meaning: sums cannot overflow before they are divided.
-          num_groups: older than `groups`.
-          groups: checked, and without meaning: gradients share fusion buffers anyway.
-          process_set: who takes part; a rank that is not in it keeps its gradients.
-          scale_local_gradients: divide those of local sources by the number of ranks.
+          device_dense: ignored.
+          device_sparse: ignored.
+          compression: `Compression.none`, `Compression.fp16` or a class with the same methods. With
+            fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
+          sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices
+            of all ranks.
+          op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
+          gradient_predivide_factor: has no effect, because sums cannot overflow before division.
+          num_groups: older name of `groups`.
+          groups: checked, but has no effect, because gradients share fusion buffers anyway.
+          process_set: the ranks that take part; other ranks keep their own gradients.
+          scale_local_gradients: whether to divide gradients of local sources by the number of
+            ranks.
 
         Raises:
-          InvalidArgumentError: not a tape, or an option that is impossible.
+          InvalidArgumentError: `gradtape` is not a tape, or another argument has an invalid value.
           ShutdownError: `init` was not called.
         """
         check_gradient_options(op, gradient_predivide_factor)
@@ -73,13 +75,13 @@ class DistributedGradientTape(plain.DistributedGradientTape):
         }
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradient of a variable as this rank has it; call it on all ranks."""
+        """Excludes a variable's gradient from averaging; all ranks must call this."""
         self._local.add(source)
 
     def _next_name(self) -> str:
         process_set = self._herring_options["process_set"]
         if process_set.included() is False:
-            return "horovod.tape.of_others"  # not to be ahead of ranks that number their own
+            return "horovod.tape.of_others"  # Does not advance the numbers of the set's own tapes.
         return name_of_next("horovod.tape", group_of(process_set))
 
     def _new_averager(self, name: str) -> Any:
@@ -103,27 +105,30 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> DistributedGradientTape:
-    """A `DistributedGradientTape` that leaves the gradients of some layers as each rank has them.
+    """Creates a `DistributedGradientTape` that does not average the gradients of some layers.
 
     Args:
-      gradtape: as of `DistributedGradientTape`, as are the options that are not listed.
-      device_dense: no meaning.
-      device_sparse: no meaning.
-      compression: as of `DistributedGradientTape`.
-      sparse_as_dense: as of `DistributedGradientTape`.
-      op: as of `DistributedGradientTape`.
-      gradient_predivide_factor: no meaning.
-      num_groups: no meaning.
-      groups: no meaning.
-      process_set: as of `DistributedGradientTape`.
-      local_layers: a Keras layer, or a list of them, on all ranks the same; None: none.
-      scale_local_gradients: divide their gradients by the number of ranks.
+      gradtape: a tf.GradientTape, persistent or not.
+      device_dense: ignored.
+      device_sparse: ignored.
+      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
+      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
+        all ranks.
+      op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
+      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
+      num_groups: older name of `groups`.
+      groups: checked, but has no effect.
+      process_set: the ranks that take part; other ranks keep their own gradients.
+      local_layers: a Keras layer, or a list of layers, the same on all ranks; None means none.
+      scale_local_gradients: whether to divide the layers' gradients by the number of ranks.
 
     Returns:
       The tape.
 
     Raises:
-      InvalidArgumentError: as `DistributedGradientTape`; `local_layers` has something else.
+      InvalidArgumentError: `gradtape` is not a tape, `local_layers` contains something that is not
+        a layer, or another argument has an invalid value.
+      ShutdownError: `init` was not called.
     """
     tape = DistributedGradientTape(
         gradtape,

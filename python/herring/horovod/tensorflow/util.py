@@ -1,4 +1,4 @@
-"""What scripts look for in ``horovod.tensorflow.util``."""
+"""The functions of ``horovod.tensorflow.util`` that scripts use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _executing_eagerly() -> bool:
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """References, which can be keys of a dictionary, to a variable, or to those of a list."""
+    """Returns hashable references to a variable, or to the variables in a list."""
     if isinstance(vars, list):
         return tuple(vars_to_refs(one) for one in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variable, or the list of them, that `vars_to_refs` was called with."""
+    """Returns the variable, or the list of variables, that `vars_to_refs` was called with."""
     if isinstance(refs, tuple):
         return [refs_to_vars(one) for one in refs]
     return refs.deref()
