@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that what the build needs from the system is there. Installs what is missing through
-# apt-get where it may (as root, or with a sudo that asks for no password); elsewhere names it in
+# Makes sure that the system packages for the build are installed. Installs missing packages with
+# apt-get if it may (as root, or with a sudo that asks for no password), and otherwise names them in
 # one line. Usage: tools/bootstrap.sh [build] [test] [cross]
 set -euo pipefail
 
@@ -30,7 +30,7 @@ os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
 fi
 if ! command -v "${CXX:-g++}" >/dev/null; then
   missing+=(g++)
-  # Without a compiler the headers cannot be probed; asking for installed ones does no harm.
+  # Without a compiler, headers cannot be probed. Installing a package again does no harm.
   [ -e /usr/include/openssl/evp.h ] || missing+=(libssl-dev)
   [[ " $* " != *" test "* ]] || [ -e /usr/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 else
@@ -55,7 +55,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 echo "installing from Debian: ${missing[*]}"
 as_root+=(DEBIAN_FRONTEND=noninteractive)
-# A fresh machine has no package lists; a used one seldom needs new ones.
+# Tries without `apt-get update` first: only a new machine has no package lists.
 # shellcheck disable=SC2086
 if ! "${as_root[@]}" $command >/dev/null 2>&1; then
   if ! { "${as_root[@]}" apt-get update -q && "${as_root[@]}" $command; } >/tmp/herring-apt.$$ 2>&1

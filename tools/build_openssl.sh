@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the static libcrypto that wheels have inside, for images whose system is older than
-# OpenSSL 3. Usage: tools/build_openssl.sh PREFIX [TARBALL]. Without a tarball it is downloaded.
+# Builds the static libcrypto that wheels contain, for build images without OpenSSL 3.
+# Usage: tools/build_openssl.sh PREFIX [TARBALL]. Without TARBALL, the sources are downloaded.
 set -euo pipefail
 
 version=3.0.22

@@ -1,10 +1,10 @@
-"""Checks the wheels of herring-dl and herring-dl-lab as a user meets them, without a compiler.
+"""Checks the wheels of herring-dl and herring-dl-lab as a user installs them, without a compiler.
 
-Usage: python tools/check_wheels.py WHEELS NEEDS. Makes an environment of this Python, installs what
-Herring needs from the folder NEEDS and Herring from the folder WHEELS, with only that environment's
-programs in PATH. Trains nothing: upgrades from an older version, runs small jobs, measures the
-import, and compares files before and after with those that are left when all is uninstalled. Ends
-with status 1 at the first breach.
+Usage: python tools/check_wheels.py WHEELS NEEDS. Creates a virtual environment of this Python and
+installs Herring from the folder WHEELS and its dependencies from the folder NEEDS. Only the
+environment's programs are in PATH. Upgrades from an older version, runs small jobs, measures the
+time of the import, and checks that uninstalling leaves no file. Ends with status 1 at the first
+failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "cmake", "ninja")
-IMPORT_LIMIT = 0.15  # seconds of `import herring`, without the interpreter's own start
+IMPORT_LIMIT = 0.15  # Seconds that `import herring` may take, after the interpreter's start.
 RUNS = 20
 JOB = """
 import herring
@@ -39,7 +39,7 @@ herring.shutdown()
 
 
 class Environment:
-    """A fresh environment in a folder."""
+    """A new virtual environment in a folder."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=True)
@@ -47,7 +47,7 @@ class Environment:
         self.python = folder / "bin" / "python"
 
     def try_run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command with the environment's programs, and nothing else, in PATH."""
+        """Runs a command with only the environment's programs in PATH."""
         return subprocess.run(
             [str(self.folder / "bin" / command[0]), *command[1:]],
             env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder)},
@@ -58,7 +58,7 @@ class Environment:
         )
 
     def run(self, *command: str) -> str:
-        """Runs a command that must succeed; returns what it prints."""
+        """Runs a command that must succeed; returns its standard output."""
         done = self.try_run(*command)
         require(done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -68,14 +68,14 @@ class Environment:
         return self.run("python", "-m", "pip", "-q", "--disable-pip-version-check", *arguments)
 
     def files(self) -> set[str]:
-        """What is in there, but for what other packages have compiled."""
+        """Returns all files in the environment, except compiled files of other packages."""
         found = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
         return {name for name in found if "__pycache__" not in name or "herring" in name}
 
     def seconds_of(self, programs: Sequence[str]) -> list[float]:
-        """How long an interpreter takes with each of the programs, in turns: medians."""
+        """Returns the median time of an interpreter with each program; the programs take turns."""
         times: list[list[float]] = [[] for _ in programs]
-        for _ in range(RUNS + 1):  # the first writes what is compiled
+        for _ in range(RUNS + 1):  # The first run, which is not counted, writes compiled files.
             for program, taken in zip(programs, times):
                 began = time.perf_counter()
                 self.run("python", "-c", program)
@@ -84,20 +84,20 @@ class Environment:
 
 
 def require(holds: bool, text: str) -> None:
-    """Ends with status 1 unless it holds."""
+    """Prints an error and ends with status 1 unless `holds` is true."""
     if not holds:
         sys.exit(f"error: {text}")
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file of that name in a folder."""
+    """Returns the only file in a folder that matches a pattern."""
     found = list(folder.glob(pattern))
-    require(len(found) == 1, f"{folder} holds {len(found)} of {pattern}")
+    require(len(found) == 1, f"{folder} has {len(found)} files {pattern}; 1 is expected")
     return found[0]
 
 
 def older(wheel: Path, folder: Path) -> Path:
-    """Writes a wheel like this one, of version 0.0.1, and with a module that is gone since."""
+    """Writes a copy of a wheel as version 0.0.1, with a module that the wheel no longer has."""
     version = wheel.name.split("-")[1]
     made = folder / wheel.name.replace(version, "0.0.1", 1)
     rows = []
@@ -120,7 +120,7 @@ def older(wheel: Path, folder: Path) -> Path:
 
 
 def check_import(environment: Environment) -> None:
-    """The time of `import herring`, and numpy's beside it."""
+    """Measures the time of `import herring` and, for comparison, of `import numpy`."""
     programs = ("pass", "import herring", "import herring; herring.allreduce", "import numpy")
     bare, *times = environment.seconds_of(programs)
     taken, ready, numpy = (each - bare for each in times)
@@ -128,11 +128,11 @@ def check_import(environment: Environment) -> None:
         f"import herring: {taken:.3f} s; with its functions and the core: {ready:.3f} s; numpy "
         f"alone: {numpy:.3f} s; the interpreter's start: {bare:.3f} s (medians of {RUNS})"
     )
-    require(taken < IMPORT_LIMIT, f"import herring took {taken:.3f} s, allowed are {IMPORT_LIMIT}")
+    require(taken < IMPORT_LIMIT, f"import herring took {taken:.3f} s; the limit is {IMPORT_LIMIT}")
 
 
 def check_trainer(environment: Environment) -> None:
-    """What herring-dl alone can do, and what it says of the rest."""
+    """Checks that herring-dl alone runs jobs, and says what to install for the other commands."""
     (environment.folder / "job.py").write_text(JOB)
     for layout in (["-n", "2"], ["-n", "2", "--nodes", "2", "--servers", "1"]):
         print(environment.run("herring", "run", *layout, "--", "python", "job.py"), end="")
@@ -152,7 +152,7 @@ def check_trainer(environment: Environment) -> None:
 
 
 def check_lab(environment: Environment) -> None:
-    """That the second distribution adds what it says."""
+    """Checks that herring-dl-lab adds its commands."""
     said = environment.run(
         *("herring", "simulate", "--nodes", "4", "--servers", "4", "--size", "25M"),
         *("--rate", "10gbit", "--rtt", "50us"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs PyTorch's CPU build. From PyPI alone, Linux wheels bring gigabytes of CUDA, so the build
-# without it is asked for first: from the indexes that pip knows, then from PyTorch's own.
+# Installs PyTorch's CPU build. The default Linux wheels need gigabytes of CUDA libraries, so the
+# build without CUDA is tried first: from the indexes that pip knows, then from PyTorch's own index.
 # Usage: tools/install_torch.sh PYTHON VERSION
 set -euo pipefail
 python=$1 version=$2

@@ -1,4 +1,4 @@
-"""Begins a corpus for a fuzz target: random bytes, the same every time, unless there is one."""
+"""Creates a corpus of random bytes for a fuzz target, always the same, unless there is one."""
 
 import pathlib
 import random

@@ -1,15 +1,15 @@
-"""Rewrites the outputs that the documentation quotes, by running what stands above them.
+"""Rewrites the outputs that the documentation quotes by running the programs above them.
 
-Usage: python tools/make_quotes.py [--check] [PAGE ...] (with the package built and importable). A
-page marks a quoted output with a comment between the block that is run and the block that is
-rewritten, which no reader of the rendered page sees:
+Usage: python tools/make_quotes.py [--check] [PAGE ...]. The package must be built and importable.
+A page marks a quoted output with a comment between the program's block and the output's block. The
+comment is not visible in the rendered page:
 
     <!-- output of the block above -->
     <!-- output of the block above: lines 1-14 -->
 
-A block that begins with ```python is run by this Python, any other by bash. What is quoted takes
-seconds, and is the same on every machine. With --check nothing is written; the status is 1 if a
-page is not current.
+A block that begins with ```python is run by this Python, any other block by bash. A quoted program
+takes at most seconds, and prints the same on every machine. With --check, nothing is written, and
+the exit status is 1 if a page is not current.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "python tools/make_quotes.py"
-LIMIT = 60  # seconds that a quoted command may take
+LIMIT = 60  # Seconds that a quoted command may take.
 
 MARK = "<!-- output of the block above"
 _QUOTE = re.compile(
@@ -39,23 +39,23 @@ _QUOTE = re.compile(
 
 
 def pages() -> list[Path]:
-    """The pages that quote outputs."""
+    """Returns the pages that quote outputs."""
     folders = (ROOT / "docs", ROOT / "lab" / "docs")
     found = [ROOT / "README.md", *(page for one in folders for page in sorted(one.rglob("*.md")))]
     return [page for page in found if MARK in page.read_text(encoding="utf-8")]
 
 
 def output(language: str, program: str) -> str:
-    """What a quoted program prints.
+    """Runs a quoted program and returns its standard output.
 
     Args:
-      language: ``python``, or else it is a command for bash.
+      language: ``python`` runs the program with Python; any other language, with bash.
       program: the text of the block.
 
     Raises:
-      RuntimeError: it fails, or takes too long.
+      RuntimeError: the program fails, or takes too long.
     """
-    # Only what the page shows decides: no setting of this environment, and a folder of its own.
+    # The output must depend on the page only: no settings from this environment, an empty folder.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HERRING_")}
     clean["PATH"] = f"{Path(sys.executable).parent}:{clean['PATH']}"
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-euc"]
@@ -73,21 +73,21 @@ def output(language: str, program: str) -> str:
         except subprocess.CalledProcessError as error:
             raise RuntimeError(f"status {error.returncode}: {program}{error.stderr}") from None
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"takes more than {LIMIT} s: {program}") from None
+            raise RuntimeError(f"more than {LIMIT} s: {program}") from None
     return done.stdout
 
 
 def current(text: str) -> str:
-    """The text of a page with all its quoted outputs as they are today.
+    """Returns the text of a page with all quoted outputs replaced by current ones.
 
     Raises:
-      RuntimeError: a program fails, or a mark does not stand between two blocks.
+      RuntimeError: a program fails, or a mark is not between two blocks.
     """
     quotes = list(_QUOTE.finditer(text))
     if len(quotes) != text.count(MARK):
         raise RuntimeError(
-            f"{text.count(MARK)} outputs are marked, but {len(quotes)} of the marks stand directly "
-            "above a block of text and below a block to run"
+            f"{text.count(MARK)} outputs are marked, but only {len(quotes)} of the marks are below "
+            "a block to run and directly above a block of text"
         )
     parts, end = [], 0
     for quote in quotes:
@@ -100,7 +100,7 @@ def current(text: str) -> str:
 
 
 def differences(page: Path) -> str:
-    """How a page differs from what its programs print; empty where it does not."""
+    """Returns the differences between a page and its programs' output, or an empty text."""
     text = page.read_text(encoding="utf-8")
     lines: Iterable[str] = difflib.unified_diff(
         text.splitlines(keepends=True), current(text).splitlines(keepends=True), "page", "program"
@@ -109,10 +109,10 @@ def differences(page: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the pages."""
+    """Writes or checks the pages, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Rewrites the outputs that pages quote.")
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="(all that quote)")
+    parser.add_argument("--check", action="store_true", help="compare only, and write nothing")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all pages")
     options = parser.parse_args(arguments)
     status = 0
     for page in options.pages or pages():

@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the table of settings in the core.
 
-Usage: python tools/make_settings_doc.py [--check] (with the package built and importable). With
---check nothing is written; the status is 1 if the page is not current.
+Usage: python tools/make_settings_doc.py [--check]. The package must be built and importable. With
+--check, nothing is written, and the exit status is 1 if the page is not current.
 """
 
 from __future__ import annotations
@@ -16,49 +16,51 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
 COMMAND = "python tools/make_settings_doc.py"
 
-# Heading, what stands below it, and which settings it has; the first that takes one has it.
+# For each section, its heading, its introduction, and a filter for settings. A setting appears in
+# the first section whose filter accepts it.
 SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     (
         "Who and where",
-        "A launcher sets these for its processes; on separate hosts they are set by hand. They\n"
-        "are read from the environment, because they are needed before the job starts:\n"
-        "`herring.init()` refuses them as options. `HERRING_LOCAL_RANK` and `HERRING_LOCAL_SIZE`\n"
-        "come together or not at all. Without either, the workers of one host are numbered by\n"
-        "rank. Other launchers' variables count only where `HERRING_RANK` is not set.\n"
-        "`HERRING_SSH` and `HERRING_AS_HOROVOD` are of `herring run`. It sets the others for what\n"
-        "it starts, whatever they are where it is called.",
+        "A launcher sets these for its processes; on separate hosts, set them by hand. They are\n"
+        "read from the environment only, because they are needed before the job starts:\n"
+        "`herring.init()` rejects them as options. Set both `HERRING_LOCAL_RANK` and\n"
+        "`HERRING_LOCAL_SIZE`, or neither. If neither is set, the workers of a host are numbered\n"
+        "by rank. Other launchers' variables are used only if `HERRING_RANK` is not set.\n"
+        "`HERRING_SSH` and `HERRING_AS_HOROVOD` configure `herring run` itself. `herring run`\n"
+        "sets the others for the processes it starts, whatever their values are where it runs.",
         lambda row: row["scope"] == "launcher",
     ),
     (
         "How a process is reached and calls",
-        "The environment alone sets these, too. For `HERRING_PORTS` see\n"
-        "[network and security](network.md). The last two choose between ways that give the same\n"
-        "results ([JAX](jax.md), [TensorFlow](tensorflow.md)).",
+        "These are read from the environment only, too. For `HERRING_PORTS`, see\n"
+        "[network and security](network.md). The last two choose between methods that give the\n"
+        "same results ([JAX](jax.md), [TensorFlow](tensorflow.md)).",
         lambda row: row["scope"] == "environment",
     ),
     (
         "Time",
-        "`HERRING_TIMEOUT` is the default; operations and `wait()` take one of their own. The\n"
-        "rhythm of the heartbeats is rank 0's. A wait with no end in sight warns first, and names\n"
-        "the ranks that are missing. At the start every process says after 5 s whom it waits for,\n"
-        "and again after pauses of 10, 20, 40 s ...; likewise ranks that have waited 5 s for one\n"
-        "another in different calls are told who waits where. `HERRING_WARN_AFTER` makes the 5 s\n"
-        "shorter, never longer.",
+        "`HERRING_TIMEOUT` is the default timeout; operations and `wait()` accept a timeout of\n"
+        "their own. Rank 0's value sets the interval of the heartbeats. Before a wait times out,\n"
+        "a warning names the missing ranks. At the start, every process says after 5 s whom it\n"
+        "waits for, and again after pauses of 10, 20, 40 s ... If ranks wait for each other in\n"
+        "different calls for 5 s, they are told who waits where. `HERRING_WARN_AFTER` can shorten\n"
+        "the 5 s, but not lengthen them.",
         lambda row: row["type"] == "seconds",
     ),
     (
         "The job on this host",
-        "Set these in the environment of every process of the job, servers included. For\n"
-        "`HERRING_INTERFACE` see [network and security](network.md).",
+        "Set these in the environment of every process of the job, including servers. For\n"
+        "`HERRING_INTERFACE`, see [network and security](network.md).",
         lambda row: row["scope"] == "process",
     ),
     (
         "The data plane",
-        "Nothing here has to be set: credit finds its size by itself, the plan chooses the fusion\n"
-        "buffers. None of it changes a result by a bit, with one exception: an operation up to\n"
-        "`HERRING_SMALL_BYTES` is summed over ranks in one stage, a larger one in two (node, then\n"
-        "server), and so may be rounded differently. A fixed credit that is too large for the\n"
-        "buffers of a switch costs retransmissions; see [the protocol](protocol.md#credit).",
+        "You need not set any of these: Herring adapts the credit, and the plan chooses the\n"
+        "fusion buffers. They do not change a bit of any result, with one exception: an operation\n"
+        "of up to `HERRING_SMALL_BYTES` is summed over ranks in one stage. A larger operation is\n"
+        "summed in two stages (node, then server), so its result may be rounded differently. A\n"
+        "fixed credit that is too large for the buffers of a switch causes retransmissions; see\n"
+        "[the protocol](protocol.md#credit).",
         lambda row: row["scope"] == "job",
     ),
 )
@@ -68,29 +70,29 @@ HEAD = f"""\
 
 # Settings
 
-Everything works without a setting; those below are for the cases in which it should work
-differently. `herring config` prints each with its value and where the value comes from,
-`herring config --json` the same for programs.
+Herring works without any settings; use the settings below to change its behaviour. `herring config`
+prints each setting with its value and the origin of the value; `herring config --json` prints the
+same for programs.
 
-- **Origin.** An option of `herring.init()` (`herring.init(timeout=600)`) wins over the environment
-  (`HERRING_TIMEOUT=600`), which wins over the default. A variable that is set but empty counts as
-  not set. An unknown `HERRING_...` gives a warning that names the nearest known one.
-- **Options.** `init()` takes the settings that have a name in the second column; the options there
-  are of `herring`'s commands (`herring run --help`).
+- **Origin.** An option of `herring.init()` (`herring.init(timeout=600)`) overrides the environment
+  (`HERRING_TIMEOUT=600`), which overrides the default. A variable that is set but empty counts as
+  not set. An unknown `HERRING_...` variable causes a warning that names the most similar known one.
+- **Options.** `init()` accepts the settings that have a name in the second column. Options with
+  dashes are options of `herring`'s commands (`herring run --help`).
 - **Bytes** are written `8192`, `64K`, `4MB` (K, M, G, T are powers of 1000) or `4MiB` (KiB, MiB ...
   are powers of 1024). **Seconds** are written `0.5`, `200ms`, `30s`, `5m`, `1h`. Where 0 is
-  allowed beside a range, it means automatic.
-- **Shared.** Settings marked *shared* must be alike in the whole job: every process, servers
-  included, takes over the value that rank 0 has. Setting them elsewhere has no effect.
-- A value that is not allowed is a `ConfigurationError` that names the variable, its value and what
-  is allowed.
+  allowed in addition to a range, it means automatic.
+- **Shared.** Settings marked *shared* must be the same in the whole job: every process, including
+  servers, takes over rank 0's value. Setting them elsewhere has no effect.
+- A value that is not allowed raises a `ConfigurationError` that names the variable, its value and
+  the allowed values.
 
 This page is written by `{COMMAND}`.
 """
 
 
 def settings_read() -> set[str]:
-    """Names that the core looks up somewhere outside the table itself."""
+    """Returns the names of settings that the core reads anywhere outside the table itself."""
     found: set[str] = set()
     for folder in ("src", "bindings"):
         for source in (ROOT / folder).rglob("*.[ch]*"):
@@ -101,10 +103,10 @@ def settings_read() -> set[str]:
 
 
 def page(rows: Sequence[Mapping[str, str]]) -> str:
-    """The page for these settings.
+    """Returns the text of the page.
 
     Args:
-      rows: of the table, as ``_core.setting_rows()`` has them.
+      rows: the rows of the table of settings, from ``_core.setting_rows()``.
     """
     read = settings_read()
     parts = [HEAD]
@@ -128,9 +130,9 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the page."""
+    """Writes or checks the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Writes docs/settings.md from the core's table.")
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument("--check", action="store_true", help="compare only, and write nothing")
     options = parser.parse_args(arguments)
     from herring import _core
 

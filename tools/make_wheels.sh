@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds an sdist and from it the wheels of herring-dl and herring-dl-lab for one Python, has
-# auditwheel give them the platform that they may claim, and checks them (tools/check_wheels.py): in
-# a fresh environment with no compiler in PATH and, given a ROOT, in a Debian that has Python and
-# nothing else.
-# Usage: tools/make_wheels.sh PYTHON FOLDER [ROOT]. ROOT: a folder for that Debian, made by
-# debootstrap unless it is there; needs root, and a PYTHON as old as Debian's (3.11).
+# Builds an sdist and, from the sdist, the wheels of herring-dl and herring-dl-lab for one Python.
+# auditwheel sets the wheels' platform tags. tools/check_wheels.py then checks the wheels in a new
+# virtual environment without a compiler in PATH and, if ROOT is given, in a Debian that has only
+# Python.
+# Usage: tools/make_wheels.sh PYTHON FOLDER [ROOT]. ROOT is a folder for that Debian, which
+# debootstrap creates if necessary. ROOT needs root rights, and a PYTHON of Debian's version (3.11).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,7 +42,7 @@ fi
 echo "checking in a Debian that has Python and nothing else"
 mkdir -p "$root/check"
 cp -r tools/check_wheels.py "$folder/wheels" "$folder/needs" "$root/check/"
-# Namespaces of its own: what is mounted there ends with it.
+# The mounts are in a namespace of their own, so they end with the process.
 unshare --mount --pid --fork bash -euc '
   mount -t proc proc "$1/proc"
   mount -t tmpfs tmpfs "$1/dev/shm"

@@ -48,8 +48,8 @@ class BroadcastGlobalVariablesCallback(plain.BroadcastGlobalVariablesCallback):
         if local_variables:
             raise InvalidArgumentError(
                 f"local_variables has {len(local_variables)} variables; it must be None: broadcast "
-                "the other variables with herring.tensorflow.broadcast_variables(variables), and do "
-                "not use this callback"
+                "the other variables with herring.tensorflow.broadcast_variables(variables) and "
+                "leave this callback out"
             )
         group = group_of(process_set)
         super().__init__(root_in(process_set, root_rank), group=group)

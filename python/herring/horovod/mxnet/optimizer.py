@@ -79,7 +79,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Averages gradients in place and applies them in float32 if possible (collective)."""
+        """Averages gradients, then updates weights that may have a float32 copy (collective)."""
         self._average(index, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
