@@ -1,4 +1,5 @@
-# Two commands for a newcomer: "make run" and "make test". Everything lives in .venv and build/.
+# Start with "make run" and "make test". They install into .venv and .venv-frameworks, and build in
+# build/.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -8,13 +9,14 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
-# Of `make test`: so many files of Python tests at a time; each of them runs several processes.
+# For `make test`: the number of Python test files that run in parallel, several processes each.
 PARALLEL ?= 2
-# Of `make test`: where the examples of frameworks run, by test file.
+# For `make test`: the environments that run examples of frameworks, and their test files.
 EXAMPLES_keras := jax tensorflow keras
 EXAMPLES_mxnet := mxnet
-# Of `make test-frameworks`: which, and what pip installs for each of them; TORCH_ones get the CPU
-# build of torch before. TESTS_: the test files of an environment that has several.
+# For `make test-frameworks`: the environments to test. NEEDS_x is what pip installs into the
+# environment x. TORCH_x is the version of torch's CPU build that is installed before. TESTS_x are
+# the environment's test files, if they are not just x.
 FRAMEWORKS ?= jax tensorflow keras mxnet ecosystem schedulers
 NEEDS_tensorflow := tensorflow-cpu==2.21.0
 NEEDS_keras := tensorflow-cpu==2.21.0 jax==0.10.2 jaxlib==0.10.2 optax scikit-learn
@@ -30,31 +32,32 @@ TESTS_ecosystem := accelerate lightning transformers ray
 NEEDS_schedulers := distributed==2026.8.0 pyspark==4.3.0 scikit-learn
 TORCH_schedulers := $(TORCH_VERSION)
 TESTS_schedulers := dask spark
-# Of `make soak`: how many programs, from which seed on, with what (all features).
+# For `make soak`: the number of programs, the first seed, and the features (empty: all).
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
-# Of `make soak-gpus`: how many jobs; the first one's seed is FIRST.
+# For `make soak-gpus`: the number of jobs; FIRST is the first seed.
 RUNS ?= 1000
-# Of `make soak-adapters`: how many times.
+# For `make soak-adapters`: how often the tests run.
 TIMES ?= 20
-# Of `make faults`: how many cases (0: all), and a text that their names have.
+# For `make faults`: the number of cases (0: all), and a text that their names must contain.
 CASES ?= 0
 ONLY ?=
-# Of `make credit-suite`: how many networks, from which number on, and whether whole jobs run (jobs).
+# For `make credit-suite`: the number of networks (FIRST is the first), and the model: "coarse", or
+# "jobs" to run whole jobs.
 NETWORKS ?= 1000
 MODEL ?= coarse
-# Of `make fuzz`: how long each target runs, and which.
+# For `make fuzz`: the seconds that each target runs, and the targets.
 SECONDS ?= 60
 TARGETS ?= frame hello control partial rounds server worker rendezvous
 
-# What pyproject.toml asks for; `make build` builds without an environment of pip's own.
+# The build requirements in pyproject.toml; `make build` builds without pip's isolated environment.
 BUILD_NEEDS := $(shell sed -n '/^requires = \[/,/\]/p' pyproject.toml | grep -o '"[^"]*"')
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
-# cmake, ctest and ninja come from PyPI; scikit-build-core finds them there too.
+# cmake, ctest and ninja come from PyPI; scikit-build-core finds them in .venv too.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
@@ -64,15 +67,15 @@ CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMak
 .PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-run: $(STAMPS)/build $(STAMPS)/examples ## train a small network: 2 nodes of 2 workers, 2 servers
+run: $(STAMPS)/build $(STAMPS)/examples ## train a small network on 2 emulated nodes of 2 workers, with 2 servers
 	@mkdir -p run
 	@$(BIN)/herring run -n 4 --nodes 2 --servers 2 -- $(BIN)/python examples/digits.py
 
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
-test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, an install as a user does it, an example of each framework, Python
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, installation, an example of each framework, Python
 	@status=0; \
 	$(MAKE) --no-print-directory test-core || status=1; \
 	$(MAKE) --no-print-directory test-install || status=1; \
@@ -95,7 +98,7 @@ test-install: build/wheel/stamp $(STAMPS)/test
 test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc build/tests/fault_injection.so build/tests/device/libcuda.so.1
 	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python lab/tests/python
 
-# Not every framework has a build for every machine and Python.
+# Skips frameworks that have no build for this machine or Python.
 test-examples: $(STAMPS)/build
 	@status=0; \
 	$(foreach framework,keras mxnet, \
@@ -107,10 +110,10 @@ test-examples: $(STAMPS)/build
 	  fi;) \
 	exit $$status
 
-test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test with frameworks, each in an environment of its own: FRAMEWORKS= PARALLEL=
+test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test the framework adapters, each in an environment of its own: FRAMEWORKS= PARALLEL=
 	@printf 'test-%s\n' $(FRAMEWORKS) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory
 
-# What runs beside others prints what it has to say in one piece. TIME: of how many.
+# Suites run in parallel, so each prints its output in one piece. TIME is the number of the run.
 SUITE_torch := $(BIN)/python -m pytest -q -p no:warnings \
   tests/python/test_torch*.py tests/python/test_horovod*.py
 SUITE = $(or $(SUITE_$*),.venv-frameworks/$*/bin/python -m pytest -q \
@@ -120,21 +123,21 @@ test-torch $(FRAMEWORKS:%=test-%): test-%:
 	printf '%s\n' "$*$(TIME:%=, time %)" "$$output"; \
 	exit $$status
 
-# The Python that has torch for a GPU builds Herring with what it has; nothing is fetched.
+# The Python that has torch for GPUs builds Herring with its own packages; nothing is downloaded.
 build-gpu/site: $(CORE) $(PACKAGE)
 	@rm -rf $@
 	@$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --target $@ .
 
-test-gpu: build-gpu/site ## run what needs a GPU, on a machine that has one: PYTHON=
+test-gpu: build-gpu/site ## run the tests that need a GPU, on a machine with a GPU: PYTHON=
 	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) -m pytest -v --tb=short -p no:cacheprovider tests/gpu
 
-bench-gpu: build-gpu/site ## measure averaging on a GPU, on a machine that has one: PYTHON=
+bench-gpu: build-gpu/site ## measure gradient averaging on a GPU, on a machine with a GPU: PYTHON=
 	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) benchmarks/gpu.py
 
-test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers: tests/clusters/README.md
+test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers (see tests/clusters/README.md)
 	@$(BIN)/python -m pytest -q tests/clusters
 
-lint: $(STAMPS)/lint ## check style: ruff, and the house rules
+lint: $(STAMPS)/lint ## check style with ruff and tools/check_style.py
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/check_style.py
@@ -146,28 +149,28 @@ sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the s
 	  ctest --preset $$kind; \
 	done
 
-soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs: PROGRAMS=10000 FIRST=1 FEATURES=
+soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs and check their results: PROGRAMS=10000 FIRST=1 FEATURES=
 	@cmake --preset default > /dev/null
 	@cmake --build --preset default --target random_programs -- --quiet
 	@build/tests/random_programs --jobs=$$(($(PROGRAMS) / 20)) --first=$(FIRST) --parallel=2 \
 	  --features=$(FEATURES)
 
-soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters: TIMES=20 FRAMEWORKS= PARALLEL=
+soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## run the tests of all adapters repeatedly: TIMES=20 FRAMEWORKS= PARALLEL=
 	@seq $(TIMES) | xargs -I @ printf 'test-%s TIME=@\n' torch $(FRAMEWORKS) \
 	  | xargs -n 2 -P $(PARALLEL) $(MAKE) --no-print-directory
 
-soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run jobs on GPUs that do not exist, with jitter: RUNS=1000 FIRST=1
+soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run jobs on simulated GPUs, with random delays: RUNS=1000 FIRST=1
 	@$(BIN)/python tests/device/soak.py --runs $(RUNS) --first $(FIRST)
 
-faults: $(STAMPS)/build build/tests/fault_injection.so ## let system calls fail, one in each life of a job: CASES=0 ONLY= PARALLEL=
+faults: $(STAMPS)/build build/tests/fault_injection.so ## run jobs in which one system call fails: CASES=0 ONLY= PARALLEL=
 	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \
 	  --only '$(ONLY)' --parallel $(PARALLEL)
 
-credit-suite: $(STAMPS)/build ## credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
+credit-suite: $(STAMPS)/build ## check credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring_lab.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
 
-fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TARGETS=
+fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (needs clang): SECONDS=60 TARGETS=
 	@cmake --preset fuzz > /dev/null
 	@cmake --build --preset fuzz -- --quiet
 	@for target in $(TARGETS); do \
@@ -178,11 +181,12 @@ fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (clang): SECONDS=60 TA
 	    -artifact_prefix=build-fuzz/ build-fuzz/corpus/$$target; \
 	done
 
-wheel: $(STAMPS)/wheel $(STAMPS)/system ## build and check wheels: PYTHON= ROOT=folder of a bare Debian to check them in
+wheel: $(STAMPS)/wheel $(STAMPS)/system ## build and check wheels: PYTHON= ROOT=folder of a minimal Debian for the check
 	@tools/make_wheels.sh $(PYTHON) dist $(ROOT)
 
-# OpenSSL's headers are the same on all 64-bit machines; Debian keeps two of them in a folder by machine.
-check-aarch64: $(STAMPS)/tools $(STAMPS)/cross ## compile the core and the lab for aarch64 (nothing is linked or run)
+# OpenSSL's headers are the same for all 64-bit machines. Debian keeps two of them in a folder for
+# the architecture.
+check-aarch64: $(STAMPS)/tools $(STAMPS)/cross ## compile the core and the lab for aarch64, without linking or running
 	@mkdir -p build-aarch64/include
 	@rm -rf build-aarch64/include/openssl
 	@cp -r /usr/include/openssl build-aarch64/include/
@@ -193,11 +197,11 @@ check-aarch64: $(STAMPS)/tools $(STAMPS)/cross ## compile the core and the lab f
 	@aarch64-linux-gnu-readelf -h build-aarch64/*.a | grep -c 'Machine: *AArch64' \
 	  | sed 's/$$/ objects for aarch64/'
 
-clean: ## remove what was built (keeps .venv)
+clean: ## remove everything that was built, but not .venv
 	rm -rf build build-* dist run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
+distclean: clean ## remove .venv and .venv-frameworks too
 	rm -rf .venv .venv-frameworks
 
 build/tests/fault_injection.so: tests/faults/inject.cc $(STAMPS)/tools $(STAMPS)/test-system
@@ -210,7 +214,7 @@ build/tests/device/libcuda.so.1: $(wildcard tests/device/*) $(STAMPS)/tools $(ST
 	@cmake --build --preset default --target standin -- --quiet
 	@touch $@
 
-# What follows are stamps: a second run finds them and is quick.
+# The targets below are stamp files, so that a second run skips what is done.
 
 $(STAMPS)/system: tools/bootstrap.sh
 	@PYTHON=$(PYTHON) tools/bootstrap.sh build
@@ -247,8 +251,9 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist
 	@touch $@
 
-# CUDA's compiler of kernels, the last one that knows GPUs from Volta on; apart, as jobs on the stand-in
-# for its driver have a stand-in for this, too.
+# Installs the last version of CUDA's run-time compiler that supports Volta. It is kept apart from
+# the packages in .venv, because jobs on the stand-in for CUDA's driver use a stand-in for the
+# compiler, too.
 $(STAMPS)/nvrtc: $(STAMPS)/tools
 	@echo "installing CUDA's run-time compiler into .venv/nvrtc"
 	@$(PIP) --target .venv/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.9.86
@@ -268,9 +273,9 @@ $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
 
 COMPILED := -C build-dir=build -C cmake.build-type=RelWithDebInfo \
   -C cmake.define.HERRING_BUILD_LAB=ON
-# Tests of the install and of frameworks take one wheel. It is built as a user builds it: an sdist, a
-# wheel from that, each in an environment that pip makes for it. Where only Python files have changed
-# since, it takes what `build` has compiled, and so is there in seconds.
+# The tests of the installation and of frameworks use one wheel. It is built as a user would build it:
+# an sdist, then a wheel from the sdist, each in pip's isolated environment. If only Python files have
+# changed since, the wheel contains what `build` has compiled, which takes seconds.
 build/wheel/stamp: $(STAMPS)/build $(PACKAGE) README.md
 	@rm -rf build/wheel/*.whl
 	@$(if $(filter-out $(PACKAGE) README.md,$?),\

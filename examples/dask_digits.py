@@ -1,11 +1,11 @@
-"""Trains a small network on handwritten digits in tasks of Dask.
+"""Trains a small network on handwritten digits in Dask tasks.
 
     python examples/dask_digits.py --workers 2 --servers 1
     python examples/dask_digits.py --scheduler tcp://host:8786 --workers 4
 
-Every worker of the training, and every server, is a task pinned to a process of Dask of its own, so
-that all of them run at the same time. The secret travels in the tasks: give Dask's connections TLS
-where others can reach them.
+Every worker of the training, and every server, is a task that is pinned to its own Dask process, so
+that all of them run at the same time. The tasks contain the job's secret: use TLS for Dask's
+connections if others can reach them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster, Worker
 
 
 def listen(dask_worker: Worker) -> str:
-    """On rank 0: opens the port at which the job meets, so that nobody else can take it."""
+    """Opens the job's rendezvous port on rank 0 now, so that no other program can take the port."""
     host = dask_worker.address.rpartition("://")[2].rpartition(":")[0].strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family, backlog=1024)
@@ -35,7 +35,10 @@ def listen(dask_worker: Worker) -> str:
 
 @contextlib.contextmanager
 def variables(job: dict[str, str]) -> Iterator[None]:
-    """What `herring.init` reads; Dask's process goes on to other tasks without it."""
+    """Sets the environment variables that `herring.init` reads, and removes them afterwards.
+
+    The Dask process may run other tasks later.
+    """
     os.environ.update(job)
     try:
         yield
@@ -47,7 +50,7 @@ def variables(job: dict[str, str]) -> Iterator[None]:
 
 
 def serve(job: dict[str, str]) -> None:
-    """A dedicated server, until the job ends."""
+    """Runs a dedicated server until the job ends."""
     from herring.launch.server import run_server
 
     with variables(job):
@@ -55,7 +58,7 @@ def serve(job: dict[str, str]) -> None:
 
 
 def train(job: dict[str, str], epochs: int) -> dict[str, object]:
-    """One worker; the accuracy on the test set, and a hash of the parameters."""
+    """Runs one worker; returns the accuracy on the test set and a hash of the parameters."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -69,7 +72,7 @@ def train(job: dict[str, str], epochs: int) -> dict[str, object]:
         digits = load_digits()
         images = torch.from_numpy(digits.images).float().flatten(1) / 16
         labels = torch.from_numpy(digits.target)
-        shuffle = torch.Generator().manual_seed(0)  # alike on all ranks
+        shuffle = torch.Generator().manual_seed(0)  # The same on all ranks.
         order = torch.randperm(len(labels), generator=shuffle)
         test, rest = order[:600], order[600:]
         layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
@@ -93,11 +96,11 @@ def train(job: dict[str, str], epochs: int) -> dict[str, object]:
 
 
 def run(client: Client, workers: int, servers: int, epochs: int) -> list[dict[str, object]]:
-    """Trains on the first processes of a cluster; what each worker returns, by rank."""
+    """Trains on the first processes of a cluster; returns each worker's result, by rank."""
     places = list(client.scheduler_info(n_workers=-1)["workers"])
     if len(places) < workers + servers:
         raise SystemExit(
-            f"dask_digits.py: the cluster has {len(places)} processes, and {workers} workers with "
+            f"dask_digits.py: the cluster has {len(places)} processes, but {workers} workers and "
             f"{servers} servers need {workers + servers}"
         )
     job = {
@@ -117,10 +120,10 @@ def run(client: Client, workers: int, servers: int, epochs: int) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains a small network in tasks of Dask.")
-    parser.add_argument("--scheduler", help="a cluster's address (default: one on this machine)")
-    parser.add_argument("--workers", type=int, default=2, help="workers of the training")
-    parser.add_argument("--servers", type=int, default=0, help="dedicated servers")
+    parser = argparse.ArgumentParser(description="Trains a small network in Dask tasks.")
+    parser.add_argument("--scheduler", help="a cluster's address (default: start a local cluster)")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers that train")
+    parser.add_argument("--servers", type=int, default=0, help="number of dedicated servers")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training set")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:

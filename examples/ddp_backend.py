@@ -1,4 +1,4 @@
-"""torch's own DistributedDataParallel over herring: one line of a script changes, the backend.
+"""Uses torch's own DistributedDataParallel with Herring; only the backend's name changes.
 
 herring run -n 4 -- python examples/ddp_backend.py
 torchrun --nproc-per-node 4 examples/ddp_backend.py
@@ -10,16 +10,16 @@ import sys
 import torch
 import torch.distributed as dist
 
-import herring.torch  # makes torch know the backend
+import herring.torch  # Registers the backend with torch.
 
 
 def main() -> None:
     init = sys.argv[1] if len(sys.argv) > 1 else "env://"
-    dist.init_process_group("herring", init_method=init)  # was "gloo"
+    dist.init_process_group("herring", init_method=init)  # instead of "gloo"
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
     model = torch.nn.parallel.DistributedDataParallel(model)
-    # Not needed, but buckets are averaged in one pass then.
+    # This hook is optional. It averages a bucket in one pass.
     model.register_comm_hook(None, herring.torch.ddp_comm_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(100):

@@ -1,6 +1,6 @@
 """Trains a small network on handwritten digits, on several workers that average their gradients.
 
-The three places that make an ordinary training script a distributed one are marked (1) to (3).
+Three steps turn an ordinary training script into a distributed one; they are marked (1) to (3).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from herring.provenance import provenance
 EPILOG = """\
 examples:
   herring run -n 4 -- python examples/digits.py
-      four workers on this machine; one node, so gradients meet in shared memory
+      four workers on this machine, which is one node: gradients go through shared memory
   herring run -n 4 --nodes 2 --servers 2 -- python examples/digits.py
-      the same as two (pretended) nodes with two parameter servers: gradients cross TCP
+      the same workers as two emulated nodes with two servers: gradients go over TCP
   herring run -n 4 --nodes 2 --servers 2 -- python examples/digits.py --wire-dtype bfloat16
       the same with half the bytes
   torchrun --nproc-per-node 4 examples/digits.py
-      another launcher, the same script
+      the same script with another launcher
 
-Each worker reads its rank and the number of workers from herring, takes its share of every batch,
-and holds a complete copy of the network. After each backward pass the gradients are the averages
-over all workers, so that all copies stay bit-identical; the end of the run checks that they are.
+Each worker asks herring for its rank and the number of workers, takes its share of every batch, and
+has a complete copy of the network. After each backward pass, the gradients are averages over all
+workers, so all copies stay bit-identical. The script checks this at the end.
 """
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and leaves the examples as they are written."""
+    """Shows defaults, and does not reformat the examples."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -55,20 +55,19 @@ def parse_arguments() -> argparse.Namespace:
         "--batch",
         type=int,
         default=32,
-        help="samples per worker and step; the batch that the gradient is averaged over is this "
-        "times the number of workers",
+        help="samples per worker and step; the total batch is this times the number of workers",
     )
     add("--lr", type=float, default=5e-3, help="peak learning rate of AdamW; decays to 0")
-    add("--seed", type=int, default=1, help="of the weights and the shuffling")
+    add("--seed", type=int, default=1, help="seed of the initial weights and the shuffling")
     add(
         "--wire-dtype",
         choices=["float32", "bfloat16", "float16"],
         default="float32",
-        help="dtype in which gradients travel between nodes and servers; 16 bits halve the bytes, "
-        "sums are still made in float32",
+        help="dtype of gradients that are sent between nodes and servers; 16 bits halve the bytes, "
+        "and sums are still computed in float32",
     )
-    add("--no-progress", action="store_true", help="no progress bar, only the result")
-    add("--output", type=Path, default=Path("run/summary.json"), help="where the figures go")
+    add("--no-progress", action="store_true", help="print only the result, no progress bar")
+    add("--output", type=Path, default=Path("run/summary.json"), help="file for the figures")
     arguments = parser.parse_args()
     for name in ("epochs", "batch"):
         if getattr(arguments, name) < 1:
@@ -91,20 +90,23 @@ def make_model() -> nn.Module:
 
 
 def load_data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images [n, 1, 8, 8] float32 in 0..1 and labels [n] int64: training (2 of 3), then test."""
-    from sklearn.datasets import load_digits  # takes a second, and only rank 0 needs it
+    """Returns images ([n, 1, 8, 8] float32 in 0..1) and labels ([n] int64) for training and test.
+
+    Two thirds of the samples are for training.
+    """
+    from sklearn.datasets import load_digits  # Takes a second; only rank 0 needs the import.
 
     digits = load_digits()
     images = torch.from_numpy(digits.images.astype(np.float32) / 16).unsqueeze(1)
     labels = torch.from_numpy(digits.target.astype(np.int64))
-    # One split for all seeds, so that runs can be compared.
+    # The split does not depend on --seed, so that runs can be compared.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[: len(order) // 3], order[len(order) // 3 :]
     return images[train], labels[train], images[test], labels[test]
 
 
 class Display:
-    """Shows a progress bar at rank 0; without a terminal, now and then a line."""
+    """Shows a progress bar on rank 0; without a terminal, prints a line for each tenth."""
 
     def __init__(self, total: int, shown: bool) -> None:
         self._console = Console(highlight=False)
@@ -148,7 +150,7 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict]:
     images, labels, test_images, test_labels = data
 
     torch.manual_seed(arguments.seed)
-    # (2) Wrap the model. Parameters become those of rank 0, gradients averages.
+    # (2) Wrap the model. All ranks get rank 0's parameters; gradients become averages.
     model = herring.DistributedDataParallel(
         make_model(),
         wire_dtype=None if arguments.wire_dtype == "float32" else arguments.wire_dtype,
@@ -166,11 +168,11 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict]:
     shuffle = torch.Generator().manual_seed(arguments.seed)
 
     with Display(steps, shown=rank == 0 and not arguments.no_progress) as display:
-        herring.barrier()  # so that nobody's start-up counts as training time
+        herring.barrier()  # Excludes the start-up of other ranks from the training time.
         start = time.perf_counter()
         step = 0
         for _ in range(arguments.epochs):
-            order = torch.randperm(len(labels), generator=shuffle)  # alike on all ranks
+            order = torch.randperm(len(labels), generator=shuffle)  # The same on all ranks.
             for first in range(0, per_epoch * per_step, per_step):
                 # (3) Take this rank's part of the batch.
                 mine = order[first : first + per_step][rank::size]
@@ -185,7 +187,7 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict]:
         herring.barrier()
         seconds = time.perf_counter() - start
 
-    # Every rank tests its part; the sum of [right answers, loss] is over all of them.
+    # Every rank tests its own part. The counts [right answers, loss] are summed over all ranks.
     with torch.no_grad():
         output = model(test_images[rank::size])
         answers = test_labels[rank::size]
@@ -206,7 +208,7 @@ def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict]:
 
 
 def parameters_identical(model: nn.Module) -> bool:
-    """Whether all ranks hold the same bits, by a hash of every parameter."""
+    """Returns whether all ranks have bit-identical parameters, by comparing hashes."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
@@ -214,7 +216,7 @@ def parameters_identical(model: nn.Module) -> bool:
 
 
 def traffic(stats: list[dict]) -> dict[str, list[dict]]:
-    """Bytes on the wire per worker and per server, from what every worker has counted."""
+    """Returns the bytes that each worker and server sent and received, from all workers' counts."""
     servers = []
     for index, server in enumerate(stats[0]["servers"]):
         seen = [entry["servers"][index] for entry in stats]
@@ -268,7 +270,7 @@ def show(summary: dict, output: Path) -> None:
 def main() -> None:
     start = time.perf_counter()
     arguments = parse_arguments()
-    torch.set_num_threads(1)  # the workers share this machine's cores
+    torch.set_num_threads(1)  # The workers share this machine's cores.
     herring.init()  # (1) Join the job.
     model, summary = train(arguments)
     summary["parameters_identical"] = parameters_identical(model)

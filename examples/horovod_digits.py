@@ -1,9 +1,9 @@
-"""A script written for Horovod: trains a small network on handwritten digits.
+"""Trains a small network on handwritten digits with a script that was written for Horovod.
 
     herring run -n 4 --horovod -- python examples/horovod_digits.py
 
-It says ``import horovod.torch``, and Horovod need not be installed: with --horovod Herring stands
-in for it (docs/horovod.md).
+The script contains ``import horovod.torch``, but Horovod need not be installed: with --horovod,
+Herring takes the place of Horovod (docs/horovod.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training set")
     parser.add_argument("--batch", type=int, default=32, help="samples per worker and step")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one worker")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients in 16 bits")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in 16 bits")
     options = parser.parse_args()
 
     hvd.init()

@@ -1,4 +1,4 @@
-"""Trains a small network with JAX and optax; each rank takes its part of every batch.
+"""Trains a small network with JAX and optax; each rank uses its own part of every batch.
 
 herring run -n 4 -- python examples/jax_step.py
 """
@@ -36,7 +36,7 @@ def make_parameters(seed):
 
 
 def train(parameters, optimizer, mean, part):
-    """Returns the parameters after all steps, and the loss of each."""
+    """Returns the parameters after all steps, and the loss of each step."""
 
     @jax.jit
     def step(parameters, state, inputs):
@@ -59,7 +59,8 @@ def main():
     if BATCH % size:
         raise SystemExit(f"{size} ranks cannot share batches of {BATCH} evenly")
 
-    parameters = herring.jax.broadcast(make_parameters(seed=rank))  # all begin as rank 0
+    # All ranks start with rank 0's parameters.
+    parameters = herring.jax.broadcast(make_parameters(seed=rank))
     optimizer = optax.chain(herring.jax.distributed_gradients(), optax.adam(1e-2))
     part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     parameters, losses = train(parameters, optimizer, herring.jax.allreduce, part)

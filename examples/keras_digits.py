@@ -1,4 +1,4 @@
-"""Keras on any number of workers, on any of its backends: handwritten digits.
+"""Trains a small network on handwritten digits with Keras, on any of its backends.
 
 KERAS_BACKEND=tensorflow herring run -n 2 -- python examples/keras_digits.py
 """
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 import herring.keras as herring
 
-BATCH = 64  # of all workers together
+BATCH = 64  # Samples per step, of all workers together.
 
 
 def network() -> keras.Model:
@@ -34,10 +34,10 @@ def main() -> None:
     digits = load_digits()
     inputs = (digits.data / 16).astype("float32")
     labels = digits.target.astype("int32")
-    each = 1500 // size  # all workers have equally many batches
+    each = 1500 // size  # All workers have the same number of batches.
     mine = slice(rank * each, (rank + 1) * each)
 
-    keras.utils.set_random_seed(rank)  # every worker begins with other weights
+    keras.utils.set_random_seed(rank)  # Each worker starts with different weights.
     model = network()
     rate = 0.002 * size
     model.compile(

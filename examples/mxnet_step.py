@@ -1,4 +1,4 @@
-"""MXNet Gluon on any number of workers: a linear model learns the sum of its inputs.
+"""Trains a linear model with MXNet Gluon on any number of workers to add up its inputs.
 
 herring run -n 2 -- python examples/mxnet_step.py
 """
@@ -8,13 +8,13 @@ import numpy as np
 
 import herring.mxnet as herring
 
-BATCH = 48  # of all workers together
+BATCH = 48  # Samples per step, of all workers together.
 
 
 def main() -> None:
     herring.init()
     rank, size = herring.rank(), herring.size()
-    mx.random.seed(rank)  # every worker begins with other weights
+    mx.random.seed(rank)  # Each worker starts with different weights.
     net = mx.gluon.nn.Dense(1, in_units=10)
     net.initialize(mx.init.Normal(0.1))
     herring.broadcast_parameters(net.collect_params())

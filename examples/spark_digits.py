@@ -3,9 +3,9 @@
     python examples/spark_digits.py --workers 2 --servers 1
     spark-submit --master spark://host:7077 examples/spark_digits.py --workers 4
 
-Every worker of the training, and every server, is a task of the stage; barrier mode starts all of
-them at the same time, or none. Rank 0 tells the others by allGather where the job meets, and its
-secret: spark.network.crypto.enabled encrypts that where others can listen.
+Every worker of the training, and every server, is a task of the stage. Barrier mode starts all
+tasks at the same time, or none. Rank 0 sends the rendezvous address and the job's secret to the
+other tasks with allGather. Set spark.network.crypto.enabled if others can listen on the network.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from pyspark.sql import SparkSession
 
 @contextlib.contextmanager
 def job(workers: int, servers: int) -> Iterator[int]:
-    """The variables that Herring reads; Spark's process goes on to other tasks without them."""
+    """Sets the environment variables that Herring reads, and removes them afterwards.
+
+    The Spark process may run other tasks later.
+    """
     context = BarrierTaskContext.get()
     number = context.partitionId()
     note = ""
     with contextlib.ExitStack() as stack:
         if number == 0:
-            # The port is opened here, so that nobody else can take it.
+            # Opens the rendezvous port now, so that no other program can take the port.
             host = context.getTaskInfos()[0].address.partition(":")[0]
             host = socket.gethostbyname(host)
             listener = stack.enter_context(socket.create_server((host, 0), backlog=1024))
@@ -58,7 +61,7 @@ def job(workers: int, servers: int) -> Iterator[int]:
 
 
 def train(epochs: int) -> dict[str, object]:
-    """One worker; the accuracy on the test set, and a hash of the parameters."""
+    """Runs one worker; returns the accuracy on the test set and a hash of the parameters."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -71,7 +74,7 @@ def train(epochs: int) -> dict[str, object]:
         digits = load_digits()
         images = torch.from_numpy(digits.images).float().flatten(1) / 16
         labels = torch.from_numpy(digits.target)
-        shuffle = torch.Generator().manual_seed(0)  # alike on all ranks
+        shuffle = torch.Generator().manual_seed(0)  # The same on all ranks.
         order = torch.randperm(len(labels), generator=shuffle)
         test, rest = order[:600], order[600:]
         layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
@@ -95,9 +98,9 @@ def train(epochs: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains a small network in tasks of Spark.")
-    parser.add_argument("--workers", type=int, default=2, help="workers of the training")
-    parser.add_argument("--servers", type=int, default=0, help="dedicated servers")
+    parser = argparse.ArgumentParser(description="Trains a small network in Spark tasks.")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers that train")
+    parser.add_argument("--servers", type=int, default=0, help="number of dedicated servers")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training set")
     options = parser.parse_args()
     workers, servers, epochs = options.workers, options.servers, options.epochs
@@ -109,11 +112,11 @@ def main() -> None:
                 return
             from herring.launch.server import run_server
 
-            run_server()  # until the job ends
+            run_server()  # Returns when the job ends.
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("digits")
-    if not SparkConf().contains("spark.master"):  # which spark-submit sets
+    if not SparkConf().contains("spark.master"):  # spark-submit sets this.
         builder = builder.master(f"local[{workers + servers}]")
     session = builder.getOrCreate()
     try:

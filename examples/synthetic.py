@@ -1,7 +1,7 @@
-"""Trains a ResNet-50 or a BERT-base on made-up data, and prints images or sequences per second.
+"""Trains a ResNet-50 or a BERT-base on random data, and prints images or sequences per second.
 
-With the same model, batch and machine, --average says what averaging costs: "none" computes alone,
-"herring" and "ddp" (torch's own DistributedDataParallel) average the gradients of all workers.
+Compare values of --average to measure the cost of averaging: "none" does not average gradients,
+"herring" and "ddp" (torch's own DistributedDataParallel) average them over all workers.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch.nn import functional as F  # noqa: N812
 EPILOG = """\
 examples:
   herring run -n 2 -- python examples/synthetic.py --tiny --device cpu
-      two workers with a small model, to see that it runs
+      two workers with a small model, as a quick check
   herring run -n 8 -- python examples/synthetic.py --model bert --dtype bfloat16
-      eight workers, each on a GPU of its own where there are as many
+      eight workers, each on its own GPU if there are eight
   herring run -H host1:8,host2:8 --servers 2 -- python examples/synthetic.py
-      two hosts with eight workers each, and two parameter servers
+      two hosts with eight workers each, and two servers
   torchrun --nproc-per-node 8 examples/synthetic.py --average ddp
-      the same model by torch's DistributedDataParallel, for comparison
+      the same model with torch's DistributedDataParallel, for comparison
   python examples/synthetic.py --average none
-      one worker alone: what a step takes without averaging
+      a single worker, to measure a step without averaging
 
-Rank r works on GPU number r modulo how many its host has. ddp goes over NCCL where each worker has
-a GPU of its own, and over Gloo elsewhere. Data are random numbers that are made once, so neither
-disks nor data loaders are measured. A rate is that of all workers together, from a barrier after
-the warm-up to one after the last step; nothing waits for a GPU between steps but what averages. The
-end of a run checks that all workers hold the same parameters.
+Rank r uses GPU r modulo the number of GPUs of its host. ddp uses NCCL if each worker has its own
+GPU, and Gloo otherwise. The data are random numbers that are generated once, so neither disks nor
+data loaders are measured. The rate is the total of all workers, from a barrier after the warm-up to
+a barrier after the last step. Between steps, only the averaging may wait for a GPU. At the end, the
+script checks that all workers have the same parameters.
 """
 
 
 class Bottleneck(nn.Module):
-    """A block of a ResNet: 1x1, 3x3 and 1x1 convolutions beside a shortcut."""
+    """A block of a ResNet: 1x1, 3x3 and 1x1 convolutions, and a shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """[samples, channels, height, width] to [samples, 4 width, ...]."""
+        """Maps images [samples, channels, height, width] to [samples, 4 * width, ...]."""
         return F.relu(self.body(images) + self.shortcut(images))
 
 
 class ResNet(nn.Module):
-    """ResNet-50 (He et al., 2015; with the stride in the 3x3 convolutions), or a small one."""
+    """ResNet-50 (He et al., 2015; stride in the 3x3 convolutions), or a small network like it."""
 
     noun = "images"
 
@@ -84,22 +84,22 @@ class ResNet(nn.Module):
         )
 
     def batch(self, size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Images [size, 3, pixels, pixels] float32, and labels [size] int64."""
+        """Returns images [size, 3, pixels, pixels] (float32) and labels [size] (int64)."""
         images = torch.randn(size, 3, self.pixels, self.pixels, device=device)
         labels = torch.randint(self.classes, (size,), device=device)
         return images.contiguous(memory_format=torch.channels_last), labels
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Returns the loss."""
         return F.cross_entropy(self.layers(images).float(), labels)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """What this model is usually trained with."""
+        """Returns a typical optimizer for this model."""
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
 class Bert(nn.Module):
-    """The encoder of BERT-base with its head for masked words (Devlin et al., 2018), or less."""
+    """BERT-base's encoder and masked-word head (Devlin et al., 2018), or a small model like it."""
 
     noun = "sequences"
 
@@ -120,7 +120,7 @@ class Bert(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def batch(self, size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Words [size, length], places [size, masked] and what is to be found there; int64."""
+        """Returns int64 words [size, length], places [size, masked] and the words at the places."""
         words = torch.randint(self.words, (size, self.length), device=device)
         places = torch.rand(size, self.length, device=device).topk(self.masked).indices
         return words, places, torch.randint(self.words, (size, self.masked), device=device)
@@ -128,7 +128,7 @@ class Bert(nn.Module):
     def forward(
         self, words: torch.Tensor, places: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """The loss."""
+        """Returns the loss."""
         positions = torch.arange(words.shape[1], device=words.device)
         hidden = self.encoder(self.norm(self.word(words) + self.position(positions)))
         rows = torch.arange(len(words), device=words.device)[:, None]
@@ -136,7 +136,7 @@ class Bert(nn.Module):
         return F.cross_entropy(found.float().flatten(0, 1), labels.flatten())
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """What this model is usually trained with."""
+        """Returns a typical optimizer for this model."""
         return torch.optim.AdamW(self.parameters(), lr=1e-4, weight_decay=0.01)
 
 
@@ -144,7 +144,7 @@ MODELS = {"resnet50": ResNet, "bert": Bert}
 
 
 class Herring:
-    """The workers, by Herring; averages unless it is told not to."""
+    """The workers of a Herring job; averages gradients if `averages` is true."""
 
     def __init__(self, averages: bool) -> None:
         import herring.torch
@@ -156,11 +156,11 @@ class Herring:
         self.name = "herring" if averages else "no averaging"
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model whose gradients are averaged, if they are."""
+        """Returns the model, wrapped if gradients are averaged."""
         return self._herring.DistributedDataParallel(model) if self._averages else model
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each worker gives; no one goes on before all have called it."""
+        """Returns the objects of all workers, after all workers have called this."""
         return self._herring.allgather_object(mine)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Herring:
 
 
 class TorchDdp:
-    """The workers, by torch.distributed."""
+    """The workers of a torch.distributed job."""
 
     def __init__(self, device: str) -> None:
         import torch.distributed as dist
@@ -185,11 +185,11 @@ class TorchDdp:
         self.name = f"ddp over {'nccl' if own else 'gloo'}"
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model whose gradients are averaged, if they are."""
+        """Returns the model, wrapped by DistributedDataParallel."""
         return nn.parallel.DistributedDataParallel(model, [device] if self._own else None)
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each worker gives; no one goes on before all have called it."""
+        """Returns the objects of all workers, after all workers have called this."""
         everyone: list[Any] = [None] * self.size
         self._dist.all_gather_object(everyone, mine)
         return everyone
@@ -200,7 +200,7 @@ class TorchDdp:
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and leaves the examples as they are written."""
+    """Shows defaults, and does not reformat the examples."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -208,29 +208,29 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, epilog=EPILOG, formatter_class=Formatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--model", choices=MODELS, default="resnet50", help="25.6 or 109 million parameters")
+    add("--model", choices=MODELS, default="resnet50", help="25.6 and 109 million parameters")
     add(
         "--average",
         choices=["herring", "ddp", "none"],
         default="herring",
-        help="who averages gradients",
+        help="the library that averages gradients",
     )
     add(
         "--device",
         choices=["auto", "cuda", "cpu"],
         default="auto",
-        help="where to train; auto: on GPUs, if torch sees any",
+        help="device to train on; auto uses GPUs if torch sees any",
     )
     add("--batch", type=int, default=32, help="images or sequences per worker and step")
-    add("--steps", type=int, default=50, help="steps that are timed")
-    add("--warmup", type=int, default=10, help="steps before them that are not")
+    add("--steps", type=int, default=50, help="number of timed steps")
+    add("--warmup", type=int, default=10, help="number of untimed steps before the timed ones")
     add(
         "--dtype",
         choices=["float32", "bfloat16"],
         default="float32",
         help="bfloat16 computes under autocast; parameters and gradients stay float32",
     )
-    add("--tiny", action="store_true", help="a small model of the kind, for machines without GPUs")
+    add("--tiny", action="store_true", help="use a small model, for machines without GPUs")
     arguments = parser.parse_args()
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 0)):
         if getattr(arguments, name) < least:
@@ -250,7 +250,7 @@ def train(
     workers: Herring | TorchDdp,
     arguments: argparse.Namespace,
 ) -> tuple[float, float]:
-    """Runs all steps; returns seconds from barrier to barrier, and the last loss."""
+    """Runs all steps; returns the seconds of the timed steps, and the last loss."""
     device = batch[0].device
 
     def steps(count: int) -> torch.Tensor:
@@ -273,7 +273,7 @@ def train(
 
 
 def digest(model: nn.Module) -> str:
-    """A hash of all parameters' bits."""
+    """Returns a hash of all parameters' bits."""
     found = hashlib.sha256()
     for parameter in model.parameters():
         found.update(parameter.detach().cpu().numpy().tobytes())
@@ -294,8 +294,8 @@ def main() -> None:
     else:
         device = torch.device("cpu")
         where = "cpu"
-        torch.set_num_threads(1)  # the workers share this machine's cores
-    torch.manual_seed(workers.rank)  # data differ; models begin as that of rank 0
+        torch.set_num_threads(1)  # The workers share this machine's cores.
+    torch.manual_seed(workers.rank)  # Data differ by rank; wrapped models start as rank 0's.
     raw = MODELS[arguments.model](arguments.tiny).to(device, memory_format=torch.channels_last)
     model = workers.wrap(raw, device)
     batch = raw.batch(arguments.batch, device)

@@ -1,4 +1,4 @@
-"""TensorFlow on any number of workers: a linear model, with a training loop of its own.
+"""Trains a linear model with TensorFlow on any number of workers, in a custom training loop.
 
 herring run -n 2 -- python examples/tensorflow_step.py
 """
@@ -8,13 +8,13 @@ import tensorflow as tf
 
 import herring.tensorflow as herring
 
-BATCH = 48  # of all workers together
+BATCH = 48  # Samples per step, of all workers together.
 
 
 def main() -> None:
     herring.init()
     rank, size = herring.rank(), herring.size()
-    random = np.random.default_rng(rank)  # every worker begins with other weights
+    random = np.random.default_rng(rank)  # Each worker starts with different weights.
     weights = tf.Variable(random.normal(size=(10, 1)).astype(np.float32))
     bias = tf.Variable(tf.zeros([1]))
     herring.broadcast_variables([weights, bias])
