@@ -1,4 +1,4 @@
-"""Measures steps of training under each adapter, in turns within one job.
+"""Measures training steps under each framework adapter, in turns within one job.
 
   python benchmarks/adapters.py torch              8 + 8 emulated hosts, 200 Mbit/s (needs root)
   python benchmarks/adapters.py torch --hosts 0    this machine, 2 workers
@@ -7,11 +7,11 @@
   python benchmarks/adapters.py tensorflow --hosts 2 --python .venv-frameworks/tensorflow/bin/python
   python benchmarks/adapters.py jax --hosts 0 --collectives 16 --rounds 30
 
-A step is a forward and a backward pass of a network of 25 MB and the average of its gradients, of
-the slowest rank, from a barrier on. `compute` is the step without averaging, `arrays` the average
-of as many bytes by the array interface alone. With --collectives a step is one all-reduce, compiled
-where the framework compiles, or with torch each of its collectives. Medians are over --rounds turns
-after --warmup.
+A step is a forward and a backward pass of a network of 25 MB, and the average of its gradients. Its
+time is the time of the slowest rank after a barrier. `compute` is the step without averaging, and
+`arrays` averages the same number of bytes with the array interface alone. With --collectives, a
+step is one all-reduce, compiled if the framework compiles; with torch, each of its collectives is
+measured. Medians are over --rounds turns after --warmup.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Steps = dict[str, Callable[[], Any]]
 
 
 def torch_steps(batch: int) -> Steps:
-    """Returns a step by name: herring's wrapper, torch's over both backends, and with the hook."""
+    """Returns steps by name: Herring's wrapper, and torch's with both backends and the hook."""
     import torch
     import torch.distributed as dist
 
@@ -80,7 +80,7 @@ def torch_steps(batch: int) -> Steps:
 
 
 def jax_steps(batch: int) -> Steps:
-    """Returns a step without and with averaging, each one jitted program."""
+    """Returns a step without and a step with averaging, each as one jitted program."""
     import jax
     import jax.numpy as jnp
 
@@ -105,7 +105,7 @@ def jax_steps(batch: int) -> Steps:
 
 
 def tensorflow_steps(batch: int) -> Steps:
-    """Returns a step without and with averaging, each one tf.function."""
+    """Returns a step without and a step with averaging, each as one tf.function."""
     import tensorflow as tf
 
     import herring.tensorflow
@@ -128,7 +128,7 @@ def tensorflow_steps(batch: int) -> Steps:
 
 
 def keras_steps(batch: int) -> Steps:
-    """Returns a step of a model of Keras with plain and with distributed optimizers."""
+    """Returns steps of a Keras model with plain and with distributed optimizers."""
     import keras
     import numpy as np
 
@@ -163,7 +163,7 @@ FRAMEWORKS = {
 
 
 def torch_collectives(count: int) -> Steps:
-    """Returns collectives of `count` float32 in all, by Herring's functions and both backends."""
+    """Returns collectives on `count` float32 elements, with herring.torch and both backends."""
     import torch
     import torch.distributed as dist
 
@@ -189,7 +189,7 @@ def torch_collectives(count: int) -> Steps:
 
 
 def jax_allreduce(count: int) -> Steps:
-    """Returns a jitted all-reduce of `count` float32."""
+    """Returns a jitted all-reduce of `count` float32 elements."""
     import jax
     import jax.numpy as jnp
 
@@ -200,7 +200,7 @@ def jax_allreduce(count: int) -> Steps:
 
 
 def tensorflow_allreduce(count: int) -> Steps:
-    """Returns an all-reduce of `count` float32 as a tf.function."""
+    """Returns an all-reduce of `count` float32 elements as a tf.function."""
     import tensorflow as tf
 
     import herring.tensorflow
@@ -213,7 +213,7 @@ COLLECTIVES = {"torch": torch_collectives, "jax": jax_allreduce, "tensorflow": t
 
 
 def work(options: argparse.Namespace) -> None:
-    """One worker: all steps in turns; rank 0 writes seconds by name."""
+    """Runs all steps in turns as one worker; rank 0 writes the seconds by step name."""
     import numpy as np
 
     import herring
@@ -248,7 +248,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def run_job(options: argparse.Namespace, result: str) -> int:
-    """Runs one worker per host, with as many dedicated servers, or two on this machine."""
+    """Runs one worker per host and as many dedicated servers, or two workers on this machine."""
     command = [options.python, os.path.abspath(__file__), options.framework, "--result", result]
     command += ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
     command += ["--batch", str(options.batch), "--only", options.only]
@@ -267,24 +267,26 @@ def run_job(options: argparse.Namespace, result: str) -> int:
 
 
 def main() -> int:
-    """Runs the job and prints its medians, or is one worker of it."""
+    """Runs the job and prints its medians, or runs as one worker of the job."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("framework", choices=sorted(FRAMEWORKS))
-    parser.add_argument("--hosts", type=int, default=8, help="of workers, and of servers")
-    parser.add_argument("--megabits", type=float, default=MEGABITS, help="per second and link")
-    parser.add_argument("--rounds", type=int, default=10, help="turns that count")
-    parser.add_argument("--warmup", type=int, default=3, help="turns before them")
+    parser.add_argument("--hosts", type=int, default=8, help="number of workers, and of servers")
+    parser.add_argument("--megabits", type=float, default=MEGABITS, help="Mbit/s of each link")
+    parser.add_argument("--rounds", type=int, default=10, help="number of measured turns")
+    parser.add_argument("--warmup", type=int, default=3, help="number of turns before those")
     parser.add_argument("--batch", type=int, default=8, help="rows of a step's input")
-    parser.add_argument("--collectives", type=float, default=0, metavar="MB", help="not a step")
-    parser.add_argument("--only", default="", help="steps whose name has this word")
-    parser.add_argument("--python", default=sys.executable, help="of the framework's environment")
-    parser.add_argument("--json", metavar="FILE", help="write all seconds")
+    parser.add_argument(
+        "--collectives", type=float, default=0, metavar="MB", help="measure collectives, not steps"
+    )
+    parser.add_argument("--only", default="", help="run only steps whose name contains this text")
+    parser.add_argument("--python", default=sys.executable, help="Python that has the framework")
+    parser.add_argument("--json", metavar="FILE", help="write all seconds to FILE")
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.collectives and options.framework not in COLLECTIVES:
-        parser.error(f"--collectives is for {', '.join(COLLECTIVES)}")
+        parser.error(f"--collectives is supported for {', '.join(COLLECTIVES)} only")
     if options.result:
         work(options)
         return 0

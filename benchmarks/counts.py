@@ -1,13 +1,14 @@
-"""Where the time goes when processors are the limit: counts per round, per worker and per server.
+"""Counts system calls, sleeps, processor time and bytes per round, for a worker and for a server.
 
-  python benchmarks/counts.py                     8 + 8 hosts without a rate, 100 MB
-  python benchmarks/counts.py --peer gloo         the same over Gloo's ring
+  python benchmarks/counts.py                     8 + 8 hosts without a rate limit, 100 MB
+  python benchmarks/counts.py --peer gloo         the same with Gloo's ring
   python benchmarks/counts.py --workers 4 --size 25M --json counts.json
 
-System calls are counted by ``perf`` (tracepoints), sleeps and processor time by the kernel's own
-accounts of each thread, bytes by the hosts' links. In batches of their own perf looks 999 times
-per second of processor time what a process does; ``--symbols`` names a build with symbols. Needs
-root and perf. Counts of a round hardly depend on what else the machine does, times do.
+The counts show where the time goes when processors are the limit. ``perf`` counts system calls
+(tracepoints), the kernel counts sleeps and processor time of each thread, and the hosts' links
+count bytes. In separate batches, perf samples the processes 999 times per second of processor time;
+``--symbols`` names a build with symbols. The tool needs root and perf. A round's counts hardly
+depend on other load of the machine, but its times do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _CALLS = {
     "futex": ("futex",),
 }
 _ALL = "all system calls"
-#: What a sample is: the first that fits (file, symbol).
+#: Categories of samples: name, pattern of the file, pattern of the symbol. The first match counts.
 _PLACES = (
     ("copying between kernel and user", r"^\[kernel", r"copy_(from|to)_iter|copy_user|_copy_|csum"),
     ("getting and clearing pages", r"^\[kernel", r"clear_page|page_fault|get_page|alloc_pages"),
@@ -54,20 +55,20 @@ _PLACES = (
     ("the rest of Herring", r"_core", r""),
     ("Python, torch and other libraries", r"", r""),
 )
-_SETTLE = 0.5  # seconds until perf counts
+_SETTLE = 0.5  # Seconds until perf has started to count.
 
 
 @dataclasses.dataclass
 class Counts:
-    """What a kind of process did in one batch, all processes of the kind together.
+    """The counts of one batch, added up over all processes of a kind.
 
     Attributes:
-      calls: system calls by `_CALLS`, and all.
+      calls: numbers of system calls by the names in `_CALLS`, and of all system calls.
       sleeps: how often a thread went to sleep until something woke it.
-      preempted: how often a thread lost its processor to another.
-      processor_seconds: in user and kernel.
-      sent_bytes: of their hosts' links, headers included.
-      received_bytes: the same.
+      preempted: how often a thread lost its processor to another thread.
+      processor_seconds: processor time in user space and the kernel.
+      sent_bytes: bytes that the hosts' links sent, headers included.
+      received_bytes: bytes that the hosts' links received, headers included.
     """
 
     calls: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -80,7 +81,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Workers, or servers: processes and the hosts that they have to themselves."""
+    """A kind of process, worker or server, with its processes and the hosts they alone use."""
 
     name: str
     pids: Sequence[int]
@@ -88,24 +89,32 @@ class Kind:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints a table (Markdown); 2 on errors."""
+    """Measures, and prints a Markdown table.
+
+    Returns:
+      The exit status: 0 on success, 2 on errors.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=8, help="and as many servers (8)")
-    parser.add_argument("--size", default="100M", help="of the array (100M)")
-    parser.add_argument("--rounds", type=int, default=10, help="in a batch (10)")
-    parser.add_argument("--batches", type=int, default=3, help="of counts; as many look (3)")
+    parser.add_argument(
+        "--workers", type=int, default=8, help="number of workers, and of servers (default: 8)"
+    )
+    parser.add_argument("--size", default="100M", help="size of the array (default: 100M)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds in a batch (default: 10)")
+    parser.add_argument(
+        "--batches", type=int, default=3, help="batches to count, and to sample (default: 3)"
+    )
     parser.add_argument("--peer", default="herring", choices=("herring", "gloo"))
     parser.add_argument(
         "--symbols",
         default=next(iter(glob.glob("build/bindings/_core*.so")), ""),
-        help="a build of the extension with symbols (build/bindings/_core*.so)",
+        help="a build of the extension with symbols (default: build/bindings/_core*.so)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the numbers")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
     options = parser.parse_args(argv)
     if min(options.workers - 1, options.rounds, options.batches) < 1:
-        parser.error("--workers: at least 2, --rounds and --batches: at least 1")
+        parser.error("--workers must be at least 2, --rounds and --batches at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         document = measure(options)
@@ -123,7 +132,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     workers = options.workers
     servers = workers if options.peer == "herring" else 0
     layout = Layout(range(workers), range(workers, workers + servers))
-    # A first batch settles credit and is checked, as is the last.
+    # The first batch lets the credit settle. The results of the first and last batch are checked.
     batches = 2 + 2 * options.batches
     arguments = ["--sizes", options.size, "--op", "sum", "--check", "--warmup", "0"]
     arguments += ["--iterations", str(options.rounds), "--batches", str(batches), "--paced"]
@@ -192,7 +201,7 @@ def _medians(batches: list[Counts], share: float) -> dict[str, Any]:
 def counting(
     kinds: Sequence[Kind], hosts: Cluster, folder: pathlib.Path
 ) -> Iterator[dict[str, Counts]]:
-    """Counts what happens inside, into the mapping that it gives."""
+    """Counts what happens in the block, and fills the yielded mapping at its end."""
     found = {kind.name: Counts() for kind in kinds}
     names = [name for group in _CALLS.values() for name in group]
     events = ["raw_syscalls:sys_enter", *(f"syscalls:sys_enter_{name}" for name in names)]
@@ -234,7 +243,7 @@ def _links(hosts: Cluster, kind: Kind) -> HostCounters:
 
 
 def _threads(pids: Sequence[int]) -> tuple[float, float, float]:
-    """Returns sleeps, lost processors and seconds on one, over all threads."""
+    """Returns the sleeps, preemptions and processor seconds of all threads of the processes."""
     sleeps = lost = nanos = 0
     for pid in pids:
         for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
@@ -252,7 +261,7 @@ def _threads(pids: Sequence[int]) -> tuple[float, float, float]:
 def looking(
     kinds: Sequence[Kind], folder: pathlib.Path, symbols: str
 ) -> Iterator[dict[str, Counter[str]]]:
-    """Notes at which places processes are, by `_PLACES`."""
+    """Samples the processes in the block, and counts the samples by the names in `_PLACES`."""
     found: dict[str, Counter[str]] = {kind.name: Counter() for kind in kinds}
     files = {kind.name: folder / f"{kind.name}.data" for kind in kinds}
     cache = ["perf", "--buildid-dir", str(folder / "symbols")]
@@ -261,7 +270,7 @@ def looking(
         subprocess.run(add, check=True, capture_output=True)
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            # -N: or it would keep the installed file, which has no symbols, instead.
+            # Without -N, perf would cache the installed file, which has no symbols.
             command = [*cache, "record", "-q", "-N", "-F", "999", "-e", "cpu-clock"]
             stack.enter_context(_perf([*command, "-o", str(files[kind.name])], kind.pids))
         time.sleep(_SETTLE)
@@ -279,7 +288,7 @@ def _place(file: str, symbol: str) -> str:
     for name, of_file, of_symbol in _PLACES:
         if re.search(of_file, file) and re.search(of_symbol, symbol):
             return name
-    raise AssertionError("the last place takes all")
+    raise AssertionError("the last place matches every sample")
 
 
 @contextlib.contextmanager

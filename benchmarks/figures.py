@@ -1,12 +1,12 @@
-"""Measures the figures Herring promises, each against its limit or against Gloo in the same run.
+"""Measures Herring's performance figures, compared with their limits or with Gloo in the same run.
 
   python benchmarks/figures.py list
   python benchmarks/figures.py link-8x8 cpu-bound --json figures.json
   python benchmarks/figures.py all
-  python benchmarks/figures.py link-8x8 small --peer-only      what Gloo does, no Herring at all
+  python benchmarks/figures.py link-8x8 small --peer-only      Gloo alone, without Herring
 
-Emulated hosts need root. Workers and dedicated servers are started by hand on their hosts, with
-the documented environment and no other setting. docs/benchmarks.md tells how each is measured.
+Emulated hosts need root. Workers and dedicated servers are started directly on their hosts, with
+only the documented environment variables. docs/benchmarks.md describes how each figure is measured.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ MEGABIT = 1e6
 
 @dataclasses.dataclass
 class Figure:
-    """One number and what it must be.
+    """A measured number and its required value.
 
     Attributes:
       name: what was measured.
-      value: the number that counts, mostly a ratio.
-      required: what the value must not exceed (or fall below, if ``at_least``); None: no demand.
-      at_least: the value must be at least ``required``.
-      unit: of value and required.
-      measured: seconds or bytes behind the value, by name.
+      value: the number, in most cases a ratio.
+      required: the largest value allowed, or the smallest if ``at_least``; None means that there is
+        no requirement.
+      at_least: whether ``required`` is a minimum.
+      unit: the unit of value and required.
+      measured: the seconds or bytes from which the value is computed, by name.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Whether the value meets the demand; True if there is none."""
+        """Whether the value meets the requirement; True if there is none."""
         if self.required is None:
             return True
         return self.value >= self.required if self.at_least else self.value <= self.required
@@ -68,18 +69,18 @@ class Figure:
 
 @dataclasses.dataclass
 class Context:
-    """Choices of the command line, and what the figures add to the file."""
+    """The options of the command line, and the documents that figures add to the JSON file."""
 
     options: argparse.Namespace
     raw: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def peer_only(self) -> bool:
-        """Whether Herring is left out."""
+        """Whether only Gloo is measured."""
         return self.options.peer_only
 
     def arguments(self, size: str, warmup: int, iterations: int, **more: Any) -> list[str]:
-        """Returns arguments of the benchmark, shortened by ``--quick``."""
+        """Returns arguments for the benchmark; ``--quick`` reduces the numbers of iterations."""
         if self.options.quick:
             warmup, iterations = min(warmup, 1), min(iterations, 3)
             if "batches" in more:
@@ -93,7 +94,7 @@ class Context:
         return arguments
 
     def note(self, name: str, document: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
-        """Keeps a job's document for the file; fails if it computed something wrong."""
+        """Stores a job's document for the JSON file; fails if the job's results were wrong."""
         entry = {"figure": name, **document}
         if isinstance(hosts, Cluster):
             entry["network"] = dataclasses.asdict(hosts.total())
@@ -119,7 +120,10 @@ def link(
     limit: float | None = None,
     required_p99: float | None = 1.5,
 ) -> list[Figure]:
-    """Measures ``nodes`` workers and ``servers`` (as many) dedicated servers on equal links."""
+    """Measures ``nodes`` workers and ``servers`` dedicated servers on equal links.
+
+    By default, there are as many servers as nodes.
+    """
     servers = nodes if servers is None else servers
     if limit is None:
         limit = size_bytes * 8 / (megabits * MEGABIT)
@@ -144,27 +148,27 @@ def link(
 
 
 def link_8x8(context: Context) -> list[Figure]:
-    """8 + 8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB."""
+    """8 + 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB."""
     return link(context, "link-8x8", 8, 25_000_000, 200, 0.020, 1.04)
 
 
 def link_4x4(context: Context) -> list[Figure]:
-    """4 + 4 hosts, 200 Mbit/s, 20 ms of queue, 25 MB."""
+    """4 + 4 hosts, 200 Mbit/s, queues of 20 ms, 25 MB."""
     return link(context, "link-4x4", 4, 25_000_000, 200, 0.020, 1.04)
 
 
 def link_16x16(context: Context) -> list[Figure]:
-    """16 + 16 hosts, 100 Mbit/s, 20 ms of queue, 12.5 MB."""
+    """16 + 16 hosts, 100 Mbit/s, queues of 20 ms, 12.5 MB."""
     return link(context, "link-16x16", 16, 12_500_000, 100, 0.020, 1.06)
 
 
 def shallow_queue(context: Context) -> list[Figure]:
-    """8 + 8 hosts, 200 Mbit/s, only 2 ms of queue, 25 MB."""
+    """8 + 8 hosts, 200 Mbit/s, queues of only 2 ms, 25 MB."""
     return link(context, "shallow-queue", 8, 25_000_000, 200, 0.002, 1.06)
 
 
 def colocated(context: Context) -> list[Figure]:
-    """8 hosts at 200 Mbit/s with 0, 2 and 4 dedicated servers, 25 MB: the k-of-n formula."""
+    """8 hosts, 200 Mbit/s, 0, 2 and 4 dedicated servers, 25 MB: checks the k-of-n formula."""
     figures = []
     n, size, rate = 8, 25_000_000, 200 * MEGABIT / 8
     for k in (0,) if context.peer_only else (0, 2, 4):
@@ -185,9 +189,9 @@ def pairs(
     arguments: Sequence[str],
     own: Sequence[str] = (),
 ) -> dict[str, list[float]]:
-    """Runs both libraries in turns; returns the median of each batch, in seconds, by library.
+    """Runs Herring and Gloo in turns; returns the median seconds of each batch, by library.
 
-    ``own`` arguments are for Herring only.
+    The arguments in ``own`` are for Herring only.
     """
     bare = dataclasses.replace(layout, servers=())
     if context.peer_only:
@@ -212,7 +216,7 @@ def _batch_medians(document: dict[str, Any]) -> list[float]:
 def ratio(
     name: str, medians: dict[str, list[float]], required: float, inverse: bool = False
 ) -> list[Figure]:
-    """Returns the median over pairs of Herring's time by Gloo's (``inverse``: Gloo's by ours)."""
+    """Returns the median over pairs of Herring's time divided by Gloo's, or the ``inverse``."""
     gloo = medians["gloo"]
     measured = {"gloo": statistics.median(gloo)}
     if "herring" not in medians:
@@ -226,7 +230,7 @@ def ratio(
 
 
 def gloo_ratio(context: Context) -> list[Figure]:
-    """8 + 8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB, in turns with Gloo's ring over the 8."""
+    """8 + 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB; alternates with Gloo's ring on 8 hosts."""
     arguments = context.arguments("25M", 1, 5, batches=4)
     with Cluster(16, 200 * MEGABIT, 0.020) as hosts:
         layout = Layout(range(8), range(8, 16))
@@ -235,7 +239,7 @@ def gloo_ratio(context: Context) -> list[Figure]:
 
 
 def algorithms(context: Context) -> list[Figure]:
-    """8 hosts, 200 Mbit/s, 20 ms of queue, 25 MB: ring and butterfly in turns with Gloo's ring."""
+    """8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB; ring, butterfly alternate with Gloo's ring."""
     figures = []
     arguments = context.arguments("25M", 1, 5, batches=4)
     for algorithm in ("ring", "butterfly"):
@@ -256,7 +260,7 @@ def algorithms(context: Context) -> list[Figure]:
 def _unlimited(
     context: Context, name: str, size: str, warmup: int, iterations: int, demand: float
 ) -> list[Figure]:
-    """8 + 8 hosts without a rate limit, in turns with Gloo over the 8."""
+    """Measures 8 + 8 hosts without a rate limit, alternating with Gloo on 8 hosts."""
     arguments = context.arguments(size, warmup, iterations, batches=10)
     with Cluster(16) as hosts:
         layout = Layout(range(8), range(8, 16))
@@ -265,17 +269,17 @@ def _unlimited(
 
 
 def cpu_bound(context: Context) -> list[Figure]:
-    """8 + 8 hosts without a rate limit, 100 MB, in turns with Gloo's ring over the 8."""
+    """8 + 8 hosts without a rate limit, 100 MB; alternates with Gloo's ring on 8 hosts."""
     return _unlimited(context, "cpu-bound", "100M", 1, 3, 0.9)
 
 
 def small(context: Context) -> list[Figure]:
-    """8 + 8 hosts without a rate limit, 4 KB, in turns with Gloo over the 8."""
+    """8 + 8 hosts without a rate limit, 4 KB; alternates with Gloo on 8 hosts."""
     return _unlimited(context, "small", "4K", 5, 50, 1.0)
 
 
 def one_node(context: Context) -> list[Figure]:
-    """One machine: 2 and 4 workers, 25 MB and 100 MB, in turns with Gloo."""
+    """One machine, 2 and 4 workers, 25 MB and 100 MB; alternates with Gloo."""
     figures = []
     for workers in (2, 4):
         for size in ("25M", "100M"):
@@ -291,13 +295,13 @@ def one_node(context: Context) -> list[Figure]:
 
 
 def server_memory(context: Context) -> list[Figure]:
-    """Peak memory of the 2 servers of 8 nodes, for models of 10 MB and of 1 GB."""
+    """Peak memory of 2 servers with 8 nodes, for models of 10 MB and 1 GB."""
     if context.peer_only:
         return []
     peaks = {}
     with Cluster(10) as hosts:
         layout = Layout(range(8), (8, 9))
-        # As many bytes in both, so that both have the time to grow what they grow.
+        # Both runs move the same number of bytes, so that both have time to reach their peak.
         for size, iterations in (("10M", 200), ("1G", 2)):
             arguments = ["--sizes", size, "--op", "sum", "--warmup", "0"]
             arguments += ["--iterations", str(iterations)]
@@ -325,21 +329,27 @@ FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures the figures named on the command line; 1 if one fails its demand, 2 on errors."""
+    """Measures the figures named on the command line.
+
+    Returns:
+      The exit status: 0 on success, 1 if a figure misses its requirement, 2 on errors.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*FIGURES, "all", "list"]
-    parser.add_argument("figures", nargs="+", choices=names, metavar="FIGURE", help="see: list")
-    parser.add_argument("--quick", action="store_true", help="a few iterations: a look, no proof")
+    parser.add_argument(
+        "figures", nargs="+", choices=names, metavar="FIGURE", help="a figure; 'list' shows all"
+    )
+    parser.add_argument("--quick", action="store_true", help="run only a few iterations")
     parser.add_argument("--peer-only", action="store_true", help="measure Gloo without Herring")
-    parser.add_argument("--json", metavar="FILE", help="write figures and all measurements")
+    parser.add_argument("--json", metavar="FILE", help="write figures and measurements to FILE")
     options = parser.parse_args(argv)
     if "list" in options.figures:
         for name, function in FIGURES.items():
             print(f"{name:<14} {(function.__doc__ or '').strip()}")
         return 0
-    # A terminated run ends like an interrupted one: its cluster and processes go with it.
+    # A terminated run ends like an interrupted one, so that its cluster and processes are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     context = Context(options)
     chosen = list(FIGURES) if "all" in options.figures else options.figures

@@ -1,9 +1,9 @@
 """Measures averaging on a GPU: `make bench-gpu`, or python benchmarks/gpu.py [--workers 2].
 
-All workers share one GPU, whose link they share too. A table for each way in which a node's
-gradients can be added (the setting node_stage). Ratios are to what was measured in the same run:
-plain copies in pinned memory, the same step without averaging, torch's Gloo on the same tensors.
-With --device cpu it only shows that it runs.
+All workers share one GPU and its link. There is a table for each method of adding a node's
+gradients (the setting node_stage). Ratios compare with measurements of the same run: plain copies
+in pinned memory, the same step without averaging, and torch's Gloo on the same tensors. Use
+--device cpu only to check that the program runs.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import time
 from collections.abc import Callable
 
 FIGURES = {
-    "copies": "GB/s out, in, and both at once, of 64 MB in pinned memory",
-    "memory": "GB/s of the GPU's memory, read and written by a copy inside it",
+    "copies": "GB/s of copies of 64 MB in pinned memory: out, in, and both at once",
+    "memory": "GB/s of the GPU's memory: bytes read and written by a copy inside it",
     "plain step": "seconds for a step of the model without averaging",
-    "round": "seconds for a round of 100 MB, and GB/s out and back together of all workers",
-    "round/copies": "rate of the round as a share of that of copies both at once; wanted 0.8",
-    "round/memory": "seconds of the round as a multiple of what the GPU's memory takes; wanted 1.3",
-    "wait": "microseconds in wait() when all is averaged: after a pause, and again; wanted 10",
+    "round": "seconds for a round of 100 MB, and GB/s in both directions of all workers together",
+    "round/copies": "rate of the round divided by the rate of copies both at once; target 0.8",
+    "round/memory": "seconds of the round divided by the seconds that memory needs; target 1.3",
+    "wait": "microseconds in wait() after averaging ended: first and second call; target 10",
     "step": "seconds for a step of the model with averaging",
-    "slowed": "by how much averaging slows the step, and by how much copies alone would; wanted "
-    "5 % beyond those",
-    "gloo": "seconds for an all-reduce of 100 MB by torch's Gloo, and by Herring; wanted 0.3",
+    "slowed": "slowdown of the step by averaging, and by copies alone; target: at most 5 % more "
+    "than copies",
+    "gloo": "seconds for an all-reduce of 100 MB: Gloo, Herring, Herring/Gloo; target 0.3",
 }
 STAGES = ("host", "staged", "ipc")
 _BYTES = 100 << 20
 
 
 def timed(call: Callable[[], object], device: str, times: int = 7) -> float:
-    """Seconds of the median call, with all that it has queued; all workers begin at once."""
+    """Returns the median seconds of a call and the work it queues; all workers start together."""
     import torch
 
     import herring
@@ -53,7 +53,7 @@ def timed(call: Callable[[], object], device: str, times: int = 7) -> float:
 
 
 def model(device: str):
-    """Of the size of BERT base, but for its embeddings: 12 layers of 768."""
+    """Creates a model of the size of BERT base without its embeddings: 12 layers of width 768."""
     import torch
 
     small = device == "cpu"
@@ -64,7 +64,12 @@ def model(device: str):
 
 
 def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
-    """Seconds of a planned round, and in wait() once all is averaged; and what has added."""
+    """Measures a planned round.
+
+    Returns:
+      The seconds of a round, the seconds of two calls of wait() after averaging has ended, and the
+      node stage that was used.
+    """
     import torch
 
     import herring
@@ -93,7 +98,7 @@ def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
         time.sleep(5 * seconds + 0.01)
         if device == "cuda":
             torch.cuda.synchronize()
-        arena.add_(1)  # as in training, something was queued just before
+        arena.add_(1)  # As in training, work is queued just before wait().
         times = [time.perf_counter()]
         for _ in range(2):
             plan.wait()
@@ -105,7 +110,7 @@ def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
 
 
 def measure_step(device: str, averaged: bool) -> float:
-    """Seconds of a training step."""
+    """Returns the seconds of a training step."""
     import torch
 
     import herring.torch
@@ -129,7 +134,7 @@ def measure_step(device: str, averaged: bool) -> float:
 
 
 def measure_gloo(device: str, nbytes: int) -> float:
-    """Seconds of torch's own all-reduce over Gloo."""
+    """Returns the seconds of torch's own all-reduce with Gloo."""
     import torch
     import torch.distributed as dist
 
@@ -145,7 +150,7 @@ def measure_gloo(device: str, nbytes: int) -> float:
 
 
 def work(device: str) -> dict[str, list[float]]:
-    """What one worker measures."""
+    """Runs all measurements as one worker, and returns the figures by name."""
     import torch
 
     import herring
@@ -167,7 +172,7 @@ def work(device: str) -> dict[str, list[float]]:
         )
         copies = rates["both"]
         ones, other = (torch.ones(256 << 18, device=device) for _ in range(2))
-        # All workers copy at once, and share what there is.
+        # All workers copy at the same time, and share the memory's bandwidth.
         memory = size * 2 * ones.nbytes / timed(lambda: other.copy_(ones), device)
         memory = herring.broadcast_object(memory)
         del ones, other
@@ -178,12 +183,12 @@ def work(device: str) -> dict[str, list[float]]:
     found["plain step"] = [plain]
     seconds, waited, really = measure_round(device, nbytes)
     if really != stage and device == "cuda":
-        print(f"{stage} is not to be had here: {really} was measured", flush=True)
+        print(f"{stage} is not available here: {really} was measured", flush=True)
     found["round"] = [seconds, 2 * nbytes * size / seconds / 1e9]
     if copies:
         found["round/copies"] = [found["round"][1] * 1e9 / copies]
         if really == "ipc":
-            # Every rank reads its slice of all arenas, and writes it to all of them.
+            # Every rank reads its slice of all arenas, and writes its slice to all arenas.
             found["round/memory"] = [seconds / (2 * size * nbytes / memory)]
     found["wait"] = [1e6 * each for each in waited]
     averaged = measure_step(device, True)
@@ -201,7 +206,7 @@ def work(device: str) -> dict[str, list[float]]:
 
 
 def run(stage: str, options: argparse.Namespace) -> dict[str, list[float]] | None:
-    """Starts the workers; what rank 0 has measured, or None."""
+    """Starts the workers; returns the figures of rank 0, or None if the job failed."""
     command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(options.workers)]
     job = subprocess.run(
         [*command, "--timeout", "400", "--", sys.executable, __file__, "--device", options.device],
@@ -219,10 +224,10 @@ def run(stage: str, options: argparse.Namespace) -> dict[str, list[float]] | Non
 
 
 def main() -> int:
-    """Starts the workers, or is one; prints the table."""
+    """Starts the workers and prints the tables, or runs as one worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--workers", type=int, default=2, help="that share the GPU")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers on the GPU")
     options = parser.parse_args()
     if "HERRING_RANK" in os.environ:
         found = work(options.device)

@@ -1,11 +1,11 @@
-"""Measures groups: what they cost against jobs of their own, and how two of them share links.
+"""Compares groups with jobs of the same size, and measures how two groups share links.
 
   python benchmarks/groups.py            all of it: 8 + 8 emulated hosts, 200 Mbit/s (needs root)
   python benchmarks/groups.py --json groups.json --rounds 20
 
-Each line is a ratio with the seconds behind it: a group of 2 of 8 workers against a job of 2 with
-the same servers; the group of all ranks against no group, in turns; two groups of 4 of 8 at the
-same time, against the link limit.
+Each line of the output is a ratio and the seconds behind it. The ratios compare a group of 2 of 8
+workers with a job of 2 workers and the same servers; a group of all ranks with no group, in turns;
+and two groups of 4 of 8 workers, at the same time, with the limit of the links.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BYTES = 12_500_000
 
 
 def measure(array: Any, rounds: int, group: Any, members: int, barrier: Any) -> list[float]:
-    """Returns seconds of each all-reduce of `array` in the group; the slowest rank's count."""
+    """Returns the seconds that each all-reduce of `array` took on the group's slowest rank."""
     import numpy as np
 
     import herring
@@ -48,7 +48,7 @@ def measure(array: Any, rounds: int, group: Any, members: int, barrier: Any) -> 
 
 
 def work(options: argparse.Namespace) -> None:
-    """One worker: the measurements that `options.what` names; rank 0 writes the file."""
+    """Runs the measurement `options.what` as one worker; rank 0 writes the file."""
     import numpy as np
 
     import herring
@@ -91,7 +91,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def run(what: str, workers: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Returns the seconds of a job on fresh emulated hosts, by name."""
+    """Runs a job on new emulated hosts, and returns its seconds by name."""
     from herring_lab.emulate import Cluster
     from herring_lab.emulate.runner import Plan
     from herring_lab.emulate.runner import run as run_plan
@@ -109,12 +109,12 @@ def run(what: str, workers: int, options: argparse.Namespace) -> dict[str, list[
 
 
 def main() -> int:
-    """Runs the measurements, or one worker of them."""
+    """Runs the measurements, or runs as one worker of a measurement."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20, help="that count (default 20)")
-    parser.add_argument("--json", metavar="FILE", help="write all seconds")
+    parser.add_argument("--rounds", type=int, default=20, help="measured rounds (default: 20)")
+    parser.add_argument("--json", metavar="FILE", help="write all seconds to FILE")
     parser.add_argument("--what", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()

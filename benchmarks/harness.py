@@ -1,4 +1,7 @@
-"""Starts benchmark jobs by hand, the documented way, on emulated hosts or on this machine."""
+"""Starts benchmark jobs without a launcher, on emulated hosts or on this machine.
+
+The processes get only the documented environment variables.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,25 @@ from herring_lab.emulate.environment import (
     write_secret,
 )
 
-_MOST_TAILS = 6  # logs shown when a job fails
+_MOST_TAILS = 6  # The number of logs shown when a job fails.
 
 
 class JobError(RuntimeError):
-    """A benchmark job failed or took too long; the message ends with what it printed last."""
+    """A benchmark job failed or took too long; the message ends with the job's last output."""
 
 
 class Hosts(Protocol):
-    """Where processes run: ``herring_lab.emulate.Cluster`` or ``ThisMachine``."""
+    """The hosts on which processes run: ``herring_lab.emulate.Cluster`` or ``ThisMachine``."""
 
     def popen(self, host: int, argv: Sequence[str], env: Any = None, **options: Any) -> Job:
         """Starts a process on a host."""
 
     def address(self, host: int) -> str:
-        """Returns the address at which the other hosts reach it."""
+        """Returns the address at which other hosts reach this host."""
 
 
 class ThisMachine:
-    """The machine itself as the only host, over the loopback interface."""
+    """This machine as the only host, with the loopback interface."""
 
     def __enter__(self) -> ThisMachine:
         return self
@@ -61,7 +64,7 @@ class ThisMachine:
     def popen(
         self, host: int, argv: Sequence[str], env: Any = None, *, name: str = "", **options: Any
     ) -> Job:
-        """Starts a process that dies with this one."""
+        """Starts a process that is killed when this process dies."""
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *argv],
             env={**os.environ, **(env or {})},
@@ -73,10 +76,10 @@ class ThisMachine:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which host runs what.
+    """The hosts of a job's workers and servers.
 
     Attributes:
-      nodes: the host of each node; a host may stand there once.
+      nodes: the host of each node; each host at most once.
       servers: the host of each dedicated server.
       local_size: workers per node.
     """
@@ -92,15 +95,15 @@ class Layout:
 
 
 class BenchJob:
-    """``python -m herring.bench`` on every worker of a layout, and its dedicated servers.
+    """A job that runs ``python -m herring.bench`` on every worker, and its dedicated servers.
 
     Args:
-      hosts: where.
-      layout: who.
-      arguments: for the benchmark, without ``--json``.
-      peer: herring or gloo (which needs no servers).
+      hosts: the hosts on which the processes run.
+      layout: the hosts of workers and servers.
+      arguments: arguments for the benchmark, without ``--json``.
+      peer: the library to measure: herring, or gloo, which needs no servers.
       timeout: seconds that any single wait for the job may last.
-      operation: what to measure: allreduce, or planned (Herring alone).
+      operation: the operation to measure: allreduce, or planned (Herring only).
     """
 
     def __init__(
@@ -177,16 +180,20 @@ class BenchJob:
 
     @property
     def worker_pids(self) -> list[int]:
-        """The workers' processes, by rank."""
+        """The workers' process IDs, by rank."""
         return [job.process.pid for job in self._workers]
 
     @property
     def server_pids(self) -> list[int]:
-        """The dedicated servers' processes."""
+        """The dedicated servers' process IDs."""
         return [job.process.pid for job in self._servers]
 
     def wait_ready(self) -> bool:
-        """Waits until the job asks for a batch (``--paced``); False at the end of its output."""
+        """Waits until the job is ready for a batch (``--paced``).
+
+        Returns:
+          True, or False at the end of the job's output.
+        """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -200,20 +207,20 @@ class BenchJob:
                 return True
 
     def run_batch(self) -> bool:
-        """Lets a job that is ready run a batch; returns what ``wait_ready`` then says."""
+        """Lets a job that is ready run a batch, then returns the result of ``wait_ready``."""
         stdin = self._workers[0].process.stdin
         assert stdin is not None
         try:
             stdin.write(b"\n")
             stdin.flush()
         except BrokenPipeError:
-            self._fail("rank 0 is gone")
+            self._fail("rank 0 has ended")
         return self.wait_ready()
 
     def finish(self) -> dict[str, Any]:
         """Waits for the end of the job and returns its JSON document.
 
-        ``server_peak_bytes`` is added: the largest resident size of each dedicated server.
+        The additional key ``server_peak_bytes`` has each dedicated server's peak resident size.
         """
         deadline = time.monotonic() + self._timeout
         for job in [*self._workers, *self._servers]:
@@ -227,7 +234,7 @@ class BenchJob:
         return document
 
     def close(self) -> None:
-        """Ends what still runs and removes the logs."""
+        """Kills processes that still run, and removes the logs."""
         for job in [*self._workers, *self._servers]:
             if job.process.poll() is None:
                 os.killpg(job.process.pid, signal.SIGKILL)
@@ -250,12 +257,12 @@ class BenchJob:
         self._lines.put(None)
 
     def _look(self, deadline: float) -> None:
-        """Notes memory, and fails the job when one of its processes did or time is up."""
+        """Records servers' memory; fails the job if a process failed or the deadline has passed."""
         for server in self._servers:
             server.poll_memory()
         for job in [*self._workers, *self._servers]:
             if job.process.poll() not in (None, 0):
-                # Give the others the moment it takes to say what they saw of it.
+                # Other processes need a moment to log how they saw the failure.
                 time.sleep(0.5)
                 self._fail(f"{job.name} ended with status {job.process.returncode}")
         if time.monotonic() > deadline:
@@ -272,7 +279,7 @@ class BenchJob:
 
 
 def run_pairs(first: BenchJob, second: BenchJob) -> None:
-    """Lets two paced jobs run their batches in turn; who begins alternates."""
+    """Lets two paced jobs run their batches in turns; each job starts every second pair."""
     jobs = [first, second]
     more = [job.wait_ready() for job in jobs]
     turn = 0
@@ -287,9 +294,9 @@ _port = 29400
 
 
 def _next_port(private: bool) -> int:
-    """Returns a port that is free, and the one above it: the peer meets there."""
+    """Returns a free port; the next port, where other libraries than Herring meet, is free too."""
     global _port
-    if private:  # a cluster has its ports to itself
+    if private:  # A cluster's hosts have no other users of ports.
         _port += 10
         return _port
     while True:
