@@ -321,7 +321,7 @@ def test_process_sets(rank, size):
     tape = hvd.DistributedGradientTape(tape, process_set=first)
     assert tape.gradient(loss, [v])[0].numpy() == rank + 1
     hvd.remove_process_set(first)
-    raises(Exception, "no process set", hvd.size_op, number)
+    raises(Exception, "no registered process set", hvd.size_op, number)
     raises(ValueError, "not registered", hvd.allreduce, tf.ones(1), process_set=first)
 
 

@@ -186,7 +186,7 @@ def test_mixed_float16(rank, size):
         scale = float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
         assert scale == 2.0**8, scale
         wrong = herring.DistributedOptimizer(keras.optimizers.SGD(0.1))
-        raises(Exception, "other way round", trained, wrong, *part)
+        raises(Exception, "opposite order", trained, wrong, *part)
     finally:
         keras.config.set_dtype_policy("float32")
 

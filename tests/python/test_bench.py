@@ -126,7 +126,7 @@ def test_contents_span_chunks():
 
 
 def test_a_dtype_too_small_for_the_ranks_is_refused():
-    with pytest.raises(InvalidArgumentError, match="too few for 200 ranks"):
+    with pytest.raises(InvalidArgumentError, match="too small for 200 ranks"):
         pattern.Pattern("bfloat16", "sum", 200)
 
 

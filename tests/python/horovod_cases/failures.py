@@ -124,4 +124,4 @@ def timelines():
         events = [one for one in json.loads(path.read_text()) if one["ph"] == "X"]
         assert [one["name"] for one in events] == ["horovod.allreduce.seen"]
         path.unlink()
-        raises(ValueError, "no such folder", hvd.start_timeline, "/nowhere/at/all.json")
+        raises(ValueError, "folder does not exist", hvd.start_timeline, "/nowhere/at/all.json")
