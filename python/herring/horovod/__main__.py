@@ -13,7 +13,7 @@ _USAGE = "usage: python -m herring.horovod [-m MODULE | SCRIPT] [ARG ...]"
 
 
 def main() -> None:
-    """Runs the script, or the module, that the command line names."""
+    """Runs the script or module that the command line names."""
     arguments = sys.argv[1:]
     module = arguments[:1] == ["-m"]
     if len(arguments) < 1 + module or arguments[0] in ("-h", "--help"):

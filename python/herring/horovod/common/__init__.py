@@ -1,1 +1,1 @@
-"""What is the same for all frameworks: errors, ranks, process sets."""
+"""Parts that all frameworks share: errors, ranks, process sets and the start of collectives."""

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective has failed."""
+    """A collective failed."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -44,7 +44,7 @@ class NotSupportedError(HerringError, NotImplementedError):
 
 
 class NotInitializedError(ShutdownError, ValueError):
-    """`init` has not been called, or `shutdown` has."""
+    """`init` has not been called, or `shutdown` has been called since."""
 
 
 # `as_horovod` uses the first class that matches, so base classes come last.
