@@ -269,7 +269,7 @@ TEST(Plan, BadInputIsNamed) {
                {"buffer_bytes = " + std::to_string(SIZE_MAX)});
   expect_error({{{uint64_t{1} << 40, DType::kInt8}}, {1, {1}}, {8192, 8192}}, configuration,
                {"buffer_bytes = 8192", "1099511627776"});
-  expect_error({one, {0, {1}}, {}}, configuration, {"nodes = 0"});
+  expect_error({one, {0, {1}}, {}}, configuration, {"has 0 nodes"});
   expect_error({one, {1, {}}, {}}, configuration, {"server"});
   expect_error({one, {1, {0, 0}}, {}}, configuration, {"0", "2 servers"});
   expect_error({one, {1, {1, -0.5}}, {}}, configuration, {"server 1", "-0.5"});

@@ -333,7 +333,7 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
     header.type = wire::FrameType::kOpen;
     client.send(header, "rubbish");
   });
-  expect_refusal("took 9 segments", [](Client& client) {
+  expect_refusal("reported 9 lent segments", [](Client& client) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kTaken;
     header.taken = 9;
