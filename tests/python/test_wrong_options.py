@@ -79,7 +79,7 @@ JOBS = [
 
 #: Options of a study.
 STUDIES = [
-    (["all-reduce"], ["'all-reduce' is none of", "line-rate, allreduce"]),
+    (["all-reduce"], ["'all-reduce' is not one of", "line-rate, allreduce"]),
     (["--hosts", "1,2"], ["'1,2'", "2 to 100"]),
     (["--hosts", "2,101"], ["2 to 100"]),
     (["--hosts", ""], ["''", "2 to 100"]),
@@ -135,4 +135,4 @@ def test_a_folder_that_cannot_be_is_named_before_anything_is_measured(
     (tmp_path / "study").write_text("")
     monkeypatch.chdir(tmp_path)
     assert main(["study", "line-rate", "--out", what]) == 2
-    assert f"--out '{what}' is no folder" in capsys.readouterr().err
+    assert f"--out '{what}' cannot be used as a folder" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``herring lab``: a cluster on one machine."""
+"""The command ``herring lab``, which emulates a cluster on one machine."""
 
 from __future__ import annotations
 
@@ -25,38 +25,40 @@ HELP = """\
 examples:
   herring lab run --workers 8 --servers 8 --rate 200mbit --queue 20ms -- \\
       python -m herring.bench allreduce --sizes 25M
-      sixteen hosts with links of 200 Mbit/s each way, one worker or server on each
+      Makes sixteen hosts with links of 200 Mbit/s each way, and runs one worker or server on each.
 
   herring lab run --workers 8 --rate 200mbit -- python -m herring.bench allreduce --peer gloo
-      another library over the same hosts (RANK, WORLD_SIZE, MASTER_ADDR are set for it)
+      Measures another library on such hosts; the lab sets RANK, WORLD_SIZE and MASTER_ADDR.
 
   herring lab run --workers 8 --rate 200mbit --mpi openmpi -- python my_mpi4py_program.py
-      an MPI job: its own launcher starts the ranks on the hosts
+      Runs an MPI job; MPI's own launcher starts the ranks on the hosts.
 
   herring lab run --workers 4 --servers 2 --rate 1gbit --slow 2=100mbit -- python train.py
-      host 2 has a slow card
+      Gives host 2 a slow network card.
 
   herring lab run --workers 4 --servers 4 --rate 200mbit --paths 4x50mbit -- ...
-      two leaves with four spines between them; a connection keeps to one (a hash of its ports)
+      Joins two leaf switches by four spines; a hash of its ports assigns each connection to one.
 
   herring lab run --workers 4 --servers 4 --rate 200mbit --delay 0.2ms --delay 7=10ms -- ...
-      strict links: a packet takes length / rate on each, and 0.2 ms one way; host 7 is far away
+      Makes strict links, on which a packet takes length / rate, with 0.2 ms of one-way delay;
+      host 7 is far away.
 
   herring lab run --workers 4 --rate 200mbit --paths 100mbit@10ms --loss 0.1% -- ...
-      two sites (even and odd hosts) joined by a thin long link; one packet in 1000 is lost
+      Joins two sites (even and odd hosts) by a thin, long link; one packet in 1000 is lost.
 
   herring lab run --workers 2 --no-check -- sh -c 'echo {rank} of {size} at {address}'
-      any command; {rank} {size} {host} {local_rank} {address} {addresses} {master} are replaced
+      Runs any command; {rank}, {size}, {host}, {local_rank}, {address}, {addresses} and {master}
+      are replaced in it.
 
-Hosts are network namespaces: root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and util-linux are
-needed. Before the command runs, the links are measured, and a lab that does not deliver its rate
-says so and ends with status 3, as does one whose strict links were late while it ran. Whatever ends
-the lab, its hosts go with it; what a killed one left is removed by the next, or by 'herring lab
-clean'.
+Hosts are network namespaces, so the lab needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and
+util-linux. It measures the links before the command runs. If they do not reach their rate, or if
+strict links deliver packets too late while the command runs, the lab says so and ends with status
+3. The lab removes its hosts when it ends. Hosts of a lab that was killed are removed by the next
+lab, or by 'herring lab clean'.
 """
 
 _EXIT_LINKS = 3
-_ATTEMPTS = 3  # something else may have had the processors
+_ATTEMPTS = 3  # other programs may have used the processors meanwhile
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         prog="herring lab", dest="lab_command", metavar="COMMAND", required=True
     )
     for name, text in (
-        ("run", "run a command per worker on emulated hosts"),
+        ("run", "run a command as every worker on emulated hosts"),
         ("check", "make the hosts, measure their links, and remove them"),
     ):
         command = commands.add_parser(
@@ -79,16 +81,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         _add_network(command)
         if name == "run":
             _add_run(command)
-    clean = commands.add_parser("clean", help="remove what killed labs have left behind")
+    clean = commands.add_parser("clean", help="remove the hosts of labs that were killed")
     clean.usage = "herring lab clean"
 
 
 def _add_network(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--workers", type=integer, default=2, metavar="N", help="workers (default 2)"
+        "--workers", type=integer, default=2, metavar="N", help="number of workers (default 2)"
     )
     command.add_argument(
-        "--servers", type=integer, default=0, metavar="S", help="dedicated servers (default 0)"
+        "--servers",
+        type=integer,
+        default=0,
+        metavar="S",
+        help="number of dedicated servers (default 0)",
     )
     command.add_argument(
         "--per-host", type=integer, default=1, metavar="L", help="workers on each host (default 1)"
@@ -102,13 +108,19 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "--timeout",
         type=argument(parse_seconds),
         metavar="TIME",
-        help="end everything after this time: 90, 30m, 2h",
+        help="end all processes after this time, as in 90 (seconds), 30m or 2h",
     )
     command.add_argument(
-        "--mpi", choices=MPIS, default="", help="let the launcher of this MPI start the workers"
+        "--mpi", choices=MPIS, default="", help="start the workers with the launcher of this MPI"
     )
-    command.add_argument("--no-check", action="store_true", help="do not measure the links first")
-    command.add_argument("--no-prefix", action="store_true", help="no rank in front of the lines")
+    command.add_argument(
+        "--no-check",
+        action="store_true",
+        help="do not measure the links first, and keep the exit status if strict links were late",
+    )
+    command.add_argument(
+        "--no-prefix", action="store_true", help="do not print the rank before each line"
+    )
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
 
@@ -116,12 +128,12 @@ def handle(options: argparse.Namespace) -> int:
     """Runs ``herring lab``; returns the exit status.
 
     Raises:
-      ConfigurationError: an option is wrong, or this machine cannot make a lab; says why.
+      ConfigurationError: an option is wrong, or this machine cannot make a lab; the error says why.
     """
     try:
         if options.lab_command == "clean":
             removed = remove_stale()
-            print(f"removed {len(removed)} left by labs that were killed")
+            print(f"removed {len(removed)} namespaces of labs that were killed")
             return 0
         return _with_cluster(options)
     except ClusterError as error:
@@ -131,7 +143,7 @@ def handle(options: argparse.Namespace) -> int:
 def _with_cluster(options: argparse.Namespace) -> int:
     network = network_of(options)
     plan = _plan(options)
-    # A terminated lab ends like an interrupted one: its hosts go with it.
+    # SIGTERM raises SystemExit, so that the `with` below removes the hosts.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with Cluster(plan.hosts, **network) as cluster:
@@ -156,11 +168,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     if plan.hosts > MAXIMUM_HOSTS:
         raise ConfigurationError(
             f"--workers {options.workers}, --servers {options.servers}, --per-host "
-            f"{options.per_host}: that are {plan.hosts} hosts, a lab has at most {MAXIMUM_HOSTS}"
+            f"{options.per_host}: these need {plan.hosts} hosts; a lab has at most {MAXIMUM_HOSTS}"
         )
     if options.lab_command == "check":
         if plan.hosts < 2:
-            raise ConfigurationError("a single host has no link to measure: take --workers 2")
+            raise ConfigurationError("a single host has no link to measure: use --workers 2")
         return plan
     if options.mpi:
         require(options.mpi)
@@ -177,7 +189,7 @@ def _command(options: argparse.Namespace) -> list[str]:
         command = command[1:]
     if not command:
         raise ConfigurationError(
-            "no command to run: put it behind '--', as in 'herring lab run --workers 4 -- "
+            "no command to run: write it after '--', as in 'herring lab run --workers 4 -- "
             "python train.py'"
         )
     return resolve_command(command)
@@ -198,8 +210,8 @@ def _check(cluster: Cluster) -> int:
         print(
             f"herring lab: host {host} got {show_rate(links.bits_per_second[host])}, not "
             f"{show_rate(cluster.rate_between((host - 1) % cluster.size, host) or 0)}: this "
-            "machine cannot carry such a lab now; take a lower --rate or fewer hosts, or "
-            "--no-check",
+            "machine cannot carry such a lab now; use a lower --rate or fewer hosts, or skip "
+            "this check with --no-check",
             file=sys.stderr,
         )
     if not slow:
@@ -208,7 +220,7 @@ def _check(cluster: Cluster) -> int:
 
 
 def _late(cluster: Cluster, anyway: bool) -> int:
-    """Says how strict links kept to their model; returns the exit status."""
+    """Prints how late packets on strict links were, and returns the exit status."""
     try:
         report = cluster.require_on_time()
     except LateLinksError as error:

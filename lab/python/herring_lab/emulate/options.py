@@ -1,4 +1,4 @@
-"""The options of ``herring lab`` that describe a network, and what they mean to a `Cluster`."""
+"""Options of ``herring lab`` that describe a network, and their translation for `Cluster`."""
 
 from __future__ import annotations
 
@@ -21,72 +21,88 @@ _Value = TypeVar("_Value")
 
 
 def add_network(command: argparse.ArgumentParser) -> None:
-    """Adds the options to a parser."""
+    """Adds the network options to a parser."""
     network = command.add_argument_group("network")
     network.add_argument(
-        "--rate", metavar="RATE", help="of every link in each direction, e.g. 200mbit (no limit)"
+        "--rate",
+        metavar="RATE",
+        help="rate of each link, each way, as in 200mbit (default: no limit)",
     )
     network.add_argument(
-        "--queue", default="20ms", metavar="TIME", help="depth of switch queues (default 20ms)"
+        "--queue",
+        default="20ms",
+        metavar="TIME",
+        help="most time a packet may wait in a queue (default 20ms)",
     )
     network.add_argument(
         "--mtu",
         action="append",
         default=[],
         metavar="[HOST=]BYTES",
-        help=f"default {MTU}: jumbo frames; with HOST= of one host, may be repeated",
+        help=f"largest IP packet (default {MTU}, jumbo frames); HOST= limits the value to one host "
+        "and may be repeated",
     )
     network.add_argument(
         "--slow",
         action="append",
         default=[],
         metavar="HOST=RATE",
-        help="another rate for one host's link; may be repeated",
+        help="rate of one host's link, where it differs from --rate; may be repeated",
     )
     network.add_argument(
         "--paths",
         metavar="PATHS",
-        help="leaf and spine: rates of the spines between even and odd hosts, e.g. 4x50mbit or "
-        "50mbit,50mbit,5mbit; with @DELAY[+JITTER][/LOSS] behind a rate, a long one: "
-        "100mbit@10ms are two sites joined by a thin long link",
+        help="put even and odd hosts on two leaf switches, and join these by spines with these "
+        "rates, as in 4x50mbit or 50mbit,50mbit,5mbit. RATE@DELAY[+JITTER][/LOSS] makes a spine "
+        "long: 100mbit@10ms joins two sites by one thin, long link.",
     )
     strict = command.add_argument_group(
         "strict links and long paths",
-        "A packet takes its length / rate on its host's link, then the delay, then length / rate\n"
-        "on the receiver's. Any of these makes links strict; without them a token bucket lets a\n"
-        "lone packet through at once. WHERE= limits a value to one host (7=10ms: to and from host\n"
-        "7) or to two (0-3=10ms) and may be repeated: a pair's value counts before a host's, of\n"
-        "two hosts' the larger.",
+        "On strict links a packet takes length / rate on the sender's link, then the delay, then\n"
+        "length / rate on the receiver's link. --strict, --delay, --jitter, --loss and --mtu\n"
+        "HOST=BYTES make all links strict. Otherwise links are token buckets, which let a lone\n"
+        "packet through at once.\n"
+        "WHERE= limits a value to one host (7=10ms: to and from host 7) or to a pair of hosts\n"
+        "(0-3=10ms), and may be repeated. The value of a pair overrides those of its hosts; of\n"
+        "the values of two hosts, the larger counts.",
     )
     strict.add_argument(
-        "--strict", action="store_true", help="links serialize, even if none of these is given"
+        "--strict", action="store_true", help="make links strict without delay, jitter or loss"
     )
     where: dict[str, Any] = {"action": "append", "default": []}
     strict.add_argument(
-        "--delay", metavar="[WHERE=]TIME", help="one way between hosts, 0 to 10s: 500us", **where
+        "--delay",
+        metavar="[WHERE=]TIME",
+        help="one-way delay between hosts, 0 to 10s, as in 500us",
+        **where,
     )
     strict.add_argument(
         "--jitter",
         metavar="[WHERE=]TIME",
-        help="a packet takes up to so much longer, but does not overtake: 100us",
+        help="random extra delay of a packet, 0 to TIME, as in 100us; packets keep their order",
         **where,
     )
     strict.add_argument(
-        "--loss", metavar="[WHERE=]SHARE", help="of packets, lost at random: 0.1%%", **where
+        "--loss",
+        metavar="[WHERE=]SHARE",
+        help="share of packets lost at random, as in 0.1%%",
+        **where,
     )
     strict.add_argument(
-        "--no-netem", action="store_true", help="the lab's own switch, even if the kernel has netem"
+        "--no-netem",
+        action="store_true",
+        help="use the lab's own switch, even if the kernel has netem",
     )
     strict.add_argument(
-        "--seed", type=integer, default=1, metavar="N", help="of losses and jitter (default 1)"
+        "--seed", type=integer, default=1, metavar="N", help="seed of losses and jitter (default 1)"
     )
 
 
 def network_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of a `Cluster`, all but the number of hosts.
+    """Returns all arguments of a `Cluster` except for the number of hosts.
 
     Raises:
-      ConfigurationError: a value is none; names it and what is allowed.
+      ConfigurationError: a value is not valid; the error names it and what is allowed.
     """
     delay, delays = _values("--delay", options.delay, lambda t: seconds_of(t, "--delay"))
     jitter, jitters = _values("--jitter", options.jitter, lambda t: seconds_of(t, "--jitter"))
@@ -94,14 +110,16 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
     mtu, mtus = _values("--mtu", options.mtu, _mtu)
     for place in mtus:
         if isinstance(place, tuple):
-            raise ConfigurationError(f"--mtu {place[0]}-{place[1]}=: a host has an MTU, not a path")
+            raise ConfigurationError(
+                f"--mtu {place[0]}-{place[1]}=: an MTU belongs to one host, not to a pair"
+            )
     asked = bool(options.strict or options.delay or options.jitter or options.loss)
     paths = _paths(options.paths)
     long = any(dataclasses.replace(path, rate_bits=None) != Path() for path in paths)
     if options.no_netem and not (asked or mtus or long):
         raise ConfigurationError(
-            "--no-netem says who makes strict links, but these are token buckets: add --strict, "
-            "--delay, --jitter or --loss, or leave it out"
+            "--no-netem applies to strict links only, and these are token buckets: add --strict, "
+            "--delay, --jitter or --loss, or leave --no-netem out"
         )
     return {
         "rate_bits": None if options.rate is None else parse_rate(options.rate),
@@ -125,7 +143,11 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
 def _values(
     option: str, texts: Sequence[str], read: Callable[[str], _Value]
 ) -> tuple[_Value | None, dict[Where, _Value]]:
-    """Sorts ``VALUE`` and ``HOST=VALUE`` and ``HOST-HOST=VALUE``."""
+    """Separates ``VALUE`` for all hosts from ``HOST=VALUE`` and ``HOST-HOST=VALUE``.
+
+    Returns:
+      The value for all hosts, or None, and the values by host or pair of hosts.
+    """
     whole: _Value | None = None
     places: dict[Where, _Value] = {}
     for text in texts:
@@ -133,20 +155,20 @@ def _values(
         if not equals:
             if whole is not None:
                 raise ConfigurationError(
-                    f"{option} {text}: it is given twice for all; write HOST={text} for one host"
+                    f"{option} {text}: given twice for all hosts; write HOST={text} for one host"
                 )
             whole = read(value)
             continue
         hosts = place.split("-")
         if len(hosts) > 2 or not all(map(_number, hosts)):
             raise ConfigurationError(
-                f"{option} {text!r}: before '=' stands a host or two, as in 7={value} or 0-3="
+                f"{option} {text!r}: write one host or two before '=', as in 7={value} or 0-3="
                 f"{value}"
             )
         numbers = tuple(sorted(map(int, hosts)))
         key: Where = (numbers[0], numbers[1]) if len(numbers) == 2 else numbers[0]
         if key in places:
-            raise ConfigurationError(f"{option} {text}: it is given twice for {place}")
+            raise ConfigurationError(f"{option} {text}: given twice for {place}")
         places[key] = read(value)
     return whole, places
 
@@ -165,7 +187,7 @@ def _slow(texts: Sequence[str]) -> dict[int, float]:
         if not equals or not _number(host):
             raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
         if int(host) in rates:
-            raise ConfigurationError(f"--slow {text}: it is given twice for host {host}")
+            raise ConfigurationError(f"--slow {text}: given twice for host {host}")
         rates[int(host)] = parse_rate(rate)
     return rates
 
@@ -180,7 +202,7 @@ def _paths(text: str | None) -> list[Path]:
             paths += [_path(rest)] * int(count)
         else:
             raise ConfigurationError(
-                f"--paths {part!r}: 1 to {MAXIMUM_SPINES} times a rate, as in 4x50mbit"
+                f"--paths {part!r}: write 1 to {MAXIMUM_SPINES} times a rate, as in 4x50mbit"
             )
     return paths
 

@@ -9,115 +9,145 @@ from herring_lab.simulate.catalogue import MODELS
 
 __all__ = ["DTYPES", "HELP", "SWEEPS", "add_options"]
 
-#: Bytes of the element types that gradients have, and that they are sent in.
+#: Bytes per element of each dtype that gradients may have, in memory and on the wire.
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: What --sweep can vary.
+#: Names of the options that --sweep can vary.
 SWEEPS = ("nodes", "servers", "rate", "rtt", "loss")
 
 HELP = f"""\
 examples:
   herring simulate --nodes 64 --gpus-per-node 8 --servers 64 --rate 100gbit --rtt 50us \\
       --model bert-large --step 0.45
-      step time and efficiency, what binds, and the best number of servers
+      Prints the step time, the efficiency, the bottleneck and the best number of servers.
 
   herring simulate --nodes 64 --gpus-per-node 8 --rate 25gbit --model bert-large --step 0.45 \\
       --node-price 31.2 --server-price 4.9
-      the same on slower links, with as many servers as nodes, and what a step costs
+      Does the same for slower links and as many servers as nodes, and adds what a step costs.
 
   herring simulate --nodes 16 --servers 0 --size 100M --rate 10gbit
-      averaging alone: 100 MB of gradients that are there at once, colocated servers
+      Times averaging alone: 100 MB of gradients, all ready at once, with colocated servers.
 
   herring simulate --gpus-per-node 8 --model gpt-2-xl --step 1.2 --wire-dtype bfloat16 \\
       --sweep nodes=2..12800 --out simulated
-      a table and a plot over the number of nodes, beside ring, butterfly, tree and hierarchical
-      all-reduce; up to 102,400 workers
+      Writes a table and a plot of step time over the number of nodes, up to 102,400 workers,
+      and compares Herring with ring, butterfly, tree and hierarchical all-reduce.
 
   herring simulate --nodes 32 --model vgg-16 --step 0.2 --rate 10gbit --sweep rtt=10us..100ms:x10
   herring simulate --nodes 32 --model vgg-16 --step 0.2 --rate 10gbit --sweep loss=0%,0.01%,0.1%
-      other things varied: {", ".join(SWEEPS)}. LOW..HIGH doubles, LOW..HIGH:STEP adds,
-      LOW..HIGH:xN multiplies, or write a list
+      Vary the round trip or the loss. --sweep can vary: {", ".join(SWEEPS)}.
+      LOW..HIGH doubles the value from point to point, LOW..HIGH:STEP adds STEP, LOW..HIGH:xN
+      multiplies by N, and A,B,C lists the values.
 
   herring simulate --list-models
-      what --model knows: parameters, gradients, where they were published
+      Lists the models that --model accepts, with their parameters, gradients and sources.
 
-Nothing is measured and nothing is sent: averaging is a job in virtual time, with the plan and the
-credit controller of the library, everything else follows from formulas. What was assumed is printed
-with every answer. Needs no root; plots need matplotlib.
+The command measures nothing and sends nothing. It simulates averaging in virtual time with the
+library's own plan and credit controller; formulas give the rest. Every answer lists its
+assumptions. Root is not needed; plots need matplotlib.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``herring simulate`` to its parser."""
     hosts = parser.add_argument_group("hosts")
-    hosts.add_argument("--nodes", type=integer, metavar="N", help="machines with workers (8)")
     hosts.add_argument(
-        "--gpus-per-node", type=integer, default=1, metavar="G", help="workers on each node (1)"
+        "--nodes", type=integer, metavar="N", help="number of worker machines (default 8)"
+    )
+    hosts.add_argument(
+        "--gpus-per-node", type=integer, default=1, metavar="G", help="workers per node (default 1)"
     )
     hosts.add_argument(
         "--servers",
         type=integer,
         metavar="K",
-        help="hosts with a dedicated server each; below --nodes each node has a colocated server "
-        "besides (as many as nodes)",
+        help="number of dedicated servers, each on a host of its own (default: as many as nodes). "
+        "With fewer servers than nodes, each node also runs a colocated server.",
     )
     hosts.add_argument(
         "--node-rate",
         metavar="BYTES",
-        help="per second and each way: how fast the workers of a node bring a buffer together and "
-        "spread the result (48G)",
+        help="bytes per second, each way, at which the workers of a node together sum a buffer and "
+        "copy its result back (default 48G); needs several workers per node",
     )
     hosts.add_argument(
         "--proxies",
         type=integer,
         default=0,
         metavar="N",
-        help="of each server, on a core each (0: one for up to 8 nodes, at most 16)",
+        help="event-loop threads of each server, each on a core of its own (default 0: one for "
+        "every 8 nodes, at most 16)",
     )
     hosts.add_argument(
         "--late",
         metavar="TIME",
-        help="what the slowest of twice as many nodes adds to an average (0)",
+        help="extra delay of the slowest node each time the node count doubles (default 0)",
     )
     hosts.add_argument(
         "--costs",
         metavar="FILE",
-        help="JSON with what processors take: frame, byte and wakeup in seconds, cores",
+        help="JSON file with processor costs: 'frame', 'byte' and 'wakeup' in seconds, and the "
+        "number of 'cores'. 'herring study predictions' measures them and writes costs.json.",
     )
     links = parser.add_argument_group("network")
-    links.add_argument("--rate", metavar="RATE", help="of every link in each direction (100gbit)")
-    links.add_argument("--server-rate", metavar="RATE", help="of the servers' links (as --rate)")
-    links.add_argument("--rtt", metavar="TIME", help="round trip, empty network (50us)")
-    links.add_argument("--loss", metavar="SHARE", help="of packets, lost at random (0%%)")
     links.add_argument(
-        "--buffer", metavar="BYTES", help="of the switch for each port; or a time (16M)"
+        "--rate", metavar="RATE", help="rate of each link, each way (default 100gbit)"
     )
-    links.add_argument("--mtu", default="9000", metavar="BYTES", help="largest packet (9000)")
+    links.add_argument(
+        "--server-rate",
+        metavar="RATE",
+        help="rate of the dedicated servers' links (default: --rate)",
+    )
+    links.add_argument("--rtt", metavar="TIME", help="round trip without queueing (default 50us)")
+    links.add_argument(
+        "--loss", metavar="SHARE", help="share of packets lost at random (default 0%%)"
+    )
+    links.add_argument(
+        "--buffer",
+        metavar="BYTES",
+        help="buffer of each switch port, in bytes or as a time at --rate, as in 2ms (default 16M)",
+    )
+    links.add_argument(
+        "--mtu", default="9000", metavar="BYTES", help="largest IP packet (default 9000)"
+    )
     job = parser.add_argument_group("training")
-    job.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}")
-    job.add_argument("--size", metavar="BYTES", help="of all gradients, instead of --model")
+    job.add_argument("--model", metavar="NAME", help=f"one of {', '.join(MODELS)}")
+    job.add_argument("--size", metavar="BYTES", help="size of all gradients, instead of --model")
     job.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of the gradients (float32)"
+        "--dtype", choices=DTYPES, default="float32", help="type of the gradients (default float32)"
     )
-    job.add_argument("--wire-dtype", choices=DTYPES, help="that gradients are sent in (as --dtype)")
+    job.add_argument(
+        "--wire-dtype", choices=DTYPES, help="type in which gradients are sent (default: --dtype)"
+    )
     job.add_argument(
         "--step",
         metavar="TIME",
-        help="forward and backward pass on one worker, without communication (0: averaging alone)",
+        help="time of the forward and backward pass, without communication (default 0: only the "
+        "averaging is timed)",
     )
     job.add_argument(
         "--backward",
         type=float,
         metavar="PART",
-        help="of --step that is the backward pass (0.667)",
+        help="part of --step that the backward pass takes, above 0 and up to 1 (default 0.667)",
     )
     prices = parser.add_argument_group("prices, in any currency")
-    prices.add_argument("--node-price", type=float, metavar="P", help="of a node per hour")
-    prices.add_argument("--server-price", type=float, metavar="P", help="of a server per hour")
+    prices.add_argument("--node-price", type=float, metavar="P", help="price of a node per hour")
+    prices.add_argument(
+        "--server-price", type=float, metavar="P", help="price of a dedicated server per hour"
+    )
     out = parser.add_argument_group("output")
     out.add_argument(
-        "--sweep", metavar="NAME=VALUES", help=f"vary one of {', '.join(SWEEPS)}; see examples"
+        "--sweep",
+        metavar="NAME=VALUES",
+        help=f"compute a row for each value of {', '.join(SWEEPS)}; see the examples",
     )
-    out.add_argument("--json", action="store_true", help="print JSON")
-    out.add_argument("--out", metavar="DIR", help="write tables, JSON and plots to a folder")
-    out.add_argument("--seed", type=integer, default=1, metavar="N", help="of losses and noise (1)")
-    out.add_argument("--list-models", action="store_true", help="print the catalogue")
+    out.add_argument("--json", action="store_true", help="print the answer as JSON")
+    out.add_argument(
+        "--out", metavar="DIR", help="also write the table, its JSON and a plot to DIR"
+    )
+    out.add_argument(
+        "--seed", type=integer, default=1, metavar="N", help="seed of losses and noise (default 1)"
+    )
+    out.add_argument(
+        "--list-models", action="store_true", help="list the models that --model accepts"
+    )

@@ -1,4 +1,4 @@
-"""``herring study``: measures, and writes tables, JSON and plots to a folder."""
+"""The command ``herring study``, which measures and writes tables, JSON and plots to a folder."""
 
 from __future__ import annotations
 
@@ -52,45 +52,49 @@ _NAMES = [*_MEASURED, *_PATHS, "cost", "paper-tables", *_ON_THIS_MACHINE]
 HELP = """\
 examples:
   herring study line-rate allreduce --out study
-      fits latency and rate of a link; times every algorithm, Gloo, MPICH
-      and Open MPI at 2 to 16 hosts
+      Fits the latency and rate of a link, and times every algorithm, Gloo, MPICH and Open MPI
+      on 2 to 16 hosts.
 
   herring study training --rate 50mbit --queue 40ms --hosts 2,4,8,16
-      steps with the gradients of BERT-large and slept computing: scaling efficiency
+      Measures the scaling efficiency of training steps: workers average the gradients of
+      BERT-large and sleep for the time that computing would take.
 
   herring study long-paths --iterations 20 --out study
-      hosts 50 us to 5 ms apart, with and without lost packets: self-controlled credit beside
-      fixed sizes of it and Gloo's ring
+      Compares self-controlled credit with fixed credit and Gloo's ring on hosts 50 us to 5 ms
+      apart, with and without lost packets.
 
   herring study over-delay over-loss --iterations 20 --out study
   herring study over-hosts --hosts 2,4,8,12,16 --rate 100mbit --iterations 20 --out study
-      the pictures of the documentation: Herring, its own ring, Gloo's, and the limit
+      Make the pictures of the documentation: Herring, its ring, Gloo's ring, and the limit.
 
   herring study --draw study/over-delay.json --out pictures
-      the picture once more, from the numbers; nothing is measured
+      Draws the picture again from the saved numbers, without measuring.
 
   herring study --quick --out /tmp/study
-      a look at everything in two minutes: the machinery, no figures to keep
+      Runs every measured experiment on few hosts in two minutes, as a test of the setup. The
+      figures are not meaningful.
 
   herring study partial networks --out study
-      eager SGD on this machine, almost without a lab: rounds that wait for few
+      Measures partial all-reduces and trains with them (eager SGD), mostly on this machine
+      without emulated hosts.
 
   herring study gpu --iterations 20 --out study
-      all-reduces on this machine's GPUs, 8 B to 256 MB: sums by kernels and by processors
+      Times all-reduces of 8 B to 256 MB on this machine's GPUs, with sums by GPU kernels and
+      by the host's processors.
 
   herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
-      what dedicated servers cost and buy, from the models; nothing is measured
+      Computes what dedicated servers cost and how much faster they make a step, from models.
 
   herring study predictions --iterations 20 --out study
-      27 all-reduces on emulated hosts and in virtual time, side by side
+      Runs 27 all-reduces on emulated hosts and 24 of them in virtual time, and compares.
 
   herring study paper-tables
-      tables V and VI of the Herring paper: two points of each row calibrate a model, the others
-      are predicted; nothing is measured
+      Computes tables V and VI of the Herring paper: two points of each row calibrate a model,
+      which predicts the others.
 
-Measuring needs root, as 'herring lab' does, plots need matplotlib. Peers need torch
-(Gloo, NCCL) or mpi4py and an MPI with its launcher; what is not installed is skipped.
+Emulated hosts need root, as 'herring lab' does. Plots need matplotlib. The other libraries need
+torch (Gloo, NCCL), or mpi4py and an MPI with its launcher; a missing library is skipped.
 """
 
 
@@ -102,56 +106,91 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=_experiment,
         metavar="EXPERIMENT",
-        help=f"{', '.join(_NAMES)} (default: {', '.join(_MEASURED)})",
+        help=f"what to measure: {', '.join(_NAMES)} (default: {', '.join(_MEASURED)})",
     )
-    parser.add_argument("--out", default="study", metavar="DIR", help="folder (default study)")
-    parser.add_argument("--quick", action="store_true", help="few hosts, little data, two minutes")
     parser.add_argument(
-        "--hosts", metavar="LIST", help=f"numbers of workers ({_DEFAULTS['hosts']})"
+        "--out", default="study", metavar="DIR", help="folder for the results (default study)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="test the setup with few hosts and little data"
+    )
+    parser.add_argument(
+        "--hosts", metavar="LIST", help=f"numbers of workers (default {_DEFAULTS['hosts']})"
     )
     parser.add_argument(
         "--size",
         metavar="LIST",
-        help="bytes of the array: what a link carries in 0.25 s and, for allreduce, 0.53 of that "
-        "besides, as the papers' 100 and 53 MB; of several the other experiments take the largest",
+        help="array sizes in bytes. Default: what a link carries in 0.25 s (long-paths, over-...: "
+        "0.5 s; cost: 100 MB); 'allreduce' also measures 53 %% of that, as the papers have 100 and "
+        "53 MB. All other experiments use the largest size only.",
     )
-    parser.add_argument("--rate", default="200mbit", metavar="RATE", help="of a link (200mbit)")
-    parser.add_argument("--queue", default="20ms", metavar="TIME", help="of a switch port (20ms)")
-    parser.add_argument("--iterations", type=integer, metavar="N", help="per point (7)")
+    parser.add_argument(
+        "--rate", default="200mbit", metavar="RATE", help="rate of each link (default 200mbit)"
+    )
+    parser.add_argument(
+        "--queue",
+        default="20ms",
+        metavar="TIME",
+        help="most time a packet may wait in a queue (default 20ms)",
+    )
+    parser.add_argument(
+        "--iterations", type=integer, metavar="N", help="timed iterations per point (default 7)"
+    )
     parser.add_argument(
         "--runs",
         type=integer,
         metavar="N",
-        help="of long-paths (self-controlled credit) and over-...: medians are shown (3)",
+        help="runs per point, whose median is shown, of over-... and of self-controlled credit in "
+        "long-paths (default 3)",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument(
+        "--quiet", action="store_true", help="do not print progress to standard error"
+    )
     parser.add_argument(
         "--draw",
         nargs="+",
         metavar="JSON",
-        help="only draw the pictures of these tables again, to the folder",
+        help="draw the pictures of these saved tables again, without measuring",
     )
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
         metavar="LIST",
-        help="of allreduce: libraries beside Herring, each with an algorithm of its own choice or "
-        f"the one behind a colon ({','.join(DEFAULT_PEERS)}); those not installed are skipped",
+        help="libraries that 'allreduce' compares with Herring. LIBRARY:ALGORITHM names its "
+        f"algorithm; LIBRARY alone lets it choose (default {','.join(DEFAULT_PEERS)}). Libraries "
+        "that are not installed are skipped.",
     )
     cost = parser.add_argument_group("cost and training")
-    cost.add_argument("--nodes", type=integer, default=64, metavar="N", help="worker nodes (64)")
     cost.add_argument(
-        "--compute", type=_compute, metavar="TIME", help="of a step (0.2s; training: 4s)"
+        "--nodes", type=integer, default=64, metavar="N", help="worker nodes (default 64)"
     )
-    cost.add_argument("--node-price", type=float, default=31.2, metavar="P", help="per hour (31.2)")
-    cost.add_argument("--server-price", type=float, default=4.9, metavar="P", help="per hour (4.9)")
+    cost.add_argument(
+        "--compute",
+        type=_compute,
+        metavar="TIME",
+        help="time a step computes (default 0.2s; training: 4s)",
+    )
+    cost.add_argument(
+        "--node-price",
+        type=float,
+        default=31.2,
+        metavar="P",
+        help="price of a node per hour (default 31.2)",
+    )
+    cost.add_argument(
+        "--server-price",
+        type=float,
+        default=4.9,
+        metavar="P",
+        help="price of a server per hour (default 4.9)",
+    )
 
 
 def handle(options: argparse.Namespace) -> int:
     """Runs ``herring study``; returns the exit status.
 
     Raises:
-      ConfigurationError: an option is wrong, or this machine cannot measure; says why.
+      ConfigurationError: an option is wrong, or this machine cannot measure; the error says why.
     """
     _require_possible(options)
     if options.draw:
@@ -203,7 +242,7 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[int]) -> list[Table]:
-    """Measures an experiment."""
+    """Measures the experiment called `name` and returns its tables."""
     if name in _ON_THIS_MACHINE:
         return _ON_THIS_MACHINE[name](scale)
     if name in _PATHS:
@@ -219,7 +258,7 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
 
 
 def _draw(files: list[str], out: str) -> int:
-    """Draws tables again that were written before."""
+    """Draws the pictures of saved tables again."""
     tables = [read(pathlib.Path(file)) for file in files]
     for file, table in zip(files, tables):
         if table.chart is None:
@@ -234,38 +273,40 @@ def _draw(files: list[str], out: str) -> int:
 
 
 def _require_possible(options: argparse.Namespace) -> None:
-    """Refuses numbers that nothing can be measured or computed with, and contradictions."""
+    """Refuses impossible numbers and options that contradict each other."""
     for name in ("iterations", "runs", "nodes"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} {value}: at least 1")
-    for name, least in (("compute", "0 or more"), ("server_price", "0 or more")):
+            raise ConfigurationError(f"--{name} {value}: give at least 1")
+    for name, least in (("compute", "give 0 or more"), ("server_price", "give 0 or more")):
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
             raise ConfigurationError(f"--{name.replace('_', '-')} {value:g}: {least}")
     if not 0 < options.node_price < math.inf:
-        raise ConfigurationError(f"--node-price {options.node_price:g}: more than 0")
+        raise ConfigurationError(f"--node-price {options.node_price:g}: give more than 0")
     if options.draw and options.experiments:
         raise ConfigurationError(
-            f"--draw measures nothing: leave {' '.join(options.experiments)} out, or --draw"
+            f"--draw measures nothing: leave {' '.join(options.experiments)} out, or --draw itself"
         )
     given = [f"--{name}" for name in (*_DEFAULTS, "size") if getattr(options, name) is not None]
     if options.quick and given:
         raise ConfigurationError(
-            f"--quick chooses hosts, size, iterations and runs: leave {', '.join(given)} or "
-            "--quick out"
+            f"--quick chooses hosts, size, iterations and runs: leave out {', '.join(given)} or "
+            "--quick"
         )
 
 
 def _folder(text: str) -> pathlib.Path:
-    """Makes the folder before anything is measured."""
+    """Makes the output folder, so that a wrong one is reported before anything is measured."""
     folder = pathlib.Path(text)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"--out {text!r} is no folder: {error.strerror}") from None
+        raise ConfigurationError(
+            f"--out {text!r} cannot be used as a folder: {error.strerror}"
+        ) from None
     if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"--out {text!r}: nothing may be written there")
+        raise ConfigurationError(f"--out {text!r}: this folder is not writable")
     return folder
 
 
@@ -281,9 +322,9 @@ def _compute(text: str) -> float:
 
 
 def _experiment(text: str) -> str:
-    # Not by argparse's choices: Python 3.11 holds the empty list of no arguments against them.
+    # argparse's `choices` would not do: Python 3.11 checks the empty list of no arguments too.
     if text not in _NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_NAMES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(_NAMES)}")
     return text
 
 
@@ -296,12 +337,14 @@ def _hosts(text: str) -> list[int]:
 
 
 def _peers(text: str) -> tuple[list[Peer], list[str]]:
-    """Returns the peers that are installed, and a line for each that is not."""
+    """Returns the libraries that are installed, and a line for each one that is missing."""
     found, skipped = [], {}
     for part in filter(None, text.split(",")):
         library, _, algorithm = part.strip().partition(":")
         if library not in PEERS:
-            raise ConfigurationError(f"--peers {library!r}: there are {', '.join(PEERS)}")
+            raise ConfigurationError(
+                f"--peers {library!r} is not known: choose from {', '.join(PEERS)}"
+            )
         if algorithm and algorithm not in ALGORITHMS[library]:
             has = ", ".join(ALGORITHMS[library]) or "none to choose"
             raise ConfigurationError(f"--peers {part!r}: {library} has {has}")
