@@ -1,4 +1,4 @@
-# The compiled module is private to this package, which says the types of what it returns.
+# The compiled module is private to this package. The package declares the types of its results.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...

@@ -1,9 +1,10 @@
-"""Libraries to compare with: torch.distributed's Gloo and NCCL, and MPI through mpi4py.
+"""Adapts libraries to compare with: torch.distributed's Gloo and NCCL, and MPI through mpi4py.
 
-Each looks like Herring to the benchmark (``Communicator``): one loop with one clock measures all.
+To the benchmark each library looks like Herring (``Communicator``), so that one loop with one clock
+measures all of them.
 """
 
-# ruff: noqa: D102 - the methods are described at Communicator
+# ruff: noqa: D102 - Communicator describes the methods
 from __future__ import annotations
 
 import importlib.util
@@ -40,9 +41,9 @@ def _torch_missing() -> str:
 
 
 def missing(peer: str) -> str:
-    """Says why a peer cannot be measured on this machine, and what to install; empty: it can.
+    """Returns why a library cannot be measured here, and what to install; empty if it can.
 
-    Starts no job and loads nothing into this process.
+    The function starts no job and loads nothing into this process.
     """
     if peer in mpi.MPIS:
         return mpi.missing(peer)
@@ -57,13 +58,14 @@ def open_peer(peer: str, algorithm: str | None = None, gpus: Gpus | None = None)
     """Starts one of `PEERS` on the ranks of this job.
 
     Args:
-      peer: which.
-      algorithm: a key of ``ALGORITHMS[peer]``; None: the peer's own choice.
-      gpus: on which arrays lie, with one of ``OF_TORCH``, for NCCL always; None: in host memory.
+      peer: the library.
+      algorithm: a key of ``ALGORITHMS[peer]``; None: the library chooses.
+      gpus: the GPUs that hold the arrays, for a library of ``OF_TORCH``; NCCL needs them. None:
+        arrays are in host memory.
 
     Raises:
-      ConfigurationError: it is not installed, the environment does not say who is who, or NCCL
-        would have several ranks on one GPU.
+      ConfigurationError: the library is not installed, the environment does not tell the ranks, or
+        NCCL would have several ranks on one GPU.
     """
     if peer in mpi.MPIS:
         return MpiCommunicator(peer, algorithm)
@@ -71,11 +73,12 @@ def open_peer(peer: str, algorithm: str | None = None, gpus: Gpus | None = None)
 
 
 class TorchCommunicator:
-    """Gloo or NCCL through ``torch.distributed``, on the ranks of the same environment.
+    """Gloo or NCCL through ``torch.distributed``, on the ranks that the environment tells.
 
-    It meets at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` and
-    ``NCCL_SOCKET_IFNAME`` choose the interface, as always. Gloo has no average: it sums, then
-    divides, as its users do. NCCL works on arrays on GPUs, Gloo on these too: torch copies them.
+    The ranks meet at the rendezvous host, one port above Herring's. ``GLOO_SOCKET_IFNAME`` and
+    ``NCCL_SOCKET_IFNAME`` choose the interface, as usual. Gloo has no average, so this class sums
+    and then divides, as users of Gloo do. NCCL reduces arrays on GPUs. Gloo accepts these too,
+    because torch copies them.
     """
 
     def __init__(
@@ -169,10 +172,10 @@ class TorchCommunicator:
 
 
 class MpiCommunicator:
-    """MPICH or Open MPI through mpi4py, on the ranks that their launcher has started.
+    """MPICH or Open MPI through mpi4py, on the ranks that MPI's launcher has started.
 
-    A program uses one MPI. Which one, mpi4py's wheel is told here (``MPI4PY_MPIABI``); an mpi4py
-    that was built against one MPI works with that one alone.
+    A program uses one MPI. ``MPI4PY_MPIABI`` tells mpi4py's wheel which one; an mpi4py that was
+    built against one MPI works with that MPI only.
     """
 
     def __init__(self, name: str, algorithm: str | None = None) -> None:
@@ -182,8 +185,8 @@ class MpiCommunicator:
         try:
             import mpi4py
 
-            # MPICH 4.0 over UCX often hangs in MPI_Finalize: ranks that are done stop answering
-            # those that still close their connections. A rank that just exits ends well.
+            # MPICH 4.0 over UCX often hangs in MPI_Finalize, because ranks that are done no longer
+            # answer ranks that still close connections. A rank that exits without it ends well.
             self._finalizes = mpi4py.rc.finalize = name != "mpich"
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -221,7 +224,7 @@ class MpiCommunicator:
         if dtype in ("float16", "bfloat16"):
             raise InvalidArgumentError(f"{self.name} does not reduce {dtype}: MPI has no such type")
         elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
-        MPI, truth = self._mpi, dtype == "bool"  # noqa: N806 - as mpi4py calls it
+        MPI, truth = self._mpi, dtype == "bool"  # noqa: N806 - mpi4py's name
         kind = {
             "sum": MPI.LOR if truth else MPI.SUM,
             "average": MPI.SUM,
@@ -262,10 +265,10 @@ class MpiCommunicator:
 
 
 def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
-    """Returns rank, size and torch's ``init_method`` in this environment.
+    """Returns rank, size and torch's ``init_method`` from environment variables.
 
     Raises:
-      ConfigurationError: the environment says neither what Herring nor what torchrun needs.
+      ConfigurationError: the variables of Herring and those of torchrun are both missing.
     """
     if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
         host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
@@ -280,16 +283,17 @@ def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
 
 
 def require_own_gpus(store: Any, rank: int, size: int, gpu: str) -> None:
-    """Tells the others on which GPU this rank works.
+    """Checks that every rank has a GPU of its own, by exchanging the GPUs' identities.
 
     Args:
-      store: torch's, of all ranks.
-      rank: this one.
-      size: how many there are.
-      gpu: what tells it from all other GPUs of the job; empty: unknown.
+      store: torch's store, which all ranks share.
+      rank: this rank.
+      size: the number of ranks.
+      gpu: the identity of this rank's GPU, unique in the job; empty: unknown.
 
     Raises:
-      ConfigurationError: two ranks have the same; on all ranks, so that none waits for NCCL.
+      ConfigurationError: two ranks have the same GPU. All ranks raise this, so that none of them
+        waits in NCCL.
     """
     store.set(f"gpu/{rank}", gpu or f"that of rank {rank}")
     ranks: dict[str, list[int]] = {}
@@ -299,7 +303,7 @@ def require_own_gpus(store: Any, rank: int, size: int, gpu: str) -> None:
     if not shared:
         return
     store.set(f"gpu/{rank}/read", "")
-    for other in range(size if rank == 0 else 0):  # whose process may be the store
+    for other in range(size if rank == 0 else 0):  # rank 0 may host the store, so it leaves last
         store.get(f"gpu/{other}/read")
     one, several = next(iter(shared.items()))
     raise ConfigurationError(
@@ -310,10 +314,11 @@ def require_own_gpus(store: Any, rank: int, size: int, gpu: str) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """Ends this process, which has used torch's DistributedDataParallel over Gloo.
+    """Ends this process without finalizing Python, after torch's DistributedDataParallel over Gloo.
 
-    torch keeps Gloo's threads beyond ``destroy_process_group`` then. One that drops its last Python
-    object while the interpreter is being finalized aborts the process, after its work is done.
+    torch then keeps Gloo's threads beyond ``destroy_process_group``. If such a thread drops its
+    last Python object while the interpreter is being finalized, the process aborts although its
+    work is done.
     """
     sys.stdout.flush()
     sys.stderr.flush()

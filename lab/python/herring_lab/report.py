@@ -1,4 +1,4 @@
-"""Tables of results, as Markdown, JSON and, with matplotlib, as a picture (SVG)."""
+"""Writes tables of results as Markdown, JSON and, with matplotlib, as a picture (SVG)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from herring.provenance import write_results
 
 __all__ = ["COLOURS", "INK", "Chart", "Table", "draw", "markdown", "read", "write"]
 
-#: Of curves: after Okabe and Ito, for the colour-blind, as far as they show on white and on black.
+#: Colours of curves, after Okabe and Ito: colour-blind people can tell them apart, and they show on
+#: white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#9a7d0a", "#767676")
-#: Of text and axes, for the same reason neither black nor white.
+#: Colour of text and axes, which shows on white and on black.
 INK = "#7a7a7a"
 _MARKERS = "osD^vPX*<>"
-_FEW = 8  # points that can each have a number on the axis, curves whose legend fits beside them
+# The most points that each get a number on the axis, and the most curves whose legend fits inside.
+_FEW = 8
 _RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "herring",  # the same numbers give the same file
@@ -39,13 +41,13 @@ class Chart:
     """How a table is drawn.
 
     Attributes:
-      x: column.
-      y: columns; what a model says begins with ``model``.
-      x_name, y_name: of the axes, for people, with the unit in parentheses if there is one.
-      by: a column: a curve for each of its values.
+      x: the column on the x axis.
+      y: the columns to draw; columns that come from a model begin with ``model``.
+      x_name, y_name: labels of the axes, with the unit in parentheses if there is one.
+      by: a column; each of its values gets a curve of its own.
       x_scale, y_scale: ``linear`` or ``log``; for x also ``symlog``, which has room for 0.
-      names: of columns and of values of `by` in the legend, where their own would not do.
-      computed: all is from models or simulated, nothing was measured.
+      names: labels of columns and of values of `by` in the legend, where the names will not do.
+      computed: whether all values are from models or simulations, and none was measured.
     """
 
     x: str
@@ -59,29 +61,29 @@ class Chart:
     computed: bool = False
 
     def is_model(self, column: str) -> bool:
-        """Whether a model says what is in a column."""
+        """Returns whether the values of a column come from a model."""
         return self.computed or column.startswith("model")
 
     def measured_by(self, column: str) -> str:
-        """Returns the column that holds what a model's column is the model of."""
+        """Returns the column with the measurements that belong to a model's column."""
         return column.removeprefix("model_")
 
     def name_of(self, name: str) -> str:
-        """Returns what a column or a value of `by` is called in the legend."""
+        """Returns the label of a column or of a value of `by` in the legend."""
         return self.names.get(name, name.replace("_", " "))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of equal keys, in the order they are shown.
+    """Rows with equal keys, in the order in which they are shown.
 
     Attributes:
-      name: of the files.
-      title: a line for people, with what was kept fixed.
-      rows: numbers, or text.
-      chart: how to draw it; None: not at all.
+      name: the name of the files, without suffix.
+      title: a line for people, which tells what was kept fixed.
+      rows: numbers, or text, by column.
+      chart: how to draw the table; None: it has no picture.
       notes: what a reader must know.
-      files: JSON documents to write beside it, by name, for other commands to read.
+      files: JSON documents that are written beside the table, by name, for other commands to read.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Table:
 
 
 def markdown(table: Table) -> str:
-    """Returns the table for people."""
+    """Returns the table as Markdown."""
     names = list(table.rows[0])
     lines = [f"## {table.title}", "", "| " + " | ".join(name.replace("_", " ") for name in names)]
     lines[-1] += " |"
@@ -107,12 +109,12 @@ def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathl
     """Writes ``NAME.md``, ``NAME.json``, with matplotlib ``NAME.svg``, and the table's own files.
 
     Args:
-      table: what was found.
-      folder: made if it is not there.
-      options: what was asked for, for ``provenance`` in the JSON document.
+      table: the results.
+      folder: where to write; the folder is made if it does not exist.
+      options: the options of the command, for ``provenance`` in the JSON document.
 
     Returns:
-      All of them.
+      The paths of all files that were written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
@@ -125,10 +127,10 @@ def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathl
 
 
 def read(file: pathlib.Path) -> Table:
-    """Returns the table that `write` has written as JSON.
+    """Reads a table that `write` has written as JSON.
 
     Raises:
-      ConfigurationError: there is no such file, or it holds no table.
+      ConfigurationError: the file cannot be read, or it does not hold a table.
     """
     try:
         found = json.loads(file.read_text())
@@ -138,7 +140,9 @@ def read(file: pathlib.Path) -> Table:
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigurationError(f"{file} is no table: give a JSON of 'herring study'") from None
+        raise ConfigurationError(
+            f"{file} is not a table: give a JSON file that 'herring study' wrote"
+        ) from None
 
 
 def _show(value: Any) -> str:
@@ -149,21 +153,24 @@ def _show(value: Any) -> str:
 
 @dataclasses.dataclass
 class _Curve:
-    """A column, or a column of some rows, as it is drawn."""
+    """One curve of a picture: a column, or a column of some of the rows."""
 
     points: list[tuple[float, float]]
     label: str
     model: bool
-    colour: int | None  # None: of nothing that was measured
+    colour: int | None  # None: a model without a measured curve beside it
     marker: int = 0
 
 
 def draw(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draws the table's chart to ``NAME.svg``; returns the file, or none without matplotlib.
+    """Draws the table's chart to ``NAME.svg``.
 
-    Colours can be told apart by the colour-blind and show on light and dark pages, text is text,
-    what was measured has markers, and what a model or a simulation says is dashed, in the colour of
-    what it is of.
+    Colour-blind people can tell the colours apart, and the colours show on light and dark pages.
+    Text is text. Measured curves have markers. Curves of a model or a simulation are dashed, in
+    the colour of the measured curve that they belong to.
+
+    Returns:
+      The file; an empty list without matplotlib or if the table has no chart.
     """
     chart = table.chart
     if chart is None:
@@ -208,7 +215,7 @@ def draw(table: Table, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _curves(table: Table, chart: Chart) -> list[_Curve]:
-    """Measured curves, then those of models."""
+    """Returns the measured curves, then those of models."""
     measured = [column for column in chart.y if not chart.is_model(column)]
     models = [column for column in chart.y if chart.is_model(column)]
     found = []
@@ -219,7 +226,7 @@ def _curves(table: Table, chart: Chart) -> list[_Curve]:
         alone = [column for column in models if chart.measured_by(column) not in measured]
         for column in models:
             own = chart.measured_by(column)
-            # A lone model of nothing that was measured is a limit; several must be told apart.
+            # A single model without measurements is a limit; several need colours of their own.
             colour = None if len(alone) == 1 and measured else len(measured)
             if own in measured:
                 colour = measured.index(own)
@@ -243,7 +250,7 @@ def _curves(table: Table, chart: Chart) -> list[_Curve]:
             found.append(_Curve(points, chart.name_of(column), True, None))
             continue
         for colour, rows in enumerate(groups.values()):
-            # Beside its group's curve a model needs no name of its own.
+            # The model lies beside its group's curve, so it needs no entry in the legend.
             found.append(_Curve(_points(rows, chart, column), "_model", True, colour))
     return [curve for curve in found if curve.points]
 
@@ -253,7 +260,7 @@ def _points(rows: list[dict[str, Any]], chart: Chart, column: str) -> list[tuple
 
 
 def _alike(table: Table, chart: Chart, column: str) -> bool:
-    """Whether all groups have the same value of a column wherever they meet."""
+    """Returns whether all groups have the same value of a column at the same x."""
     values: dict[Any, set[Any]] = {}
     for row in table.rows:
         values.setdefault(row[chart.x], set()).add(row[column])
@@ -279,14 +286,14 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.y_scale == "log":
         low, high = axes.get_ylim()
-        if high < 100 * low:  # few powers of ten, or none, are in it
+        if high < 100 * low:  # the axis has few powers of ten, or none
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _zero(scale: str, places: list[float]) -> dict[str, float]:
-    """A logarithmic axis with room for 0: linear up to the least value above it."""
+    """Returns where a ``symlog`` axis becomes logarithmic: at the least value above 0."""
     if scale != "symlog":
         return {}
     return {"linthresh": min((x for x in places if x > 0), default=1.0)}

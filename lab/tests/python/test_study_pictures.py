@@ -145,7 +145,7 @@ def test_what_is_no_table_is_not_drawn(tmp_path) -> None:
     wrong = tmp_path / "wrong.json"
     for content in ("{", "[]", "{}", '{"chart": {"z": 1}}'):
         wrong.write_text(content)
-        with pytest.raises(ConfigurationError, match=r"wrong\.json is no table"):
+        with pytest.raises(ConfigurationError, match=r"wrong\.json is not a table"):
             cli._draw([str(wrong)], str(tmp_path))
     with pytest.raises(ConfigurationError, match="No such file"):
         cli._draw([str(tmp_path / "none.json")], str(tmp_path))

@@ -1,1 +1,1 @@
-"""Jobs in virtual time: how long an all-reduce takes on hosts and links that nobody has yet."""
+"""Runs jobs in virtual time, and so predicts all-reduces on hosts and links that need not exist."""

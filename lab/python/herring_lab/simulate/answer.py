@@ -1,4 +1,4 @@
-"""What a user wants to know about a job on a network: step time, efficiency, cost, servers."""
+"""Answers questions about a job on a network: step time, efficiency, cost, best servers."""
 
 from __future__ import annotations
 
@@ -22,31 +22,30 @@ from herring_lab.simulate.timeline import (
 
 __all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step", "peer_steps"]
 
-# Buffers that all-reduces are given to choose from besides Herring's: what torch's
-# DistributedDataParallel and Horovod take by default, and all gradients at once after the backward
-# pass.
+# Buffer sizes from which the classic all-reduces choose: the defaults of torch's
+# DistributedDataParallel and of Horovod, and all gradients at once after the backward pass.
 _PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))
-_HIDDEN = 0.005  # of a step: what is exposed does not count
-_WAITED = 0.05  # of what is exposed
-_BUFFERS = 8  # times as much, or as little, in switch ports
-_MOSTLY = 0.8  # of a round is the links' own time: what is lost beside it does not bind
-_AS_GOOD = 1.01  # as the best: fewer servers will do
+_HIDDEN = 0.005  # part of a step: less exposed time than this counts as hidden
+_WAITED = 0.05  # part of the exposed time: a smaller backlog does not bind
+_BUFFERS = 8  # factor for deeper and shallower switch ports
+_MOSTLY = 0.8  # part of a round: if links take more than this, they bind
+_AS_GOOD = 1.01  # steps up to this factor of the shortest count as equally good
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is trained.
+    """A model and its training step.
 
     Attributes:
-      name: of the model, for people.
-      gradients: in order of production.
-      step: seconds of forward and backward pass; 0: gradients are there at once.
-      backward: the backward pass as a part of that.
-      dtype: of the gradients.
-      wire_dtype: that they are sent in.
+      name: the name of the model, for people.
+      gradients: the gradients in order of production.
+      step: seconds of forward and backward pass; 0: all gradients are ready at once.
+      backward: the part of `step` that the backward pass takes.
+      dtype: the type of the gradients.
+      wire_dtype: the type in which gradients are sent.
 
     Raises:
-      ConfigurationError: a value is impossible; names it and what is allowed.
+      ConfigurationError: a value is impossible; the error names it and what is allowed.
     """
 
     name: str
@@ -58,9 +57,11 @@ class Job:
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= 1e5:
-            raise ConfigurationError(f"--step is {self.step:g} s; it is from 0 to 100000 s")
+            raise ConfigurationError(f"--step is {self.step:g} s; allowed are 0 to 100000 s")
         if not 0 < self.backward <= 1:
-            raise ConfigurationError(f"--backward is {self.backward:g}; it is above 0, at most 1")
+            raise ConfigurationError(
+                f"--backward is {self.backward:g}; it must be above 0 and at most 1"
+            )
         if DTYPES[self.wire_dtype] > DTYPES[self.dtype] or (
             self.wire_dtype != self.dtype and DTYPES[self.wire_dtype] == DTYPES[self.dtype]
         ):
@@ -71,7 +72,7 @@ class Job:
 
     @property
     def elements(self) -> int:
-        """Of all gradients."""
+        """The number of elements of all gradients."""
         return sum(each.elements for each in self.gradients)
 
     @property
@@ -82,36 +83,36 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """Per hour, in any currency.
+    """Prices per hour, in any currency.
 
     Attributes:
-      node: of a node with its workers.
-      server: of a dedicated server.
+      node: price of a node with its workers.
+      server: price of a dedicated server.
     """
 
     node: float
     server: float
 
     def of_step(self, network: Network, seconds: float) -> float:
-        """What a step costs."""
+        """Returns the price of a step that takes so many seconds."""
         per_hour = network.nodes * self.node + network.servers * self.server
         return per_hour * seconds / 3600
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What is said about a job on a network.
+    """The answer about one job on one network.
 
     Attributes:
-      network: that was asked about.
-      job: that runs on it.
-      timeline: of a step.
-      buffers: of Herring's plan.
-      herring: what averaging takes; None: a single node has nothing to send.
-      limit: seconds of averaging that the links' rates allow at best.
-      limit_step: seconds of a step if only links and what a node does inside took time.
-      binds: what lengthens the step, or would if there were more of it.
-      node_bytes: that a node sends in a step, and as many it receives; headers not counted.
+      network: the network.
+      job: the job that runs on it.
+      timeline: the times of a step.
+      buffers: the fusion buffers of Herring's plan.
+      herring: what averaging takes; None for a single node, which has nothing to send.
+      limit: the least seconds of averaging that the links' rates allow.
+      limit_step: seconds of a step if only links and the stages inside a node took time.
+      binds: what lengthens the step, or would lengthen it first; a key of ``show._BINDS``.
+      node_bytes: bytes that a node sends in a step, without headers; it receives as many.
     """
 
     network: Network
@@ -126,12 +127,12 @@ class Answer:
 
     @property
     def efficiency(self) -> float | None:
-        """The step without communication over the step; None: there is nothing to compute."""
+        """The step without communication divided by the step; None if nothing is computed."""
         return self.job.step / self.timeline.seconds if self.job.step > 0 else None
 
     @property
     def least_outstanding(self) -> float:
-        """Bytes towards the busiest server with the smallest credit: a segment of every node."""
+        """Bytes under way to the busiest server with the smallest credit: a segment per node."""
         if self.network.nodes == 1:
             return 0.0
         share = max(models.shares(self.network.nodes, self.network.servers))
@@ -140,15 +141,17 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """How many dedicated servers to take.
+    """The best numbers of dedicated servers.
 
     Attributes:
-      tried: answers for numbers of servers, in ascending order.
-      by_time: the fewest that bring the shortest step, to a percent: the noise.
-      by_cost: those with the cheapest step; None: without prices.
-      peers: seconds of a step with each of `PEERS`, models.
-      shallow, deep: the answer that was asked for, if switch ports held an eighth, or eight times
-        as much: that is seldom known; None: a single node has no port.
+      tried: answers for several numbers of servers, in ascending order.
+      by_time: the answer with the fewest servers whose step is within a percent of the shortest;
+        smaller differences are noise.
+      by_cost: the answer with the cheapest step; None without prices.
+      peers: seconds of a step with each of `PEERS`, from models.
+      shallow, deep: the answer for the given number of servers, if switch ports held an eighth of
+        the buffer, or eight times as much, because the buffer is seldom known. None for a single
+        node, which has no port.
     """
 
     tried: tuple[Answer, ...]
@@ -160,10 +163,10 @@ class Best:
 
 
 def answer(job: Job, network: Network) -> Answer:
-    """Says what a step of a job takes on a network.
+    """Computes what a step of a job takes on a network.
 
     Raises:
-      ConfigurationError, InvalidArgumentError: the coarse model refuses a value; names it.
+      ConfigurationError, InvalidArgumentError: the coarse model refuses a value and names it.
     """
     made = fuse(
         *(job.gradients, job.dtype, job.wire_dtype),
@@ -210,20 +213,20 @@ def _binding(job: Job, timeline: Timeline, herring: Herring | None, network: Net
 
 
 def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
-    """How long a step takes with one of `PEERS`: a model, with the buffers that suit it best.
+    """Models how long a step takes with one of `PEERS` and the buffers that suit it best.
 
     Args:
-      name: of the algorithm.
-      job: that runs.
-      network: whose servers do not count.
-      headers: bytes on the wire over bytes of gradients.
+      name: the algorithm.
+      job: the job that runs.
+      network: the network; its servers do not count.
+      headers: bytes on the wire divided by bytes of gradients.
 
     Returns:
       Seconds.
     """
     start = peer_seconds(name, network, 0, headers)
     pace = (peer_seconds(name, network, job.size, headers) - start) / job.size
-    # Between workers of a node a flat ring takes links of its own.
+    # A flat ring has links of its own between the workers of a node, and no node stage.
     own = network.workers > 1 and name != "ring"
     stages = Stages(1 / network.node_rate if own else 0.0, pace, start, network.lateness)
     itemsize = DTYPES[job.wire_dtype]
@@ -236,7 +239,7 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
 
 
 def peer_steps(found: Answer) -> dict[str, float]:
-    """Returns how long steps take with each of `PEERS` on the network of an answer."""
+    """Returns the seconds of a step with each of `PEERS` on the network of an answer."""
     headers = found.herring.headers if found.herring else 1.0
     return {name: peer_step(name, found.job, found.network, headers) for name in PEERS}
 
@@ -247,16 +250,18 @@ def best_servers(
     prices: Prices | None,
     report: Callable[[int, int, str], None],
 ) -> Best:
-    """Tries numbers of dedicated servers: by eighths of the nodes, beyond them a few, those given.
+    """Tries several numbers of dedicated servers.
+
+    These are eighths of the nodes, some larger numbers, and the number that `network` has.
 
     Args:
-      job: that runs.
-      network: with any number of servers.
-      prices: to find the cheapest; None: not.
-      report: told about each number before it is tried, as (done, all, what).
+      job: the job that runs.
+      network: the network, with any number of servers.
+      prices: the prices by which to find the cheapest step; None: prices do not count.
+      report: called before each number is tried, with (done, all, what).
 
     Raises:
-      ConfigurationError, InvalidArgumentError: as `answer`.
+      ConfigurationError, InvalidArgumentError: the coarse model refuses a value and names it.
     """
     most = network.most_servers
     found = {network.servers, *(round(most * part / 8) for part in (5, 6, 8))}

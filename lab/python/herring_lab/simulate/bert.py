@@ -1,18 +1,18 @@
-"""The gradients of BERT: their sizes, their order, and when each is produced.
+"""Describes the gradients of BERT: their sizes, their order, and when each is produced.
 
-Pure functions, for workers that stand in for a training process. Sources:
+The functions are pure. Workers that imitate training use them. The sources are:
 
-* shapes: J. Devlin et al., *BERT*, 2018: 24 layers, hidden size 1024, intermediate size 4096, 512
-  positions, 2 segments, a vocabulary of 30522; pre-training heads included. With the published
-  implementation's order of variables these are the 398 variables of the Herring paper, and the
+* Shapes: J. Devlin et al., *BERT*, 2018. There are 24 layers, hidden size 1024, intermediate size
+  4096, 512 positions, 2 segments, a vocabulary of 30522, and the pre-training heads. In the
+  published implementation's order these are the 398 variables of the Herring paper, with the
   indices of its Table II.
-* moments and lengths: *Herring* (SC20), section IV.B, Table II, rows 3 to 18. Rows 1 and 2 have
+* Moments and lengths: *Herring* (SC20), section IV.B, Table II, rows 3 to 18. Rows 1 and 2 have
   lost a digit of their times. Row 18 shows that the vocabulary was padded to 30528 words, a
-  multiple of 8, which the 16-bit matrix units of that time ask for.
+  multiple of 8, which the 16-bit matrix units of that time require.
 
-Rows 3 to 18 hold eleven of the sixteen variables of a layer, and the embeddings. How long the
-other gradients take follows from their counterparts there, see `_gap`. All is about BERT-large but
-where another `Shape` is given.
+Rows 3 to 18 hold eleven of the sixteen variables of a layer, and the embeddings. The time of every
+other gradient follows from its counterpart in these rows, see `_gap`. All functions are about
+BERT-large unless another `Shape` is given.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ __all__ = [
 
 #: The forward pass as a part of a step; the backward pass has twice as many multiplications.
 FORWARD_PART = 1 / 3
-#: Part of a step within which gradients appear at once, at the latest of their moments. The last
-#: gradient, a tenth of all bytes, comes 1/333 of a step after the one before: it stays alone.
+#: Gradients within this part of a step appear together, at the last of their moments. The last
+#: gradient, a tenth of all bytes, comes 1/333 of a step after the previous one, and so stays alone.
 TOGETHER = 1 / 400
-#: Fusion buffers that Herring's plan makes of the whole model (`choose_buffer_bytes`).
+#: Number of fusion buffers in Herring's plan for the whole model (`choose_buffer_bytes`).
 FUSION_BUFFERS = 32
-#: Buckets of 25 MiB, as torch's DistributedDataParallel makes them, in the 672 MB of the model in
-#: 16 bits.
+#: Number of buckets of 25 MiB that torch's DistributedDataParallel makes of the model, which has
+#: 672 MB in 16 bits.
 DDP_BUCKETS = 26
 
 _VOCABULARY = -(-30522 // 8) * 8
 _POSITIONS = 512
 _SEGMENTS = 2
 
-#: Rows 3 to 18 of Table II: variable, elements, microseconds (of the authors' clock).
+#: Rows 3 to 18 of Table II: variable, elements, microseconds on the authors' clock.
 TABLE_II = (
     (15, 4194304, 3822661),
     (13, 1024, 3824614),
@@ -77,11 +77,11 @@ TABLE_II = (
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What distinguishes the published sizes of BERT.
+    """The numbers in which the published sizes of BERT differ.
 
     Attributes:
-      layers: of the encoder.
-      hidden: width; the intermediate size is four times that.
+      layers: layers of the encoder.
+      hidden: the hidden size; the intermediate size is four times that.
     """
 
     layers: int
@@ -97,8 +97,8 @@ class Variable:
     """A trainable variable.
 
     Attributes:
-      name: as in the published implementation, shortened.
-      shape: of the variable and of its gradient.
+      name: the name in the published implementation, shortened.
+      shape: the shape of the variable and of its gradient.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Variable:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -116,7 +116,7 @@ class Gradient:
 
     Attributes:
       variable: index into `variables`.
-      moment: when it is there, as a part of the backward pass: above 0, and 1 for the last.
+      moment: when the gradient is ready, as a part of the backward pass: above 0; 1 for the last.
     """
 
     variable: int
@@ -134,8 +134,8 @@ def _norm(name: str, hidden: int) -> list[Variable]:
 def variables(shape: Shape = LARGE) -> list[Variable]:
     """Returns the variables in order of registration.
 
-    5 of the embeddings, 16 in each layer, 2 of the pooler, 5 of the masked-word head (whose
-    output matrix is the word embedding) and 2 of the next-sentence head: 398 in BERT-large.
+    The embeddings have 5 variables, each layer 16, the pooler 2, the masked-word head 5 (its output
+    matrix is the word embedding) and the next-sentence head 2. BERT-large has 398.
     """
     hidden, intermediate = shape.hidden, 4 * shape.hidden
     found = [
@@ -161,18 +161,19 @@ def variables(shape: Shape = LARGE) -> list[Variable]:
     return found
 
 
-# Microseconds from the gradient before, of the variables in rows 4 to 18.
+# Microseconds since the previous gradient, for the variables in rows 4 to 18.
 _SEEN = {after[0]: after[2] - before[2] for before, after in itertools.pairwise(TABLE_II)}
 _FIRST, _LAYER = 5, 16  # the first variable of layer 0; variables of a layer
 
 
 def _gap(index: int, variable: Variable) -> float:
-    """Microseconds that one of BERT-large takes after the one before it, on the clock of Table II.
+    """Returns the microseconds between a gradient of BERT-large and the one before it.
 
-    Layers repeat what rows 3 to 18 show of layer 0. What these do not show takes as long as its
-    counterpart: a norm as that of the attention (rows 4 and 5), the bias of a matrix before a norm
-    as in row 6, other biases as in row 10, and a matrix as the attention's output (row 7), in
-    proportion to its elements, as the multiplications are.
+    The clock is that of Table II. All layers repeat what rows 3 to 18 show of layer 0. A gradient
+    that is not in these rows takes as long as its counterpart there. A norm takes as long as that
+    of the attention (rows 4 and 5). The bias of a matrix before a norm takes as long as in row 6,
+    and other biases as in row 10. A matrix takes time in proportion to its elements, like the
+    multiplications, based on the attention's output (row 7).
     """
     if index < _FIRST:
         return _SEEN[index]
@@ -192,7 +193,7 @@ def _gap(index: int, variable: Variable) -> float:
 
 
 def _counterpart(index: int, shape: Shape) -> int:
-    """The variable of BERT-large that is what variable `index` is in another shape."""
+    """Returns the index in BERT-large of the variable `index` of another shape."""
     if index < _FIRST:
         return index
     behind = index - _FIRST - shape.layers * _LAYER
@@ -202,11 +203,11 @@ def _counterpart(index: int, shape: Shape) -> int:
 
 
 def gradients(shape: Shape = LARGE) -> list[Gradient]:
-    """Returns all gradients in the order they are produced.
+    """Returns all gradients in the order in which they are produced.
 
-    That is the reverse of registration, but for the two variables of a norm (rows 4, 5, 14, 15).
-    In other shapes than BERT-large's a gradient takes as long as its counterpart there, in
-    proportion to their elements.
+    This is the reverse order of registration, except for the two variables of a norm (rows 4, 5, 14
+    and 15). For other shapes than BERT-large, the time of a gradient is that of its counterpart in
+    BERT-large, in proportion to their elements.
     """
     known, large = variables(shape), variables()
     order = list(range(len(known) - 1, -1, -1))
@@ -223,16 +224,19 @@ def gradients(shape: Shape = LARGE) -> list[Gradient]:
 
 
 def scaled_elements(nbytes: float) -> list[int]:
-    """Returns float32 elements per variable, so that all take about `nbytes`; at least 1 each.
+    """Scales all variables to about `nbytes` of float32 in total.
+
+    Returns:
+      The elements of each variable, at least 1.
 
     Raises:
-      InvalidArgumentError: `nbytes` is too small for sizes to keep their proportions.
+      InvalidArgumentError: `nbytes` is too small for the sizes to keep their proportions.
     """
     elements = [variable.elements for variable in variables()]
     if nbytes < 256 * len(elements):
         raise InvalidArgumentError(
             f"{nbytes:.0f} bytes are too few for {len(elements)} gradients, which need "
-            f"{256 * len(elements)}: take more computing or a faster link"
+            f"{256 * len(elements)}: use more computing or a faster link"
         )
     factor = nbytes / 4 / sum(elements)
     return [max(1, round(count * factor)) for count in elements]
@@ -241,7 +245,7 @@ def scaled_elements(nbytes: float) -> list[int]:
 def schedule() -> list[tuple[int, float]]:
     """Returns (variable, moment as a part of the step) in order of production.
 
-    The forward pass comes first; gradients produced within `TOGETHER` have the same moment.
+    The forward pass comes first. Gradients produced within `TOGETHER` have the same moment.
     """
     moment = math.inf
     found: list[tuple[int, float]] = []

@@ -1,10 +1,10 @@
-"""Models by name: how many gradients, how large, and when in the backward pass each is produced.
+"""Lists models by name, with the number, sizes and moments of their gradients.
 
 Layers come from the published architectures, so that their sizes add up to the published numbers of
 parameters. A layer's part of the backward pass is its part of the multiplications in matrices and
-convolutions that have parameters; norms, activations and the attention itself are left out, and
-gradients of one layer are there at once. Where a matrix is used twice (embedding and output), its
-gradient is complete at the second use. BERT's moments follow what was measured: see
+convolutions that have parameters. Norms, activations and the attention itself are left out. All
+gradients of a layer are ready at once. If a matrix is used twice (embedding and output), its
+gradient is complete at the second use. The moments of BERT were measured: see
 `herring_lab.simulate.bert`.
 """
 
@@ -26,8 +26,8 @@ class Gradient:
     """A gradient of one backward pass, in order of production.
 
     Attributes:
-      elements: numbers in it.
-      moment: when it is there, as a part of the backward pass: above 0, and 1 for the last.
+      elements: the number of elements.
+      moment: when the gradient is ready, as a part of the backward pass: above 0; 1 for the last.
     """
 
     elements: int
@@ -39,7 +39,7 @@ class Layer:
     """Variables that are used together, in the order of the forward pass.
 
     Attributes:
-      elements: of each variable; none: only its work counts.
+      elements: the elements of each variable; empty: only the layer's work counts.
       work: multiplications per sample or token in the forward pass.
     """
 
@@ -52,9 +52,9 @@ class Entry:
     """A model of the catalogue.
 
     Attributes:
-      parameters: as published, or as the published implementation counts them.
-      source: where it was published.
-      make: returns the gradients in order of production.
+      parameters: the number that was published, or that the published implementation counts.
+      source: the publication.
+      make: a function that returns the gradients in order of production.
     """
 
     parameters: int
@@ -63,7 +63,7 @@ class Entry:
 
 
 def even_gradients(elements: int, count: int = 128) -> list[Gradient]:
-    """Returns gradients of a model of which only the size is known: equal ones, evenly in time."""
+    """Returns equal gradients, evenly spread in time, for a model of known size."""
     count = min(count, elements)
     sizes = [elements * (i + 1) // count - elements * i // count for i in range(count)]
     return [Gradient(size, (i + 1) / count) for i, size in enumerate(sizes)]
@@ -73,19 +73,19 @@ def gradients(name: str) -> list[Gradient]:
     """Returns the gradients of a model of the catalogue in order of production.
 
     Raises:
-      ConfigurationError: there is no model of that name; names those there are.
+      ConfigurationError: the name is not in the catalogue; the error lists all names.
     """
     if name not in MODELS:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), MODELS, 1)
         raise ConfigurationError(
             f"--model {name!r} is not known{f' (perhaps {near[0]}?)' if near else ''}; there are "
-            f"{', '.join(MODELS)}; for others give their gradients' bytes by --size"
+            f"{', '.join(MODELS)}; for another model give the bytes of its gradients with --size"
         )
     return MODELS[name].make()
 
 
 def scaled(layers: Sequence[Layer]) -> list[Gradient]:
-    """Returns the gradients of layers, given in the order of the forward pass."""
+    """Returns the gradients of layers that are given in the order of the forward pass."""
     total = sum(layer.work for layer in layers)
     found: list[Gradient] = []
     done = 0.0
@@ -93,7 +93,7 @@ def scaled(layers: Sequence[Layer]) -> list[Gradient]:
         done += layer.work
         found += [Gradient(count, done / total) for count in reversed(layer.elements)]
     if found:
-        # What comes last ends the pass, whether it multiplies or not.
+        # The last gradient ends the pass, even if its layer has no multiplications.
         found[-1] = dataclasses.replace(found[-1], moment=1.0)
     return found
 
@@ -102,7 +102,7 @@ def scaled(layers: Sequence[Layer]) -> list[Gradient]:
 
 
 def _conv(inputs: int, outputs: int, kernel: int, side: int, norm: bool = True) -> Layer:
-    """A convolution whose result has side x side places, with a norm or else a bias."""
+    """Returns a convolution with side x side results, and with a norm or otherwise a bias."""
     weights = inputs * outputs * kernel * kernel
     return Layer([weights, outputs, outputs] if norm else [weights, outputs], weights * side * side)
 
@@ -164,7 +164,7 @@ def _gpt2(blocks: int, width: int) -> list[Gradient]:
             _dense(width, 4 * width),
             _dense(4 * width, width),
         ]
-    # The output matrix is that of the words.
+    # The output matrix is the word embedding.
     return scaled([*layers, Layer([width, width]), Layer([], words)])
 
 
@@ -199,7 +199,7 @@ def _vit(blocks: int, width: int, patch: int) -> list[Gradient]:
             _dense(width, 4 * width),
             _dense(4 * width, width),
         ]
-    # One token of all goes through the head.
+    # Only one of all tokens goes through the head.
     head = Layer([width * 1000, 1000], width * 1000 / (patches + 1))
     return scaled([*layers, Layer([width, width]), head])
 

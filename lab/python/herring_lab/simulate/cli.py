@@ -1,4 +1,4 @@
-"""``herring simulate``: from options to what is said."""
+"""The command ``herring simulate``: reads the options, and prints the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def handle(options: argparse.Namespace) -> int:
     """Runs ``herring simulate``; returns the exit status.
 
     Raises:
-      ConfigurationError: an option is wrong or contradicts another; says which and what is allowed.
+      ConfigurationError: an option is wrong or contradicts another; the error says which, and what
+        is allowed.
     """
     if options.list_models:
         _list_models(options.json)
@@ -40,11 +41,13 @@ def handle(options: argparse.Namespace) -> int:
     sweep = parse_sweep(options.sweep) if options.sweep else None
     for name in SWEEPS:
         if sweep and sweep.kind == name and getattr(options, name) is not None:
-            raise ConfigurationError(f"--{name} and --sweep {options.sweep}: give one of the two")
+            raise ConfigurationError(
+                f"--{name} and --sweep {options.sweep}: give only one of the two"
+            )
     job = job_of(options)
     network, source = network_of(options)
     prices = prices_of(options, network.servers)
-    # It takes seconds: for people who look on.
+    # Progress is for people: the command may take seconds.
     progress = Progress(quiet=options.json or not sys.stderr.isatty())
     if sweep:
         as_many = options.servers is None
@@ -72,10 +75,10 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def job_of(options: argparse.Namespace) -> Job:
-    """Returns what is trained.
+    """Returns the job that the options describe.
 
     Raises:
-      ConfigurationError: --model or --size is missing, wrong, or both are there.
+      ConfigurationError: --model and --size are both given or both missing, or a value is wrong.
     """
     if (options.model is None) == (options.size is None):
         both = f"--model {options.model} and --size {options.size}: " if options.model else ""
@@ -87,7 +90,7 @@ def job_of(options: argparse.Namespace) -> Job:
     else:
         size = _read("--size", parse_size, options.size)
         if not 64 <= size <= 10**13:
-            raise ConfigurationError(f"--size {options.size}: from 64 bytes to 10 TB")
+            raise ConfigurationError(f"--size {options.size}: allowed are 64 bytes to 10 TB")
         name, gradients = options.size, catalogue.even_gradients(size // itemsize)
     backward = 1 - FORWARD_PART if options.backward is None else options.backward
     step = 0.0
@@ -101,19 +104,19 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def network_of(options: argparse.Namespace) -> tuple[Network, str]:
-    """Returns the hosts and links, and where their processors' costs are from.
+    """Returns the hosts and links, and the source of the processor costs.
 
     Raises:
-      ConfigurationError: a value is impossible, or contradicts another.
+      ConfigurationError: a value is impossible or contradicts another.
     """
     if options.server_rate is not None and options.servers == 0:
         raise ConfigurationError(f"--server-rate {options.server_rate} with --servers 0: no server")
     if options.node_rate is not None and options.gpus_per_node == 1:
         raise ConfigurationError(
-            f"--node-rate {options.node_rate} with one worker per node: nothing is brought together"
+            f"--node-rate {options.node_rate} with one worker per node: nodes have nothing to sum"
         )
     if options.seed < 0:
-        raise ConfigurationError(f"--seed {options.seed}: 0 or more")
+        raise ConfigurationError(f"--seed {options.seed}: give 0 or more")
     rate = _read("--rate", parse_rate, options.rate or "100gbit")
     own = options.server_rate
     nodes = 8 if options.nodes is None else options.nodes
@@ -140,20 +143,22 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
 
 
 def prices_of(options: argparse.Namespace, servers: int) -> Prices | None:
-    """Returns the prices, if there are any.
+    """Returns the prices; None if none are given.
 
     Raises:
-      ConfigurationError: one is missing or below 0.
+      ConfigurationError: one of the two prices is missing, or a price is below 0.
     """
     node, server = options.node_price, options.server_price
     if node is None and server is None:
         return None
     if node is None or server is None:
         missing = "--node-price" if node is None else "--server-price"
-        raise ConfigurationError(f"{missing} is missing: a step's cost has both prices; 0 is one")
+        raise ConfigurationError(
+            f"{missing} is missing: a step's cost needs both prices; 0 is allowed"
+        )
     for name, price in (("--node-price", node), ("--server-price", server)):
         if not 0 <= price < 1e9:
-            raise ConfigurationError(f"{name} is {price:g}; it is from 0 to 1e9 per hour")
+            raise ConfigurationError(f"{name} is {price:g}; it must be from 0 to 1e9 per hour")
     return Prices(node, server)
 
 
@@ -165,7 +170,7 @@ def _read(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
 
 
 def _buffer(text: str, rate: float) -> float:
-    """Bytes, or how long the link takes for what is in it, as the lab's --queue."""
+    """Returns the bytes of a port's buffer, given as bytes or as a time at the link's rate."""
     if text.strip().lower().endswith("s"):
         return _read("--buffer", parse_seconds, text) * rate / 8
     return float(_read("--buffer", parse_size, text))

@@ -1,8 +1,8 @@
-"""The coarse model: a job in virtual time, window by window instead of packet by packet.
+"""The coarse model, which runs a job in virtual time window by window instead of packet by packet.
 
-It calls the real plan and the real credit controller; what it assumes of everything else is in
-``lab/docs/simulate.md``. Hosts that are alike form a class, and a class of a thousand hosts costs
-as much as one of two: 100,000 workers take seconds.
+The model calls the real plan and the real credit controller. ``lab/docs/simulate.md`` lists what it
+assumes about everything else. Equal hosts form a class, and a class of a thousand hosts costs as
+much as a class of two, so that 100,000 workers take seconds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["Costs", "HostClass", "Outcome", "Round", "Scenario", "ServerClass", 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a host's processors take for its part in a job.
+    """The time that a host's processors take for its part in a job.
 
     Attributes:
       frame: seconds for each frame that is sent or received.
       byte: seconds for each byte of payload that is sent or received, sums included.
       wakeup: seconds from the arrival of a frame to its handling, and as much processor time.
-      cores: processors that may work on it at the same time: at most one for each worker of a
-        node, one for each proxy of a server.
+      cores: processors that may work at the same time: at most one for each worker of a node, and
+        one for each proxy of a server.
     """
 
     frame: float = 5e-6
@@ -48,19 +48,19 @@ class _Alike:
 
 @dataclass(frozen=True)
 class HostClass(_Alike):
-    """Nodes that are alike.
+    """A class of equal nodes.
 
     Attributes:
-      count: how many.
+      count: the number of nodes.
       up, down: bits per second of the link, away from the node and towards it.
-      rtt: seconds, the part of the round trip on the node's side: a path's whole round trip is
-        this plus the server's.
+      rtt: seconds of the round trip on the node's side. The whole round trip of a path is this
+        plus the server's part.
       buffer: bytes that the switch port towards the node holds.
       loss: probability that a packet is lost on the node's link, each way.
       mtu: bytes of the largest IP packet.
       background: share of the link that other traffic takes, 0 to 0.95.
-      costs: of the node's processors.
-      workers: workers on each; the same for all classes of a scenario.
+      costs: the costs of the node's processors.
+      workers: workers on each node; the same for all classes of a scenario.
     """
 
     workers: int = 1
@@ -68,16 +68,17 @@ class HostClass(_Alike):
 
 @dataclass(frozen=True)
 class ServerClass(_Alike):
-    """Servers that are alike.
+    """A class of equal servers.
 
     Attributes:
-      count, up, down, rtt, buffer, loss, mtu, background, costs: as of `HostClass`.
-      weight: share of the bytes of each, in any unit; 0: as ``plan::server_weights()`` has it,
-        which must then hold for all classes.
-      colocated: they run on the first `count` nodes of class number `host` and share their links,
-        ports and processors: up, down, buffer, loss, mtu, background and costs are those of the
-        nodes. Of class `host` there must be `count` nodes.
-      host: index of that class; ignored for dedicated servers.
+      count, up, down, rtt, buffer, loss, mtu, background, costs: the attributes of `HostClass`, for
+        a server instead of a node.
+      weight: the share of the bytes that each server gets, in any unit. 0: the share that
+        ``plan::server_weights()`` gives; then all classes must have 0.
+      colocated: whether the servers run on the first `count` nodes of class `host`, which must have
+        at least `count` nodes. They share the links, ports and processors of these nodes, and
+        up, down, buffer, loss, mtu, background and costs are those of the nodes.
+      host: index of the class of nodes; ignored for dedicated servers.
     """
 
     weight: float = 0.0
@@ -91,15 +92,16 @@ class Scenario:
 
     Attributes:
       hosts: classes of nodes.
-      servers: classes of servers, dedicated ones first.
+      servers: classes of servers, dedicated servers first.
       size: bytes that every worker contributes in a round.
-      pause: seconds between the end of a round and the begin of the next.
-      noise: standard deviation of the pace, a share of it, independently in each stretch of 10 ms
-        (or of a turn, where that is longer): other processes, interrupts, arbitration.
-      shared_cores: processors that all hosts together run on, as in a lab on one machine; 0: each
-        has its own.
-      segment_bytes, frame_max, credit_max, buffer_bytes: bytes, the settings of the same names.
-      credit: bytes, a fixed window for each flow; 0: self-controlled.
+      pause: seconds between the end of a round and the start of the next.
+      noise: the standard deviation of the pace, as a share of it. It stands for other processes,
+        interrupts and arbitration, and is drawn independently for each stretch of 10 ms, or of a
+        turn if that is longer.
+      shared_cores: the number of processors that all hosts share, as in a lab on one machine; 0:
+        each host has its own.
+      segment_bytes, frame_max, credit_max, buffer_bytes: the settings of the same names, in bytes.
+      credit: a fixed window for each flow, in bytes; 0: self-controlled.
     """
 
     hosts: tuple[HostClass, ...]
@@ -121,11 +123,11 @@ class Round:
 
     Attributes:
       seconds: from the first push to the last result.
-      goodput: bytes per second: `Scenario.size` over `seconds`.
-      window: bytes that a flow might have outstanding at its end.
+      goodput: bytes per second: `Scenario.size` divided by `seconds`.
+      window: bytes that a flow might have outstanding at the end of the round.
       bound: what took the time: ``"link"``, ``"processor"``, ``"latency"`` (the window is smaller
         than the path) or ``"loss"`` (recoveries and time-outs).
-      losses: packets lost in it, in the whole job.
+      losses: packets that the whole job lost in the round.
       timeouts: retransmission time-outs that held up a server.
     """
 
@@ -139,13 +141,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a scenario.
+    """The results of a scenario.
 
     Attributes:
-      rounds: one for each all-reduce.
-      limit: seconds that a round takes at least by the links' rates, payload alone.
-      wire_limit: the same with the packets' headers.
-      steps: steps of the model, a measure of its cost.
+      rounds: one entry for each all-reduce.
+      limit: the least seconds of a round that the links' rates allow, counting payload alone.
+      wire_limit: the same limit with the packets' headers.
+      steps: the number of steps of the model, a measure of its cost.
     """
 
     rounds: tuple[Round, ...]
@@ -155,7 +157,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Bytes per second over all rounds, pauses left out."""
+        """Bytes per second over all rounds, without pauses."""
         return sum(r.seconds * r.goodput for r in self.rounds) / sum(r.seconds for r in self.rounds)
 
     @property
@@ -171,13 +173,13 @@ def run(scenario: Scenario, rounds: int = 25, seed: int = 1, least: float = 0.0)
 
     Args:
       scenario: the job.
-      rounds: how many all-reduces, at least.
-      seed: of losses and noise.
-      least: seconds of virtual time that it runs at least, in whole rounds.
+      rounds: the least number of all-reduces.
+      seed: the seed of losses and noise.
+      least: the least virtual time of the run, in seconds; the run ends with a whole round.
 
     Raises:
-      InvalidArgumentError: a value is impossible; names it and says what is allowed.
-      ConfigurationError: a setting is, or values contradict each other.
+      InvalidArgumentError: a value is impossible; the error names it and what is allowed.
+      ConfigurationError: a setting is impossible, or values contradict each other.
     """
     found = _simulate.coarse(dataclasses.asdict(scenario), rounds, seed, least)
     return Outcome(
@@ -189,5 +191,5 @@ def run(scenario: Scenario, rounds: int = 25, seed: int = 1, least: float = 0.0)
 
 
 def fixed(scenario: Scenario, segments: int) -> Scenario:
-    """Returns the scenario with a fixed window of so many segments for each flow."""
+    """Returns the scenario with a fixed window of `segments` segments for each flow."""
     return dataclasses.replace(scenario, credit=segments * scenario.segment_bytes)

@@ -1,4 +1,4 @@
-"""Random networks of the coarse model, and what self-controlled credit reaches on each."""
+"""Draws random networks for the coarse model, and measures self-controlled credit on each."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ __all__ = ["measure", "network"]
 
 
 def network(seed: int) -> Scenario:
-    """Returns the network of this number.
+    """Returns the random network that belongs to a seed.
 
-    100 Mbit/s to 400 Gbit/s, round trips of 5 us to 100 ms, 2 to 512 nodes, ports that hold 0.1 to
-    10 bandwidth-delay products (but see `LEAST_BUFFER`), up to 0.1 % loss, MTU 1500 and 9000,
-    dedicated and colocated servers, slow nodes, far servers, background traffic.
+    Networks have 100 Mbit/s to 400 Gbit/s, round trips of 5 us to 100 ms, and 2 to 512 nodes. Ports
+    hold 0.1 to 10 bandwidth-delay products (but see `LEAST_BUFFER`). There is up to 0.1 % loss, an
+    MTU of 1500 or 9000, and dedicated or colocated servers. Some networks have slow nodes, far
+    servers or background traffic.
     """
     draw = random.Random(seed)
     nodes = round(draw_evenly(draw, 2, 512))
@@ -91,11 +92,11 @@ def network(seed: int) -> Scenario:
 
 
 def measure(seed: int) -> Verdict:
-    """Runs the network of this number, self-controlled and with fixed windows."""
+    """Runs the network of a seed, with self-controlled credit and with fixed windows."""
     scenario = network(seed)
     steered = run(scenario, rounds=ROUNDS * 3 // 2, seed=seed, least=SECONDS * 3 / 2)
     brief, best_window = search(lambda w, n: _mean(run(fixed(scenario, w), n, seed).rounds), 2)
-    # Measured again with other losses: the best of many has been lucky, too.
+    # Measured again with other losses, because the best of many windows was also lucky.
     again = run(fixed(scenario, best_window), ROUNDS * 3 // 2, seed + 1, SECONDS * 3 / 2)
     return Verdict(
         seed=seed,
@@ -110,12 +111,12 @@ def measure(seed: int) -> Verdict:
 
 
 def _mean(rounds: Sequence[Round]) -> float:
-    """Bytes per second over all of them."""
+    """Returns the bytes per second over all rounds."""
     return sum(r.seconds * r.goodput for r in rounds) / sum(r.seconds for r in rounds)
 
 
 def _settled(scenario: Scenario, outcome: Outcome, begin: int = 0) -> int:
-    """Index of the first round that `ROUNDS` and `SECONDS` after round `begin` are over."""
+    """Returns the first round at least `ROUNDS` rounds and `SECONDS` seconds after `begin`."""
     passed = 0.0
     for index in range(begin, len(outcome.rounds)):
         if index - begin >= ROUNDS and passed >= SECONDS:
@@ -138,7 +139,7 @@ def _collapses(scenario: Scenario, outcome: Outcome, fixed_goodput: dict[int, fl
 
 
 def _words(scenario: Scenario) -> str:
-    """All parameters of a network, in one line."""
+    """Returns all parameters of a network in one line."""
     host = scenario.hosts[0]
     rtt = 2 * host.rtt
     parts = [

@@ -1,8 +1,8 @@
-"""A whole job in virtual time: the real engines, credit and servers over a modelled network.
+"""Runs a whole job in virtual time: the real engines, credit and servers over a modelled network.
 
-What runs is the code that real jobs run, in one thread; what is modelled are hosts' processors,
-links that serialize packets, switch queues that drop them, paths with delay, jitter and loss, and
-TCP. The same scenario and seed give the same times. lab/docs/simulate.md says what is assumed.
+The code is that of real jobs, in one thread. The hosts' processors, links that serialize packets,
+switch queues that drop packets, paths with delay, jitter and loss, and TCP are modelled. The same
+scenario and seed give the same times. lab/docs/simulate.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Change", "JobCosts", "JobOutcome", "JobRound", "JobScenario", "PathM
 
 @dataclass(frozen=True)
 class JobCosts:
-    """What the work of a loop takes of a processor, in seconds.
+    """The processor time that the work of a loop takes, in seconds.
 
     Attributes:
-      wakeup: until a sleeping loop runs, and what that takes of the processor.
+      wakeup: the time until a sleeping loop runs, which also occupies the processor.
       call: a system call that reads or writes.
-      byte_received: each byte read, with its part of the sum where a server reads it.
+      byte_received: each byte read; on a server this includes its part of the sum.
       byte_sent: each byte written.
-      packet: what the system does for each packet, sent or received.
+      packet: the system's work for each packet that is sent or received.
     """
 
     wakeup: float = 5e-6
@@ -39,11 +39,12 @@ class JobCosts:
 
 @dataclass(frozen=True)
 class PathModel:
-    """The way of packets from one host to another, or along a link between two sites.
+    """The path of packets from one host to another, or along a link between two sites.
 
     Attributes:
       delay: seconds, one way.
-      jitter: seconds; up to so much more, evenly distributed; packets do not overtake each other.
+      jitter: the longest random extra delay, in seconds, evenly distributed from 0; packets do not
+        overtake each other.
       loss: probability that a packet is lost.
     """
 
@@ -54,7 +55,7 @@ class PathModel:
 
 @dataclass(frozen=True)
 class Change:
-    """A host's link gets another rate in both directions: bits per second, `at` seconds."""
+    """A new rate of a host's link, in bits per second and each way, from `at` seconds on."""
 
     at: float
     host: int
@@ -66,22 +67,26 @@ class JobScenario:
     """A job and its network. Hosts are numbered: workers first, then dedicated servers.
 
     Attributes:
-      nodes: hosts with a worker each, at least 2.
-      servers: dedicated ones, each on a host of its own.
+      nodes: the number of hosts with a worker each, at least 2.
+      servers: the number of dedicated servers, each on a host of its own.
       size: bytes of the float32 array that is averaged.
       rate: bits per second of every host's link, each way; 0: no limit.
-      rates: of hosts whose link differs.
-      queue: seconds, how deep the queue of a link is.
-      path: between any two hosts, but those to and from the hosts in `far`, which have their own.
-      sites: links between two sites, on which hosts take turns (even and odd numbers): rate in bits
-        per second and path of each. Empty: all hosts are on one switch.
+      rates: the rates of hosts whose link differs.
+      queue: the depth of a link's queue, in seconds.
+      path: the path between any two hosts that are not in `far`.
+      far: paths to and from single hosts, by host.
+      sites: links between two sites, as (bits per second, path). Hosts with even numbers are on one
+        site, those with odd numbers on the other. Empty: all hosts are on one switch.
       mtu: bytes of the largest IP packet.
-      changes: of links' rates while the job runs.
-      cores: processors of each host, or of all together with `shared_cores` (as in a lab on one
-        machine); 0: nothing waits for one.
-      pause: seconds between the end of a call and the program's next one.
-      settings: of Herring, by name ("credit", "flows", "proxies" ...); the others have defaults.
-      data: carry contents, and check the sums; without, only headers travel, which is faster.
+      changes: changes of links' rates while the job runs.
+      cores: processors of each host, or of all hosts together with `shared_cores`; 0: unlimited.
+      shared_cores: whether all hosts share the processors, as in a lab on one machine.
+      costs: the processor time that loops take.
+      pause: seconds between the end of a call and the program's next call.
+      settings: settings of Herring by name ("credit", "flows", "proxies" ...); others have their
+        defaults.
+      data: whether contents are sent, and sums checked. Otherwise only headers are sent, which is
+        faster.
     """
 
     nodes: int
@@ -104,7 +109,7 @@ class JobScenario:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self.nodes + self.servers
 
 
@@ -113,9 +118,9 @@ class JobRound:
     """One all-reduce.
 
     Attributes:
-      began: seconds of virtual time.
-      seconds: of the rank that took longest, from its call.
-      credit: bytes that a flow might have outstanding at its end.
+      began: when the round began, in seconds of virtual time.
+      seconds: the time of the slowest rank, from its call to its result.
+      credit: bytes that a flow might have outstanding at the end of the round.
     """
 
     began: float
@@ -125,13 +130,13 @@ class JobRound:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a simulated job did.
+    """The results of a simulated job.
 
     Attributes:
-      rounds: in their order.
-      packets, retransmissions, timeouts: of TCP, in the whole job.
-      drops: packets for which there was no room in a queue.
-      events: that the simulation went through.
+      rounds: all rounds, in order.
+      packets, retransmissions, timeouts: TCP's counters of the whole job.
+      drops: packets that found no room in a queue.
+      events: the number of events that were simulated.
     """
 
     rounds: tuple[JobRound, ...]
@@ -142,11 +147,11 @@ class JobOutcome:
     events: int
 
     def median(self, warmup: int = 5) -> float:
-        """The median of the rounds after the first `warmup`, in seconds."""
+        """Returns the median seconds of the rounds after the first `warmup` rounds."""
         seconds = sorted(each.seconds for each in self.rounds[warmup:])
         if not seconds:
             raise ConfigurationError(
-                f"warmup is {warmup}; it is less than the number of rounds, {len(self.rounds)}"
+                f"warmup is {warmup}; it must be less than the number of rounds, {len(self.rounds)}"
             )
         middle = len(seconds) // 2
         return seconds[middle] if len(seconds) % 2 else (seconds[middle - 1] + seconds[middle]) / 2
@@ -155,17 +160,17 @@ class JobOutcome:
 def run(
     scenario: JobScenario, rounds: int = 25, seed: int = 1, patience: float = 3600.0
 ) -> JobOutcome:
-    """Runs a job: `rounds` times a barrier and an all-reduce.
+    """Runs a job, which repeats a barrier and an all-reduce.
 
     Args:
       scenario: the job and its network.
-      rounds: how many.
-      seed: of lost packets and jitter.
-      patience: seconds of virtual time.
+      rounds: the number of repetitions.
+      seed: the seed of lost packets and jitter.
+      patience: the most seconds of virtual time that the job may take.
 
     Raises:
-      ConfigurationError: a value is impossible; names it and what is allowed.
-      TimeoutError: the rounds were not done within `patience`; says how far they came.
+      ConfigurationError: a value is impossible; the error names it and what is allowed.
+      TimeoutError: the rounds were not done within `patience`; the error says how many were.
     """
     _check(scenario)
     require_within("rounds", rounds, 1, 10**6)

@@ -1,4 +1,4 @@
-"""Random networks for whole jobs in virtual time, and what self-controlled credit reaches."""
+"""Draws random networks for whole jobs in virtual time, and measures self-controlled credit."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from herring_lab.simulate.verdict import (
 __all__ = ["measure", "network"]
 
 _SEGMENT = 8192
-#: Packets of a round, on which its cost depends, at most.
+#: The most packets of a round, on which the cost of simulating it depends.
 _PACKETS = 30_000
-#: A job has found its window after `ROUNDS`, or `SECONDS` but no more than so many rounds.
+#: A job has found its window after `ROUNDS` rounds, or after `SECONDS` but at most so many rounds.
 _MOST_ROUNDS = 60
-#: Rounds behind that whose goodput counts: several, for one may meet losses that others do not.
+#: Rounds after that whose goodput counts: several, because losses differ from round to round.
 _COUNTED = 16
 
 
 def network(seed: int) -> JobScenario:
-    """Returns the network of this number.
+    """Returns the random network that belongs to a seed.
 
-    100 Mbit/s to 10 Gbit/s, round trips of 5 us to 100 ms, 2 to 16 nodes, ports that hold 0.1 to 10
-    bandwidth-delay products (but see `LEAST_BUFFER`), up to 0.1 % loss, MTU 1500 and 9000,
-    dedicated and colocated servers, slow hosts, far servers, processors that bind and that do not.
+    Networks have 100 Mbit/s to 10 Gbit/s, round trips of 5 us to 100 ms, and 2 to 16 nodes. Ports
+    hold 0.1 to 10 bandwidth-delay products (but see `LEAST_BUFFER`). There is up to 0.1 % loss, an
+    MTU of 1500 or 9000, and dedicated or colocated servers. Some networks have slow hosts, far
+    servers, or processors that limit the job.
     """
     draw = random.Random(seed)
     nodes = round(draw_evenly(draw, 2, 16))
@@ -67,15 +68,15 @@ def network(seed: int) -> JobScenario:
         cores=draw.choice((0, 1, 2, 4)),
         costs=JobCosts(*(costs * each for each in dataclasses.astuple(JobCosts()))),
         pause=draw.choice((30e-6, 30e-6, 0.1)),
-        settings={"warn_after": "3600"},  # small windows are slow on long paths
+        settings={"warn_after": "3600"},  # no warnings: small windows are slow on long paths
     )
 
 
 def measure(seed: int) -> Verdict:
-    """Runs the network of this number, self-controlled and with fixed windows."""
+    """Runs the network of a seed, with self-controlled credit and with fixed windows."""
     scenario = network(seed)
     brief, best_window = search(lambda window, n: _goodput(scenario, window, n, seed), 3)
-    # Measured again with other losses: the best of many has been lucky, too.
+    # Measured again with other losses, because the best of many windows was also lucky.
     best = _goodput(scenario, best_window, _COUNTED, seed + 1)
     seconds = scenario.size / best + scenario.pause
     until = max(ROUNDS, min(round(SECONDS / seconds), _MOST_ROUNDS))
@@ -95,7 +96,7 @@ def measure(seed: int) -> Verdict:
 
 
 def _goodput(scenario: JobScenario, window: int, rounds: int, seed: int) -> float:
-    """Bytes per second with a fixed window of so many segments, after a round."""
+    """Returns the bytes per second with a fixed window in segments, without the first round."""
     settings = {**scenario.settings, "credit": str(window * _SEGMENT)}
     fixed = dataclasses.replace(scenario, settings=settings)
     return _mean(scenario, run(fixed, rounds + 1, seed).rounds[1:])
@@ -106,7 +107,7 @@ def _mean(scenario: JobScenario, rounds: Sequence[JobRound]) -> float:
 
 
 def _words(scenario: JobScenario) -> str:
-    """All parameters of a network, in one line."""
+    """Returns all parameters of a network in one line."""
     rtt = 2 * scenario.path.delay
     parts = [
         f"{scenario.nodes} + {scenario.servers} hosts",

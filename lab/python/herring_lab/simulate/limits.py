@@ -1,4 +1,4 @@
-"""Refuses what no job or network has."""
+"""Refuses values that no job or network can have."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ __all__ = ["require_within"]
 
 
 def require_within(name: str, value: float, least: float, most: float, unit: str = "") -> None:
-    """Returns if `value`, which is called `name` in the error, is from `least` to `most`.
+    """Checks that `value` is from `least` to `most`.
 
     Raises:
-      ConfigurationError: it is not, or is no number; names it and what is allowed.
+      ConfigurationError: the value is outside this range or is not a number. The error calls it
+        `name` and says what is allowed.
     """
     if not least <= value <= most:
         unit = f" {unit}" if unit else ""
         raise ConfigurationError(
-            f"{name} is {value:.6g}{unit}; it is from {least:.6g} to {most:.6g}{unit}"
+            f"{name} is {value:.6g}{unit}; it must be from {least:.6g} to {most:.6g}{unit}"
         )

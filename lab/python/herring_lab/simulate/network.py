@@ -1,7 +1,7 @@
-"""The hosts that are asked about, and what averaging costs on them.
+"""Describes hosts and links, and computes what averaging costs on them.
 
-`Network` is what the options of ``herring simulate`` say. `Herring.on` lets the coarse model run on
-it, `peer_seconds` is what classic all-reduces take under the same assumptions.
+`Network` holds what the options of ``herring simulate`` say. `Herring.on` runs the coarse model on
+a network. `peer_seconds` models classic all-reduces under the same assumptions.
 """
 
 from __future__ import annotations
@@ -20,49 +20,53 @@ from herring_lab.simulate.limits import require_within
 
 __all__ = ["MEASURED", "PEERS", "Herring", "Network", "load_costs", "peer_seconds"]
 
-#: All-reduces to compare with. The ring runs over all workers; the others are between nodes, after
-#: the workers of each have added theirs: "hierarchical" is a ring of nodes.
+#: All-reduces to compare with. The ring runs over all workers. The others run between nodes, after
+#: the workers of each node have summed their arrays; "hierarchical" is a ring of nodes.
 PEERS = ("ring", "butterfly", "tree", "hierarchical")
 
 _NODES_PER_PROXY = 8  # docs/architecture.md
 _MOST_PROXIES = 16
-# Rounds that are run, and seconds at least: the last are looked at, when the window is found.
+# The model runs at least so many rounds and seconds. Only the last rounds count, because the
+# controller has then found its window.
 _ROUNDS, _SECONDS = 25, 5.0
 _LAST = 10
-#: What processors take by docs/benchmarks.md, "Where the time goes": of a worker or a server that
-#: sends and receives 100 MB in frames of 256 KiB, on two processors over TCP in the kernel. Copies,
-#: TCP/IP and sums take 52 to 60 ms for 200 MB, Herring and Python 4 ms for 780 frames, waking and
-#: switching threads 13 to 15 ms for the 390 frames that are received.
+#: Processor costs from docs/benchmarks.md, "Where the time goes". A worker or a server sends and
+#: receives 100 MB in frames of 256 KiB, on two processors, over TCP in the kernel. Copies, TCP/IP
+#: and sums take 52 to 60 ms for 200 MB. Herring and Python take 4 ms for 780 frames. Waking and
+#: switching threads takes 13 to 15 ms for the 390 frames that are received.
 MEASURED = Costs(frame=5e-6, byte=2.8e-10, wakeup=35e-6, cores=0.0)
 _COSTS = tuple(field.name for field in dataclasses.fields(Costs))
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Nodes, servers, and what is between them.
+    """Nodes, servers, and the network between them.
 
     Attributes:
-      nodes: machines with workers.
-      workers: on each node, one per accelerator.
-      servers: hosts with a dedicated server each; below `nodes` each node has a colocated one too.
+      nodes: the number of machines with workers.
+      workers: workers per node, one per accelerator.
+      servers: the number of dedicated servers, each on a host of its own. With fewer servers than
+        nodes, each node also has a colocated server.
       rate: bits per second of a node's link, in each direction.
-      server_rate: of a dedicated server's link.
-      rtt: seconds between a worker and a server, there and back, on an empty network.
+      server_rate: bits per second of a dedicated server's link, in each direction.
+      rtt: seconds of a round trip between a worker and a server, without queueing.
       loss: probability that a packet is lost at random.
       buffer: bytes that the switch holds for each port. Default: half of what a switch of 32 ports
         of 100 Gbit/s has for all of them (32 MB in Broadcom's Trident 3).
       mtu: bytes of a packet.
-      node_rate: bytes per second, each way, at which the workers of a node together bring a buffer
-        together and spread the result.
-      late: seconds that the slowest of twice as many nodes is behind more, see `lateness`.
-      proxies: of each server; 0: one for up to 8 nodes, at most 16. (A real server goes by the
-        rate of its link instead.)
-      costs: of a host's processors; `cores` of 0: one per worker, and per proxy of a server.
-      noise: of the pace, see `coarse.Scenario`.
-      seed: of losses and noise.
+      node_rate: bytes per second, each way, at which the workers of a node together sum a buffer
+        and copy its result back.
+      late: extra delay of the slowest node, in seconds, each time the node count doubles; see
+        `lateness`.
+      proxies: proxies of each server; 0: one for every 8 nodes, at most 16. (A real server derives
+        the number from the rate of its link.)
+      costs: the costs of a host's processors; `cores` of 0: one core per worker, and per proxy of a
+        server.
+      noise: the standard deviation of the pace, see `coarse.Scenario`.
+      seed: the seed of losses and noise.
 
     Raises:
-      ConfigurationError: a value is impossible; names it and what is allowed.
+      ConfigurationError: a value is impossible; the error names it and what is allowed.
     """
 
     nodes: int
@@ -88,7 +92,7 @@ class Network:
         require_within("--server-rate", self.server_rate, 1e6, 1e13, "bit/s")
         require_within("--rtt", self.rtt, 0, 10, "s")
         if not 0 <= self.loss <= 0.1:
-            raise ConfigurationError(f"--loss is {100 * self.loss:g}%; it is from 0% to 10%")
+            raise ConfigurationError(f"--loss is {100 * self.loss:g}%; it must be from 0% to 10%")
         require_within("--mtu", self.mtu, 576, 65521, "bytes")
         require_within("--buffer", self.buffer, self.mtu, 1e12, "bytes")
         require_within("--node-rate", self.node_rate, 1e6, 1e15, "bytes/s")
@@ -96,51 +100,51 @@ class Network:
         require_within("--late", self.late, 0, 1e3, "s")
         if not 0 <= self.servers <= self.most_servers:
             raise ConfigurationError(
-                f"--servers is {self.servers}; it is from 0 to {self.most_servers}: links gain "
-                "nothing from more than as many as the nodes' links can fill, processors little"
+                f"--servers is {self.servers}; it must be from 0 to {self.most_servers}: "
+                "links gain nothing from more servers than the nodes' links fill, processors little"
             )
 
     @property
     def most_servers(self) -> int:
-        """Twice as many as it takes until their links are less busy than the nodes'."""
+        """Twice the number of servers from which on their links are less busy than the nodes'."""
         return 2 * math.ceil(self.nodes * max(1.0, self.rate / self.server_rate))
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second and direction of a node's link."""
+        """Bytes per second of a node's link, in each direction."""
         return self.rate / 8
 
     @property
     def lateness(self) -> float:
-        """Seconds that an average waits for the slowest node, see `models.lateness`."""
+        """Seconds for which an average waits for the slowest node, see `models.lateness`."""
         return models.lateness(self.nodes, self.late)
 
     @property
     def server_threads(self) -> int:
-        """Proxies of each server, which have a core each."""
+        """The number of proxies of each server, each with a core of its own."""
         return self.proxies or min(-(-self.nodes // _NODES_PER_PROXY), _MOST_PROXIES)
 
     @property
     def node_costs(self) -> Costs:
-        """What a node's processors take: of its workers, and of a colocated server."""
+        """The costs of a node's processors, which run its workers and a colocated server."""
         threads = self.workers + (self.server_threads if self.servers < self.nodes else 0)
         return dataclasses.replace(self.costs, cores=self.costs.cores or float(threads))
 
     @property
     def server_costs(self) -> Costs:
-        """What a dedicated server's processors take."""
+        """The costs of a dedicated server's processors."""
         return dataclasses.replace(self.costs, cores=self.costs.cores or float(self.server_threads))
 
     def with_servers(self, servers: int) -> Network:
-        """Returns the same with another number of dedicated servers."""
+        """Returns the same network with another number of dedicated servers."""
         return dataclasses.replace(self, servers=servers)
 
     def scenario(self, size: int, buffer_bytes: int) -> coarse.Scenario:
-        """Returns what the coarse model is told.
+        """Returns the scenario of this network for the coarse model.
 
         Args:
           size: bytes that each node averages in a round.
-          buffer_bytes: of a fusion buffer on the wire.
+          buffer_bytes: bytes of a fusion buffer on the wire.
         """
         path = {"buffer": self.buffer, "loss": self.loss, "mtu": self.mtu, "rtt": self.rtt / 2}
         link = {"up": self.rate, "down": self.rate, **path}
@@ -160,15 +164,15 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Herring:
-    """What averaging through servers takes: ``latency + seconds_per_byte * bytes``.
+    """The time of averaging through servers: ``latency + seconds_per_byte * bytes``.
 
     Attributes:
       latency: seconds from the last byte of a buffer to its result.
-      seconds_per_byte: at the pace that the controller's window reaches.
-      seconds: of a whole round.
-      limit: seconds of a round that the links' rates allow, without headers.
-      headers: bytes on the wire over bytes of gradients.
-      bound: what took the time of most rounds, as `coarse.Round` has it.
+      seconds_per_byte: the pace that the controller's window reaches.
+      seconds: seconds of a whole round.
+      limit: the least seconds of a round that the links' rates allow, without headers.
+      headers: bytes on the wire divided by bytes of gradients.
+      bound: what took the time in most rounds; a value of `coarse.Round.bound`.
       window: bytes that a flow may have outstanding.
     """
 
@@ -183,15 +187,15 @@ class Herring:
     @staticmethod
     @functools.cache
     def on(network: Network, size: int, buffer_bytes: int) -> Herring:
-        """Lets the coarse model run, with self-controlled credit, and a single buffer by itself.
+        """Runs the coarse model with self-controlled credit, then with a single buffer.
 
         Args:
-          network: of at least two nodes.
+          network: the network, with at least two nodes.
           size: bytes of a round on the wire.
-          buffer_bytes: of a fusion buffer.
+          buffer_bytes: bytes of a fusion buffer on the wire.
 
         Raises:
-          ConfigurationError, InvalidArgumentError: the model refuses a value; names it.
+          ConfigurationError, InvalidArgumentError: the model refuses a value and names it.
         """
         scenario = network.scenario(size, buffer_bytes)
         outcome = coarse.run(scenario, _ROUNDS, network.seed, _SECONDS)
@@ -201,7 +205,7 @@ class Herring:
         window = last[-1].window
         latency = network.rtt
         if size > buffer_bytes:
-            # What a buffer costs more than its share of a round is the way there and back.
+            # What a buffer costs beyond its share of a round is the latency of the way and back.
             alone = dataclasses.replace(scenario, size=buffer_bytes, credit=window)
             one = coarse.run(alone, _LAST, network.seed).median
             pace = max((seconds - one) / (size - buffer_bytes), outcome.limit / size)
@@ -219,22 +223,24 @@ class Herring:
 
 
 def peer_seconds(name: str, network: Network, size: float, headers: float) -> float:
-    """The model of one of `PEERS`, between nodes; what happens inside them comes on top.
+    """Models one of `PEERS` between nodes; the stages inside a node come on top.
+
+    The model is that of `herring.models`. Its rate is that of the links without headers, or what a
+    node's processors manage (with frames of 256 KiB) if that is less. Each message takes half a
+    round trip and a wake-up. Losses and full switch buffers are left out.
 
     Args:
-      name: of the algorithm.
-      network: whose servers do not count here.
+      name: the algorithm.
+      network: the network; its servers do not count.
       size: bytes of the array.
-      headers: bytes on the wire over bytes of payload.
+      headers: bytes on the wire divided by bytes of payload.
 
     Returns:
-      Seconds: `herring.models` with the links' rate less headers, or with what a node's
-      processors manage where that is less (frames of 256 KiB), and half a round trip and a
-      wake-up for each message. Losses and full switch buffers are left out.
+      Seconds.
     """
     costs = network.costs
     frame = coarse.Scenario.frame_max
-    # A byte is sent, and another one received.
+    # For each byte of the array a node sends one byte and receives one byte.
     processor = 2 * (costs.byte + costs.frame / frame) / (costs.cores or network.workers)
     pace = max(headers / network.bandwidth, processor)
     latency = network.rtt / 2 + costs.wakeup
@@ -244,14 +250,14 @@ def peer_seconds(name: str, network: Network, size: float, headers: float) -> fl
 
 
 def load_costs(path: str) -> tuple[Costs, str]:
-    """Reads costs that were measured: a JSON object with some of `Costs`' names.
+    """Reads measured costs from a JSON object with some of the names of `Costs`.
 
     Returns:
-      The costs, `MEASURED` where the file has none, and what the file says of where they are from
-      ("source").
+      The costs, with the values of `MEASURED` for names that the file lacks, and the text "source"
+      of the file, which tells where the costs are from.
 
     Raises:
-      ConfigurationError: the file cannot be read or holds anything else; names it.
+      ConfigurationError: the file cannot be read or holds anything else; the error names the file.
     """
     file = pathlib.Path(path)
     try:
@@ -259,7 +265,7 @@ def load_costs(path: str) -> tuple[Costs, str]:
     except OSError as error:
         raise ConfigurationError(f"--costs {path}: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigurationError(f"--costs {path} is no JSON: {error}") from None
+        raise ConfigurationError(f"--costs {path} is not JSON: {error}") from None
     allowed = f"seconds or numbers named {', '.join(_COSTS)}, and a text named source"
     if not isinstance(document, dict) or set(document) - {*_COSTS, "source"}:
         raise ConfigurationError(f"--costs {path}: write {allowed}")

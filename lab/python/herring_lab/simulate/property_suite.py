@@ -1,8 +1,8 @@
-"""Random networks: does self-controlled credit find what the best fixed window gives?
+"""Checks on random networks whether self-controlled credit reaches the best fixed window's goodput.
 
 ``python -m herring_lab.simulate.property_suite --networks 1000`` (or ``make credit-suite``) draws
-networks, lets the real controller run on each, searches the best fixed window beside it, and ends
-with status 1 if a property does not hold. Each network follows from its number alone.
+networks. It runs the real controller on each, searches the best fixed window, and ends with status
+1 if a property does not hold. A network depends on its number only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from herring_lab.simulate.verdict import ALL, MOST, Verdict, breaches
 
 __all__ = ["MODELS", "main"]
 
-#: Values of ``--model``, and what measures a network of each.
+#: The function that measures a network, by value of ``--model``.
 MODELS: dict[str, Callable[[int], Verdict]] = {
     "coarse": coarse_networks.measure,
     "jobs": job_networks.measure,
@@ -36,28 +36,35 @@ def _table(verdicts: Sequence[Verdict], count: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite; 1 if a property does not hold."""
+    """Runs the suite; returns 1 if a property does not hold, otherwise 0."""
     parser = argparse.ArgumentParser(
         prog="python -m herring_lab.simulate.property_suite",
         description=(
-            "Runs the credit controller on random networks, and compares with the best fixed "
-            "window."
+            "Runs the credit controller on random networks, and compares its goodput with that of "
+            "the best fixed window."
         ),
     )
     parser.add_argument(
         "--model",
         choices=MODELS,
         default="coarse",
-        help="the coarse model, or whole jobs in virtual time: 60 times slower, 2 to 16 nodes",
+        help="coarse model (default) or whole jobs in virtual time, which are 60 times slower and "
+        "have 2 to 16 nodes",
     )
-    parser.add_argument("--networks", type=int, default=1000, help="how many (1000)")
-    parser.add_argument("--first", type=int, default=1, help="number of the first (1)")
-    parser.add_argument("--parallel", type=int, default=1, help="threads (1)")
-    parser.add_argument("--worst", type=int, default=10, help="how many the table shows (10)")
+    parser.add_argument(
+        "--networks", type=int, default=1000, help="number of networks (default 1000)"
+    )
+    parser.add_argument(
+        "--first", type=int, default=1, help="seed of the first network (default 1)"
+    )
+    parser.add_argument("--parallel", type=int, default=1, help="number of threads (default 1)")
+    parser.add_argument(
+        "--worst", type=int, default=10, help="number of networks in the table (default 10)"
+    )
     options = parser.parse_args(arguments)
     for name, least in (("networks", 1), ("first", 0), ("parallel", 1), ("worst", 0)):
         if getattr(options, name) < least:
-            parser.error(f"--{name} {getattr(options, name)}: {least} or more are allowed")
+            parser.error(f"--{name} {getattr(options, name)}: give {least} or more")
     seeds = range(options.first, options.first + options.networks)
     began = time.monotonic()
     verdicts = _measure_all(MODELS[options.model], seeds, options.parallel)
@@ -71,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     found = breaches(verdicts)
     for breach in found:
-        print(f"not as promised: {breach}")
+        print(f"property does not hold: {breach}")
     return int(bool(found))
 
 
 def _measure_all(
     measure: Callable[[int], Verdict], seeds: Sequence[int], threads: int
 ) -> list[Verdict]:
-    """Returns the verdict of each network, and says on standard error how far it is."""
+    """Returns the verdict of each network, and prints progress on standard error."""
     verdicts: list[Verdict] = []
     began = shown = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
@@ -96,7 +103,7 @@ def _measure_all(
                         file=sys.stderr,
                         flush=True,
                     )
-        except BaseException:  # those that wait are not begun
+        except BaseException:  # do not start the networks that wait
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return verdicts

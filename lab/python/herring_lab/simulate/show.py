@@ -1,4 +1,4 @@
-"""Answers for people and as JSON, with what was assumed."""
+"""Formats answers for people and as JSON, with their assumptions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _bytes(size: float) -> str:
 
 
 def where(network: Network) -> str:
-    """The hosts and what is between them, in a line."""
+    """Returns a line that describes the hosts and the network between them."""
     parts = [f"{_many(network.nodes, 'node')} of {_many(network.workers, 'worker')}"]
     kind = "dedicated server"
     if network.servers < network.nodes > 1:
@@ -70,7 +70,7 @@ def _formula(network: Network) -> str:
 
 
 def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
-    """Says what was found about the number of servers that was asked about."""
+    """Returns the answer for the given number of servers, as text."""
     network, job, timeline = found.network, found.job, found.timeline
     buffers = found.buffers
     lines = [where(network)]
@@ -136,7 +136,7 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
 
 
 def servers_table(best: Best, prices: Prices | None) -> Table:
-    """What other numbers of dedicated servers bring."""
+    """Returns the table over the numbers of dedicated servers that were tried."""
     first = best.tried[0]
     rows = []
     for each in best.tried:
@@ -172,12 +172,12 @@ def servers_table(best: Best, prices: Prices | None) -> Table:
 
 
 def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -> list[str]:
-    """What the answers rest on, a line for each thing that matters.
+    """Returns the assumptions of the answers, a line for each.
 
     Args:
-      answers: that are shown.
-      source: of the costs of processors.
-      prices: whether there are some.
+      answers: the answers that are shown.
+      source: where the processor costs are from.
+      prices: the prices; None without prices.
     """
     first = answers[0]
     network, job = first.network, first.job
@@ -229,7 +229,7 @@ def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -
 def document(
     answers: Sequence[Answer], prices: Prices | None, best: Best | None, lines: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what ``--json`` prints: answers, the best numbers of servers, assumptions."""
+    """Returns the document that ``--json`` prints, with answers and assumptions."""
     result: dict[str, Any] = {"answers": [_one(each, prices) for each in answers]}
     if best:
         result["best_servers_by_time"] = best.by_time.network.servers

@@ -1,4 +1,4 @@
-"""One thing varied: a table and a plot of steps, Herring's beside those of classic all-reduces."""
+"""Varies one thing, and tabulates Herring's steps beside those of classic all-reduces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = re.compile(r"[x*](\d+(?:\.\d+)?)")
 
 def _count(text: str) -> int:
     if not text.strip().isdecimal():
-        raise ConfigurationError(f"{text!r} is no whole number, 0 or more")
+        raise ConfigurationError(f"{text!r} is not a whole number, 0 or more")
     return int(text)
 
 
@@ -31,13 +31,13 @@ def _time(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What can be varied: the field of `Network`, how it is read, and how it is shown."""
+    """Something to vary: its field of `Network`, its parser, its column and its label."""
 
     field: str
     read: Callable[[str], float]
     column: str
     name: str
-    scale: float = 1.0  # to the unit that is shown
+    scale: float = 1.0  # from the field's unit to the unit that is shown
 
 
 SWEPT = {
@@ -51,11 +51,11 @@ SWEPT = {
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What is varied.
+    """The values of the thing that is varied.
 
     Attributes:
       kind: one of `SWEPT`.
-      values: of the field, ascending.
+      values: the values of its field, in ascending order.
     """
 
     kind: str
@@ -66,7 +66,7 @@ def parse_sweep(text: str) -> Sweep:
     """Reads ``nodes=2..12800``, ``rtt=10us..10ms:x10``, ``nodes=8..64:8`` or ``loss=0%,0.1%``.
 
     Raises:
-      ConfigurationError: it is none of these; says what is allowed.
+      ConfigurationError: the text has none of these forms; the error says what is allowed.
     """
     name, equals, rest = text.partition("=")
     if not equals or name not in SWEPT:
@@ -88,7 +88,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def _range(text: str, kind: _Kind) -> list[float]:
-    """``LOW..HIGH``, doubling; with ``:STEP`` behind it adding so much, with ``:xN`` N times it."""
+    """Reads ``LOW..HIGH``, which doubles; ``:STEP`` after it adds STEP, ``:xN`` multiplies by N."""
     ends, _, step = text.partition(":")
     low_text, _, high_text = ends.partition("..")
     low, high = kind.read(low_text), kind.read(high_text)
@@ -98,32 +98,32 @@ def _range(text: str, kind: _Kind) -> list[float]:
     if match := _STEP.fullmatch(step):
         factor = float(match.group(1))
         if factor <= 1:
-            raise ConfigurationError(f"a factor is more than 1, not {factor:g}")
+            raise ConfigurationError(f"a factor must be more than 1, not {factor:g}")
     elif step:
         added = kind.read(step)
         if not added > 0:
-            raise ConfigurationError(f"a step is more than 0, not {step}")
+            raise ConfigurationError(f"a step must be more than 0, not {step}")
     if not low > 0 and not added:
         raise ConfigurationError(
-            f"{low_text} doubled stays what it is: give a step, as in {ends}:{high_text}, or a list"
+            f"{low_text} cannot be doubled: give a step, as in {ends}:{high_text}, or a list"
         )
     values = [low]
     while values[-1] < high and len(values) <= _MOST:
         following = values[-1] + added if added else values[-1] * factor
         following = round(following) if isinstance(low, int) else following
-        # The end belongs to it, even off the steps; rates do not end a rounding error before it.
+        # The end is included, even between steps, and rounding errors do not add a point before it.
         values.append(high if following > high * (1 - 1e-9) else following)
     return values
 
 
 def at(network: Network, sweep: Sweep, value: float, as_many_servers: bool) -> Network:
-    """Returns the network with another value of what is varied.
+    """Returns the network with another value of the thing that is varied.
 
     Args:
-      network: as the options have it.
-      sweep: what is varied.
-      value: of it.
-      as_many_servers: as nodes, as no number was asked for.
+      network: the network that the options describe.
+      sweep: the thing that is varied.
+      value: its value.
+      as_many_servers: whether there are as many servers as nodes, because no number was given.
     """
     changed: dict[str, Any] = {SWEPT[sweep.kind].field: value}
     if sweep.kind == "rate" and network.server_rate == network.rate:
@@ -142,21 +142,21 @@ def table(
     prices: Prices | None,
     report: Callable[[int, int, str], None],
 ) -> tuple[Table, list[Answer]]:
-    """Answers for every value.
+    """Computes an answer for every value.
 
     Args:
-      job: that runs.
-      network: what is not varied.
-      sweep: what is.
-      as_many_servers: as nodes, as no number was asked for.
-      prices: for a column with the price of a step.
-      report: told about each point before it is computed, as (done, all, what).
+      job: the job that runs.
+      network: the network whose other values stay.
+      sweep: the thing that is varied, and its values.
+      as_many_servers: whether there are as many servers as nodes, because no number was given.
+      prices: prices for a column with the price of a step; None: no such column.
+      report: called before each point is computed, with (done, all, what).
 
     Returns:
-      A row per value, and the answers.
+      A table with a row per value, and the answers.
     """
     kind = SWEPT[sweep.kind]
-    # All before the first is computed: a value may be impossible.
+    # All networks are made before the first is computed, because a value may be impossible.
     networks = [at(network, sweep, value, as_many_servers) for value in sweep.values]
     rows, answers = [], []
     for index, here in enumerate(networks):

@@ -1,11 +1,12 @@
-"""A training step in time: gradients fill fusion buffers, which go through three stages.
+"""Computes the times of a training step, whose fusion buffers go through three stages.
 
-1. the node brings a buffer together and adds (where it has several workers),
-2. the network averages it over nodes,
-3. the node spreads the result.
+1. A node with several workers sums the buffers of its workers.
+2. The network averages the buffer over nodes.
+3. The node copies the result to its workers.
 
-Buffers go one after the other, in plan order, and each stage works on one while the others work on
-others; only what is not done when the backward pass ends lengthens the step.
+Gradients fill buffers. Each stage takes one buffer after the other, in plan order, and the stages
+work on different buffers at the same time. Only work that is left when the backward pass ends
+lengthens the step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Buffer:
 
     Attributes:
       size: bytes on the wire.
-      ready: seconds from the begin of the step to its last gradient.
+      ready: seconds from the start of the step to the buffer's last gradient.
     """
 
     size: int
@@ -35,13 +36,13 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """What a buffer takes.
+    """The time that a buffer takes in each stage.
 
     Attributes:
-      node: seconds per byte of the first stage and of the last.
+      node: seconds per byte of the first stage, and of the last.
       pace: seconds per byte of the network.
-      start: seconds that each buffer takes the network besides.
-      latency: seconds from the network's being done with a buffer to its result.
+      start: seconds that the network takes for each buffer in addition.
+      latency: seconds from the end of the network's work on a buffer to its result.
     """
 
     node: float
@@ -52,15 +53,15 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """A step.
+    """The times of a step.
 
     Attributes:
-      seconds: from its begin to its end.
-      exposed: of these, after the backward pass.
-      network: seconds that the network works.
-      node: seconds that the busier of the node's two stages works.
-      backlog: seconds of the network's work that is left when the last gradient is there, which
-        could have been done before.
+      seconds: the length of the step.
+      exposed: the part of it after the backward pass, in seconds.
+      network: seconds for which the network works.
+      node: seconds for which each of the node's two stages works.
+      backlog: seconds of the network's work that are left when the last gradient is ready, although
+        their buffers were ready before.
     """
 
     seconds: float
@@ -86,13 +87,13 @@ def fuse(
     """Returns the fusion buffers that Herring's plan makes.
 
     Args:
-      gradients: in order of production.
-      dtype: of the gradients.
-      wire_dtype: that they are sent in.
-      nodes: with workers.
-      servers: dedicated ones.
+      gradients: the gradients in order of production.
+      dtype: the type of the gradients.
+      wire_dtype: the type in which gradients are sent.
+      nodes: the number of nodes with workers.
+      servers: the number of dedicated servers.
       step: seconds of forward and backward pass.
-      backward: the backward pass as a part of that.
+      backward: the part of `step` that the backward pass takes.
     """
     narrow = DTYPES[dtype] // DTYPES[wire_dtype]
     made = _core.fusion_buffers([each.elements for each in gradients], dtype, nodes, servers)
@@ -102,7 +103,7 @@ def fuse(
 def fuse_evenly(
     gradients: Sequence[Gradient], itemsize: int, size: float, step: float, backward: float
 ) -> list[Buffer]:
-    """Returns buffers of whole gradients, closed when they have at least `size` bytes."""
+    """Returns buffers of whole gradients; a buffer is full when it has at least `size` bytes."""
     buffers, filled = [], 0
     for index, gradient in enumerate(gradients):
         filled += gradient.elements * itemsize
@@ -113,11 +114,11 @@ def fuse_evenly(
 
 
 def play(buffers: Sequence[Buffer], stages: Stages, step: float) -> Timeline:
-    """Lets buffers go through the stages.
+    """Computes when the buffers pass the stages.
 
     Args:
-      buffers: in plan order.
-      stages: what they take.
+      buffers: the buffers in plan order.
+      stages: the time of each stage.
       step: seconds of forward and backward pass.
     """
     gathered = sent = spread = network = node = backlog = 0.0

@@ -1,4 +1,4 @@
-"""What a property suite finds of credit on one network, and what it asks of all of them."""
+"""Defines what a property suite finds on one network, and what must hold for all networks."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ __all__ = [
     "with_unit",
 ]
 
-#: A job has found its window after so many rounds, or so many seconds, whichever is longer.
+#: A job has found its window after so many rounds and so many seconds, whichever takes longer.
 ROUNDS, SECONDS = 10, 5.0
-#: Share of the best fixed window's goodput: in most networks, and in all.
+#: Shares of the best fixed window's goodput that most networks, and all networks, must reach.
 MOST, ALL = 0.90, 0.75
-#: In how many networks `MOST` must hold.
+#: Share of the networks that must reach `MOST`.
 SHARE = 0.95
 #: Goodput that stays below this share of what a smaller window gave has collapsed.
 COLLAPSE = 0.5
-#: Fixed windows that are tried, in segments, up to credit_max.
+#: Fixed windows to try, in segments, up to credit_max.
 WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-#: A switch port holds at least so much of one segment from each sender: below that every window
-#: overruns it, and there is nothing to control.
+#: A switch port holds at least this multiple of a segment for each sender. Below that every window
+#: overruns the port, and there is nothing to control.
 LEAST_BUFFER = 1.1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one network.
+    """The result of one network.
 
     Attributes:
       seed: the network's number.
-      network: it, in words.
-      goodput: bytes per second of self-controlled credit, once it has found its window.
-      best: of the best fixed window.
-      window, best_window: segments: at the end, and the best one.
-      collapsed: goodput stayed below half of what a smaller window gave.
-      bound: what bound the last round; empty if the model does not say.
+      network: the network's parameters in words.
+      goodput: bytes per second with self-controlled credit, once it has found its window.
+      best: bytes per second with the best fixed window.
+      window: the window at the end, in segments.
+      best_window: the best fixed window, in segments.
+      collapsed: whether goodput stayed below half of what a smaller window gave.
+      bound: what took the time in the last round; empty if the model does not tell.
     """
 
     seed: int
@@ -63,17 +64,17 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """Goodput as a share of the best fixed window's."""
+        """Goodput divided by the best fixed window's."""
         return self.goodput / self.best
 
 
 def breaches(verdicts: Sequence[Verdict]) -> list[str]:
-    """Returns the properties that do not hold, in words."""
+    """Returns a sentence for each property that does not hold."""
     found = []
     good = sum(v.share >= MOST for v in verdicts)
     if good < SHARE * len(verdicts):
         found.append(
-            f"only {good} of {len(verdicts)} reach {MOST:.0%} of the best fixed window's goodput, "
+            f"only {good} of {len(verdicts)} reach {MOST:.0%} of the best fixed window's goodput; "
             f"{SHARE:.0%} must"
         )
     poor = [v.seed for v in verdicts if v.share < ALL]
@@ -86,14 +87,14 @@ def breaches(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def search(goodput: Callable[[int, int], float], least: int) -> tuple[dict[int, float], int]:
-    """Looks for the best fixed window.
+    """Searches the best fixed window.
 
     Args:
-      goodput: bytes per second with a window of so many segments, over so many rounds.
-      least: rounds in which all windows are tried; those near the best are tried for more.
+      goodput: a function of (window in segments, rounds) that returns bytes per second.
+      least: the rounds for which all windows are tried; those near the best are tried for longer.
 
     Returns:
-      What each window gave in those few rounds, and the best window.
+      The goodput of each window in those few rounds, and the best window.
     """
     brief = {window: goodput(window, least) for window in WINDOWS}
     near = [window for window in WINDOWS if brief[window] >= ALL * max(brief.values())]
@@ -106,7 +107,7 @@ def draw_evenly(draw: random.Random, least: float, most: float) -> float:
 
 
 def with_unit(number: float, unit: str) -> str:
-    """Returns it with three digits, as 1.25 Gbit/s."""
+    """Returns a number with three digits and a prefixed unit, as in ``1.25 Gbit/s``."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}{unit}"
