@@ -37,7 +37,7 @@ NETWORKS = [
     (["--paths", "4x"], ["'' is not a rate"]),
     (["--paths", "1mbit,"], ["'' is not a rate"]),
     (["--paths", ",".join(["1mbit"] * 65)], ["1 to 64 spines", "65"]),
-    (["--paths", "1mbit", "--workers", "1"], ["1 host needs none"]),
+    (["--paths", "1mbit", "--workers", "1"], ["a single host has none"]),
     (["--paths", "1mbit@far"], ["'far' is not a time"]),
     (["--paths", "1mbit@"], ["'' is not a time"]),
     (["--paths", "1mbit@1ms+"], ["'' is not a time"]),

@@ -337,7 +337,7 @@ def test_of_pairs_and_hosts_the_nearest_counts() -> None:
         ({"paths": [Path(None)]}, "needs a rate"),
         ({"paths": [1e6] * 65}, "1 to 64 spines, not 65"),
         ({"paths": ["50mbit"]}, "10 Tbit/s, not '50mbit' bit/s"),
-        ({"hosts": 1, "paths": [1e6]}, "1 host needs none"),
+        ({"hosts": 1, "paths": [1e6]}, "a single host has none"),
         ({"hosts": 0}, "1 to 250 hosts, not 0"),
         ({"hosts": 251}, "1 to 250 hosts, not 251"),
         ({"hosts": 2.5}, "1 to 250 hosts, not 2.5"),
@@ -348,10 +348,10 @@ def test_of_pairs_and_hosts_the_nearest_counts() -> None:
         ({"queue_seconds": "20ms"}, "not '20ms'"),
         ({"mtu": 1500.5}, "not 1500.5"),
         ({"delay": None}, "delay None"),
-        ({"delays": {(0, 1, 2): 0.1}}, "a host or two"),
+        ({"delays": {(0, 1, 2): 0.1}}, "one host or two"),
         ({"seed": -1}, "a seed is 0 to .*, not -1"),
-        ({"kernel": True}, "kernel=True says who makes strict links, but these are not"),
-        ({"strict": False, "kernel": False}, "kernel=False says"),
+        ({"kernel": True}, "kernel=True applies to strict links only, but these are not"),
+        ({"strict": False, "kernel": False}, "kernel=False applies"),
     ],
 )
 def test_the_impossible_is_named(options: dict, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Emulated clusters: networks on which to try Herring without owning them.
+"""Emulates clusters, so that Herring can be tried on networks that do not exist.
 
-Module ``cluster`` makes hosts out of Linux network namespaces, with links of a chosen rate and
+The module ``cluster`` makes hosts out of Linux network namespaces, with links of a chosen rate and
 switch queues of a chosen depth. ``check`` measures these links, ``runner`` runs a job on the hosts,
 and ``cli`` is the command ``herring lab``. All of them need root (or CAP_NET_ADMIN and
 CAP_SYS_ADMIN) and iproute2.

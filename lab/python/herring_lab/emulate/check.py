@@ -1,4 +1,4 @@
-"""The lab checks itself: a link that is not what it should be gives no figures."""
+"""Measures the links of a cluster, so that links that are too slow give no figures."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ __all__ = ["Links", "check_links"]
 
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
 _PORT = 29390
-# Headers of Ethernet, IP and TCP, a cautious share: with jumbo frames they take 1 %.
+# The share of a link's rate that payload must reach. It leaves ample room for the headers of
+# Ethernet, IP and TCP, which take 1 % with jumbo frames.
 _ENOUGH = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What was measured while all hosts sent and received at once.
+    """Measurements while all hosts sent and received at the same time.
 
     Attributes:
-      bits_per_second: payload that arrived at each host.
-      expected: what the links to it should deliver at least; None without a limit, or where
-        links are strict.
-      round_trip_seconds: of one byte over TCP between hosts 0 and 1, idle.
+      bits_per_second: the payload that arrived at each host.
+      expected: the least that should arrive at each host; None if its links have no limit or are
+        strict.
+      round_trip_seconds: a round trip of one byte over TCP between hosts 0 and 1, measured while
+        the links were idle.
     """
 
     bits_per_second: list[float]
@@ -35,12 +37,12 @@ class Links:
     round_trip_seconds: float
 
     def slow(self) -> list[int]:
-        """Returns the hosts that got too little."""
+        """Returns the hosts that got less than expected."""
         pairs = enumerate(zip(self.bits_per_second, self.expected))
         return [host for host, (got, wanted) in pairs if wanted is not None and got < wanted]
 
     def text(self) -> str:
-        """Returns a line for people."""
+        """Returns a line that describes the measurements."""
         low, high = min(self.bits_per_second), max(self.bits_per_second)
         rates = show_rate(low) if high < 1.05 * low else f"{show_rate(low)} to {show_rate(high)}"
         return (
@@ -50,7 +52,7 @@ class Links:
 
 
 def check_links(cluster: Cluster, seconds: float = 1.5) -> Links:
-    """Measures all links of a cluster at once, in a ring over its hosts.
+    """Measures all links of a cluster at the same time, in a ring over its hosts.
 
     Raises:
       ClusterError: a probe failed, or there is only one host.
@@ -58,7 +60,7 @@ def check_links(cluster: Cluster, seconds: float = 1.5) -> Links:
     size = cluster.size
     if size < 2:
         raise ClusterError("a single host has no link to measure")
-    seconds += 20 * cluster.longest_delay  # for TCP to get going
+    seconds += 20 * cluster.longest_delay  # TCP needs some round trips to grow its window
     jobs = []
     for host in range(size):
         argv = [sys.executable, "-S", str(_PROBE), cluster.address(host)]
@@ -69,7 +71,9 @@ def check_links(cluster: Cluster, seconds: float = 1.5) -> Links:
     for job in jobs:
         if job.process.stdout.readline().strip() != "ready":
             raise ClusterError(f"host {job.host}: {job.process.stderr.read().strip()[-500:]}")
-    start = time.monotonic() + 0.3 + 10 * cluster.longest_delay  # a few round trips come first
+    start = (
+        time.monotonic() + 0.3 + 10 * cluster.longest_delay
+    )  # connecting takes a few round trips
     for job in jobs:
         job.process.stdin.write(f"{start}\n")
         job.process.stdin.flush()
@@ -82,8 +86,9 @@ def check_links(cluster: Cluster, seconds: float = 1.5) -> Links:
         rates.append(rate)
         round_trip = max(round_trip, took)
     expected = []
-    # Strict links are held to their times (`Cluster.link_report`): what a TCP makes of them in the
-    # first second, with its acknowledgements behind the data of the other direction, is its own.
+    # Strict links are judged by the lateness of packets (`Cluster.link_report`). The rate that TCP
+    # reaches in the first second does not count, because its acknowledgements wait behind the data
+    # of the other direction.
     for host in range(size):
         narrowest = None if cluster.strict else cluster.rate_between((host - 1) % size, host)
         expected.append(None if narrowest is None else _ENOUGH * narrowest)

@@ -1,26 +1,26 @@
-"""Emulated hosts: one network namespace each, joined by a bridge with token buckets on its ports.
+"""Emulates hosts: network namespaces, joined by a bridge with token buckets on its ports.
 
-The bridge lives in a namespace of its own, so two clusters never meet, and nothing shows in the
-network of the machine itself::
+The bridge has a namespace of its own. So clusters never see each other, and the machine's own
+network does not change::
 
     host 0 [eth0 tbf] ---- [tbf p0]  +--------+
     host 1 [eth0 tbf] ---- [tbf p1]  | switch |
     ...                              +--------+
 
-``eth0`` shapes what a host sends, ``pN`` what the switch sends to host N. The queue of ``pN`` is
-the buffer that an incast overruns.
+``eth0`` shapes the packets that a host sends, and ``pN`` those that the switch sends to host N. The
+queue of ``pN`` is the buffer that an incast overruns.
 
-With ``paths`` there are two such switches, the leaves, which are routers too. Each path is a spine
-between them, a link with a rate of its own; which one a connection takes is a hash of its addresses
-and ports, as in a data centre::
+With ``paths`` there are two such switches, the leaves, which are also routers. Each path is a spine
+between them, a link with a rate of its own. A hash of its addresses and ports assigns each
+connection to a spine, as in a data centre::
 
     hosts 0, 2, ... -- leaf 0 ==[tbf]== spine 0, 1, ... ==[tbf]== leaf 1 -- hosts 1, 3, ...
 
-Links that serialize strictly, and paths with delay, jitter and loss, are another matter: there
-``eth0`` is a TAP device, and `herring_lab.emulate.strict` is the switch and all links.
+Strict links, and paths with delay, jitter and loss, work differently: ``eth0`` is a TAP device, and
+`herring_lab.emulate.strict` is the switch and all links.
 
-Every cluster holds a lock file in ``/run/herring-lab`` for as long as its process lives. Whoever
-makes a cluster first removes those whose lock is free: a killed run leaves nothing behind for long.
+Every cluster locks a file in ``/run/herring-lab`` for as long as its process lives. A new cluster
+first removes all clusters whose lock is free, so a killed run leaves nothing behind for long.
 """
 
 from __future__ import annotations
@@ -81,29 +81,30 @@ BURST = "64kb"
 
 
 class Cluster:
-    """``hosts`` emulated machines on one switch. Use it as a context manager.
+    """A cluster of emulated hosts, to be used as a context manager.
 
     Args:
-      hosts: how many, 1 to 250.
-      rate_bits: rate of every link in bits per second, in each direction; None for no limit.
-      queue_seconds: how long a packet may wait in a full queue: the depth of the queues of hosts
-        and switch ports, in seconds at the link's rate. Unused without a rate.
-      mtu: bytes.
-      rates: bits per second of single hosts' links, where they differ (one slow card).
-      paths: leaf and spine instead of one switch: the rate of each spine in bits per second, or
-        a `Path` with delay, jitter and loss besides (two sites, a thin long link).
-      strict: links serialize: a packet takes length / rate on its host's egress and again on the
-        switch's port, without a burst. None: if `mtus` or anything in `between` is given.
-      mtus: bytes, of single hosts.
-      seed: of losses and jitter.
-      kernel: let the kernel's netem make strict links. None: where it exists and can (one switch,
-        paths all alike and without jitter, one MTU); else, and with False, the lab's own switch.
-      **between: what lies between hosts: the attributes of `Between` (``delay``,
+      hosts: the number of hosts, 1 to 250.
+      rate_bits: rate of every link in bits per second, in each direction; None: no limit.
+      queue_seconds: the most time that a packet may wait in a queue of a host or a switch port.
+        Queues have this depth at the link's rate; without a rate the value is not used.
+      mtu: bytes of the largest IP packet.
+      rates: rates of single hosts' links in bits per second, where they differ (one slow card).
+      paths: spines between two leaves, instead of one switch. Each is a rate in bits per second or
+        a `Path` with delay, jitter and loss, such as a thin, long link between two sites.
+      strict: whether links are strict: a packet takes length / rate on its host's egress and again
+        on the switch's port, and there are no bursts. None: strict if `mtus`, `between` or a
+        `Path` with delay, jitter or loss is given.
+      mtus: MTUs of single hosts, in bytes.
+      seed: seed of losses and jitter.
+      kernel: whether the kernel's netem makes strict links. False: the lab's own switch does.
+        None: netem does if it exists and can (one switch, one MTU, equal paths without jitter).
+      **between: delay, jitter and loss between hosts: the attributes of `Between` (``delay``,
         ``jitter``, ``loss``, ``delays``, ``jitters``, ``losses``).
 
     Raises:
-      ClusterError: a value is impossible (it is named), tools or rights are missing, or the kernel
-        refuses.
+      ClusterError: a value is impossible (the error names it), tools or rights are missing, or the
+        kernel refuses.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ class Cluster:
                 )
             if kernel is not None and not self.strict:
                 raise ConfigurationError(
-                    f"kernel={kernel} says who makes strict links, but these are not: give a "
-                    "delay, jitter or loss, or strict=True, or leave kernel out"
+                    f"kernel={kernel} applies to strict links only, but these are not strict: give "
+                    "a delay, jitter or loss, or strict=True, or leave kernel out"
                 )
         for tool in ("ip", "tc", "nsenter", "setpriv"):
             if shutil.which(tool) is None:
@@ -186,7 +187,7 @@ class Cluster:
         return f"{PREFIX}{self.id}-h{host}"
 
     def address(self, host: int) -> str:
-        """Returns a host's IPv4 address. It means the same host on every host of this cluster."""
+        """Returns a host's IPv4 address, which is valid on every host of this cluster."""
         return f"10.77.{self._leaf(host)}.{host + 1}"
 
     def rate(self, host: int) -> float | None:
@@ -194,16 +195,16 @@ class Cluster:
         return self._rates.get(host, self.rate_bits)
 
     def rate_between(self, sender: int, receiver: int) -> float | None:
-        """Returns the least that one connection gets if it is alone; None: no limit."""
+        """Returns the least bits per second of a connection that is alone; None: no limit."""
         rates = [self.rate(sender), self.rate(receiver)]
         if self._leaf(sender) != self._leaf(receiver):
-            # All hosts of a leaf may have hashed to the same spine.
+            # The connections of all hosts of a leaf may be hashed to the same spine.
             spines = [path.rate_bits for path in self.paths if path.rate_bits is not None]
             rates += [rate / ((self.size + 1) // 2) for rate in spines]
         return min((rate for rate in rates if rate is not None), default=None)
 
     def host_id(self, host: int) -> str:
-        """Returns what ``HERRING_HOST_ID`` is set to on a host."""
+        """Returns the value of ``HERRING_HOST_ID`` on a host."""
         return f"{self.id}-h{host}"
 
     def popen(
@@ -215,17 +216,17 @@ class Cluster:
         name: str = "",
         **options: Any,
     ) -> Job:
-        """Starts a command on a host. It dies with this process, whatever ends it.
+        """Starts a command on a host. The command is killed when this process ends for any reason.
 
         Args:
           host: number of the host.
           argv: the command and its arguments.
-          env: variables added to this process's own; ``HERRING_HOST_ID`` is set if not in it.
-          name: how to call the process in messages; by default its command.
-          **options: for ``subprocess.Popen``.
+          env: variables beside those of this process; ``HERRING_HOST_ID`` has a default.
+          name: the name of the process in messages; by default its command.
+          **options: options of ``subprocess.Popen``.
         """
         environment = {**os.environ, "HERRING_HOST_ID": self.host_id(host), **(env or {})}
-        # In this order: the kernel clears the death signal when credentials change.
+        # setpriv comes last, because the kernel clears the death signal when credentials change.
         prefix = ["nsenter", f"--net=/run/netns/{self.namespace(host)}", "setpriv", "--pdeathsig"]
         process = subprocess.Popen(
             [*prefix, "KILL", *argv], env=environment, start_new_session=True, **options
@@ -247,7 +248,7 @@ class Cluster:
 
     def counters(self, host: int) -> HostCounters:
         """Reads the counters of a host's link, its switch port and its TCP stack."""
-        # /sys shows the namespace of whoever mounted it: read the link through netlink instead.
+        # Reads the link through netlink, because /sys shows the namespace of its mount.
         show = ["-s", "-j", "link", "show", "eth0"]
         link = json.loads(run_tool(["ip", "-n", self.namespace(host), *show]))[0]["stats64"]
         if self._forwarder is not None:
@@ -266,7 +267,7 @@ class Cluster:
         )
 
     def path_bytes(self, path: int) -> int:
-        """Returns the bytes that a spine has carried, both directions together."""
+        """Returns the bytes that a spine has carried in both directions together."""
         if self._forwarder is not None:
             return self._forwarder.spine_bytes(path)
         total = 0
@@ -277,7 +278,7 @@ class Cluster:
         return total
 
     def total(self, hosts: Iterable[int] | None = None) -> HostCounters:
-        """Returns the sum of the counters of some hosts, by default of all."""
+        """Returns the sum of the counters of some hosts; by default, of all hosts."""
         total = HostCounters(0, 0, 0, 0, 0)
         for host in range(self.size) if hosts is None else hosts:
             total = total + self.counters(host)
@@ -289,17 +290,17 @@ class Cluster:
         hosts: Iterable[int] | None = None,
         queue_seconds: float | None = None,
     ) -> None:
-        """Changes the rate of links in both directions while everything goes on.
+        """Changes the rate of links in both directions while jobs run.
 
-        What waits in a strict link's queue already still leaves at the rate of before.
+        Packets that already wait in a strict link's queue still leave at the old rate.
 
         Args:
           rate_bits: bits per second; None: no limit.
-          hosts: whose links; by default of all.
-          queue_seconds: as of `Cluster`, from now on; by default as it was.
+          hosts: the hosts whose links change; by default all hosts.
+          queue_seconds: the most time that a packet may wait in a queue; by default unchanged.
 
         Raises:
-          ClusterError: rate or queue is impossible, or there is no such host.
+          ClusterError: the rate or the queue is impossible, or a host does not exist.
         """
         chosen = range(self.size) if hosts is None else list(hosts)
         with _impossible():
@@ -325,10 +326,10 @@ class Cluster:
                     self._shape(space, device, rate_bits)
 
     def set_path(self, path: int, settings: Path) -> None:
-        """Changes a spine's rate, delay, jitter and loss while everything goes on (strict links).
+        """Changes a spine's rate, delay, jitter and loss while jobs run (strict links only).
 
         Raises:
-          ClusterError: links are not strict, there is no such spine, or a value is impossible.
+          ClusterError: links are not strict, the spine does not exist, or a value is impossible.
         """
         if self._forwarder is None:
             raise ClusterError("set_path: only strict links can change their delay")
@@ -340,7 +341,7 @@ class Cluster:
         self._forwarder.set_spine(path, settings, self.queue_seconds)
 
     def set_delays(self, delay: Amount = 0.0, **others: Any) -> None:
-        """Changes what lies between hosts (see `Between`) while everything goes on.
+        """Changes delay, jitter and loss between hosts (see `Between`) while jobs run.
 
         Raises:
           ClusterError: a value is impossible, or links are not strict.
@@ -358,20 +359,20 @@ class Cluster:
             self._forwarder.set_between(between)
 
     def between(self, sender: int, receiver: int) -> Path:
-        """Returns delay, jitter and loss between two hosts, without those of spines."""
+        """Returns delay, jitter and loss between two hosts, not counting spines."""
         return self._between.between(sender, receiver)
 
     @property
     def longest_delay(self) -> float:
-        """The longest way between two hosts in seconds, without queues and serialization."""
+        """The longest delay between two hosts in seconds, without queues and serialization."""
         spines = [path.delay + path.jitter for path in self.paths]
         return self._between.longest + max(spines, default=0.0)
 
     def link_report(self, reset: bool = False) -> LinkReport | None:
-        """Returns how well strict links kept to their model; None: the kernel makes the links.
+        """Returns how well strict links kept to their model; None if the kernel makes the links.
 
         Args:
-          reset: the next report begins here.
+          reset: whether the next report begins now.
 
         Raises:
           ClusterError: the switch has ended.
@@ -379,7 +380,7 @@ class Cluster:
         return None if self._forwarder is None else self._forwarder.report(reset)
 
     def require_on_time(self) -> LinkReport | None:
-        """Returns `link_report`.
+        """Returns the link report if strict links kept to their model.
 
         Raises:
           LateLinksError: the links did not keep to their model since the last report with reset.
@@ -390,13 +391,13 @@ class Cluster:
         return report
 
     def close(self) -> None:
-        """Ends what still runs on the hosts and removes the cluster. Harmless to repeat."""
+        """Ends all processes on the hosts and removes the cluster. More calls have no effect."""
         if self._closed:
             return
         self._closed = True
-        # An impatient second Ctrl-C must not leave half a cluster.
+        # A second Ctrl-C must not interrupt the removal.
         with signals_held():
-            # One that has only just been started may not be in its namespace yet.
+            # A process that has just been started may not be in its namespace yet.
             for job in self._jobs:
                 if job.process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -448,7 +449,7 @@ class Cluster:
                 f"addr add {self.address(host)}/24 dev eth0",
                 "link set eth0 addrgenmode none up",
             ]
-            if self.netem:  # a packet is what takes its length / rate
+            if self.netem:  # netem must see packets, not larger segments
                 commands.append("link set eth0 gso_max_segs 1")
             if self.paths:
                 commands.append(f"route add default via 10.77.{self._leaf(host)}.254")
@@ -551,7 +552,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _impossible() -> Iterator[None]:
-    """What is wrong with a value is what is wrong with the cluster."""
+    """Turns the error of a wrong value into a `ClusterError`."""
     try:
         yield
     except ConfigurationError as error:

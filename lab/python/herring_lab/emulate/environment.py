@@ -1,4 +1,4 @@
-"""The environment that a job's processes are started in, for everyone who starts jobs on hosts."""
+"""Builds the environment variables of a job's processes on emulated hosts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from herring.launch.commands import module_command
 
 __all__ = ["SERVER_COMMAND", "Meeting", "server_environment", "worker_environment", "write_secret"]
 
-#: What a dedicated server is started as; everything else is in its environment.
+#: The command of a dedicated server; everything else is in its environment.
 SERVER_COMMAND = (*module_command("herring.launch.cli"), "server")
 
-_PEER_PORTS = 100  # torch.distributed's own store is this much above the rendezvous
+_PEER_PORTS = 100  # the port of torch.distributed's store, relative to the rendezvous
 
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """What all processes of a job agree on.
+    """The facts on which all processes of a job agree.
 
     Attributes:
-      address: of the host of rank 0.
-      port: of the rendezvous there; a benchmark's peer meets one port above, ``MASTER_PORT`` is
-        100 above.
-      secret_file: path of the job's secret.
-      workers: how many.
-      servers: how many dedicated ones.
-      interface: network interface of every host.
-      settings: more variables for every process, ``HERRING_...`` settings above all.
+      address: the address of the host of rank 0.
+      port: the port of the rendezvous on this host. A library that is compared with Herring meets
+        one port above, and ``MASTER_PORT`` is 100 above.
+      secret_file: path of the file with the job's secret.
+      workers: the number of workers.
+      servers: the number of dedicated servers.
+      interface: the network interface of every host.
+      settings: more variables for every process, such as ``HERRING_...`` settings.
     """
 
     address: str
@@ -43,7 +43,7 @@ class Meeting:
 
 
 def write_secret(directory: str | pathlib.Path) -> str:
-    """Makes up a secret; returns the path of the file in `directory` that holds it (mode 0600)."""
+    """Writes a random secret to a file in `directory` (mode 0600) and returns its path."""
     path = pathlib.Path(directory, "secret")
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32) + "\n")
@@ -51,7 +51,7 @@ def write_secret(directory: str | pathlib.Path) -> str:
 
 
 def server_environment(meeting: Meeting) -> dict[str, str]:
-    """Returns the variables of a dedicated server, to add to this process's own."""
+    """Returns the variables that a dedicated server needs beside those of this process."""
     return {
         "HERRING_RENDEZVOUS": f"{meeting.address}:{meeting.port}",
         "HERRING_SECRET_FILE": meeting.secret_file,
@@ -66,13 +66,13 @@ def server_environment(meeting: Meeting) -> dict[str, str]:
 def worker_environment(
     meeting: Meeting, rank: int, local_rank: int, local_size: int
 ) -> dict[str, str]:
-    """Returns the variables of a worker: Herring's, and what torch.distributed asks for.
+    """Returns the variables that a worker needs for Herring and for torch.distributed.
 
     Args:
       meeting: the job.
-      rank: of the worker, in the job.
-      local_rank: among the workers of its host.
-      local_size: workers of its host.
+      rank: the worker's rank in the job.
+      local_rank: the worker's rank among the workers of its host.
+      local_size: the number of workers on its host.
     """
     return {
         "MASTER_ADDR": meeting.address,

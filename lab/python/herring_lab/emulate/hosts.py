@@ -1,4 +1,4 @@
-"""What runs on an emulated host, and what the host has counted."""
+"""Describes the processes on an emulated host, and the host's counters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["HostCounters", "Job"]
 
 @dataclasses.dataclass(frozen=True)
 class HostCounters:
-    """What one host's link and TCP stack have counted since the cluster was made.
+    """Counters of one host's link and TCP stack since the cluster was made.
 
     Attributes:
       sent_bytes: bytes the host's interface sent, Ethernet headers included.
       received_bytes: bytes the host's interface received.
-      switch_drops: packets the switch dropped on the way to this host (queue full).
-      retransmits: TCP segments the host sent again.
+      switch_drops: packets to this host that the switch dropped because the queue was full.
+      retransmits: TCP segments that the host sent again.
       timeouts: TCP retransmission time-outs of the host.
     """
 
@@ -39,12 +39,12 @@ class HostCounters:
 
 
 class Job:
-    """A process on an emulated host, and the highest memory use seen of it.
+    """A process on an emulated host, and its peak memory use.
 
     Attributes:
       process: the ``subprocess.Popen``.
-      host: number of the host it runs on.
-      name: what to call it in messages.
+      host: the number of its host.
+      name: the name of the process in messages.
     """
 
     def __init__(self, process: subprocess.Popen[Any], host: int, name: str) -> None:
@@ -54,9 +54,9 @@ class Job:
         self.peak_bytes = 0
 
     def poll_memory(self) -> int:
-        """Returns the peak resident size in bytes known so far (0 before the first reading).
+        """Returns the largest known resident size in bytes; 0 before the first reading.
 
-        The kernel keeps the mark itself but drops it with the process: call it now and then.
+        The kernel forgets the peak when the process ends, so call this method now and then.
         """
         with contextlib.suppress(OSError, ValueError):
             for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():

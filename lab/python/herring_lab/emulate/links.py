@@ -1,7 +1,8 @@
-"""The strict links of a cluster: its hosts' devices, and what the switch is told about each link.
+"""Sets up the strict links of a cluster: the hosts' devices, and the switch's links.
 
-Module ``strict`` has the switch itself. Links 0 to n - 1 are those of hosts to the switch, n to
-2n - 1 those from its ports to the hosts; behind them come two for each spine, one per direction.
+The module ``strict`` has the switch itself. With n hosts, links 0 to n - 1 lead from the hosts to
+the switch, and links n to 2n - 1 from its ports to the hosts. Two links for each spine follow, one
+per direction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from herring_lab.emulate.strict import LinkReport, Path, Switch, find_switch, ho
 
 __all__ = ["StrictLinks"]
 
-_TAP_QUEUE = 4000  # packets that wait to be fetched by the switch: only while it is late
+_TAP_QUEUE = 4000  # packets that may wait for the switch while it is late
 _LATE_SECONDS = 200e-6
 
 
@@ -24,18 +25,18 @@ class StrictLinks:
     """A running switch, and the hosts' devices that it has made.
 
     Args:
-      spaces: namespaces of the hosts, in order.
-      home: namespace that the switch runs in, so that it is ended like everything else there.
-      addresses: of the hosts.
-      mtus: of the hosts, bytes.
-      rates: of the hosts' links, bits per second; None: no limit.
-      queue_seconds: how long a packet may wait in a full queue.
-      spines: between the leaves of even and odd hosts; none: all are on one switch.
-      between: the hosts.
-      seed: of losses and jitter.
+      spaces: the namespaces of the hosts, in order.
+      home: the namespace in which the switch runs, so that it ends with the cluster.
+      addresses: the addresses of the hosts.
+      mtus: the MTUs of the hosts, in bytes.
+      rates: the rates of the hosts' links, in bits per second; None: no limit.
+      queue_seconds: the most time that a packet may wait in a queue.
+      spines: the spines between the leaves of even and odd hosts; empty: all are on one switch.
+      between: delay, jitter and loss between the hosts.
+      seed: the seed of losses and jitter.
 
     Raises:
-      ClusterError: the program is missing, or does not do what it is told; has its own words.
+      ClusterError: the program is missing or fails; the message quotes what it printed.
     """
 
     def __init__(
@@ -74,19 +75,19 @@ class StrictLinks:
 
     @property
     def pid(self) -> int:
-        """The switch's process."""
+        """The process id of the switch."""
         return self._switch.pid
 
     def tell(self, lines: Sequence[str]) -> None:
-        """Has lines of ``src/lab/switch.h`` done; returns when they are.
+        """Sends lines of ``lab/src/switch/switch.h`` to the switch, and waits until they are done.
 
         Raises:
-          ClusterError: one could not be done; has the switch's own words.
+          ClusterError: a line could not be executed; the message quotes the switch.
         """
         self._switch.tell(lines)
 
     def set_links(self, rates: Mapping[int, float | None], queue_seconds: float) -> None:
-        """Sets the rates of hosts' links, both directions, and the depth of their queues."""
+        """Sets the rates of hosts' links in both directions, and the depth of their queues."""
         size = len(self._spaces)
         self.tell(
             [
@@ -107,16 +108,16 @@ class StrictLinks:
         self.tell(between.lines())
 
     def port_drops(self, host: int) -> int:
-        """Returns the packets that the switch's port to a host has dropped."""
+        """Returns the number of packets that the switch's port to a host has dropped."""
         return self._switch.report()[1][len(self._spaces) + host][2]
 
     def spine_bytes(self, number: int) -> int:
-        """Returns the bytes that a spine has carried, both directions together."""
+        """Returns the bytes that a spine has carried in both directions together."""
         links = self._switch.report()[1]
         return sum(links[self._spine_link(number, leaf)][1] for leaf in (0, 1))
 
     def report(self, reset: bool = False) -> LinkReport:
-        """Returns how the links kept to their model; with `reset` the next report begins here."""
+        """Returns how well links kept to their model; with `reset` the next report begins now."""
         report, _ = self._switch.report(reset)
         overrun = -self._overrun
         for space in self._spaces:
@@ -128,7 +129,7 @@ class StrictLinks:
         return dataclasses.replace(report, overrun=overrun)
 
     def close(self) -> None:
-        """Ends the switch; the hosts' devices go with it. Harmless to repeat."""
+        """Ends the switch and with it the hosts' devices. More calls have no effect."""
         self._switch.close()
 
     def _spine_link(self, number: int, leaf: int) -> int:
@@ -140,7 +141,7 @@ class StrictLinks:
             f"addr add {addresses[host]}/16 dev eth0",
             f"link set eth0 mtu {mtu} txqueuelen {_TAP_QUEUE} addrgenmode none up",
         ]
-        # Asking for addresses would take a round trip of its own, at the worst moment.
+        # Addresses are set in advance, because ARP would add a round trip to a measurement.
         commands += [
             f"neigh add {address} lladdr {host_address(other)} dev eth0 nud permanent"
             for other, address in enumerate(addresses)
@@ -150,7 +151,7 @@ class StrictLinks:
 
 
 def _late_limit(mtu: int, rates: Sequence[float | None], between: Paths) -> float:
-    """A fifth of the shortest way, but no less than some wake-ups take."""
+    """Returns a fifth of the shortest way, but no less than some wake-ups take, in seconds."""
     limits = [rate for rate in rates if rate]
     packet = 2 * 8 * mtu / max(limits) if limits else 0.0
     return max(_LATE_SECONDS, 0.2 * (between.shortest + packet))

@@ -1,11 +1,11 @@
-"""Starts MPI jobs on the lab's hosts: with the launcher of MPICH or of Open MPI.
+"""Starts MPI jobs on the lab's hosts with the launcher of MPICH or Open MPI.
 
-``mpiexec`` runs on host 0 and reaches the others as it would reach machines: through a remote
-shell, which here is a script that enters a host's network namespace. Ranks talk TCP over ``eth0``
-and nothing else, and yield the processor while they wait: all hosts share this machine's.
+``mpiexec`` runs on host 0 and reaches the other hosts through a remote shell, as on real machines.
+Here the remote shell is a script that enters a host's network namespace. Ranks use only TCP over
+``eth0``. They yield the processor while they wait, because all hosts share this machine.
 
-To a launcher, hosts are ``host0``, ``host1``, ...: names of their own (UTS) namespaces, by which
-Open MPI tells them apart.
+The launcher knows the hosts as ``host0``, ``host1`` and so on. These are host names in UTS
+namespaces, by which Open MPI tells the hosts apart.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class _Kind:
     """One implementation of MPI.
 
     Attributes:
-      title: as it calls itself.
-      launchers: programs to try, and a word that the right one's ``--version`` says.
-      install: how to get it.
-      library: the file that mpi4py's wheel asks for, and what some systems call it.
+      title: the name in the MPI's own messages.
+      launchers: names of launcher programs to try.
+      version_word: a word in the output of the right launcher's ``--version``.
+      install: how to install it.
+      library: the file name that mpi4py's wheel loads, and the name on some systems.
       environment: variables of launcher and ranks in the lab.
-      here: the same for ranks that share this machine's memory and have no network.
+      here: variables for ranks that share this machine's memory and use no network.
     """
 
     title: str
@@ -59,7 +60,7 @@ _KINDS = {
         "Debian: apt install mpich",
         ("libmpi.so.12", "libmpich.so.12"),
         {
-            # Of MPICH's networks UCX or libfabric, whichever it is built with.
+            # Settings for both of MPICH's networks, UCX and libfabric; it is built with one.
             "UCX_TLS": "tcp,self",
             "UCX_NET_DEVICES": "eth0",
             "FI_PROVIDER": "tcp",
@@ -77,11 +78,11 @@ _KINDS = {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": "vader,tcp,self",  # vader: shared memory, within a host only
+            "OMPI_MCA_btl": "vader,tcp,self",  # vader: shared memory, only within a host
             "OMPI_MCA_btl_tcp_if_include": "eth0",
             "OMPI_MCA_oob_tcp_if_include": "eth0",
             "OMPI_MCA_mpi_yield_when_idle": "1",
-            # Every host takes this machine's first processor for its own.
+            # No binding, or every host would bind to this machine's first processor.
             "OMPI_MCA_hwloc_base_binding_policy": "none",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
@@ -108,9 +109,9 @@ class Rank:
     """One rank of an MPI job.
 
     Attributes:
-      host: number of its host; ranks are in blocks, host after host.
-      argv: its command.
-      environment: variables of its own, beside the launcher's.
+      host: the number of the rank's host; ranks are in blocks, host after host.
+      argv: the rank's command.
+      environment: the rank's variables, beside those of the launcher.
     """
 
     host: int
@@ -119,10 +120,10 @@ class Rank:
 
 
 def require(name: str) -> str:
-    """Returns the launcher's path.
+    """Returns the path of an MPI's launcher.
 
     Raises:
-      ConfigurationError: it is not installed; says how to install it.
+      ConfigurationError: this MPI is not installed; the error says how to install it.
     """
     kind = _KINDS[name]
     for program in kind.launchers:
@@ -134,9 +135,10 @@ def require(name: str) -> str:
 
 @functools.lru_cache(None)
 def missing(name: str) -> str:
-    """Says why Python programs cannot use an MPI here, and what to install; empty: they can.
+    """Returns why Python programs cannot use an MPI here, and what to install; empty if they can.
 
-    Starts no job: looks for the launcher, and loads mpi4py with this MPI in another process.
+    The function starts no job. It looks for the launcher, and loads mpi4py with this MPI in another
+    process.
     """
     kind = _KINDS[name]
     try:
@@ -164,17 +166,17 @@ def launch(
     directory: str,
     labels: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts an MPI job from host 0, and variables for it.
+    """Returns the command that starts an MPI job from host 0, and its variables.
 
     Args:
       name: one of `MPIS`.
       cluster: the hosts.
-      ranks: in order.
-      directory: an empty folder that lives as long as the job: the remote shell goes there.
-      labels: whether the launcher puts the rank in front of each line.
+      ranks: the ranks in order.
+      directory: an empty folder for the remote shell, which must exist as long as the job.
+      labels: whether the launcher begins each line with the rank.
 
     Raises:
-      ConfigurationError: this MPI is not installed; says how to install it.
+      ConfigurationError: this MPI is not installed; the error says how to install it.
     """
     agent = str(_write_agent(cluster, directory))
     shared = {
@@ -182,7 +184,7 @@ def launch(
         for key, value in ranks[0].environment.items()
         if all(rank.environment.get(key) == value for rank in ranks)
     }
-    # Launchers label and mix what arrives at once, not whole lines: let Python write these whole.
+    # Launchers label what arrives at once, not lines. So Python must buffer and write whole lines.
     environment = {**shared, **_environment(name, directory), "PYTHONUNBUFFERED": ""}
     hosts = sorted({rank.host for rank in ranks})
     if name == "mpich":
@@ -204,23 +206,23 @@ def launch(
 def launch_here(
     name: str, argv: Sequence[str], ranks: int, directory: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts an MPI job on this machine, and all variables for it.
+    """Returns the command that starts an MPI job on this machine, and all its variables.
 
     Args:
       name: one of `MPIS`.
       argv: the command of every rank.
-      ranks: how many; they may be more than there are processors.
-      directory: an empty folder that lives as long as the job.
+      ranks: the number of ranks, which may exceed the number of processors.
+      directory: an empty folder, which must exist as long as the job.
 
     Raises:
-      ConfigurationError: this MPI is not installed; says how to install it.
+      ConfigurationError: this MPI is not installed; the error says how to install it.
     """
     environment = {**os.environ, **_environment(name, directory, here=True)}
     return [require(name), "-n", str(ranks), *argv], environment
 
 
 def _write_agent(cluster: Cluster, directory: str) -> pathlib.Path:
-    """Writes the remote shell: ``agent [-OPTION ...] HOST COMMAND ...``, as ssh is called."""
+    """Writes the remote shell, called like ssh: ``agent [-OPTION ...] HOST COMMAND ...``."""
     cases = [
         f"host{host}|{cluster.address(host)}) name=host{host} space={cluster.namespace(host)} ;;"
         for host in range(cluster.size)
@@ -234,7 +236,7 @@ def _write_agent(cluster: Cluster, directory: str) -> pathlib.Path:
         *cases,
         '*) echo "no host $host in this lab" >&2; exit 1 ;;',
         "esac",
-        # Not exec: what Open MPI sends is a line for a shell, which sets its paths first.
+        # A shell runs the command, because Open MPI sends a shell line that first sets its paths.
         f'{enter} sh -c "hostname $name; $*"',
     ]
     path = pathlib.Path(directory, "agent")
@@ -247,7 +249,7 @@ def _environment(name: str, directory: str, here: bool = False) -> dict[str, str
     kind = _KINDS[name]
     environment = {**(kind.here if here else kind.environment), "MPI4PY_MPIABI": name}
     wanted, other = kind.library
-    # The MPIs of one ABI differ in the name of the library only: Debian's MPICH has its own.
+    # MPIs with the same ABI differ only in the name of the library. Debian's MPICH has its own.
     known = _libraries()
     if wanted not in known and other in known:
         link = pathlib.Path(directory, wanted)
@@ -259,10 +261,10 @@ def _environment(name: str, directory: str, here: bool = False) -> dict[str, str
 
 @functools.lru_cache(None)
 def _libraries() -> dict[str, str]:
-    """The libraries that programs find by name, and their paths."""
+    """Returns the paths of the libraries that programs find by name."""
     tool = shutil.which("ldconfig") or "/sbin/ldconfig"
     listed = re.findall(r"^\s*(\S+) \(.*\) => (\S+)$", _output([tool, "-p"]), re.MULTILINE)
-    return dict(reversed(listed))  # the first of a name wins
+    return dict(reversed(listed))  # the first entry of a name wins
 
 
 def _output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Namespaces of clusters: whose they are, and how they go."""
+"""Owns and removes the network namespaces of clusters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PREFIX = "herring-"
 
 
 class ClusterError(HerringError):
-    """An emulated cluster could not be made; the message holds the tool's own words."""
+    """An emulated cluster could not be made or used; the message quotes the tool that failed."""
 
 
 def remove_stale() -> list[str]:
-    """Removes the clusters of processes that died without closing theirs; returns their ids."""
+    """Removes the clusters of processes that died without closing them; returns their ids."""
     removed = []
     if not LOCK_DIRECTORY.is_dir():
         return removed
@@ -55,7 +55,7 @@ def take_id() -> tuple[str, int]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls another process may have taken the file for a stale one.
+            # Between the two calls another process may have removed the file as a stale one.
             if os.stat(path).st_ino == os.fstat(lock).st_ino:
                 return identity, lock
         except (BlockingIOError, FileNotFoundError):
@@ -64,7 +64,7 @@ def take_id() -> tuple[str, int]:
 
 
 def remove(identity: str) -> None:
-    """Kills whatever runs in a cluster's namespaces and deletes them."""
+    """Kills all processes in a cluster's namespaces and deletes the namespaces."""
     directory = pathlib.Path("/run/netns")
     names = [path.name for path in directory.glob(f"{PREFIX}{identity}-*")]
     for name in names:
@@ -84,10 +84,10 @@ def remove(identity: str) -> None:
 
 
 def run_tool(argv: Sequence[str], text: str | None = None) -> str:
-    """Runs a tool to its end; returns its output.
+    """Runs a tool to its end and returns its output.
 
     Raises:
-      ClusterError: it failed; has its own words.
+      ClusterError: the tool failed; the message quotes what it printed.
     """
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -101,7 +101,7 @@ def run_batch(argv: Sequence[str], commands: Sequence[str]) -> None:
 
 
 def parse_proc_tables(text: str) -> dict[str, int]:
-    """Parses /proc/net/snmp and netstat: a line of names, then a line of numbers, by protocol."""
+    """Parses /proc/net/snmp and netstat: per protocol, a line of names and one of numbers."""
     found: dict[str, int] = {}
     lines = text.splitlines()
     for names, numbers in zip(lines[::2], lines[1::2]):
@@ -113,7 +113,7 @@ def parse_proc_tables(text: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def signals_held() -> Any:
-    """Signals that would interrupt this thread come after it."""
+    """Holds back signals that would interrupt this thread, until the context ends."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

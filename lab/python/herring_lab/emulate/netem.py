@@ -1,12 +1,13 @@
-"""Strict links by the kernel's own means, where it has netem: what to tell ``tc``.
+"""Makes strict links with the kernel's netem, if the kernel has it.
 
-A netem with a rate serializes like a real link; a second one, behind an ifb device at the switch's
-end of every host's link, holds delay and loss, so that packets under way take no room in a queue::
+A netem with a rate serializes packets like a real link. A second netem, behind an ifb device at the
+switch's end of every host's link, has the delay and loss, so that packets under way take no room in
+a queue::
 
     eth0 [netem rate] ---- pN ingress -> ifbN [netem delay, loss] -> bridge -> [netem rate] pM
 
-Queues count packets of the MTU's size, jitter would let packets overtake each other, and one path
-cannot differ from another: whoever needs these takes `herring_lab.emulate.strict`.
+This has three limits: queues count packets of the MTU's size, jitter would let packets overtake
+each other, and all paths must be equal. `herring_lab.emulate.strict` does not have these limits.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from herring_lab.emulate.strict import Path
 
 __all__ = ["available", "build_paths", "path_arguments", "rate_arguments", "shape_paths"]
 
-_UNDER_WAY = 1_000_000  # packets: no limit
+_UNDER_WAY = 1_000_000  # packets under way; large enough to be no limit
 
 
 def available(namespace: str) -> bool:
-    """Whether this kernel has netem and ifb, tried in a namespace."""
+    """Returns whether this kernel has netem and ifb, by trying them in a namespace."""
     tries = (
         ["ip", "-n", namespace, "link", "add", "ifb-try", "type", "ifb"],
         ["tc", "-n", namespace, "qdisc", "add", "dev", "ifb-try", "root", "netem", "rate", "1gbit"],
@@ -36,13 +37,13 @@ def available(namespace: str) -> bool:
 
 
 def rate_arguments(rate_bits: float, queue_seconds: float, mtu: int) -> list[str]:
-    """Returns the qdisc of one direction of a link: its rate, and a queue of so many seconds."""
+    """Returns the qdisc of one direction of a link: its rate, and a queue of `queue_seconds`."""
     packets = 1 + math.ceil(queue_seconds * rate_bits / 8 / (mtu + 14))
     return ["netem", "rate", f"{int(rate_bits)}bit", "limit", str(packets)]
 
 
 def path_arguments(path: Path) -> list[str]:
-    """Returns the qdisc of what lies behind a host's link: delay and loss."""
+    """Returns the qdisc behind a host's link, which has the delay and loss."""
     arguments = ["netem", "delay", f"{path.delay * 1e6:.3f}us"]
     if path.loss > 0:
         arguments += ["loss", f"{100 * path.loss:.6f}%"]
@@ -53,9 +54,9 @@ def build_paths(namespace: str, hosts: int, path: Path) -> None:
     """Puts an ifb device with a path's delay and loss behind each host's link.
 
     Args:
-      namespace: of the switch.
-      hosts: how many; host N's port is ``pN``.
-      path: between any two.
+      namespace: the namespace of the switch.
+      hosts: the number of hosts; the port of host N is ``pN``.
+      path: the path between any two hosts.
     """
     for host in range(hosts):
         links = [f"link add ifb{host} type ifb", f"link set ifb{host} up"]
@@ -70,7 +71,7 @@ def build_paths(namespace: str, hosts: int, path: Path) -> None:
 
 
 def shape_paths(namespace: str, hosts: int, path: Path) -> None:
-    """Gives these devices another path."""
+    """Sets another delay and loss on the ifb devices."""
     words = " ".join(path_arguments(path))
     commands = [f"qdisc replace dev ifb{host} root {words}" for host in range(hosts)]
     run_batch(["tc", "-n", namespace, "-batch", "-"], commands)

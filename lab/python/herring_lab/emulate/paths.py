@@ -1,4 +1,4 @@
-"""What lies between hosts: delay, jitter and loss, for all, for single hosts, for pairs of them."""
+"""Describes delay, jitter and loss between hosts: for all, for single hosts, and for pairs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from herring_lab.emulate.strict import Path
 
 __all__ = ["Between", "Paths", "Where"]
 
-#: A host, or two of them: what lies between these alone.
+#: One host (packets to and from this host) or two hosts (packets between these two).
 Where = Union[int, "tuple[int, int]"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """What lies between hosts, as it is given.
+    """Delay, jitter and loss between hosts, as a user gives them.
 
     Attributes:
-      delay: between any two hosts, one way: seconds or e.g. ``"500us"``.
-      jitter: seconds; a packet takes up to so much longer, but does not overtake.
-      loss: probability that a packet is lost, 0 to 1, or e.g. ``"0.1%"``.
-      delays, jitters, losses: where they differ: by host (``{7: "10ms"}``: to and from host 7), or
-        by pair (``{(0, 3): "10ms"}``). A pair's counts before a host's; of two hosts' the larger.
+      delay: one-way delay between any two hosts, in seconds or as text such as ``"500us"``.
+      jitter: the longest random extra delay of a packet, in seconds or as text; packets do not
+        overtake each other.
+      loss: probability that a packet is lost, 0 to 1, or text such as ``"0.1%"``.
+      delays, jitters, losses: other values by host (``{7: "10ms"}``: to and from host 7) or by pair
+        (``{(0, 3): "10ms"}``). The value of a pair overrides those of its hosts; of the values of
+        two hosts, the larger counts.
     """
 
     delay: Amount = 0.0
@@ -40,11 +42,11 @@ class Paths:
     """Delay, jitter and loss of the path between any two hosts.
 
     Args:
-      hosts: how many there are.
-      given: what lies between them.
+      hosts: the number of hosts.
+      given: the values that the user gave.
 
     Raises:
-      ConfigurationError: a value is impossible, or there is no such host; names it.
+      ConfigurationError: a value is impossible, or a host does not exist; the error names it.
     """
 
     def __init__(self, hosts: int, given: Between) -> None:
@@ -60,7 +62,7 @@ class Paths:
         self._losses = self._places(given.losses, "loss", loss_of)
 
     def between(self, one: int, other: int) -> Path:
-        """Returns what lies between two hosts."""
+        """Returns the path between two hosts."""
         return Path(
             None,
             _pick(self._delays, one, other, self._all.delay),
@@ -81,12 +83,12 @@ class Paths:
 
     @property
     def uniform(self) -> Path | None:
-        """What lies between any two hosts, where that is the same for all."""
+        """The path between any two hosts if all paths are equal; otherwise None."""
         special = self._delays or self._jitters or self._losses
         return None if special else self._all
 
     def lines(self) -> list[str]:
-        """Returns what to tell the switch (``src/lab/switch.h``)."""
+        """Returns the lines that tell the switch all paths (``lab/src/switch/switch.h``)."""
         lines = [f"path {self._all.words()}"]
         places = {*self._delays, *self._jitters, *self._losses}
         alone = {place for place in places if isinstance(place, int)}
@@ -107,11 +109,13 @@ class Paths:
         for place, value in (given or {}).items():
             hosts = place if isinstance(place, tuple) else (place,)
             if len(hosts) > 2:
-                raise ConfigurationError(f"{what} between {place!r}: name a host or two")
+                raise ConfigurationError(f"{what} between {place!r}: name one host or two")
             for host in hosts:
                 require_host(host, self._hosts, f"{what}: ")
             if len(hosts) == 2 and hosts[0] == hosts[1]:
-                raise ConfigurationError(f"{what} between host {hosts[0]} and itself: name two")
+                raise ConfigurationError(
+                    f"{what} between host {hosts[0]} and itself: name two different hosts"
+                )
             key = (min(hosts), max(hosts)) if len(hosts) == 2 else hosts[0]
             found[key] = read(value, f"{what} of {'-'.join(map(str, hosts))}")
         return found

@@ -1,13 +1,14 @@
-"""What the lab's links deliver, measured.
+"""Measures the rates of the lab's links.
 
-Each host sends to the next while the one before sends to it, all at once; host 0 measures a round
-trip before. Runs as a script on each host and imports nothing but the standard library, so that
-many start quickly::
+Each host sends to the next host while the previous host sends to it, all at the same time. Host 0
+measures a round trip before. This script runs on each host and imports only the standard library,
+so that many of them start quickly::
 
     probe.py OWN_ADDRESS NEXT_ADDRESS PORT SECONDS MEASURE_ROUND_TRIP
 
-It prints ``ready``, waits for a line with the moment of the start (monotonic seconds, one clock for
-all hosts of a machine) and prints the received bits per second and the round trip in seconds.
+The script prints ``ready`` and waits for a line with the moment of the start, in monotonic seconds;
+all hosts of a machine have the same clock. Then it prints the received bits per second and the
+round trip in seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CONNECT = 60.0  # seconds; paths may be long
 
 
 def serve(listener: socket.socket, received: list[tuple[float, int]], end: threading.Event) -> None:
-    """Echoes to whoever says ``p`` first, swallows and counts what others send."""
+    """Echoes bytes on connections that begin with ``p``; counts and drops the data of others."""
 
     def one(peer: socket.socket) -> None:
         with contextlib.suppress(OSError), peer:
@@ -46,7 +47,7 @@ def serve(listener: socket.socket, received: list[tuple[float, int]], end: threa
 
 
 def round_trip(peer: tuple[str, int], end: float) -> float:
-    """Returns the median time of a byte there and back, in seconds; is done soon after `end`."""
+    """Returns the median round trip of a byte, in seconds; returns soon after `end`."""
     times: list[float] = []
     with socket.create_connection(peer, _CONNECT) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,7 +61,7 @@ def round_trip(peer: tuple[str, int], end: float) -> float:
 
 
 def main(own: str, following: str, port: int, seconds: float, measure_round_trip: bool) -> None:
-    """Measures; see the module's text."""
+    """Measures, and prints the results; see the module's description."""
     received: list[tuple[float, int]] = []
     end = threading.Event()
     listener = socket.create_server((own, port))
@@ -73,14 +74,14 @@ def main(own: str, following: str, port: int, seconds: float, measure_round_trip
         connection.sendall(b"s")
         connection.settimeout(1.0)
         data = bytes(_CHUNK)
-        # The other side may be done a moment earlier; a real loss shows as a low rate.
+        # The other side may end a moment earlier. A connection that really fails gives a low rate.
         with contextlib.suppress(ConnectionError):
             while time.monotonic() < start + seconds:
                 with contextlib.suppress(TimeoutError):
                     connection.send(data)
         time.sleep(max(0.0, start + seconds - time.monotonic()))
         end.set()
-        # The first third is slow start, and what the buckets had saved up.
+        # The first third does not count: it has slow start and the saved-up burst of the buckets.
         begin, finish = start + seconds / 3, start + seconds
         total = sum(count for when, count in list(received) if begin <= when < finish)
         print(total * 8 / (finish - begin), took, flush=True)

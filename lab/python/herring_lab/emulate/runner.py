@@ -1,6 +1,6 @@
-"""Runs one command per worker on the hosts of a cluster.
+"""Runs one command per worker on the hosts of a cluster, and dedicated servers on further hosts.
 
-Dedicated servers get hosts of their own; what all of them print, and how they end, comes back.
+The runner forwards what the processes print, and returns how they ended.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _LAUNCHER = "mpiexec"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to run where.
+    """The processes of a job and their hosts.
 
     Attributes:
-      command: for each worker; ``{rank}`` and the like are replaced, see ``substitute``.
-      workers: how many.
-      servers: dedicated ones, each on a host of its own behind the workers' hosts.
+      command: the command of each worker; ``{rank}`` and others are replaced, see ``substitute``.
+      workers: the number of workers.
+      servers: the number of dedicated servers, each on a host of its own after the workers' hosts.
       local_size: workers per host.
-      timeout: seconds until everything is ended; None: no limit.
-      grace: seconds the others get to end after one has failed.
-      labels: put the rank in front of each line.
+      timeout: seconds after which all processes are ended; None: no limit.
+      grace: seconds that the other processes get to end after one has failed.
+      labels: whether each line begins with the rank.
       settings: more environment variables for workers and servers.
-      mpi: ``mpich`` or ``openmpi``: its launcher starts the workers; empty: the lab does.
+      mpi: ``mpich`` or ``openmpi``, whose launcher starts the workers; empty: the lab starts them.
     """
 
     command: Sequence[str]
@@ -62,33 +62,34 @@ class Plan:
 
     @property
     def worker_hosts(self) -> int:
-        """How many hosts hold workers."""
+        """The number of hosts with workers."""
         return -(-self.workers // self.local_size)
 
     @property
     def hosts(self) -> int:
-        """How many hosts are needed."""
+        """The number of hosts that the job needs."""
         return self.worker_hosts + self.servers
 
 
 def substitute(text: str, values: dict[str, str]) -> str:
-    """Replaces ``{name}`` for the names in ``values``; other braces stay."""
+    """Replaces ``{name}`` for each name in ``values``; other braces stay."""
     for name, value in values.items():
         text = text.replace("{" + name + "}", value)
     return text
 
 
 def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
-    """Runs the plan on a cluster of ``plan.hosts`` hosts to its end.
+    """Runs a plan to its end. No process of the plan runs any more when the function returns.
 
     Args:
-      cluster: where.
-      plan: what.
-      output: descriptor for all that is printed; by default this process's own two.
+      cluster: a cluster of ``plan.hosts`` hosts.
+      plan: the processes to run.
+      output: the descriptor for everything that is printed; None: this process's standard output
+        and standard error.
 
     Returns:
       0 if all workers and servers ended with 0, else the status of the first that did not
-      (128 + signal), or 124 after ``plan.timeout``. Nothing runs any more then.
+      (128 + signal), or 124 after ``plan.timeout``.
     """
     with tempfile.TemporaryDirectory(prefix="herring-lab-") as directory:
         runner = _Runner(plan, output)
@@ -108,7 +109,7 @@ class _Runner:
         self._colour = os.isatty(out) and not os.environ.get("NO_COLOR")
         self._running: list[Job] = []
         self._status = 0
-        # What the command says goes before: a line stands there only until it speaks.
+        # The status line disappears before anything that the command prints.
         self._line = StatusLine() if output is None else None
         self._shown = 0
 
@@ -149,9 +150,9 @@ class _Runner:
             "addresses": ",".join(cluster.address(h) for h in range(plan.worker_hosts)),
         }
         env = worker_environment(meeting, rank, local_rank, local_size)
-        # A launcher hands its own variables, those of host 0, to all.
+        # Set per host, because an MPI launcher gives its own variables, those of host 0, to all.
         env["HERRING_HOST_ID"] = cluster.host_id(host)
-        env["NCCL_HOSTID"] = cluster.host_id(host)  # or it would take all hosts for one
+        env["NCCL_HOSTID"] = cluster.host_id(host)  # otherwise NCCL would take all hosts for one
         return Rank(host, [substitute(word, values) for word in plan.command], env)
 
     def _spawn(
@@ -167,7 +168,7 @@ class _Runner:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         job = cluster.popen(host, argv, env, name=name, **pipes)
         self._running.append(job)
-        # An MPI's launcher labels what its ranks say itself.
+        # An MPI launcher labels the lines of its ranks itself.
         labelled = self._plan.labels and label != _LAUNCHER
         mark = prefix(label, index, self._colour) if labelled else b""
         for pipe, sink in ((job.process.stdout, self._out), (job.process.stderr, self._err)):
@@ -198,7 +199,7 @@ class _Runner:
         return self._status
 
     def _show(self, elapsed: float) -> None:
-        """Once a second, on a terminal: how long it runs, and how long it may."""
+        """Shows once a second, on a terminal, the elapsed time and the time left."""
         if self._line is not None and int(elapsed) != self._shown:
             self._shown = int(elapsed)
             text = f"herring lab: {show_time(elapsed)}"

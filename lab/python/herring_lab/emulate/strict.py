@@ -1,14 +1,15 @@
-"""Strict links: a process of our own between the hosts, for paths with delay, jitter and loss.
+"""Runs the lab's own switch, which makes strict links and paths with delay, jitter and loss.
 
-A token bucket lets a lone packet through at once and a kernel without netem knows no delay. Here
-every host's ``eth0`` is a TAP device of the compiled ``herring_lab_switch`` (``src/lab/``), which
-computes for each packet when its last bit would be at its receiver, and hands it over then::
+A token bucket lets a lone packet through at once, and a kernel without netem cannot delay packets.
+Here every host's ``eth0`` is a TAP device of the compiled ``herring_lab_switch``
+(``lab/src/switch``). The switch computes when the last bit of each packet would reach its receiver,
+and delivers the packet then::
 
     host -- egress link -- path: loss, delay, jitter -- (spine --) switch port -- host
 
-Each link takes ``length / rate`` per packet, one after the other (length: with the Ethernet header,
-14 bytes), and drops what would wait longer than its queue is deep. The devices vanish with the
-process, the process with whoever made the cluster.
+Each link takes ``length / rate`` per packet, one packet after the other; the length includes the 14
+bytes of the Ethernet header. A link drops packets that would wait longer than its queue is deep.
+The devices vanish with the switch's process, which ends with the process that made the cluster.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from herring_lab.emulate.namespaces import ClusterError
 __all__ = ["LateLinksError", "LinkReport", "Path", "Switch", "find_switch", "host_address"]
 
 _HEADER = 14
-_SHARE = 0.05  # of the packets may be late
-_STILL = 0.1  # seconds that no packet may be late
+_SHARE = 0.05  # the share of packets that may be late
+_STILL = 0.1  # the most seconds that any packet may be late
 _TIMEOUT = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """What lies between two switches or two hosts besides the links at its ends.
+    """A path between two switches or two hosts, without the links at its ends.
 
     Attributes:
-      rate_bits: of a spine, bits per second and direction; None: no limit. Unused between hosts.
+      rate_bits: the rate of a spine in bits per second, each way; None: no limit. Between hosts it
+        is not used.
       delay: seconds, one way.
-      jitter: seconds; a packet takes up to so much longer, evenly distributed, but never overtakes.
+      jitter: the longest random extra delay of a packet, in seconds, evenly distributed from 0;
+        packets never overtake each other.
       loss: probability that a packet is lost, 0 to 1.
     """
 
@@ -49,24 +52,25 @@ class Path:
     loss: float = 0.0
 
     def words(self) -> str:
-        """Returns delay, jitter and loss as the switch reads them."""
+        """Returns delay, jitter and loss in the switch's notation."""
         return f"{_nanos(self.delay)} {_nanos(self.jitter)} {self.loss!r}"
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkReport:
-    """How well strict links kept to their model since the cluster was made or last asked.
+    """How well strict links kept to their model, since the cluster was made or the last reset.
 
     Attributes:
-      seconds: that have passed.
-      processor_seconds: that the switch took, delivery to the receivers' TCP stacks included.
-      packets: delivered.
-      late: packets delivered more than ``late_limit`` after their time.
-      late_limit: seconds.
-      mean_lateness: of a packet, seconds.
-      worst_lateness: seconds.
-      longest_turn: seconds for which nothing was read from any host at most.
-      lost: packets lost at random (the model's own).
+      seconds: the time that has passed.
+      processor_seconds: processor time of the switch, including the receivers' TCP stacks, which
+        run during delivery.
+      packets: the number of packets that were delivered.
+      late: packets that were delivered more than ``late_limit`` after their time.
+      late_limit: the lateness from which on a packet counts as late, in seconds.
+      mean_lateness: the mean lateness of a packet, in seconds.
+      worst_lateness: the largest lateness of a packet, in seconds.
+      longest_turn: the longest time for which the switch read nothing from any host, in seconds.
+      lost: packets that the model lost at random.
       overrun: packets that the kernel dropped because the switch did not fetch them in time.
     """
 
@@ -83,7 +87,7 @@ class LinkReport:
 
     @property
     def kept_up(self) -> bool:
-        """Whether figures measured over these links can be believed."""
+        """Whether figures that were measured over these links are valid."""
         return (
             self.late <= _SHARE * self.packets
             and self.mean_lateness <= self.late_limit / 2
@@ -92,7 +96,7 @@ class LinkReport:
         )
 
     def text(self) -> str:
-        """Returns a line for people."""
+        """Returns a line that describes the report."""
         share = self.processor_seconds / self.seconds if self.seconds else 0.0
         late = 100 * self.late / max(1, self.packets)
         line = (
@@ -104,7 +108,7 @@ class LinkReport:
 
 
 class LateLinksError(ClusterError):
-    """Strict links could not be kept to their model: what was measured over them is void.
+    """Strict links could not keep to their model, so figures measured over them are void.
 
     Attributes:
       report: the numbers.
@@ -113,18 +117,18 @@ class LateLinksError(ClusterError):
     def __init__(self, report: LinkReport) -> None:
         super().__init__(
             f"this machine could not carry the links: {report.text()}. What was measured is void; "
-            "take a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
+            "use a lower rate, fewer hosts or a larger MTU, or wait until nothing else is running"
         )
         self.report = report
 
 
 def host_address(host: int) -> str:
-    """Returns the Ethernet address of a host's TAP device; see ``src/lab/frame.h``."""
+    """Returns the Ethernet address of a host's TAP device; see ``lab/src/switch/frame.h``."""
     return f"02:48:45:00:{host >> 8:02x}:{host & 255:02x}"
 
 
 def find_switch() -> pathlib.Path | None:
-    """Returns the compiled switch that belongs to this package; None: it is not installed."""
+    """Returns the path of this package's compiled switch; None if it is not installed."""
     import herring_lab
     import herring_lab._simulate
 
@@ -139,15 +143,16 @@ class Switch:
     """A running switch.
 
     Args:
-      command: what starts it, in which namespace it may run included.
-      spaces: of the hosts, in order: names in ``/run/netns``.
-      spines: between the leaves of even and odd hosts; none: all are on one switch.
-      seed: of losses and jitter.
-      mtu: the largest of any host.
-      late_limit: seconds from which on a delivery counts as late.
+      command: the command that starts the switch, including that which enters its namespace.
+      spaces: the namespaces of the hosts, in order, as names in ``/run/netns``.
+      spines: the number of spines between the leaves of even and odd hosts; 0: all hosts are on
+        one switch.
+      seed: the seed of losses and jitter.
+      mtu: the largest MTU of any host.
+      late_limit: the lateness from which on a delivery counts as late, in seconds.
 
     Raises:
-      ClusterError: it does not start; has its own words.
+      ClusterError: the switch does not start; the message quotes what it printed.
     """
 
     def __init__(
@@ -174,7 +179,7 @@ class Switch:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the switch."""
         return self._process.pid
 
     @staticmethod
@@ -183,17 +188,20 @@ class Switch:
         return f"link {number} {rate_bits or 0!r} {_nanos(queue_seconds)}"
 
     def tell(self, lines: Sequence[str]) -> None:
-        """Has lines of ``src/lab/switch.h`` done; returns when they are.
+        """Sends lines of ``lab/src/switch/switch.h`` to the switch, and waits until they are done.
 
         Raises:
-          ClusterError: one could not be done; has the switch's own words.
+          ClusterError: a line could not be executed; the message quotes the switch.
         """
         self._ask([*lines, "sync"])
 
     def report(self, reset: bool = False) -> tuple[LinkReport, list[list[int]]]:
-        """Returns how it kept up, and of each link packets, bytes and drops.
+        """Returns how well the switch kept up, and packets, bytes and drops of each link.
 
-        What the hosts' devices have dropped is not known here. With `reset` it begins anew then.
+        The report does not include what the hosts' devices have dropped.
+
+        Args:
+          reset: whether the next report begins now.
 
         Raises:
           ClusterError: the switch has ended.
@@ -214,7 +222,7 @@ class Switch:
         return report, found["links"]
 
     def close(self) -> None:
-        """Ends it. Harmless to repeat."""
+        """Ends the switch. More calls have no effect."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
