@@ -53,7 +53,7 @@ def test_servers_are_bought_by_time_and_paid_per_hour() -> None:
     assert last["price_by_none"] == pytest.approx(88 / 80 / 1.75)
     hidden = costs(8, 1e6, 1e9, 0.5, 10.0, 1.0)
     assert hidden.rows[-1]["faster_by"] == 1
-    assert "buy nothing" in hidden.notes[0]
+    assert "gain nothing" in hidden.notes[0]
 
 
 def test_files(tmp_path: pathlib.Path) -> None:

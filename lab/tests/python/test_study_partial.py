@@ -178,4 +178,4 @@ def test_everything_is_announced_and_a_lack_noted(
     assert any("the lab needs root" in note for note in notes) != lab
     for table in tables:
         if table.name != "partial-no-delay":
-            assert any("slept, not burnt" in note for note in table.notes), table.name
+            assert any("sleep instead of computing" in note for note in table.notes), table.name

@@ -1,5 +1,5 @@
-"""``herring study``: the measurement studies of the papers, repeated on emulated hosts.
+"""Repeats the measurement studies of the papers on emulated hosts (``herring study``).
 
-``experiments`` says what is measured, ``bench`` measures one point in a lab, ``report`` writes
-tables, JSON and plots. Plots need matplotlib.
+``experiments`` defines what is measured, ``bench`` measures one point in a lab, and
+``herring_lab.report`` writes tables, JSON and plots. Plots need matplotlib.
 """

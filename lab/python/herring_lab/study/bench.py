@@ -1,4 +1,4 @@
-"""One point of a study: a benchmark on emulated hosts, and a ping-pong between two of them."""
+"""Measures one point of a study on emulated hosts, and a ping-pong between two hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from herring_lab.emulate.runner import Plan, run
 __all__ = ["Network", "Point", "measure", "ping_pong"]
 
 _TIMEOUT = 600.0  # seconds that a point may take
-# GPUs of one machine could reach each other without the links.
+# GPUs of one machine could otherwise reach each other without the emulated links.
 _NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 _PING_PONG = """
@@ -49,16 +49,16 @@ for size in sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What the hosts are joined by; see `herring_lab.emulate.Cluster`.
+    """The network between the hosts; see `herring_lab.emulate.Cluster`.
 
     Attributes:
-      rate_bits: of every link, bits per second and direction.
-      queue_seconds: depth of the switch's queues.
-      paths: rates of the spines, none for one switch.
-      rates: of single hosts' links, where they differ; workers' hosts come first.
-      delay: between any two hosts, one way, in seconds.
+      rate_bits: rate of every link in bits per second, in each direction.
+      queue_seconds: depth of the switch's queues, in seconds.
+      paths: rates of the spines in bits per second; empty: one switch.
+      rates: rates of single hosts' links, where they differ; workers' hosts come first.
+      delay: one-way delay between any two hosts, in seconds.
       loss: probability that a packet is lost.
-      strict: links serialize; None: where there is a delay or loss.
+      strict: whether links are strict; None: if there is a delay or loss.
     """
 
     rate_bits: float = 200e6
@@ -71,11 +71,11 @@ class Network:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second and direction of a link."""
+        """Bytes per second of a link, in each direction."""
         return self.rate_bits / 8
 
     def cluster(self, hosts: int) -> Cluster:
-        """Makes so many hosts."""
+        """Makes a cluster of `hosts` hosts with this network."""
         return Cluster(
             hosts,
             self.rate_bits,
@@ -93,13 +93,13 @@ class Point:
     """One measurement.
 
     Attributes:
-      workers: hosts with a worker each.
-      servers: hosts with a dedicated server each.
+      workers: the number of hosts with a worker each.
+      servers: the number of hosts with a dedicated server each.
       size: bytes of the array.
       library: ``herring``, or one of ``herring_lab.competitors.PEERS``.
-      algorithm: of the library's all-reduce; None: its own choice.
-      operation: of the benchmark; Herring has ``planned`` and ``variables`` besides.
-      dtype: of the array.
+      algorithm: the algorithm of the all-reduce; None: the library chooses.
+      operation: the operation of the benchmark; only Herring has ``planned`` and ``variables``.
+      dtype: the type of the array.
       settings: environment variables of Herring that are not at their default.
     """
 
@@ -114,14 +114,16 @@ class Point:
 
 
 def measure(network: Network, point: Point, iterations: int, warmup: int = 2) -> dict[str, Any]:
-    """Measures a point; returns the benchmark's result (``p50_seconds`` and others).
+    """Measures a point.
 
-    ``drops`` and ``retransmits`` of the whole network are added, and ``server_bytes``: the most
-    that a dedicated server's link carried in a direction, headers included, per iteration.
+    Returns:
+      The benchmark's result (``p50_seconds`` and others), with three more entries. ``drops`` and
+      ``retransmits`` count the whole network. ``server_bytes`` are the most bytes that a dedicated
+      server's link carried in a direction per iteration, headers included.
 
     Raises:
-      ClusterError: the job failed; the message ends with what it printed last.
-      LateLinksError: strict links were not kept to their model: there is no figure.
+      ClusterError: the job failed; the message ends with the job's last output.
+      LateLinksError: strict links did not keep to their model, so there is no figure.
     """
     with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
         result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")

@@ -1,7 +1,7 @@
-"""What several studies do: time the same all-reduce by several kinds, on one network after another.
+"""Times several kinds of all-reduces on one network after another, for several studies.
 
-Outcomes of one kind differ from run to run where paths are long or lossy, so there may be several
-runs, and links that this machine could not keep to their model give no figure.
+On long or lossy paths, the times of one kind differ from run to run, so there may be several runs.
+A run gives no figure if this machine could not keep the links to their model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from herring_lab.study.bench import Network, Point, measure
 
 __all__ = ["Case", "Times", "counted", "measure_cases", "measure_on_time", "show_delay"]
 
-_ATTEMPTS = 3  # something else may have had the processors
+_ATTEMPTS = 3  # other programs may have used the processors meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Case:
     """A kind of all-reduce to measure.
 
     Attributes:
-      column: that its times fill.
-      runs: how many.
-      library: ``herring`` or a peer.
-      algorithm: of the library; None: its own choice.
+      column: the column for its times.
+      runs: the number of runs.
+      library: ``herring``, or one of ``herring_lab.competitors.PEERS``.
+      algorithm: an algorithm of the library; None: the library chooses.
       settings: environment variables of Herring.
     """
 
@@ -38,19 +38,19 @@ class Case:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def point(self, workers: int, size: int) -> Point:
-        """Returns what is measured: Herring has as many servers as workers, a peer none."""
+        """Returns the point to measure; Herring has as many servers as workers, others none."""
         servers = workers if self.library == "herring" else 0
         if self.algorithm is not None and servers:
-            servers = 1  # coordinates, and sums nothing
+            servers = 1  # this server only coordinates
         return Point(workers, servers, size, self.library, self.algorithm, settings=self.settings)
 
 
 @dataclasses.dataclass
 class Times:
-    """Medians in seconds, by column, one per run that was on time.
+    """Medians in seconds by column, one for each run whose links kept to their model.
 
     Attributes:
-      found: none of a column whose runs were all late.
+      found: the medians; a column is missing if none of its runs gave a figure.
       void: a line about each run that gave no figure.
     """
 
@@ -58,11 +58,11 @@ class Times:
     void: list[str] = dataclasses.field(default_factory=list)
 
     def median(self, column: str) -> float | None:
-        """Returns the median over the runs; None: there is none."""
+        """Returns the median over the runs; None without a run that gave a figure."""
         return statistics.median(self.found[column]) if column in self.found else None
 
     def worst(self, column: str) -> float | None:
-        """Returns the slowest run; None: there is none."""
+        """Returns the slowest run; None without a run that gave a figure."""
         return max(self.found.get(column, ()), default=None)
 
 
@@ -76,17 +76,17 @@ def measure_cases(
     begin: Callable[[str], None],
     where: str,
 ) -> Times:
-    """Times all-reduces of `size` bytes over `workers` hosts by each case.
+    """Times all-reduces with each case.
 
     Args:
       network: the links.
-      cases: what to measure.
-      workers: how many.
-      size: bytes.
-      iterations: timed ones of each run.
-      warmup: iterations before.
-      begin: told what is measured, before each run.
-      where: what these links are called there.
+      cases: the cases to measure.
+      workers: the number of workers, each on a host of its own.
+      size: bytes of the array.
+      iterations: timed iterations of each run.
+      warmup: untimed iterations before.
+      begin: called before each run with a description of it.
+      where: the part of this description that names the network.
     """
     times = Times()
     for case in cases:
@@ -104,22 +104,22 @@ def measure_cases(
 
 
 def show_delay(seconds: float) -> str:
-    """Returns e.g. ``500 us`` or ``5 ms``."""
+    """Returns a delay as text, such as ``500 us`` or ``5 ms``."""
     return f"{seconds * 1e6:g} us" if seconds < 1e-3 else f"{seconds * 1e3:g} ms"
 
 
 def counted(report: Callable[[int, int, str], None], total: int) -> Callable[[str], None]:
-    """Returns what to call before each of `total` measurements, with what it is."""
+    """Returns a function to call before each of `total` measurements, with its description."""
     number = itertools.count()
     return lambda what: report(next(number), total, what)
 
 
 def measure_on_time(network: Network, point: Point, iterations: int, warmup: int) -> float:
-    """Returns the median in seconds of a run during which links were kept to their model.
+    """Returns the median seconds of a run during which links kept to their model.
 
     Raises:
       ClusterError: the job failed.
-      LateLinksError: they were not, in several attempts.
+      LateLinksError: the links did not keep to their model in several attempts.
     """
     for attempt in range(_ATTEMPTS):
         try:

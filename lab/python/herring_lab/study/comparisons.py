@@ -1,7 +1,8 @@
-"""The main comparisons, one picture each: Herring, its ring and Gloo's beside the limit.
+"""Makes the main comparisons: Herring, its ring and Gloo's ring beside the limit.
 
-Over the number of hosts, over the delay between them, over lost packets. All that differs between
-the curves of a picture is who averages: the hosts, links and bytes are the same.
+There is one picture over the number of hosts, one over the delay between hosts, and one over lost
+packets. The curves of a picture differ only in the library and algorithm; hosts, links and bytes
+are the same.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from herring_lab.study.experiments import Scale
 
 __all__ = ["COMPARISONS", "DELAYS", "LOSSES", "over_delay", "over_hosts", "over_loss"]
 
-#: One way between any two hosts, in seconds.
+#: One-way delays between any two hosts, in seconds.
 DELAYS = (50e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3)
-#: Probability that a packet is lost.
+#: Probabilities that a packet is lost.
 LOSSES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-_LOSS_DELAY = 500e-6  # of the paths that lose packets
+_LOSS_DELAY = 500e-6  # one-way delay of the paths that lose packets, in seconds
 _WARMUP = 5
 _NAMES = {
     "herring": "Herring",
@@ -35,7 +36,7 @@ _NAMES = {
 
 
 def over_hosts(scale: Scale, size: int) -> Table:
-    """Time of an all-reduce over the number of workers; Herring has as many servers besides."""
+    """Times an all-reduce over the number of workers; Herring has as many servers in addition."""
     title = f"{size / 1e6:.4g} MB, links of {scale.network.rate_bits / 1e6:g} Mbit/s"
     settings = [(n, f"{n} workers", n, scale.network) for n in sorted(set(scale.hosts))]
     chart = _chart("hosts", "number of workers, one per host", ["model_limit", "model_ring"])
@@ -43,7 +44,7 @@ def over_hosts(scale: Scale, size: int) -> Table:
 
 
 def over_delay(scale: Scale, size: int) -> Table:
-    """Time of an all-reduce over the delay between hosts, on strict links."""
+    """Times an all-reduce over the delay between hosts, on strict links."""
     chart = _chart("one_way_ms", "delay between hosts, one way (ms)", ["model_limit"], "log")
     settings = [
         (
@@ -59,7 +60,7 @@ def over_delay(scale: Scale, size: int) -> Table:
 
 
 def over_loss(scale: Scale, size: int) -> Table:
-    """Time of an all-reduce over the share of packets that are lost, on strict links."""
+    """Times an all-reduce over the share of lost packets, on strict links."""
     chart = _chart("loss_percent", "packets lost at random (%)", ["model_limit"], "symlog")
     settings = [
         (
@@ -85,7 +86,7 @@ def _compare(
     settings: Sequence[tuple[float, str, int, Network]],
     chart: Chart,
 ) -> Table:
-    """Measures all kinds at each setting: its place on the axis, in words, workers and links."""
+    """Measures all kinds at each setting: (place on the axis, words, workers, links)."""
     warmup = 1 if scale.quick else _WARMUP
     reason = missing("gloo")
     cases = [Case("herring", scale.runs), Case("ring", scale.runs, algorithm="ring")]
@@ -107,10 +108,10 @@ def _compare(
         rows.append(_row(chart, place, workers, size, network, columns, times))
         void += times.void
     notes = [
-        f"seconds: the median of {scale.iterations} rounds after {warmup}; of several runs "
-        f"({scale.runs} here) the median, and the slowest",
+        f"seconds: the median of {scale.iterations} rounds after {warmup}; of {scale.runs} runs "
+        "the median, and the slowest",
         "Herring has as many dedicated servers as workers, each on a host with a link of its own; "
-        "the rings are over the workers alone",
+        "the rings run over the workers alone",
         *([f"skipped: gloo: {reason}"] if reason else []),
         *void,
     ]

@@ -1,4 +1,4 @@
-"""What the study measures: each experiment gives a table, and says how to draw it."""
+"""Defines experiments of the study; each returns a table and tells how to draw it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
 
 _BURST = 256e3
 _ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
-#: What Herring is compared with: the peers' own choice, and what they can be told to do.
+#: Libraries that Herring is compared with, with their own choice or a given algorithm.
 DEFAULT_PEERS = (
     *("gloo", "mpich", "mpich:butterfly"),
     *("openmpi", "openmpi:ring", "openmpi:butterfly"),
     "nccl",
 )
-# Whose model fits what a peer chooses for large arrays.
+# The algorithm that each library chooses for large arrays, whose model applies.
 _CHOICES = {"gloo": "ring", "mpich": "butterfly", "openmpi": "butterfly", "nccl": "ring"}
 
 
@@ -39,7 +39,7 @@ class Peer:
 
     Attributes:
       library: one of ``herring_lab.competitors.PEERS``.
-      algorithm: one that it can be told to use; None: its own choice.
+      algorithm: an algorithm of the library; None: the library chooses.
     """
 
     library: str
@@ -47,32 +47,32 @@ class Peer:
 
     @property
     def label(self) -> str:
-        """What to call it in tables."""
+        """The name in tables."""
         return f"{self.library} {self.algorithm or ''}".strip()
 
     @property
     def model(self) -> str | None:
-        """The algorithm of `herring.models` that it follows, if any."""
+        """The matching algorithm of `herring.models`; None if there is none."""
         algorithm = self.algorithm or _CHOICES[self.library]
         return algorithm if algorithm in models.ALGORITHMS else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How much is measured.
+    """The options of an experiment.
 
     Attributes:
-      hosts: numbers of workers.
+      hosts: the numbers of workers to measure.
       size: bytes of the array.
       network: the links.
-      iterations: timed ones per point.
-      runs: of what may come out differently in each.
-      report: told about each point before it is measured, as (done, all, what).
-      peers: libraries to compare with, all installed.
-      skipped: a line about each that is not.
-      quick: a look at the machinery.
-      compute_seconds: of a training step.
-      node_price, server_price: per hour.
+      iterations: timed iterations per point.
+      report: called before each point is measured, with (done, all, what).
+      peers: libraries to compare with; all are installed.
+      skipped: a line about each library that is not installed.
+      quick: whether to only test the setup, with few points.
+      runs: the number of runs of measurements that differ from run to run.
+      compute_seconds: the computing time of a training step.
+      node_price, server_price: prices per hour.
     """
 
     hosts: Sequence[int]
@@ -90,15 +90,15 @@ class Scale:
 
 
 def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple[float, float]:
-    """Fits time = alpha + beta * bytes to (bytes, seconds).
+    """Fits time = alpha + beta * bytes to pairs of (bytes, seconds).
 
     Args:
-      points: at least one above `burst`.
+      points: the pairs; at least one must be above `burst`.
       burst: bytes that a token bucket lets through at once; shorter messages do not show the rate.
 
     Returns:
-      alpha in seconds: the time of the shortest message; beta in seconds per byte: least squares
-      of the relative error over the messages above the burst.
+      alpha in seconds, which is the time of the shortest message, and beta in seconds per byte,
+      which minimizes the squares of the relative errors over the messages above the burst.
     """
     alpha = min(points)[1]
     above = [(size, seconds) for size, seconds in points if size > burst]
@@ -107,7 +107,7 @@ def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple
 
 
 def line_rate(scale: Scale) -> Table:
-    """Latency and bandwidth over message size between two hosts."""
+    """Measures latency and bandwidth over the message size between two hosts."""
     sizes = [1, *(4**i for i in range(4, 13))]
     scale.report(0, 1, "ping-pong between two hosts")
     found = ping_pong(scale.network, sizes)
@@ -124,8 +124,8 @@ def line_rate(scale: Scale) -> Table:
     notes = [
         f"fitted: alpha {alpha * 1e6:.1f} us, 1/beta {1e-6 / beta:.2f} MB/s, of a link of "
         f"{scale.network.bandwidth / 1e6:.2f} MB/s",
-        "shorter messages pass the token buckets at once (a burst of 64 kB at each): their times "
-        "show the latency, those above 256 kB the rate",
+        "short messages pass the token buckets at once (each has a burst of 64 kB), so their times "
+        "show the latency; times of messages above 256 kB show the rate",
     ]
     chart = Chart(
         "bytes",
@@ -140,7 +140,7 @@ def line_rate(scale: Scale) -> Table:
 
 
 def allreduce(scale: Scale) -> Table:
-    """Every algorithm, and the peers, over the number of hosts, beside their models."""
+    """Times every algorithm and library over the number of hosts, beside their models."""
     kinds = [*(Peer("herring", name) for name in _ALGORITHMS), *scale.peers]
     bandwidth = scale.network.bandwidth
     rows, best = [], {}
@@ -170,11 +170,11 @@ def allreduce(scale: Scale) -> Table:
         )
     title = f"All-reduce of {scale.size / 1e6:g} MB, as many servers as workers for Herring"
     notes = [
-        "tree and server forward parts while the rest arrives and may be faster than their models, "
-        "which go level by level",
-        "the servers of the other algorithms only coordinate",
-        "a peer without the name of an algorithm chooses by itself: its model is that of what it "
-        "chooses for large arrays (a ring; MPICH and Open MPI 4.1 a butterfly)",
+        "tree and server forward parts of the array while the rest arrives, so they may be faster "
+        "than their models, which work level by level",
+        "with other algorithms than herring, the server only coordinates",
+        "a library without the name of an algorithm chooses by itself; its model is that of its "
+        "choice for large arrays (a ring; a butterfly with MPICH and Open MPI 4.1)",
         *(f"skipped: {line}" for line in scale.skipped),
     ]
     chart = Chart(
@@ -188,7 +188,7 @@ def allreduce(scale: Scale) -> Table:
 
 
 def ablations(scale: Scale) -> Table:
-    """One choice of Herring's at a time against what it replaces."""
+    """Compares single choices of Herring with what they replace."""
     hosts = max(scale.hosts)
     network, size = scale.network, scale.size
     variants = _variants(hosts, size, network)
@@ -214,13 +214,13 @@ def ablations(scale: Scale) -> Table:
         )
     title = f"{hosts} workers and as many servers, {size / 1e6:g} MB of float32"
     notes = [
-        "two processors carry all hosts: several proxies can hardly gain here",
-        "steered credit begins anew in every run, and its trials are part of the times",
+        "two processors carry all hosts, so several proxies can hardly gain here",
+        "steered credit starts anew in every run, so the times include its trials",
         "server megabytes: the most that one server's link carried in a direction, per iteration",
-        f"gradients: {size / 1e6:g} MB in 50 uneven ones, as in training; whole: each is an "
-        "operation of its own, which stays whole on the server that owns its name",
-        "paths: what crosses between the leaves just fits through four of them; with one at a "
-        f"tenth of its rate, {1 / _LEFT:.3f} of the line rate's time is what the rest allows",
+        f"gradients: {size / 1e6:g} MB in 50 uneven gradients, as in training; whole: each one "
+        "is an operation of its own, which stays whole on the server that owns its name",
+        "paths: the traffic between the leaves just fits through four paths; with one path at a "
+        f"tenth of its rate, the rest allows {1 / _LEFT:.3f} of the line rate's time",
         f"slow card: one server's link has half the rate; {2 * hosts / (2 * hosts - 1):.3f} is the "
         "least that any shares allow",
     ]
@@ -229,18 +229,18 @@ def ablations(scale: Scale) -> Table:
 
 _PATHS = 4
 _SLOW_PATH = 0.1
-_LEFT = (_PATHS - 1 + _SLOW_PATH) / _PATHS  # of the capacity of all paths
+_LEFT = (_PATHS - 1 + _SLOW_PATH) / _PATHS  # the part of all paths' capacity that is left
 
 
 def _variants(hosts: int, size: int, network: Network) -> list[tuple[str, str, Network, Point]]:
-    """What is compared: choice, variant, and the point that shows it."""
+    """Returns what is compared: choice, variant, network, and point to measure."""
 
     def point(dtype: str = "float32", operation: str = "allreduce", **settings: str) -> Point:
         total = size // 2 if dtype == "bfloat16" else size
         named = {f"HERRING_{name.upper()}": value for name, value in settings.items()}
         return Point(hosts, hosts, total, operation=operation, dtype=dtype, settings=named)
 
-    # Workers and servers stand on both leaves: half of what hosts of a leaf send goes across.
+    # Workers and servers are on both leaves, so half of a leaf's traffic crosses the spines.
     path = network.rate_bits * hosts / 2 / _PATHS
     faulty = (path,) * (_PATHS - 1) + (path * _SLOW_PATH,)
     spine = dataclasses.replace(network, paths=faulty)
@@ -284,18 +284,19 @@ def costs(
     node_price: float,
     server_price: float,
 ) -> Table:
-    """What k dedicated servers cost, and what they buy (paper, section IV.E), from the models.
+    """Computes from models what k dedicated servers cost and gain (paper, section IV.E).
 
     Args:
-      nodes: worker nodes.
+      nodes: the number of worker nodes.
       size: bytes of gradients per step.
-      bandwidth: bytes per second and direction of a link.
-      compute_seconds: of a step; communication overlaps with it, and what is longer counts.
-      node_price: of a worker node per hour.
-      server_price: of a server per hour.
+      bandwidth: bytes per second of a link, in each direction.
+      compute_seconds: the computing time of a step. Communication overlaps with it, and the longer
+        of the two counts.
+      node_price: price of a worker node per hour.
+      server_price: price of a server per hour.
 
     Returns:
-      A row per k, from none to as many servers as nodes.
+      A table with a row per k, from 0 to as many servers as nodes.
     """
     rows: list[dict[str, Any]] = []
     steps = min(nodes, 8)
@@ -316,7 +317,7 @@ def costs(
         )
     title = f"{nodes} nodes, {size / 1e6:g} MB per step, {compute_seconds:g} s of computing"
     if math.isclose(rows[0]["step_seconds"], rows[-1]["step_seconds"]):
-        notes = ["computing hides all communication: servers buy nothing"]
+        notes = ["computing hides all communication, so servers gain nothing"]
     else:
         notes = []
     chart = Chart(

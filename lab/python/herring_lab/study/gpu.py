@@ -1,9 +1,9 @@
-"""``herring study gpu``: all-reduces of arrays on the GPUs of this machine, over the message size.
+"""Times all-reduces of arrays on this machine's GPUs over the message size (``herring study gpu``).
 
-Paper: scalable distributed DNN training using TensorFlow and CUDA-aware MPI, section V, figures 4
-and 6. Recursive halving and doubling whose sums a kernel takes is measured beside the same with
-sums by the host's processors, and beside a ring. The paper has 16 hosts with one GPU each; here
-workers are processes of one machine that talk over its loopback interface.
+The paper is that on scalable distributed DNN training using TensorFlow and CUDA-aware MPI, section
+V, figures 4 and 6. Recursive halving and doubling with sums by GPU kernels is compared with the
+same algorithm with sums by the host's processors, and with a ring. The paper has 16 hosts with one
+GPU each. Here workers are processes of one machine that communicate over its loopback interface.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from herring_lab.study.jobs import run_workers
 
 __all__ = ["ALGORITHMS", "SIZES", "gpu_study", "tables_of", "times"]
 
-#: What is compared, the sums by the host's processors first.
+#: The algorithms to compare; the first is the one with sums by the host's processors.
 ALGORITHMS = ("butterfly", "cuda-butterfly", "ring")
-#: Bytes: from 8 B to 256 MB, as the paper has them.
+#: Sizes in bytes, 8 B to 256 MB, as in the paper.
 SIZES = (*(8 * 4**power for power in range(13)), 256 << 20)
 _QUICK = (8, 32 << 10, 2 << 20)
-_WARMUP = 3  # the first loads a kernel
+_WARMUP = 3  # the first iteration loads a kernel
 _NAMES = {
     "butterfly": "butterfly, sums by the host",
     "cuda-butterfly": "butterfly, sums by the GPU",
@@ -33,15 +33,15 @@ _NAMES = {
 
 
 def gpu_study(quick: bool, iterations: int, report: Callable[[int, int, str], None]) -> list[Table]:
-    """Measures all; `quick`: few sizes, no figures to keep.
+    """Times all algorithms and sizes.
 
     Args:
-      quick: a look at the machinery.
-      iterations: timed ones per point.
-      report: told about each measurement before it begins, as (done, all, what).
+      quick: whether to only test the setup, with few sizes.
+      iterations: timed iterations per point.
+      report: called before each measurement begins, with (done, all, what).
 
     Raises:
-      ConfigurationError: there is no GPU, no torch for it, or no compiler for its kernels.
+      ConfigurationError: a GPU, torch for it, or a compiler for its kernels is missing.
     """
     try:
         import torch
@@ -72,16 +72,16 @@ def times(
 
     Args:
       algorithm: one of `ALGORITHMS`.
-      sizes: bytes.
-      iterations: timed ones per size.
-      device: of torch's; workers share the GPUs evenly.
+      sizes: sizes of the array in bytes.
+      iterations: timed iterations per size.
+      device: torch's name of the device; workers share the GPUs evenly.
 
     Returns:
-      For each size ``algorithm``, ``bytes`` and ``seconds``: the median over the iterations of the
-      slowest worker's time, from the call to where the result is on the GPU.
+      For each size ``algorithm``, ``bytes`` and ``seconds``. The seconds are the median over the
+      iterations of the slowest worker's time, from the call until the result is on the GPU.
 
     Raises:
-      ConfigurationError: a sum was wrong, or the GPU did not take the sums that it was to take.
+      ConfigurationError: a sum was wrong, or the GPU did not compute the sums that it should.
     """
     import numpy as np
     import torch
@@ -114,8 +114,8 @@ def times(
     expected = len(sizes) * (iterations + _WARMUP) if algorithm == "cuda-butterfly" else 0
     if (taken := herring.stats()["gpu_sums"]) != expected and device == "cuda":
         raise ConfigurationError(
-            f"{algorithm}: the GPU took the sums of {taken} all-reduces, not of {expected}; the "
-            "log says why"
+            f"{algorithm}: the GPU computed the sums of {taken} all-reduces, not of {expected}; "
+            "the log says why"
         )
     return rows
 
@@ -123,14 +123,14 @@ def times(
 def tables_of(
     rows: Sequence[dict[str, Any]], workers: int, gpus: int, iterations: int, name: str
 ) -> list[Table]:
-    """The times, and by how much the GPU's sums are faster, over the bytes.
+    """Returns a table of the times, and one of the ratios to those with the GPU's sums.
 
     Args:
-      rows: of `times`, for all of `ALGORITHMS`.
-      workers: how many there were.
-      gpus: how many they shared.
-      iterations: timed ones per point.
-      name: of the GPUs.
+      rows: the results of `times` for all `ALGORITHMS`.
+      workers: the number of workers.
+      gpus: the number of GPUs that the workers shared.
+      iterations: timed iterations per point.
+      name: the name of the GPUs.
     """
     at = {(row["algorithm"], row["bytes"]): row["seconds"] for row in rows}
     sizes = sorted({size for _, size in at})

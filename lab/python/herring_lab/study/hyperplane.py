@@ -1,8 +1,8 @@
-"""Eager SGD on a hyperplane, with one random worker late in every step.
+"""Trains a hyperplane with eager SGD, with one random worker late in every step.
 
-Paper: partial collectives and eager SGD, section 6.2.1 and figure 10. All workers run on this
-machine; gradients are computed, and the rest of a step is slept, not burnt, so that there is
-waiting to be saved whatever the number of cores.
+The paper is that on partial collectives and eager SGD, section 6.2.1 and figure 10. All workers run
+on this machine. They compute gradients and sleep for the rest of a step, so that waiting can be
+saved with any number of cores.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from herring_lab.study.jobs import run_workers, sleep_until, start_together
 __all__ = ["MODES", "SLEPT", "Regression", "hyperplane", "hyperplane_tables", "train"]
 
 MODES = ("full", "solo", "majority")
-#: What every table says.
-SLEPT = "computing is slept, not burnt, so that there is waiting to be saved on few cores"
+#: A note of every table.
+SLEPT = "workers sleep instead of computing, so that waiting can be saved on few cores"
 
 _WORKERS = 8
-_CURVE = 12  # points of a curve
-_CHECKED = 4096  # points of the validation set
-# The variance of the labels' noise, so that about 4.7 is left when training ends, as in the paper.
+_CURVE = 12  # number of points of a curve
+_CHECKED = 4096  # number of points of the validation set
+# The variance of the labels' noise. It leaves a loss of about 4.7 in the end, as in the paper.
 _NOISE = 4.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """What is trained.
+    """The regression and its training.
 
     Attributes:
-      dimensions: of the hyperplane.
-      batch: points in a step of all workers.
-      rounds: how many make a training.
-      step: milliseconds of computing in a step; what is left of them is slept.
-      rate: the learning rate at the start; it falls to 0 in proportion to the rounds left. On the
-        gradient x (x.w - y) / batch no more than 2 / (1 + dimensions / batch) is stable, half of
-        that converges fastest.
+      dimensions: dimensions of the hyperplane.
+      batch: points of all workers in a step.
+      rounds: the number of rounds of a training.
+      step: milliseconds of computing in a step; workers sleep for what is left of them.
+      rate: the learning rate at the start. It falls to 0 in proportion to the rounds that are left.
+        With the gradient x (x.w - y) / batch, rates up to 2 / (1 + dimensions / batch) are stable,
+        and half of this converges fastest.
     """
 
     dimensions: int = 8192
@@ -52,17 +52,17 @@ class Regression:
     rate: float = 0.1
 
     def rate_at(self, number: int) -> float:
-        """The learning rate of a round; the rounds that flush have the last one's."""
+        """Returns the learning rate of a round; rounds that flush have that of the last round."""
         return self.rate * (1 - min(number, self.rounds - 1) / self.rounds)
 
 
 def hyperplane(mode: str, delay: int, how: Regression, workers: int = _WORKERS) -> dict[str, Any]:
-    """Trains in one of `MODES`; a worker is `delay` milliseconds late in one step of `workers`.
+    """Trains in one of `MODES`; in each step one random worker is `delay` milliseconds late.
 
     Returns:
       ``seconds`` that the rounds took, ``contributions`` in their results, the validation ``loss``
-      in the end, that of the true coefficients (``least``), and the ``curve``: (round, seconds,
-      loss).
+      in the end, the loss of the true coefficients (``least``), and the ``curve`` as (round,
+      seconds, loss).
 
     Raises:
       ConfigurationError: the job failed.
@@ -75,7 +75,7 @@ def hyperplane(mode: str, delay: int, how: Regression, workers: int = _WORKERS) 
 def hyperplane_tables(
     runs: Mapping[tuple[int, str], dict[str, Any]], how: Regression
 ) -> list[Table]:
-    """Speed-ups and losses of `hyperplane`'s results by (delay, mode), and the losses over time."""
+    """Returns tables of speed-ups and losses by (delay, mode), and of losses over time."""
     from herring.partial import Quorum
 
     rows, curves = [], []
@@ -114,8 +114,8 @@ def hyperplane_tables(
         f"the learning rate falls from {how.rate:g} to 0 over the rounds",
         f"loss: mean squared error over {_CHECKED} other points; the true coefficients have "
         f"{least:.4g}",
-        "contributions: gradients in the results of these rounds, from all workers in every round "
-        "of 'full'; what is pending then is flushed before the loss is taken",
+        "contributions: gradients in the results of these rounds, which are those of all workers "
+        "with 'full'; pending gradients are flushed before the loss is computed",
     ]
     return [
         Table(
@@ -144,7 +144,7 @@ def hyperplane_tables(
                 x_scale="log",
                 y_scale="log",
             ),
-            [SLEPT, "of the parameters that rank 0 had at that time"],
+            [SLEPT, "the loss is that of the parameters that rank 0 had at that time"],
         ),
     ]
 
@@ -153,7 +153,7 @@ def hyperplane_tables(
 
 
 class _Points:
-    """Random points and their labels: a hyperplane's height, and noise."""
+    """Random points and their labels, which are the height of a hyperplane plus noise."""
 
     def __init__(self, dimensions: int, seed: list[int]) -> None:
         self.truth = np.random.default_rng(0).standard_normal(dimensions, np.float32)
@@ -166,7 +166,7 @@ class _Points:
 
 
 class _Full:
-    """All-reduces that wait for everybody, with the interface of `_Partial`."""
+    """All-reduces that wait for all workers, with the interface of `_Partial`."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -184,10 +184,10 @@ class _Full:
 
 
 class _Partial:
-    """A series of rounds: the results since the last step, each for one update.
+    """A partial reduction, which yields all results since the last step, each for one update.
 
     Attributes:
-      contributions: how many are in the results so far.
+      contributions: the number of contributions in the results so far.
     """
 
     def __init__(self, dimensions: int, mode: str) -> None:
@@ -213,10 +213,10 @@ class _Partial:
 
 
 def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """One worker of `hyperplane`.
+    """Runs one worker of `hyperplane`.
 
     Raises:
-      RuntimeError: replicas differ in the end.
+      RuntimeError: the workers' replicas differ in the end.
     """
     import herring
 
@@ -224,7 +224,7 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
     rank, size = herring.rank(), herring.size()
     own = setting.batch // size
     source = _Points(setting.dimensions, [1, rank])
-    # The same on all ranks: who is late in a step.
+    # Which rank is late in each step; all ranks draw the same numbers.
     late = np.random.default_rng(5).integers(0, size, 1 << 16)
     weights = np.zeros(setting.dimensions, np.float32)
     gradient = np.zeros_like(weights)
@@ -247,7 +247,7 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
             weights -= setting.rate_at(done) * result
             done += 1
             now = time.monotonic() - start
-            if done == setting.rounds:  # a rank that has missed some may go beyond
+            if done == setting.rounds:  # a rank that has missed rounds may get more at once
                 took, contributions = now, exchange.contributions
             if rank == 0 and done <= setting.rounds and done % every == 0:
                 kept.append((done, now, weights.copy()))
@@ -267,10 +267,10 @@ def train(mode: str, delay: int, how: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _losses(weights: list[np.ndarray]) -> list[float]:
-    """Validation losses of these weights and, at last, of the true coefficients."""
+    """Returns the validation losses of these weights and, last, of the true coefficients."""
     source = _Points(weights[0].size, [2])
     columns = np.stack([*weights, source.truth], axis=1)
-    part = 512  # points that fit into memory together
+    part = 512  # number of points that fit into memory together
     total = np.zeros(columns.shape[1])
     for _ in range(_CHECKED // part):
         points, labels = source.draw(part)

@@ -1,4 +1,4 @@
-"""Measuring jobs: a function that all workers run, of Herring or MPI, here or in the lab."""
+"""Runs a function in all workers of a job of Herring or MPI, on this machine or in the lab."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ from herring_lab.study.bench import Network
 
 __all__ = ["run_in_lab", "run_mpi_ranks", "run_workers", "sleep_until", "start_together"]
 
-_SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # workers share few processors
+_SINGLE = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # because workers share few processors
 
 
 def run_workers(function: str, workers: int, **options: Any) -> list[dict[str, Any]]:
-    """Runs ``module:function`` with these options in every worker; returns what rank 0 returns.
+    """Runs ``module:function`` in every worker of a job of Herring on this machine.
+
+    Args:
+      function: ``module:function``.
+      workers: the number of workers.
+      **options: arguments of the function.
+
+    Returns:
+      The result of rank 0.
 
     Raises:
-      ConfigurationError: the job failed; has the end of its output.
+      ConfigurationError: the job failed; the message ends with the job's last output.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
@@ -58,16 +69,18 @@ def run_mpi_ranks(
 
     Args:
       mpi: ``mpich`` or ``openmpi``.
-      function: its first argument is the `herring.bench.communicator.Communicator`.
-      ranks: how many.
-      timeout: seconds until the job is ended.
-      options: of the function.
+      function: ``module:function``; its first argument is the
+        `herring.bench.communicator.Communicator`.
+      ranks: the number of ranks.
+      timeout: seconds after which the job is ended.
+      **options: more arguments of the function.
 
     Returns:
-      What rank 0 returns.
+      The result of rank 0.
 
     Raises:
-      ConfigurationError: it is not installed, or the job failed; has the end of its output.
+      ConfigurationError: this MPI is not installed, or the job failed; the message ends with the
+        job's last output.
     """
     with tempfile.TemporaryDirectory(prefix="herring-mpi-") as folder:
         result, links = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "links")
@@ -91,15 +104,15 @@ def run_mpi_ranks(
             raise ConfigurationError(f"{mpi} was not done after {timeout:g} s") from None
         finally:
             _end(job)
-        # Not by the status: MPICH's ranks leave without MPI_Finalize (see MpiCommunicator), and its
-        # launcher may kill those that are not as fast. They have passed the last barrier then.
+        # The status does not count: MPICH's ranks exit without MPI_Finalize (see MpiCommunicator),
+        # so its launcher may kill slower ranks. These have passed the last barrier then.
         if not result.exists():
             raise ConfigurationError(f"{mpi} ended with {job.returncode}:\n{output[-2000:]}")
         return json.loads(result.read_text())
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """A launcher ends its ranks, wherever they are, if it is asked to; killed, it does not."""
+    """Ends a job. The launcher is terminated first, because a killed launcher leaves its ranks."""
     if job.poll() is None:
         job.terminate()
         try:
@@ -112,14 +125,21 @@ def _end(job: subprocess.Popen[str]) -> None:
 def run_in_lab(
     network: Network, function: str, workers: int, servers: int, **options: Any
 ) -> list[dict[str, Any]]:
-    """Runs ``module:function`` in workers and dedicated servers, each on an emulated host.
+    """Runs ``module:function`` in every worker, with workers and servers on emulated hosts.
+
+    Args:
+      network: the links of the hosts.
+      function: ``module:function``.
+      workers: the number of hosts with a worker each.
+      servers: the number of hosts with a dedicated server each.
+      **options: arguments of the function.
 
     Returns:
-      What rank 0 returns.
+      The result of rank 0.
 
     Raises:
-      ClusterError: there can be no lab here, the job failed (the message ends with what it printed
-        last), or strict links were late.
+      ClusterError: this machine cannot make a lab, the job failed (the message ends with its last
+        output), or strict links were late.
     """
     with tempfile.TemporaryDirectory(prefix="herring-study-") as folder:
         result, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
@@ -138,7 +158,7 @@ def run_in_lab(
 
 
 def start_together(margin: float) -> float:
-    """A moment soon, the same for all workers of this machine; a barrier."""
+    """Returns a moment `margin` seconds from now, the same for all workers; this is a barrier."""
     import numpy as np
 
     import herring
@@ -149,7 +169,7 @@ def start_together(margin: float) -> float:
 
 
 def sleep_until(moment: float) -> None:
-    """Returns at that moment of the monotonic clock, or at once if it is past."""
+    """Sleeps until `moment` of the monotonic clock; returns at once if it is past."""
     while (left := moment - time.monotonic()) > 0:
         time.sleep(left)
 
@@ -168,7 +188,7 @@ def _worker(function: str, options: str, result: str, mpi: str = "") -> None:
     if rank == 0:
         part = pathlib.Path(f"{result}.part")
         part.write_text(json.dumps(rows))
-        part.rename(result)  # is whole, or is not there
+        part.rename(result)  # so that the result is never partial
     if mpi:
         communicator.close()
     else:

@@ -1,7 +1,7 @@
-"""Long and lossy paths: self-controlled credit beside fixed sizes of it, and beside Gloo's ring.
+"""Compares self-controlled credit with fixed credit and Gloo's ring on long and lossy paths.
 
-Links serialize strictly and hosts are some way apart (`herring_lab.emulate.strict`): what fills a
-path is its bandwidth times its round trip, so that no size of credit fits all of them.
+Links are strict, and hosts are some distance apart (`herring_lab.emulate.strict`). Bandwidth times
+round trip fills a path, so no fixed credit suits all paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from herring_lab.study.experiments import Scale
 
 __all__ = ["long_paths"]
 
-#: One-way delay in seconds, and the probability that a packet is lost.
+#: Pairs of one-way delay in seconds and probability that a packet is lost.
 SETTINGS = ((50e-6, 0), (200e-6, 0), (500e-6, 0), (500e-6, 1e-4), (500e-6, 1e-3), (5e-3, 0))
 _SIZES = ("8KiB", "16KiB", "32KiB", "64KiB", "128KiB", "256KiB", "512KiB")
 _WARMUP = 5
@@ -24,17 +24,17 @@ _OWN = "self_controlled"
 
 
 def long_paths(scale: Scale, size: int) -> Table:
-    """Times all-reduces of `size` bytes over each delay and loss; seconds, medians.
+    """Times all-reduces of `size` bytes over each delay and loss.
 
-    A cell is empty (None) where this machine could not keep the links to their model in three
-    attempts: such figures are void.
+    Cells are medians in seconds. A cell is None if this machine could not keep the links to their
+    model in three attempts, because such figures are void.
     """
     workers = 2 if scale.quick else 4
     settings = ((500e-6, 1e-3),) if scale.quick else SETTINGS
     sizes = ("64KiB",) if scale.quick else _SIZES
     warmup = 1 if scale.quick else _WARMUP
     reason = missing("gloo")
-    # Its outcome is its own, in every run.
+    # Self-controlled credit differs from run to run, so only this case has several runs.
     cases = [Case(_OWN, scale.runs)]
     cases += [Case(f"fixed_{size}", settings={"HERRING_CREDIT": size}) for size in sizes]
     cases += [] if reason else [Case("gloo", library="gloo")]
@@ -60,7 +60,7 @@ def long_paths(scale: Scale, size: int) -> Table:
     )
     notes = [
         f"seconds, medians of {scale.iterations} rounds after {warmup}; model: the limit M/B",
-        "Herring has as many dedicated servers as there are workers; Gloo's ring is over the "
+        "Herring has as many dedicated servers as there are workers; Gloo's ring runs over the "
         "workers alone",
         "fixed: HERRING_CREDIT; self controlled: the median of its runs, and the worst of them",
         *([f"skipped: gloo: {reason}"] if reason else []),

@@ -1,9 +1,9 @@
-"""Eager SGD on networks: severe imbalance on images, inherent imbalance on text.
+"""Trains networks with eager SGD: with severe imbalance on images, and inherent imbalance on text.
 
-Paper: partial collectives and eager SGD, sections 6.2.3 and 6.3. Eight workers on this machine;
-what a step computes is real, and slept time stands for what it would take on a GPU, so that there
-is waiting to be saved whatever the number of cores. Modes are compared at equal numbers of
-contributions: what a late worker produced counts when it is in a result.
+The paper is that on partial collectives and eager SGD, sections 6.2.3 and 6.3. Eight workers run on
+this machine. Steps compute real gradients and then sleep for the time that a GPU would take, so
+that waiting can be saved with any number of cores. Modes are compared at equal numbers of
+contributions; the gradient of a late worker counts when it is in a result.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ __all__ = ["TASKS", "networks_study", "train"]
 
 _WORKERS = 8
 _CLASSES = ("computers", "definitions", "people", "songs-poems", "zippy")
-_LONGEST = 160  # words
-_POINTS = 8  # of a curve
+_LONGEST = 160  # words of a text; the rest is cut
+_POINTS = 8  # number of points of a curve
 
 
 def networks_study(quick: bool, report: Callable[[int, int, str], None]) -> list[Table]:
-    """Trains every task in every mode with several seeds; `quick`: once, a few steps.
+    """Trains every task in every mode with several seeds.
+
+    Args:
+      quick: whether to only test the setup, with one seed and few steps.
+      report: called before each training, with (done, all, what).
 
     Raises:
-      ConfigurationError: torch or a data set is missing; names the package.
+      ConfigurationError: torch or a data set is missing; the error names the package.
     """
-    if reason := missing("gloo"):  # which is torch's
+    if reason := missing("gloo"):  # Gloo is missing if torch is
         raise ConfigurationError(f"networks needs torch: {reason}")
     for how in TASKS.values():
         if not how.folder.is_dir():
             raise ConfigurationError(
-                f"networks needs Debian's package {how.package} (there is no {how.folder})"
+                f"networks needs Debian's package {how.package} ({how.folder} does not exist)"
             )
     seeds = [1] if quick else [1, 2, 3, 4]
     modes = ("full", "majority") if quick else ("full", "majority", "solo")
@@ -101,7 +105,7 @@ def _tables(task: str, title: str, runs: dict[str, list[dict[str, Any]]]) -> lis
     ]
     notes = [
         "means over seeds, and the standard deviation of the accuracy",
-        "equally many contributions are in the results of every mode; a GPU's time is slept",
+        "the results of every mode have equally many contributions; workers sleep for a GPU's time",
     ]
     return [
         Table(f"networks-{task}", title, rows, None, notes),
@@ -110,7 +114,7 @@ def _tables(task: str, title: str, runs: dict[str, list[dict[str, Any]]]) -> lis
             f"{title}: accuracy over time",
             curves,
             Chart("seconds", ["accuracy"], "time (s)", "accuracy (share of test data)", by="mode"),
-            ["on test data, with the parameters that rank 0 had at that time"],
+            ["accuracy on test data, with the parameters that rank 0 had at that time"],
         ),
     ]
 
@@ -119,7 +123,7 @@ def _tables(task: str, title: str, runs: dict[str, list[dict[str, Any]]]) -> lis
 
 
 def images(folder: pathlib.Path, scale: float) -> Any:
-    """Section 6.2.3: all workers are 50 to 400 ms late, in turn."""
+    """Makes the task of section 6.2.3, in which workers are 50 to 400 ms late, in turn."""
     import torch
     from torch import nn
 
@@ -139,7 +143,7 @@ def images(folder: pathlib.Path, scale: float) -> Any:
         *(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(16 * 7 * 7, 32), nn.ReLU(), nn.Linear(32, 10)),
     )
-    # Gradients that come late act as momentum does, so there is less of it than usual.
+    # Late gradients act like momentum, so the momentum is smaller than usual.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
 
     def batches(rank: int, size: int, seed: int) -> Iterator[tuple[Any, Any, float]]:
@@ -154,7 +158,7 @@ def images(folder: pathlib.Path, scale: float) -> Any:
 
 
 def texts(folder: pathlib.Path, scale: float) -> Any:
-    """Section 6.3: batches of sequences of like length, and a step's time in proportion to it."""
+    """Makes the task of section 6.3: a step's time is in proportion to its sequences' length."""
     import torch
     from torch import nn
 
@@ -190,7 +194,7 @@ def texts(folder: pathlib.Path, scale: float) -> Any:
             there = (tokens != 0).unsqueeze(-1)
             return self.out((states * there).sum(1) / there.sum(1))
 
-    # Figure 2: 201 to 3,410 ms, 1,235 on average, on a GPU. Here a tenth of that on average.
+    # Figure 2: 201 to 3,410 ms on a GPU, 1,235 ms on average. Here a tenth of the average.
     by_length = sorted(kept, key=lambda i: len(coded[i]))
     groups = [by_length[i : i + 16] for i in range(0, len(by_length) - 15, 16)]
     per_word = 0.1235 / statistics.fmean(len(coded[group[-1]]) for group in groups)
@@ -212,12 +216,13 @@ class Task:
     """A network, its data, and how long its steps take.
 
     Attributes:
-      title: for people.
-      make: (folder, scale) -> model, optimizer with the highest learning rate, batches(rank, size,
-        seed) that yield inputs, labels and the seconds of a step, and the test data.
-      package: of Debian, has the data.
-      folder: where it puts them.
-      steps: of each worker under full synchrony.
+      title: the title for people.
+      make: a function of (folder, scale) that returns the model, the optimizer with the highest
+        learning rate, a function batches(rank, size, seed), and the test data. `batches` yields
+        inputs, labels and the seconds of a step.
+      package: Debian's package with the data.
+      folder: the folder of the data.
+      steps: the steps of each worker under full synchrony.
     """
 
     title: str
@@ -248,7 +253,7 @@ TASKS = {
 def train(
     task: str, mode: str, seed: int, steps: int, scale: float, folder: str
 ) -> list[dict[str, Any]]:
-    """Trains until `steps` contributions of each worker, on average, are in results."""
+    """Trains until results hold `steps` contributions of each worker, on average."""
     import torch
     from torch.nn import functional
 
@@ -261,14 +266,14 @@ def train(
     rate = optimizer.param_groups[0]["lr"]
     ddp = herring.DistributedDataParallel(model, sync=mode)
     goal = steps * size
-    counted = [0] * size  # contributions in results, by rank: the same everywhere after a round
+    counted = [0] * size  # contributions in results by rank; after a round, equal on all ranks
     rounds = 0
     curve: list[tuple[float, Any]] = []
 
     def apply(info: Any) -> bool:
         nonlocal rounds
-        # Follows what is in results, which is the same on every rank: up in a tenth, then down to
-        # nothing.
+        # The learning rate follows the contributions in results, which are the same on every rank.
+        # It rises over the first tenth, then falls to nothing.
         share = min(sum(counted) / goal, 1.0)
         optimizer.param_groups[0]["lr"] = rate * min(10 * share + 0.01, 1 - share)
         optimizer.step()

@@ -1,7 +1,7 @@
-"""Steps in which nobody is late: what partial all-reduces cost, and what overlap is worth.
+"""Measures the cost of partial all-reduces and the gain of overlap if no worker is late.
 
-Partial modes push whole updates, once all gradients are there, and give up the overlap with the
-backward pass. On the lab's hosts, as links must take their time for that to be seen.
+Partial modes push whole updates once all gradients are ready, and so do not overlap with the
+backward pass. Hosts of the lab show this, because their links take time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from herring_lab.study.jobs import run_in_lab, sleep_until, start_together
 
 __all__ = ["no_delay"]
 
-_PIECES = 16  # of a gradient that is sent while the rest is computed
-_UNTIMED = 4  # first rounds, while credit grows
+_PIECES = 16  # number of pieces of a gradient that is sent while the rest is computed
+_UNTIMED = 4  # rounds before those that are timed, while credit grows
 _MARGIN = 0.05
 
 
 def no_delay(network: Network, hosts: int, seconds: float, steps: int) -> Table:
-    """Steps in which nobody is delayed: what the modes cost, and what overlap is worth.
+    """Measures all modes, and overlap, in steps in which no worker is delayed.
 
     Args:
-      network: between the hosts.
-      hosts: with a worker each; as many have servers.
-      seconds: that a link takes for the array; a step computes four times as long.
-      steps: timed ones.
+      network: the network between the hosts.
+      hosts: the number of hosts with a worker each; as many hosts have a server each.
+      seconds: the time that a link takes for the array; a step computes four times as long.
+      steps: timed steps.
 
     Raises:
-      ClusterError: there can be no lab here, or the job failed.
+      ClusterError: this machine cannot make a lab, or the job failed.
     """
     elements = int(network.bandwidth * seconds / 4)
     compute = 4 * seconds
@@ -69,8 +69,8 @@ def no_delay(network: Network, hosts: int, seconds: float, steps: int) -> Table:
             SLEPT,
             f"emulated hosts; the slowest worker's rounds over {steps} steps",
             f"overlap: {_PIECES} parts of the gradient, each sent when its part of the time has "
-            "passed; all others begin when all is computed, which partial modes must",
-            "contributors: those in a round's result; what came just too late is in the next",
+            "passed; all others begin when all gradients are computed, as partial modes must",
+            "contributors: workers in a round's result; gradients that are late are in the next",
         ],
     )
 
@@ -79,14 +79,14 @@ def no_delay(network: Network, hosts: int, seconds: float, steps: int) -> Table:
 
 
 def paces(elements: int, compute: float, steps: int) -> list[dict[str, Any]]:
-    """One worker of `no_delay`."""
+    """Runs one worker of `no_delay`."""
     import herring
 
     rows = []
     for mode in ("full", "full, overlapped", "solo", "majority"):
         step, close = _prepare(mode, elements, compute)
-        # Counted from the first on all ranks: who has enough leaves none to wait for a round that
-        # it takes part in no more.
+        # All ranks count rounds from the first one. So a rank that stops leaves no other rank
+        # waiting for a round in which it no longer takes part.
         contributors: list[int] = []
         while len(contributors) < _UNTIMED:
             contributors += step()
@@ -110,7 +110,7 @@ def paces(elements: int, compute: float, steps: int) -> list[dict[str, Any]]:
 def _prepare(
     mode: str, elements: int, compute: float
 ) -> tuple[Callable[[], list[int]], Callable[[], Any]]:
-    """A step, which returns the numbers of contributors of the rounds it has seen; and its end."""
+    """Returns a step, which returns the contributors of its rounds, and a function to end it."""
     import herring
     from herring.partial import PartialReduction
     from herring.planned import PlannedReduction

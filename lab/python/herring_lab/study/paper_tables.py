@@ -1,9 +1,9 @@
-"""Tables V and VI of the Herring paper: a model with two numbers per row, beside the published.
+"""Compares tables V and VI of the Herring paper with a model that has two numbers per row.
 
-Pure computation. Averaging 100 MB on n nodes of 8 GPUs (p3dn.24xlarge, 100 Gbit/s) and as many
-servers takes ``M/R + s lg n``: R is the rate that hosts reach where nobody waits (`models
-.herring_time`), s what the slowest of twice as many hosts adds (`models.lateness`). Both come from
-the first and the last point of a row; those between are predicted.
+Nothing is measured. Averaging 100 MB on n nodes of 8 GPUs (p3dn.24xlarge, 100 Gbit/s) and as many
+servers takes ``M/R + s lg n``. R is the rate that hosts reach if nobody waits (``herring_time`` of
+`herring.models`). s is the extra delay of the slowest host for each doubling (``lateness``). Both
+are fitted to the first and last point of a row; the points between are predicted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from herring_lab.report import Chart, Table
 
 __all__ = ["NODES", "ROWS", "SIZE", "Fit", "Row", "fit", "linear", "paper_tables"]
 
-#: Nodes of 8 GPUs each: 64 to 512 GPUs.
+#: Numbers of nodes with 8 GPUs each: 64 to 512 GPUs.
 NODES = (8, 16, 32, 64)
 #: Bytes of gradients.
 SIZE = 100e6
 
-_RATE = 100e9  # bits per second of a p3dn's link; a c5n.18xlarge, the server, has as much
-_ENDPOINT = 70e9  # what one process reaches, section III-3
+_RATE = 100e9  # bits per second of the links of a p3dn (node) and a c5n.18xlarge (server)
+_ENDPOINT = 70e9  # bits per second that one process reaches, section III-3
 _FRAME = 9000  # bytes, section IV-A
 _PCIE = 4 * 12e9  # bytes per second, section III-A, step 2
 
@@ -32,7 +32,7 @@ class Row:
     """A row of a published table.
 
     Attributes:
-      name: for people.
+      name: the name for people.
       published: milliseconds by number of nodes, in the order of `NODES`.
     """
 
@@ -40,7 +40,7 @@ class Row:
     published: tuple[float, ...]
 
 
-#: With EFA and proxies (in both tables), with TCP (table V), with one server process (table VI).
+#: The rows with EFA and proxies (both tables), TCP (table V) and one server process (table VI).
 ROWS = (
     Row("EFA, proxies", (13.457, 14.21, 15.237, 16.449)),
     Row("without EFA", (20.53, 24.21, 27.49, 31.32)),
@@ -50,10 +50,10 @@ ROWS = (
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The two numbers of a row.
+    """The two numbers that are fitted to a row.
 
     Attributes:
-      rate: bits per second that hosts reach where nobody waits.
+      rate: bits per second that hosts reach if nobody waits.
       late: seconds that each doubling of the nodes adds.
     """
 
@@ -61,13 +61,13 @@ class Fit:
     late: float
 
     def seconds(self, nodes: int) -> float:
-        """Of an average on so many nodes."""
+        """Returns the seconds of an average on `nodes` nodes."""
         waiting = models.lateness(nodes, self.late)
         return models.herring_time(nodes, SIZE, self.rate / 8) + waiting
 
 
 def fit(row: Row, first: int = 0, second: int = -1) -> Fit:
-    """Calibrates on two points of a row, given by their places in `NODES`."""
+    """Fits the model to two points of a row, given by their indices in `NODES`."""
     early, late = row.published[first] / 1e3, row.published[second] / 1e3
     doublings = models.lateness(NODES[second], 1.0) - models.lateness(NODES[first], 1.0)
     slope = (late - early) / doublings
@@ -76,7 +76,7 @@ def fit(row: Row, first: int = 0, second: int = -1) -> Fit:
 
 
 def linear(row: Row, nodes: int) -> float:
-    """Seconds by the paper's own ``p alpha + n beta``, calibrated on the same two points."""
+    """Returns seconds by the paper's own ``p alpha + n beta``, fitted to the same two points."""
     early, late = row.published[0] / 1e3, row.published[-1] / 1e3
     alpha = (late - early) / (NODES[-1] - NODES[0])
     base = early - NODES[0] * alpha
@@ -84,13 +84,13 @@ def linear(row: Row, nodes: int) -> float:
 
 
 def paper_tables() -> list[Table]:
-    """Returns published and modelled times side by side, and what their slopes come from."""
+    """Returns a table of published and modelled times, and one of what the slopes come from."""
     fits = [fit(row) for row in ROWS]
     return [_times(fits), _slopes(fits)]
 
 
 def _off(seconds: float, published: float) -> float:
-    """Percent."""
+    """Returns the relative error in percent."""
     return round(100 * (1e3 * seconds / published - 1), 6)
 
 

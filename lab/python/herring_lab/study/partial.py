@@ -1,8 +1,8 @@
-"""``herring study partial``: all-reduces that workers come late to, beside MPI, and training.
+"""Measures all-reduces to which workers come late, beside MPI (``herring study partial``).
 
-Paper: partial collectives and eager SGD, section 6.1 with figures 8 and 9. `hyperplane` has section
-6.2.1, `overlap` steps without delays. Computing and delays are slept, not burnt, so that there is
-waiting to be saved whatever the number of cores.
+The paper is that on partial collectives and eager SGD, section 6.1 with figures 8 and 9.
+`hyperplane` has section 6.2.1, and `overlap` has steps without delays. Workers sleep for the time
+of computing and delays, so that waiting can be saved with any number of cores.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from herring_lab.study.overlap import no_delay
 __all__ = ["microbenchmark", "partial_study"]
 
 _ELEMENTS = 1024  # float32: 4 kB
-_UNTIMED = 4  # first iterations
-# A barrier of polling ranks that share processors takes tens of milliseconds.
+_UNTIMED = 4  # iterations before those that are timed
+# Seconds until a common start: a barrier of polling ranks that share processors takes tens of
+# milliseconds.
 _MARGIN = 0.05
-_REST = 0.01  # no rank goes on to the next barrier while another's call is timed
-_PAUSE = 2e-4  # of MPICH's ranks; with os.sched_yield they take almost twice as long
+_REST = (
+    0.01  # seconds of sleep before the next barrier, which must not disturb calls of other ranks
+)
+_PAUSE = 2e-4  # seconds of sleep of MPICH's ranks; os.sched_yield would take almost twice as long
 
 Report = Callable[[int, int, str], None]
 
 
 def partial_study(quick: bool, report: Report, network: Network | None = None) -> list[Table]:
-    """Measures all; `quick`: fewer workers, shorter steps, no figures to keep.
+    """Measures partial all-reduces, steps without delays, and training on a hyperplane.
 
     Args:
-      quick: a look at the machinery.
-      report: told about each measurement before it begins, as (done, all, what).
-      network: links of the hosts that `no_delay` uses.
+      quick: whether to only test the setup, with fewer workers and shorter steps.
+      report: called before each measurement begins, with (done, all, what).
+      network: links of the hosts for steps without delays.
 
     Returns:
-      The tables; without that of `no_delay`, and with a note instead, where there can be no lab.
+      The tables. If this machine cannot make a lab, the table of `no_delay` is replaced by a note.
     """
     network = network or Network()
     how, delays = Regression(), (200, 300, 400)
@@ -71,7 +74,7 @@ def partial_study(quick: bool, report: Report, network: Network | None = None) -
     try:
         tables.append(no_delay(network, hosts, nbytes, steps))
     except ClusterError as error:
-        left_out = [f"there is no table of steps without delays: {error}"]
+        left_out = [f"the table of steps without delays is missing: {error}"]
     runs = {}
     for delay, mode in trainings:
         begin()
@@ -88,20 +91,21 @@ def microbenchmark(
     begin: Callable[[], None] = lambda: None,
     notes: Sequence[str] = (),
 ) -> list[Table]:
-    """Worker i comes i milliseconds late to an all-reduce of 4 kB; mean time in the call.
+    """Measures the time in an all-reduce of 4 kB to which worker i comes i milliseconds late.
 
     Args:
-      workers: processes on this machine.
-      iterations: timed ones.
+      workers: the number of processes on this machine.
+      iterations: timed iterations.
       peers: MPIs to measure beside Herring.
-      begin: is called before each library.
-      notes: more of them.
+      begin: called before each library is measured.
+      notes: more notes for the table.
 
     Returns:
-      Times, with the ratios to solo and majority; and the active workers over the iterations.
+      A table of times, with the ratios to solo and majority, and a table of active workers over
+      the iterations.
 
     Raises:
-      ConfigurationError: Herring's job failed. An MPI's that fails is noted.
+      ConfigurationError: Herring's job failed. If the job of an MPI fails, a note says so.
     """
     begin()
     found = run_workers("herring_lab.study.partial:late_workers", workers, iterations=iterations)
@@ -141,17 +145,17 @@ def microbenchmark(
             [
                 SLEPT,
                 f"one machine of {os.cpu_count()} cores; mean and median over workers and "
-                "iterations of the time in the call, model: of waiting alone",
+                "iterations of the time in the call; model: the time of waiting alone",
                 "active: contributors of an iteration that waited for its result",
-                "ranks share the cores: one whose call is over sleeps until all are, lest its way "
-                "into the next barrier takes a processor from those that still wait",
-                "began late: mean of how much later than meant the calls began",
-                "MPI_Allreduce of MPICH and Open MPI over shared memory. Ranks of Open MPI yield "
-                "their processor while they wait (mpi_yield_when_idle). MPICH 4.0 cannot, its "
-                "library calls no sched_yield: here it is MPI_Iallreduce, and ranks sleep "
+                "ranks share the cores, so a rank whose call is over sleeps until all calls are "
+                "over; its next barrier would take a processor from ranks that still wait",
+                "began late: the mean delay of the calls behind their planned start",
+                "MPICH and Open MPI run MPI_Allreduce over shared memory. Ranks of Open MPI yield "
+                "their processor while they wait (mpi_yield_when_idle). MPICH 4.0 cannot yield, so "
+                "its ranks call MPI_Iallreduce and sleep "
                 f"{_PAUSE * 1e3:g} ms between the calls of MPI_Test",
-                "the paper: MPI_Allreduce takes 53.32 times as long as solo, 2.46 times as "
-                "majority",
+                "in the paper MPI_Allreduce takes 53.32 times as long as solo and 2.46 times as "
+                "long as majority",
                 *notes,
                 *failed,
             ],
@@ -172,7 +176,7 @@ def microbenchmark(
 def _measure(
     call: Callable[[], Any], together: Callable[[], float], rank: int, ranks: int, iterations: int
 ) -> np.ndarray:
-    """Returns the seconds in each timed call, and by how many it began too late: (2, n)."""
+    """Returns an array (2, n) of the seconds in each timed call, and of how late it began."""
     noted = []
     for _ in range(_UNTIMED + iterations):
         start = together()
@@ -197,7 +201,7 @@ def _row(mode: str, everyone: np.ndarray, active: list[int]) -> dict[str, Any]:
 
 
 def late_workers(iterations: int) -> list[dict[str, Any]]:
-    """One worker of `microbenchmark`: all of Herring's modes."""
+    """Runs one worker of `microbenchmark` in all modes of Herring."""
     import herring
     from herring.partial import PartialReduction
 
@@ -220,12 +224,12 @@ def late_workers(iterations: int) -> list[dict[str, Any]]:
 
 
 def _noting(series: Any, array: np.ndarray, active: list[int]) -> Callable[[], None]:
-    """A call of the series that notes how many were active."""
+    """Returns a call of the series that appends the number of active workers."""
     return lambda: active.append(series.allreduce(array).active)
 
 
 def late_ranks(communicator: Communicator, iterations: int) -> list[dict[str, Any]]:
-    """One rank of `microbenchmark` in an MPI job."""
+    """Runs one rank of `microbenchmark` in an MPI job."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -1,7 +1,7 @@
-"""Predictions: the same jobs in virtual time and on emulated hosts, side by side.
+"""Runs the same jobs in virtual time and on emulated hosts, and compares their times.
 
-What runs is the same code; what the simulation assumes of processors is calibrated by three
-all-reduces: two without a rate, one of which is bound by bytes and one by frames, and one with the
+The code that runs is the same. Three all-reduces calibrate the processor costs of the simulation.
+Two use links without a rate; one of these is bound by bytes, the other by frames. The third has the
 smallest window over links with a rate, whose packets a program forwards. All other settings are
 predicted.
 """
@@ -25,22 +25,22 @@ from herring_lab.study.experiments import Scale
 __all__ = ["SETTINGS", "Setting", "predictions"]
 
 _WARMUP = 15  # by then credit has tried all windows
-_BYTES = 50_000_000  # of an all-reduce without a rate
-_FRAMES = "16KiB"  # credit of the one that is bound by frames
-_SMALLEST = "8KiB"  # of the one over links with a rate
-_CORES = 2  # of this machine that the hosts together have: its own, less what the switch takes
+_BYTES = 50_000_000  # size of an all-reduce over links without a rate
+_FRAMES = "16KiB"  # credit of the all-reduce that is bound by frames
+_SMALLEST = "8KiB"  # credit of the all-reduce over links with a rate
+_CORES = 2  # cores of this machine that all hosts share, without what the switch takes
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Hosts and links; the array is what a link carries in half a second.
+    """Hosts and links. The array has as many bytes as a link carries in half a second.
 
     Attributes:
-      workers, servers: hosts of each kind.
-      slower: the rate of the links is that of the study over this; 0: there is no limit.
+      workers, servers: the number of hosts of each kind.
+      slower: the rate of the links is the study's rate divided by this; 0: no limit.
       delay: seconds, one way.
-      loss: probability.
-      credit: bytes; empty: self-controlled.
+      loss: probability that a packet is lost.
+      credit: a fixed credit as text with a unit; empty: self-controlled.
     """
 
     workers: int
@@ -52,13 +52,13 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """In words, for tables."""
+        """The setting in words, for tables."""
         return f"{self.workers} + {self.servers}, {show_delay(self.delay)}" + (
             f", credit {self.credit}" if self.credit else ""
         )
 
 
-#: 2 to 16 hosts, 0 to 10 ms, k of n servers, limited and unlimited links.
+#: Settings with 2 to 8 workers, 0 to 10 ms of delay, k of n servers, limited and unlimited links.
 SETTINGS = (
     *(Setting(2, 2, delay=delay) for delay in (2e-4, 2e-3, 1e-2)),
     *(Setting(4, 4, delay=delay) for delay in (5e-5, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)),
@@ -76,7 +76,7 @@ SETTINGS = (
 
 
 def predictions(scale: Scale) -> list[Table]:
-    """Calibrates, then times every setting in the lab and in virtual time."""
+    """Calibrates processor costs, then times every setting in the lab and in virtual time."""
     settings = SETTINGS[:2] if scale.quick else SETTINGS
     begin = counted(scale.report, len(settings) + 3)
     warmup = 1 if scale.quick else _WARMUP
@@ -118,10 +118,10 @@ def predictions(scale: Scale) -> list[Table]:
 
 
 def _coarse_costs(costs: JobCosts) -> dict[str, float | str]:
-    """What ``herring simulate --costs`` reads.
+    """Returns the costs in the form that ``herring simulate --costs`` reads.
 
-    There a frame is read by two calls, header and payload, and its answer takes as much; a byte is
-    received on one side and sent on the other, with its share of a packet.
+    In the coarse model a frame is read by two calls, for header and payload, and its answer costs
+    the same. A byte is received on one side and sent on the other, with its share of a packet.
     """
     return {
         "frame": 2 * costs.call,
@@ -132,7 +132,7 @@ def _coarse_costs(costs: JobCosts) -> dict[str, float | str]:
 
 
 def _calibrate(scale: Scale, warmup: int, begin: Callable[[str], None]) -> JobCosts:
-    """Scales what frames cost, and what bytes do, to two measurements, one after the other."""
+    """Scales the costs of frames and of bytes in turn, until they fit two measurements."""
     base = JobCosts()
     costs = base
     by_frames, by_bytes = Setting(4, 4, 0, credit=_FRAMES), Setting(4, 4, 0, credit="1MiB")
@@ -161,9 +161,9 @@ def _calibrate(scale: Scale, warmup: int, begin: Callable[[str], None]) -> JobCo
 
 
 def _calibrate_limited(scale: Scale, begin: Callable[[str], None], costs: JobCosts) -> JobCosts:
-    """Scales what frames and packets cost to a measurement over links with a rate.
+    """Scales the costs of frames and packets to a measurement over links with a rate.
 
-    There a window of one segment takes as long as its way, which is known, and what processors do.
+    With a window of one segment, a turn takes the known time of the way and the processors' time.
     """
     setting = Setting(4, 4, credit=_SMALLEST)
     begin(f"calibration: {setting.text}, {_rate(setting, scale) / 1e6:g} Mbit/s")

@@ -1,6 +1,6 @@
-"""Scaling efficiency of training, and what servers buy beside what the models say.
+"""Measures the scaling efficiency of training, and the gain of servers beside its models.
 
-The counterparts of figure 11 and of section IV.E of the Herring paper, in the lab.
+These are the counterparts of figure 11 and section IV.E of the Herring paper in the lab.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from herring_lab.study.experiments import Scale, costs
 
 __all__ = ["COMMUNICATION", "cost_check", "measure_training", "model_step", "training"]
 
-# Section IV.B with figure 11, at 512 GPUs: Herring keeps 85 % of a node's throughput and has 1.78
-# times Horovod's, which therefore keeps 48 %. Horovod averages after the backward pass (table I:
-# with NCCL nothing is gained by overlapping), so an all-reduce takes 1 / 0.48 - 1 = 1.09 of the
-# computing: "nearly half of the training time".
+# Section IV.B with figure 11, at 512 GPUs: Herring keeps 85 % of a node's throughput. It has 1.78
+# times the throughput of Horovod, which therefore keeps 48 %. Horovod averages after the backward
+# pass (table I: overlapping gains nothing with NCCL). So an all-reduce takes 1 / 0.48 - 1 = 1.09 of
+# the computing: "nearly half of the training time".
 _HOROVOD_EFFICIENCY = 0.85 / 1.78
-#: Herring's averaging over computing: half the time of an all-reduce (section IV.A).
+#: Herring's averaging divided by computing: half the time of an all-reduce (section IV.A).
 COMMUNICATION = (1 / _HOROVOD_EFFICIENCY - 1) / 2
 
-_WARMUP = 3  # the first step records the order, the second makes Gloo's buckets anew
+_WARMUP = 3  # the first step records the order, and in the second torch remakes its buckets
 _STRATEGIES = ("herring", "ddp", "ring")
 _SHOWN = {"herring": "Herring", "ddp": "DDP over Gloo", "ring": "ring, not overlapped"}
 
@@ -41,7 +41,7 @@ _SHOWN = {"herring": "Herring", "ddp": "DDP over Gloo", "ring": "ring, not overl
 def _averaged(
     buffers: int, nbytes: float, compute_seconds: float, seconds_per_byte: float
 ) -> float:
-    """When equal slices of the gradients are averaged, one after the other, as they fill."""
+    """Returns when all equal slices are averaged, one after the other, as gradients fill them."""
     elements = bert.scaled_elements(nbytes)
     size = sum(elements) / buffers
     end = filled = 0.0
@@ -58,14 +58,14 @@ def _averaged(
 def model_step(
     strategy: str, hosts: int, nbytes: float, bandwidth: float, compute_seconds: float
 ) -> float:
-    """How long a step takes if only links and computing take time.
+    """Models how long a step takes if only links and computing take time.
 
     Args:
-      strategy: "herring" (as many dedicated servers as hosts), "ddp" or "ring".
-      hosts: with a worker each.
-      nbytes: of all gradients.
-      bandwidth: bytes/s per direction of a link.
-      compute_seconds: of a step.
+      strategy: "herring" (with as many dedicated servers as hosts), "ddp" or "ring".
+      hosts: the number of hosts with a worker each.
+      nbytes: bytes of all gradients.
+      bandwidth: bytes per second of a link, in each direction.
+      compute_seconds: the computing time of a step.
 
     Returns:
       Seconds.
@@ -88,13 +88,13 @@ def _hosts(number: int) -> str:
 def measure_training(
     network: Network, strategy: str, hosts: int, nbytes: float, compute_seconds: float, steps: int
 ) -> dict[str, Any]:
-    """Trains on so many hosts with a worker each; Herring gets as many servers besides.
+    """Trains on `hosts` hosts with a worker each; Herring gets as many servers in addition.
 
     Returns:
-      What the worker writes, and ``drops`` and ``retransmits`` of the whole network.
+      The worker's results, with ``drops`` and ``retransmits`` of the whole network.
 
     Raises:
-      ClusterError: the job failed; the message ends with what it printed last.
+      ClusterError: the job failed; the message ends with the job's last output.
     """
     servers = hosts if strategy == "herring" and hosts > 1 else 0
     with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
@@ -123,10 +123,10 @@ def measure_training(
 
 
 def training(scale: Scale) -> Table:
-    """Training with the gradients of BERT-large, over the number of hosts (paper, figure 11).
+    """Trains with the gradients of BERT-large over the number of hosts (paper, figure 11).
 
     Raises:
-      ConfigurationError: torch is missing, or a step's computing is not above 0.
+      ConfigurationError: torch is missing, or the computing time of a step is not above 0.
       InvalidArgumentError: a step is too short for its bytes to be divided among the gradients.
     """
     compute, network = scale.compute_seconds, scale.network
@@ -135,7 +135,7 @@ def training(scale: Scale) -> Table:
     if not compute > 0:
         raise ConfigurationError(f"--compute is {compute:g} s; it must be more than 0")
     nbytes = COMMUNICATION * compute * network.bandwidth
-    bert.scaled_elements(nbytes)  # may refuse
+    bert.scaled_elements(nbytes)  # raises if `nbytes` is too small
     hosts = sorted({1, *(scale.hosts[:1] if scale.quick else scale.hosts)})
     points = [(number, strategy) for number in hosts for strategy in _STRATEGIES]
     rows: list[dict[str, Any]] = []
@@ -168,14 +168,14 @@ def training(scale: Scale) -> Table:
         f"(slept), {network.rate_bits / 1e6:g} Mbit/s"
     )
     notes = [
-        "computing is slept, not burnt: a step has real hooks and real averaging, but no "
-        "multiplications; its seconds are medians over steps of the job, from when the last "
-        f"worker has ended one to the next, after {_WARMUP} others",
+        "workers sleep instead of computing: a step has real hooks and real averaging, but no "
+        "multiplications; its seconds are medians over steps of the job, from the end of one "
+        f"step on the last worker to the end of the next, after {_WARMUP} other steps",
         "efficiency: throughput per host relative to the same strategy on one host; Herring has as "
         "many dedicated server hosts as workers, the others have none",
         f"averaging over the links takes Herring {COMMUNICATION:.3f} of the computing, as in the "
         "paper at 512 GPUs; models count links and computing alone",
-        "late: the last gradient after its moment, because processors are busy; processor seconds: "
+        "late: how late the last gradient comes, because processors are busy; processor seconds: "
         "of all workers in a step",
     ]
     chart = Chart(
@@ -189,9 +189,9 @@ def training(scale: Scale) -> Table:
 
 
 def cost_check(scale: Scale) -> Table:
-    """What k dedicated servers buy four workers: `costs`' models beside what the lab measures.
+    """Measures what k dedicated servers gain for four workers, beside the models of `costs`.
 
-    Only communication counts, so that what servers buy is not hidden behind computing.
+    Steps do not compute, so that computing does not hide the gain.
     """
     network, size = scale.network, scale.size
     nodes = 2 if scale.quick else 4

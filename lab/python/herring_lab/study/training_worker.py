@@ -1,14 +1,16 @@
-"""A worker that trains as BERT-large would, but sleeps where that would compute.
+"""Runs a worker that trains like BERT-large, but sleeps instead of computing.
 
     python -m herring_lab.study.training_worker --strategy herring --bytes 13e6 --compute 2
 
-Its module holds the variables of `herring_lab.simulate.bert`, all scaled by one factor. The forward
-pass sleeps through its part of a step; in the backward pass each gradient appears at its moment,
-with real autograd, so that the hooks of whatever wraps the module run as in training. Moments are
-points in time counted from the start of the step, not sleeps that add up: as on an accelerator,
-what the host does meanwhile delays a gradient only if it takes longer than the gap. To wake up
-costs a processor that many workers share more than the rest of a gradient does; therefore gradients
-that are produced within a small part of a step (`bert.TOGETHER`) appear at the moment of the last.
+The torch module holds the variables of `herring_lab.simulate.bert`, all scaled by one factor. The
+forward pass sleeps through its part of a step. In the backward pass each gradient appears at its
+moment, with real autograd, so that hooks run as in training. Moments are points in time since the
+start of the step, and not sleeps that add up. So, as on an accelerator, the host's other work
+delays a gradient only if it takes longer than the gap.
+
+On a processor that many workers share, a wake-up costs more than the rest of a gradient. Therefore
+gradients that are produced within a small part of a step (`bert.TOGETHER`) appear together, at the
+moment of the last.
 """
 
 from __future__ import annotations
@@ -33,21 +35,21 @@ __all__ = ["STRATEGIES", "BertLarge", "main"]
 
 
 class _Clock:
-    """Seconds of the step that has begun last."""
+    """Measures seconds since the start of the current step."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.last = 0.0
 
     def sleep_until(self, moment: float) -> None:
-        """Returns `moment` seconds after the start of the step, or at once if that has passed."""
+        """Sleeps until `moment` seconds after the start of the step; returns at once if later."""
         left = self.start + moment - time.monotonic()
         if left > 0:
             time.sleep(left)
 
 
 class _Layer(torch.autograd.Function):
-    """Passes its input on; backward, the gradient of its parameter appears at its moment."""
+    """Passes its input on; in the backward pass its parameter's gradient appears at its moment."""
 
     @staticmethod
     def forward(
@@ -70,14 +72,14 @@ class _Layer(torch.autograd.Function):
 
 
 class BertLarge(torch.nn.Module):
-    """BERT-large, scaled; see the module's description.
+    """BERT-large, scaled; see the description of this file.
 
     Args:
-      nbytes: of all gradients (float32).
-      compute_seconds: of a step: forward and backward pass of one worker.
+      nbytes: bytes of all gradients (float32).
+      compute_seconds: seconds of the forward and backward pass of a step.
 
     Attributes:
-      clock: start of the step, and when its last gradient was produced.
+      clock: the start of the step, and when its last gradient was produced.
     """
 
     def __init__(self, nbytes: float, compute_seconds: float) -> None:
@@ -85,13 +87,13 @@ class BertLarge(torch.nn.Module):
         self.compute_seconds = compute_seconds
         self.clock = _Clock()
         self.parts = torch.nn.ParameterList(torch.zeros(n) for n in bert.scaled_elements(nbytes))
-        # So that there is a graph. It is no parameter: 398 are averaged.
+        # Needed for an autograd graph. It is not a parameter: only the 398 variables are averaged.
         self._input = torch.zeros((), requires_grad=True)
-        # The chain runs backwards in the order of production, hence forwards in the reverse.
+        # The backward pass follows the order of production, so the forward pass has its reverse.
         self._chain = [(index, part * compute_seconds) for index, part in reversed(bert.schedule())]
 
     def forward(self, rank: int) -> torch.Tensor:
-        """Returns the loss (without meaning) of a step; `rank` makes the gradients differ."""
+        """Runs the forward pass of a step. The loss has no meaning; gradients depend on `rank`."""
         self.clock.start = time.monotonic()
         signal = self._input * 1
         value = torch.tensor(float(rank + 1))
@@ -101,7 +103,7 @@ class BertLarge(torch.nn.Module):
         return signal
 
     def wrong(self, workers: int) -> int:
-        """Returns how many elements of the gradients are not the average over so many workers."""
+        """Returns how many elements of the gradients are not the average over `workers` workers."""
         expected = torch.tensor((workers + 1) / 2)
         return sum(
             part.numel()
@@ -112,13 +114,13 @@ class BertLarge(torch.nn.Module):
 
 
 class Strategy(Protocol):
-    """How gradients are averaged. `gather` and `close` are collective."""
+    """A way to average gradients. All ranks must call `gather` and `close`."""
 
     rank: int
     size: int
 
     def step(self) -> None:
-        """One training step, to the end of averaging."""
+        """Runs a training step to the end of averaging."""
 
     def gather(self, item: Any) -> list[Any]:
         """Returns the items of all ranks."""
@@ -128,9 +130,9 @@ class Strategy(Protocol):
 
 
 class _Herring:
-    """`herring.torch.DistributedDataParallel`: fusion buffers are sent when they are full.
+    """`herring.torch.DistributedDataParallel`, which sends fusion buffers when they are full.
 
-    They are scaled as the model is.
+    Fusion buffers are scaled like the model.
     """
 
     def __init__(self, model: BertLarge) -> None:
@@ -140,8 +142,8 @@ class _Herring:
         self._herring = herring
         self.rank, self.size = herring.rank(), herring.size()
         held = sum(part.numel() for part in model.parts) * 4
-        # Left to itself the plan makes larger ones of so small a model: it spares overheads that
-        # are as long here as in real training, while all else takes longer.
+        # By default the plan of so small a model has larger buffers. They would save overheads,
+        # which are as long here as in real training, while everything else takes longer here.
         size = held // bert.FUSION_BUFFERS
         self._model = herring.DistributedDataParallel(model, buffer_bytes=size)
 
@@ -158,7 +160,7 @@ class _Herring:
 
 
 class _Ring(_Herring):
-    """All gradients by one ring all-reduce after the backward pass, with nothing overlapped."""
+    """Averages all gradients by one ring all-reduce after the backward pass, without overlap."""
 
     def __init__(self, model: BertLarge) -> None:
         import herring
@@ -167,7 +169,7 @@ class _Ring(_Herring):
         self._herring = herring
         self.rank, self.size = herring.rank(), herring.size()
         self._model = model
-        # Gradients are views of one array: nothing is copied before or after.
+        # Gradients are views of one array, so nothing is copied before or after.
         self._flat = herring.empty((sum(part.numel() for part in model.parts),))
         self._views = torch.from_numpy(self._flat).split([part.numel() for part in model.parts])
 
@@ -184,9 +186,9 @@ class _Ring(_Herring):
 
 
 class _Ddp:
-    """torch's DistributedDataParallel over Gloo: buckets are sent when they are full.
+    """torch's DistributedDataParallel over Gloo, which sends buckets when they are full.
 
-    Buckets are scaled as the model is, so that there are as many as in 16-bit training.
+    Buckets are scaled like the model, so there are as many as in 16-bit training.
     """
 
     def __init__(self, model: BertLarge) -> None:
@@ -225,9 +227,13 @@ STRATEGIES: dict[str, type[Any]] = {"herring": _Herring, "ddp": _Ddp, "ring": _R
 
 @dataclasses.dataclass
 class _Times:
-    """Of one worker: when timed steps ended (the machine's clock), and seconds within each.
+    """The times of one worker.
 
-    ``ended`` begins with the end of the last untimed step.
+    Attributes:
+      ended: when steps ended, on the machine's clock; begins with the last untimed step.
+      produced: for each timed step, the seconds until its last gradient was produced.
+      processor: processor seconds of a step.
+      wrong: the number of gradient elements that are not the average.
     """
 
     ended: list[float] = dataclasses.field(default_factory=list)
@@ -254,35 +260,36 @@ def _train(strategy: Strategy, model: BertLarge, warmup: int, steps: int) -> _Ti
 
 
 def _steps_of_all(ended: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each step of the job: from when the last worker has ended one to the next.
+    """Returns the seconds of each step of the job.
 
-    Workers share the machine's clock. The longest of the workers' own steps would count time twice:
-    who begins early waits for the others, though nobody is the later for it.
+    A step of the job lasts from the end of the previous step on the last worker to its end on the
+    last worker. Workers share the machine's clock. The longest of the workers' own steps would
+    count time twice: a worker that begins early waits for the others, but does not delay the job.
 
     Args:
-      ended: by worker, when each step ended, the one before the first included.
+      ended: for each worker, when steps ended, beginning with the last untimed step.
     """
     last = [max(moments) for moments in zip(*ended)]
     return [end - before for before, end in itertools.pairwise(last)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; rank 0 writes what was measured.
+    """Trains, and writes the measurements on rank 0.
 
     Returns:
-      The exit status: 0; 1 if a gradient came out wrong; 3 if Herring reported an error.
+      The exit status: 0, or 1 if a gradient was wrong, or 3 if Herring reported an error.
     """
     parser = argparse.ArgumentParser(prog="python -m herring_lab.study.training_worker")
     add = parser.add_argument
     add("--strategy", choices=STRATEGIES, required=True)
-    add("--bytes", type=float, required=True, metavar="N", help="of all gradients")
-    add("--compute", type=float, required=True, metavar="SECONDS", help="slept per step")
-    add("--warmup", type=int, default=3, metavar="N", help="untimed steps, at least 1 (3)")
-    add("--steps", type=int, default=7, metavar="N", help="timed ones (7)")
-    add("--json", metavar="FILE", help="write the results there (at rank 0)")
+    add("--bytes", type=float, required=True, metavar="N", help="bytes of all gradients")
+    add("--compute", type=float, required=True, metavar="SECONDS", help="seconds of sleep per step")
+    add("--warmup", type=int, default=3, metavar="N", help="untimed steps, at least 1 (default 3)")
+    add("--steps", type=int, default=7, metavar="N", help="timed steps, at least 1 (default 7)")
+    add("--json", metavar="FILE", help="file for the results of rank 0")
     options = parser.parse_args(argv)
     if options.warmup < 1 or options.steps < 1:
-        parser.error("--warmup and --steps are at least 1")
+        parser.error("--warmup and --steps must be at least 1")
     torch.set_num_threads(1)
     try:
         model = BertLarge(options.bytes, options.compute)
@@ -298,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "bytes": sum(part.numel() for part in model.parts) * 4,
             "step_seconds": _steps_of_all([part.ended for part in times]),
             "last_gradient_seconds": [max(row) for row in zip(*(part.produced for part in times))],
-            # Of all workers, per step.
+            # The sum over all workers, per step.
             "processor_seconds": sum(part.processor for part in times),
             "wrong": wrong,
         }
