@@ -1,4 +1,4 @@
-// The coarse model of a job, see src/simulate.
+// Binds the coarse model of a job, see lab/src/simulate/coarse.h.
 #include "simulate/coarse.h"
 
 #include <nanobind/stl/string.h>
@@ -9,7 +9,7 @@
 namespace herring::bindings {
 namespace {
 
-// A value of a dictionary; whoever passes another type is told which, and where.
+// Returns a value of a dictionary. An error names the key, the value and the allowed type.
 template <typename T>
 T value_of(nb::dict from, const char* key, const std::string& where) {
   if (!from.contains(key)) {
@@ -56,13 +56,13 @@ simulate::Port port_of(nb::dict host, const std::string& where) {
 template <typename Each>
 void each_of(nb::dict from, const char* key, Each&& each) {
   if (!from.contains(key) || !nb::isinstance<nb::sequence>(from[key])) {
-    raise({Code::kInvalidArgument, concat(key, ": a sequence of dictionaries is needed")});
+    raise({Code::kInvalidArgument, concat(key, ": expected a sequence of dictionaries")});
   }
   size_t i = 0;
   for (nb::handle item : from[key]) {
     const std::string where = concat(key, "[", i++, "].");
     if (!nb::isinstance<nb::dict>(item)) {
-      raise({Code::kInvalidArgument, concat(where, " is no dictionary")});
+      raise({Code::kInvalidArgument, concat(where, " is not a dictionary")});
     }
     each(nb::cast<nb::dict>(item), where);
   }

@@ -1,4 +1,4 @@
-// Whole jobs in virtual time, see src/simulate/job.h.
+// Binds whole jobs in virtual time, see lab/src/simulate/job.h.
 #include "simulate/job.h"
 
 #include <nanobind/stl/map.h>
@@ -19,16 +19,16 @@ using transport::virtual_time::Network;
 using transport::virtual_time::PathSettings;
 using transport::virtual_time::Simulation;
 
-// Seconds; and their numbers, where there is one of many.
+// Times are in seconds. A change also has the number of its link.
 using Path = std::tuple<double, double, double>;  // delay, jitter, loss
 using Link = std::tuple<double, double>;          // bits per second, queue
-using Change = std::tuple<double, size_t, double, double>;  // when, link, then as Link
+using Change = std::tuple<double, size_t, double, double>;  // when, link, bits per second, queue
 
 PathSettings settings_of(const Path& path) {
   return {from_seconds(std::get<0>(path)), from_seconds(std::get<1>(path)), std::get<2>(path)};
 }
 
-// All checked by herring_lab.simulate.job.
+// The links and paths of a network. herring_lab.simulate.job has checked all values.
 struct Model {
   std::vector<Link> links;  // by their numbers in Network
   Path path;
@@ -74,7 +74,7 @@ nb::dict simulate_job(uint32_t nodes, uint32_t servers, size_t size, uint32_t ro
   for (const auto& [name, seconds] : costs) {
     const auto found = known.find(name);
     if (found == known.end()) {
-      raise({Code::kInvalidArgument, concat("there are no costs of ", name)});
+      raise({Code::kInvalidArgument, concat("unknown name in costs: ", name)});
     }
     *found->second = seconds * 1e9;
   }

@@ -3,7 +3,7 @@
 #include "module.h"
 
 NB_MODULE(_simulate, module) {
-  module.doc() = "Averaging in virtual time. Use herring_lab.simulate; this is its private half.";
+  module.doc() = "Averaging in virtual time. Private: use herring_lab.simulate instead.";
   herring::bindings::register_simulate(module);
   herring::bindings::register_simulate_job(module);
 }

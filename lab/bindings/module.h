@@ -1,4 +1,4 @@
-// What the extension module herring_lab._simulate consists of.
+// Registers the parts of the extension module herring_lab._simulate.
 #pragma once
 
 #include <nanobind/nanobind.h>

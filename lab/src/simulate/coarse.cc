@@ -14,11 +14,12 @@
 namespace herring::simulate {
 namespace {
 
-constexpr double kTimeout = 0.2;     // least retransmission time-out, beyond the round trip
-constexpr double kPoll = 0.05;       // between two looks at what the paths say (engine.cc)
-constexpr double kStretch = 0.01;    // of time, in which the pace is the same
-constexpr double kFinest = 250e-6;   // results of less than this are counted together
-constexpr double kGrains = 16;       // into which the time that something is held up is cut
+// Times are in seconds.
+constexpr double kTimeout = 0.2;     // least retransmission time-out beyond the round trip
+constexpr double kPoll = 0.05;       // between two polls of the paths' state (engine.cc)
+constexpr double kStretch = 0.01;    // in which the pace does not change
+constexpr double kFinest = 250e-6;   // results within this time are counted together
+constexpr double kGrains = 16;       // the end of a stall is rounded to its length divided by this
 constexpr uint64_t kMostRounds = 1'000'000;
 constexpr uint64_t kMostSteps = 200'000'000;
 
@@ -55,13 +56,13 @@ class Job {
   };
   // The servers of one class in this round.
   struct Group {
-    double left = 0;     // bytes of a node for one of them, on average
+    double left = 0;     // mean bytes that a node still needs from one of the servers
     double begins = 0;   // when the first results come
-    double done = 0;     // when the average one has answered everything
+    double done = 0;     // when the average server has answered everything
     std::deque<Held> held;
     uint64_t stopped = 0;
-    double turns = 0;    // that each has made
-    double recoveries = 0, timeouts = 0;  // of all
+    double turns = 0;    // turns that each server has made
+    double recoveries = 0, timeouts = 0;  // sums over all servers
     bool finished = false;
   };
   struct Change {
@@ -96,12 +97,12 @@ class Job {
   std::vector<double> active_;
   State state_;
   Turns turns_;
-  size_t effective_ = 1;         // the credit whose results come in
-  std::deque<Change> changes_;   // those whose frames are on their way
+  size_t effective_ = 1;         // the credit of the results that come in
+  std::deque<Change> changes_;   // changes whose frames are under way
   double now_ = 0;
   double stretch_ends_ = 0, pace_factor_ = 1;
   double next_poll_ = kPoll;
-  double unheard_ = 0, heard_ = 0;  // losses that no poll has seen, that one has
+  double unheard_ = 0, heard_ = 0;  // losses that no poll has seen yet, and that one poll has seen
   double pending_bytes_ = 0, pending_busy_ = 0;
   std::array<double, kBounds> spent_ = {};
   uint64_t losses_ = 0, timeouts_ = 0;
@@ -113,7 +114,7 @@ void Job::refresh() {
   turns_ = pace_.turns(state_, active_);
 }
 
-// Bytes outstanding of rank 0.
+// Returns the bytes that rank 0 has outstanding.
 double Job::window_bytes() const {
   double bytes = 0;
   for (size_t s = 0; s < groups_.size(); ++s) {
@@ -124,13 +125,13 @@ double Job::window_bytes() const {
   return bytes / scenario_.hosts[0].workers;
 }
 
-// How long packets wait, there and back, beyond what a response takes. Ports hold no more.
+// Returns how long packets wait on both ways beyond a response, limited by what ports hold.
 double Job::queued(size_t s) const {
   const Chain& chain = state_.chains[s];
   return std::clamp(turns_.turn[s] - chain.response, 0.0, 2 * chain.queue);
 }
 
-// As Links does for each frame of results.
+// Tells the controller about results, as worker::Links does for each frame.
 void Job::answer(double bytes, double busy, double outstanding) {
   pending_bytes_ += bytes;
   pending_busy_ += busy;
@@ -143,7 +144,7 @@ void Job::answer(double bytes, double busy, double outstanding) {
   follow();
 }
 
-// What the controller decides shows in results once frames of the new window are answered.
+// Schedules a change of credit. Results show it when frames of the new window are answered.
 void Job::follow() {
   const size_t latest = changes_.empty() ? effective_ : changes_.back().credit;
   const size_t credit = controller_.credit();
@@ -159,7 +160,7 @@ void Job::poll() {
   size_t near = 0;
   for (size_t s = 0; s < shapes.size(); ++s) {
     const Chain& chain = state_.chains[s];
-    // What waits beyond the response that no other turn is in the way of waits half on each way.
+    // Packets that wait beyond a response wait half of the time on each way.
     const double waits = chain.queueing + queued(s) / 2;
     const double noise = scenario_.noise * (normal() * waits + std::abs(normal()) * shapes[s].rtt);
     queueing += shapes[s].servers * std::max(waits + noise, 0.0);
@@ -182,14 +183,14 @@ void Job::poll() {
     refresh();
   }
   controller_.on_queueing(nanos(queueing / servers));
-  // A loss counts from the second poll on, see transport::LossCounter.
+  // A loss counts at the second poll, see transport::LossCounter.
   if (heard_ >= 1) controller_.on_losses(static_cast<uint32_t>(std::min(heard_, 1e9)), nanos(now_));
   heard_ = std::exchange(unheard_, 0);
   follow();
 }
 
-// Of `servers` that meet something with this mean in so many trials each: how often the one does
-// that meets it most often. By inversion: the largest of m is the u^(1/m) quantile.
+// Each of `servers` counts successes in `trials` trials with the given mean. Draws the largest of
+// these counts, by inversion: the largest of m is the u^(1/m) quantile.
 double Job::most_of(double servers, double trials, double mean) {
   if (mean <= 0) return 0;
   trials = std::max(std::ceil(trials), std::ceil(mean));
@@ -205,7 +206,7 @@ double Job::most_of(double servers, double trials, double mean) {
     }
     return k;
   }
-  // So many that the normal distribution will do; its quantile by bisection.
+  // For large counts the normal distribution is good enough; bisection finds its quantile.
   double low = -10, high = 10;
   for (int i = 0; i < 60; ++i) {
     const double middle = (low + high) / 2;
@@ -214,8 +215,8 @@ double Job::most_of(double servers, double trials, double mean) {
   return std::clamp(mean + low * std::sqrt(mean * (1 - p)), mean, trials);
 }
 
-// Servers that run into something at this rate within a span of time, and stand still from then on.
-// Returns the time they have run before, added up.
+// Draws which servers stall within a span of time, if stalls occur at this rate and last for
+// `time`. Returns the sum of the time for which these servers stand still within the span.
 double Job::hold_up(Group& group, const Shape& shape, double rate, double span, double time,
                     double* count) {
   const auto running = static_cast<uint64_t>(shape.servers) - group.stopped;
@@ -225,7 +226,7 @@ double Job::hold_up(Group& group, const Shape& shape, double rate, double span, 
   if (hit == 0) return 0;
   const double before = rate * span < 1e-6 ? span / 2
                                            : 1 / rate - span / std::expm1(rate * span);
-  // To the nearest of a few moments: else each would make a step of its own.
+  // Rounds the end to one of a few moments; otherwise each stall would need a step of its own.
   const double grain = time / kGrains;
   const double until = std::max(std::round((now_ + before + time) / grain) * grain, now_ + grain);
   group.stopped += hit;
@@ -240,14 +241,14 @@ double Job::hold_up(Group& group, const Shape& shape, double rate, double span, 
   return static_cast<double>(hit) * (span - before);
 }
 
-// A class goes on for `span`; returns the bytes that a node gets from it.
+// Advances a class of servers by `span`; returns the bytes that a node gets from it.
 double Job::advance(size_t s, double span) {
   Group& group = groups_[s];
   const Shape& shape = pace_.shapes()[s];
   const Chain& chain = state_.chains[s];
   const double turn = turns_.turn[s];
   const double running = shape.servers - static_cast<double>(group.stopped);
-  // What waits in queues is worked off while a recovery lasts.
+  // Queues are worked off during a recovery.
   const double slack = queued(s);
   const double timeout = kTimeout + shape.rtt - slack / 2;
   const double recovery = shape.rtt + chain.queueing - slack / 2;
@@ -289,7 +290,7 @@ void Job::release() {
     active.push_back(runs ? 1 - static_cast<double>(group.stopped) / pace_.shapes()[s].servers
                           : 0.0);
   }
-  // None gets ahead: one that stands still holds up all.
+  // No server gets ahead of another, so one that stands still holds up all.
   if (pace_.balanced() && any) std::fill(active.begin(), active.end(), 0.0);
   if (active != active_) {
     active_ = active;
@@ -297,7 +298,7 @@ void Job::release() {
   }
 }
 
-// One stretch of time in which nothing changes but what moves.
+// Advances time to the next change of credit, pace or running servers, or to `until`.
 void Job::step(double until) {
   ++steps_;
   if (now_ >= stretch_ends_) {
@@ -347,7 +348,7 @@ void Job::step(double until) {
   if (now_ >= next_poll_) poll();
 }
 
-// How much later than the average the last server of a class has answered everything.
+// Returns how much later than the average server the last server of a class is done.
 double Job::tail(size_t s) {
   const Group& group = groups_[s];
   const Shape& shape = pace_.shapes()[s];
@@ -361,7 +362,7 @@ double Job::tail(size_t s) {
   const double most = timeout * most_of(shape.servers, group.turns, mean_timeouts) +
                       recovery * most_of(shape.servers, group.turns, mean_recoveries);
   const double late = std::max(most - timeout * mean_timeouts - recovery * mean_recoveries, 0.0);
-  // Alone it has the nodes' links for itself.
+  // The last server has the nodes' links for itself.
   const double alone = std::max(chain.frames * chain.set, chain.response);
   return late * std::min(alone / turns_.turn[s], 1.0);
 }
@@ -372,7 +373,7 @@ Round Job::round() {
   losses_ = timeouts_ = 0;
   controller_.on_start(nanos(now_));
   pending_busy_ = 0;
-  // Nothing is on its way: the first frames take the latest credit.
+  // Nothing is under way, so the first frames use the latest credit.
   if (!changes_.empty()) {
     effective_ = changes_.back().credit;
     changes_.clear();
@@ -386,7 +387,7 @@ Round Job::round() {
     group.left = pace_.shapes()[s].bytes;
     group.begins = now_ + state_.chains[s].response;
   }
-  // Whatever the window holds has been answered when the first turn is over.
+  // At the end of the first turn, all frames of the window have been answered.
   std::vector<bool> head(groups_.size(), true);
   double ends = now_;
   for (bool more = true; more && steps_ < kMostSteps;) {

@@ -1,6 +1,7 @@
-// The coarse model: a job in virtual time, window by window instead of packet by packet. It calls
-// the real plan and the real credit controller. The cost of a step depends on how many classes of
-// hosts there are, not on how many hosts. Assumptions: lab/docs/simulate.md.
+// The coarse model, which runs a job in virtual time window by window instead of packet by packet.
+// It calls the real plan and the real credit controller. The cost of a step depends on the number
+// of classes of hosts, not on the number of hosts. lab/docs/simulate.md lists the assumptions. All
+// functions run on the caller's thread.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +14,21 @@ namespace herring::simulate {
 
 struct Round {
   double seconds = 0;
-  double goodput = 0;   // bytes per second: the scenario's size over `seconds`
-  uint64_t window = 0;  // bytes that a flow may have outstanding, at its end
+  double goodput = 0;   // bytes per second: the scenario's size divided by `seconds`
+  uint64_t window = 0;  // bytes that a flow may have outstanding at the end of the round
   Bound bound = Bound::kLink;
-  uint64_t losses = 0;    // packets, in the whole job
-  uint64_t timeouts = 0;  // that held up a server
+  uint64_t losses = 0;    // packets that the whole job lost
+  uint64_t timeouts = 0;  // time-outs that held up a server
 };
 
 struct Outcome {
   std::vector<Round> rounds;
-  double limit = 0, wire_limit = 0;  // seconds of a round, see Pace
+  double limit = 0, wire_limit = 0;  // least seconds of a round, see Pace
   uint64_t steps = 0;
 };
 
-// Runs at least `rounds` rounds and `least` seconds of virtual time. Deterministic by seed.
+// Runs at least `rounds` rounds and `least` seconds of virtual time. The same seed gives the same
+// outcome.
 Result<Outcome> run(const Scenario& scenario, uint64_t rounds, uint64_t seed, double least = 0);
 
 }  // namespace herring::simulate

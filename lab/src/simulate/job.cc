@@ -17,7 +17,7 @@ using transport::virtual_time::VirtualTransport;
 
 namespace {
 
-constexpr uint64_t kEventsPerLook = 1 << 14;  // whether somebody wants it to end
+constexpr uint64_t kEventsPerLook = 1 << 14;  // events between checks for an interrupt
 
 const transport::Credentials& credentials() {
   static const transport::Credentials one{"virtual", wire::job_id("simulation")};
@@ -29,7 +29,7 @@ SimulationOptions with_hosts(SimulationOptions options, size_t hosts) {
   return options;
 }
 
-// Small whole numbers: sums of them are exact in float32, in any order.
+// Returns small whole numbers, whose float32 sums are exact in any order.
 float contribution(uint32_t rank, size_t i) {
   return static_cast<float>((i * 7 + rank * 13 + i / 1024) % 61);
 }
@@ -62,7 +62,7 @@ SimulatedJob::~SimulatedJob() {
 Result<std::unique_ptr<SimulatedJob>> SimulatedJob::create(JobOptions options) {
   if (options.nodes < 2) {
     return Status(Code::kConfiguration, concat("nodes is ", options.nodes,
-                                               "; a job over a network has at least 2"));
+                                               "; a job over a network needs at least 2"));
   }
   std::unique_ptr<SimulatedJob> job(new SimulatedJob(std::move(options)));
   HERRING_RETURN_IF_ERROR(job->set_up());
@@ -211,7 +211,7 @@ void SimulatedJob::reduce(Program& program) {
 
 void SimulatedJob::leave_round(Program& program) {
   JobRound& round = rounds_[program.round];
-  // The pause after it is the program's.
+  // The pause after the operation does not count: it belongs to the program.
   const Nanos took = simulation_.now() - options_.pause - program.began;
   round.seconds = std::max(round.seconds, to_seconds(took));
   if (program.rank == 0) {

@@ -1,6 +1,6 @@
-// A whole job in virtual time: the engines, links, credit, servers and proxies that real jobs run,
-// in one thread, over modelled hosts and links. Only how processes meet is left out: the cluster is
-// put together by the code that the rendezvous uses, and every worker is connected at once.
+// Runs a whole job in virtual time: the engines, links, credit, servers and proxies of real jobs,
+// in the caller's thread, over modelled hosts and links. Only the way in which processes meet is
+// left out: the rendezvous' code assembles the cluster, and every worker is connected at once.
 #pragma once
 
 #include <cstdint>
@@ -22,38 +22,38 @@ namespace herring::simulate {
 
 struct JobOptions {
   uint32_t nodes = 2;              // one worker each
-  uint32_t dedicated_servers = 0;  // on hosts of their own, behind the workers'
-  std::map<std::string, std::string> settings;  // by name, as in settings.h
-  // Hosts are filled in. Between an operation's end and the program's next step passes `pause`.
+  uint32_t dedicated_servers = 0;  // on hosts of their own, numbered after the workers' hosts
+  std::map<std::string, std::string> settings;  // by name, see settings.h
+  // SimulatedJob sets the number of hosts.
   transport::virtual_time::SimulationOptions simulation;
-  Nanos pause = 30 * kMicrosecond;
+  Nanos pause = 30 * kMicrosecond;  // from an operation's end to the program's next step
   // Sets links and paths; called once, before anything is connected.
   std::function<void(transport::virtual_time::Network&)> prepare;
 };
 
 struct JobRound {
-  double seconds = 0;        // of the rank that took longest
-  size_t credit_bytes = 0;   // of a flow at its end, as rank 0 has it
-  double began = 0;          // virtual time, seconds
+  double seconds = 0;        // time of the slowest rank
+  size_t credit_bytes = 0;   // credit of a flow on rank 0 at the end of the round
+  double began = 0;          // virtual time in seconds
 };
 
 class SimulatedJob {
  public:
-  // kConfiguration: a setting is wrong.
+  // Returns kConfiguration if a setting is wrong.
   static Result<std::unique_ptr<SimulatedJob>> create(JobOptions options);
   ~SimulatedJob();
 
-  // All ranks meet in a barrier, then average (sum) an array of `bytes`, so many times. With data
-  // every element is checked at the end of the last round. kTimeout: they did not get there within
-  // `patience` of virtual time; kInternal: a wrong element. After an error there is no other call:
-  // ranks are somewhere in their rounds.
+  // Repeats `rounds` times: all ranks meet in a barrier, then sum an array of `bytes`. With data,
+  // every element is checked after the last round. Returns kTimeout if the rounds were not done
+  // within `patience` of virtual time, and kInternal if an element was wrong. After an error,
+  // further calls fail, because ranks are in the middle of their rounds.
   Result<std::vector<JobRound>> allreduce(size_t bytes, uint32_t rounds, Nanos patience);
 
   transport::virtual_time::Simulation& simulation() { return simulation_; }
   const control::Cluster& cluster() const { return cluster_; }
 
  private:
-  struct Program;  // of one rank
+  struct Program;  // what one rank executes
 
   explicit SimulatedJob(JobOptions options);
   Status set_up();
@@ -71,11 +71,11 @@ class SimulatedJob {
   std::vector<std::unique_ptr<worker::Engine>> engines_;
   std::vector<std::unique_ptr<Program>> programs_;
 
-  // Of the allreduce() that runs.
+  // State of the allreduce() that is running.
   size_t bytes_ = 0;
-  std::vector<char> scratch_;  // of all ranks, without data
+  std::vector<char> scratch_;  // shared array of all ranks if contents are not carried
   std::vector<JobRound> rounds_;
-  size_t running_ = 0;         // programs
+  size_t running_ = 0;         // number of programs that are not done
   Status failure_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kIpTcp = 52;     // headers with time stamps
 constexpr double kEthernet = 38;  // preamble, header, checksum, gap
-// A sender learns of a loss from acknowledgements of packets behind it (RFC 5681).
+// A sender learns of a loss from acknowledgements of so many later packets (RFC 5681).
 constexpr int kDuplicates = 3;
 constexpr int kBisections = 50;
 
@@ -26,7 +26,7 @@ double wire_bits(double bytes, double mtu) {
 
 double rate(double bits, const Port& port) { return bits * (1 - port.background); }
 
-// Bytes that may be on their way to a port.
+// Returns the bytes that may be under way to a port without drops.
 double room(const Port& port, double rtt) {
   return (port.down / 8 * rtt + port.buffer) * (1 - port.background);
 }
@@ -64,7 +64,7 @@ Pace::Pace(const Scenario& scenario)
                                    scenario.size, static_cast<uint32_t>(scenario.nodes()),
                                    static_cast<uint32_t>(weights.size()), scenario.segment_bytes);
   const size_t buffer = std::min<size_t>(options.buffer_bytes, scenario.size);
-  // Servers of a class differ by an alignment unit at most: the first stands for all.
+  // Servers of a class differ by at most an alignment unit, so the first one stands for all.
   std::vector<size_t> shard_bytes(weights.size());
   for (const plan::Shard& shard : plan::shard_layout(buffer, weights)) {
     shard_bytes[shard.server] = shard.bytes;
@@ -97,7 +97,7 @@ Pace::Pace(const Scenario& scenario)
     shapes_.push_back(shape);
     first += server.count;
   }
-  // The limit is the load of the busiest link, in whole rounds instead of sets.
+  // The limit is the load of the busiest link, computed for a whole round instead of a set.
   State whole;
   for (size_t s = 0; s < shapes_.size(); ++s) {
     const Shape& shape = shapes_[s];
@@ -126,8 +126,8 @@ Pace::Pace(const Scenario& scenario)
   wire_limit_ = limit_ * overhead;
 }
 
-// A node pushes to every server but its own, whose results for the others leave by the same link;
-// what comes in is as much.
+// A node pushes to every server except its own. The results of its own server for other nodes leave
+// by the same link. As many bytes come in.
 void Pace::add_link(State& state, const HostClass& host, size_t host_index, bool up) const {
   Resource link{Bound::kLink, {}};
   const double bits = rate(up ? host.port.up : host.port.down, host.port);
@@ -209,8 +209,8 @@ void Pace::fill(Chain& chain, const Shape& shape, const ServerClass& server) con
   chain.set = std::max({in, out, work_of_set});
   chain.bound = work_of_set > std::max(in, out) ? Bound::kProcessor : Bound::kLink;
 
-  // The last frame of a set is there when a server's port has taken all of them, and when the
-  // slowest node has sent one to each server; the results take the same way back.
+  // The last frame of a set has arrived when the server's port has received all its frames, and
+  // when the slowest node has sent a frame to each server. Results take the same way back.
   double there = std::max(in, work_of_set / 2), back = std::max(out, work_of_set / 2);
   double handling = 0;
   for (const HostClass& host : scenario_.hosts) {
@@ -226,13 +226,13 @@ void Pace::fill(Chain& chain, const Shape& shape, const ServerClass& server) con
   chain.queueing = std::min(there / 2, chain.queue);
 }
 
-// Half of a window is on the way there, half on the way back; at most one frame of each more. What
-// a port has no room for, its senders' TCP brings again, portion by portion of what there is room
-// for. In each a flow may have too few packets that get through for a loss to be noticed.
+// Half of a window is on the way there and half on the way back, plus at most one frame of each
+// flow. Senders' TCP sends again what a port has no room for, in portions that the port has room
+// for. In each portion, too few packets of a flow may get through for the flow to notice a loss.
 Overrun Pace::overrun(double bytes, double flows, double room, double mtu) const {
   Overrun overrun;
   overrun.portions = std::max(bytes / room - 1, 0.0);
-  const double through = room / flows / mtu;  // packets of a flow, on average: Poisson
+  const double through = room / flows / mtu;  // mean packets of a flow; Poisson distributed
   double term = std::exp(-through);
   for (int k = 0; k < kDuplicates; ++k) {
     overrun.timeout += term;
@@ -243,7 +243,7 @@ Overrun Pace::overrun(double bytes, double flows, double room, double mtu) const
 
 void Pace::lose(State& state) const {
   const auto peak = [](const Chain& chain) { return chain.wire / 8 * (chain.frames + 1) / 2; };
-  Overrun nodes;  // of the ports of the class that has it worst
+  Overrun nodes;  // at the ports of the worst class of nodes
   for (size_t h = 0; h < scenario_.hosts.size(); ++h) {
     const HostClass& host = scenario_.hosts[h];
     double bytes = 0, flows = 0, rtt = 0;
@@ -277,14 +277,15 @@ void Pace::lose(State& state) const {
       none += packets * std::log1p(-loss);
       no_tail += packets * std::log1p(-loss * tail);
     }
-    // What is dropped is seen as lost at least once.
+    // A dropped packet counts as lost at least once.
     chain.lost += std::min(worst.portions, 1.0) * shape.remote * shape.lanes * chain.packets / 2;
     chain.timeout = -std::expm1(no_tail) + worst.portions * worst.timeout;
     chain.recovery = -std::expm1(none) + std::expm1(no_tail) + worst.portions * (1 - worst.timeout);
   }
 }
 
-// None gets ahead: all go through a round at one pace, which the first limit sets that is met.
+// No server gets ahead of another: all go through a round at one pace, which the tightest limit
+// sets.
 Turns Pace::together(const State& state) const {
   Turns turns;
   double slowest = 0;  // seconds of a round
@@ -293,7 +294,7 @@ Turns Pace::together(const State& state) const {
     slowest = seconds;
     turns.bound = bound;
   };
-  std::vector<double> sets;  // of a window's frames at each server in a round
+  std::vector<double> sets;  // number of sets of each server in a round
   for (size_t s = 0; s < shapes_.size(); ++s) {
     const Chain& chain = state.chains[s];
     sets.push_back(shapes_[s].bytes / (shapes_[s].lanes * chain.frame));
@@ -313,8 +314,8 @@ Turns Pace::together(const State& state) const {
   return turns;
 }
 
-// What a shared resource cannot take waits before it, in all chains alike: the wait is as long as
-// it must be for the rest to fit.
+// If a shared resource is overloaded, all chains wait for it equally, just long enough that the
+// load fits.
 Turns Pace::turns(const State& state, const std::vector<double>& active) const {
   const auto turn_of = [&](size_t s, double wait) {
     const Chain& chain = state.chains[s];
@@ -347,7 +348,7 @@ Turns Pace::turns(const State& state, const std::vector<double>& active) const {
     const Chain& chain = state.chains[s];
     turns.turn.push_back(turn_of(s, wait));
     const double left = shapes_[s].bytes / (chain.frames * chain.frame) * turns.turn.back();
-    if (active[s] > 0 && left > slowest) {  // what ends last counts
+    if (active[s] > 0 && left > slowest) {  // the chain that ends last counts
       slowest = left;
       const bool own = chain.frames * chain.set >= chain.response + wait;
       if (wait == 0) turns.bound = own ? chain.bound : Bound::kLatency;

@@ -13,7 +13,7 @@ constexpr double kMostSeconds = 60;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostBackground = 0.95;
 constexpr uint64_t kMostHosts = 1 << 20;
-constexpr uint64_t kMostSegments = 65535;  // the credit's type
+constexpr uint64_t kMostSegments = 65535;  // the largest value of the credit's type
 
 Status wrong(const std::string& name, double value, const std::string& allowed) {
   return {Code::kInvalidArgument, concat(name, " = ", value, "; allowed: ", allowed)};
@@ -62,7 +62,7 @@ Status check_settings(const Scenario& s) {
   return {};
 }
 
-// Weights are given by hand for all servers, or follow from their numbers.
+// Weights must be given for all servers or for none.
 Status check_weights(const Scenario& s) {
   uint64_t dedicated = 0, colocated = 0, weighted = 0;
   for (size_t i = 0; i < s.servers.size(); ++i) {
@@ -72,7 +72,7 @@ Status check_weights(const Scenario& s) {
     (each.colocated ? colocated : dedicated) += each.count;
     weighted += each.weight > 0;
     if (!each.colocated && colocated > 0) {
-      return {Code::kConfiguration, concat(of, " is dedicated: put it before the colocated ones")};
+      return {Code::kConfiguration, concat(of, " is dedicated: put it before colocated classes")};
     }
     if (each.colocated && each.host >= s.hosts.size()) {
       return wrong(of + ".host", static_cast<double>(each.host),
@@ -87,7 +87,7 @@ Status check_weights(const Scenario& s) {
   if (weighted == s.servers.size()) return {};
   if (weighted > 0) {
     return {Code::kConfiguration, concat("weight is given for ", weighted, " of ",
-                                         s.servers.size(), " classes of servers: give it for all, "
+                                         s.servers.size(), " classes of servers: give it for all "
                                          "or for none")};
   }
   const uint64_t nodes = s.nodes();
@@ -95,7 +95,7 @@ Status check_weights(const Scenario& s) {
   if (colocated != needed) {
     return {Code::kConfiguration,
             concat("with ", dedicated, " dedicated servers for ", nodes, " nodes ", needed,
-                   " colocated ones run, not ", colocated, ": give so many, or give weights")};
+                   " colocated ones run, not ", colocated, ": give this number, or give weights")};
   }
   return {};
 }
@@ -125,7 +125,7 @@ Status check(const Scenario& s) {
     if (s.hosts[i].workers != s.hosts[0].workers) {
       return {Code::kConfiguration,
               concat(of, ".workers = ", s.hosts[i].workers, ", hosts[0].workers = ",
-                     s.hosts[0].workers, ": all nodes must have as many")};
+                     s.hosts[0].workers, ": all nodes must have the same number")};
     }
     HERRING_RETURN_IF_ERROR(check_port(of, s.hosts[i].port));
     HERRING_RETURN_IF_ERROR(check_costs(of, s.hosts[i].costs));

@@ -1,4 +1,4 @@
-// What a simulated job consists of: classes of hosts that are alike, links, costs, settings.
+// Describes a simulated job: classes of equal hosts, links, costs and settings.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,21 @@
 
 namespace herring::simulate {
 
-// Of a host's processors; seconds.
+// The time that a host's processors take, in seconds.
 struct Costs {
-  double frame = 5e-6;   // sent or received
-  double byte = 1e-10;   // of payload, sent or received
+  double frame = 5e-6;   // for each frame sent or received
+  double byte = 1e-10;   // for each byte of payload sent or received
   double wakeup = 5e-6;  // from a frame's arrival to its handling
-  double cores = 1;      // that work on it at the same time
+  double cores = 1;      // number of processors that work at the same time
 };
 
 struct Port {
   double up = 100e9, down = 100e9;  // bits per second, away from the host and towards it
-  double rtt = 25e-6;               // seconds: this side's part of a round trip
+  double rtt = 25e-6;               // seconds of the round trip on this side
   double buffer = 1e6;              // bytes that the switch port towards the host holds
-  double loss = 0;                  // probability for a packet, each way
+  double loss = 0;                  // probability that a packet is lost, each way
   uint32_t mtu = 9000;
-  double background = 0;            // share of the link that others use
+  double background = 0;            // share of the link that other traffic takes
 };
 
 struct HostClass {
@@ -36,8 +36,8 @@ struct HostClass {
 
 struct ServerClass {
   uint64_t count = 0;
-  double weight = 0;       // 0 in all classes: plan::server_weights()
-  bool colocated = false;  // one on each node of hosts[host], with its port and processors
+  double weight = 0;       // 0 in all classes: weights are those of plan::server_weights()
+  bool colocated = false;  // a server on each node of hosts[host], with its port and processors
   uint64_t host = 0;
   Port port;
   Costs costs;
@@ -45,24 +45,25 @@ struct ServerClass {
 
 struct Scenario {
   std::vector<HostClass> hosts;
-  std::vector<ServerClass> servers;  // dedicated ones first
+  std::vector<ServerClass> servers;  // dedicated servers first
   uint64_t size = 0;                 // bytes that a worker contributes in a round
   double pause = 0;                  // seconds between rounds
-  double noise = 0.01;               // of the pace, in each stretch of time
-  double shared_cores = 0;           // that all hosts run on together; 0: each has its own
+  double noise = 0.01;               // standard deviation of the pace in each stretch of time
+  double shared_cores = 0;           // processors that all hosts share; 0: each has its own
   uint64_t segment_bytes = default_of("segment_bytes").integer;
   uint64_t frame_max = default_of("frame_max").integer, credit_max = 1 << 20;
-  uint64_t buffer_bytes = 0;         // 0: as the plan chooses
-  uint64_t credit = 0;               // bytes, fixed; 0: self-controlled
+  uint64_t buffer_bytes = 0;         // 0: the plan chooses
+  uint64_t credit = 0;               // fixed, in bytes; 0: self-controlled
 
   uint64_t nodes() const;
   uint64_t server_count() const;
 };
 
-// Names the first value that is impossible or contradicts another, and what is allowed.
+// Returns an error for the first value that is impossible or contradicts another. The error names
+// the value and what is allowed.
 Status check(const Scenario& scenario);
 
-// One entry for each server, in the order of the classes. Of a scenario that was checked.
+// Returns the weight of each server, in the order of the classes. The scenario must be checked.
 std::vector<double> weights_of(const Scenario& scenario);
 
 }  // namespace herring::simulate

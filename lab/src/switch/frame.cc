@@ -10,7 +10,8 @@ constexpr size_t kIpHeader = 20;
 
 uint16_t big_endian(const uint8_t* at) { return static_cast<uint16_t>(at[0] << 8 | at[1]); }
 
-// FNV-1a, and a last mix: its low bits alone follow those of the ports.
+// FNV-1a. read_frame() mixes the result again, because its low bits depend only on the ports' low
+// bits.
 uint32_t mix(uint32_t hash, const uint8_t* at, size_t size) {
   for (size_t i = 0; i < size; ++i) hash = (hash ^ at[i]) * 16777619u;
   return hash;

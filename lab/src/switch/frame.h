@@ -1,5 +1,5 @@
-// What the lab's switch reads in an Ethernet frame: for which host it is, and to which flow it
-// belongs. Hosts' addresses are given by the lab: 02:48:45:00 and the host's number, two bytes.
+// Reads what the lab's switch needs from an Ethernet frame: the receiving host and the flow. The
+// lab assigns the hosts' addresses: 02:48:45:00, followed by the host's number in two bytes.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@ inline constexpr uint16_t kEveryone = 0xffff;
 inline constexpr uint16_t kNobody = 0xfffe;
 
 struct FrameInfo {
-  uint16_t destination = kNobody;  // a host, kEveryone, or kNobody (an address of no host)
-  uint32_t flow = 0;               // of IPv4: hash of addresses and ports
+  uint16_t destination = kNobody;  // a host, kEveryone, or kNobody (not a host's address)
+  uint32_t flow = 0;               // hash of addresses and ports; IPv4 only
   bool ip = false;
 };
 

@@ -1,4 +1,4 @@
-// The program behind herring_lab.emulate.Cluster's strict links; see switch.h.
+// The program that makes the strict links of herring_lab.emulate.Cluster; see switch.h.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -9,8 +9,8 @@
 #include "switch/switch.h"
 
 int main() {
-  // Whoever computes on this machine must not hold up its network. Without the right to a real-time
-  // priority it is as good as it gets; the report says how good that was.
+  // Programs that compute on this machine must not delay its network. Without the right to a
+  // real-time priority the switch uses the best nice value; the report shows how late packets were.
   sched_param priority{.sched_priority = 1};
   if (sched_setscheduler(0, SCHED_FIFO, &priority) != 0) setpriority(PRIO_PROCESS, 0, -20);
   prctl(PR_SET_TIMERSLACK, 1);

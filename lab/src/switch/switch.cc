@@ -37,8 +37,8 @@ using transport::virtual_time::PathSettings;
 
 namespace {
 
-constexpr int kBatch = 32;  // frames read from one host before others have their turn
-constexpr Nanos kShort = 2 * kMicrosecond;  // not worth a sleep
+constexpr int kBatch = 32;  // frames read from one host before the next host's turn
+constexpr Nanos kShort = 2 * kMicrosecond;  // shorter waits do not sleep
 constexpr uint32_t kInput = ~0u;
 
 Status failed(const char* what) {
@@ -51,7 +51,7 @@ double processor_seconds() {
   return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
-// Memory for frames. Buffers keep their place and are used again.
+// Memory for frames. Buffers keep their addresses and are reused.
 class Buffers {
  public:
   void set_size(size_t size) { size_ = size; }
@@ -74,7 +74,7 @@ class Buffers {
   std::vector<uint32_t> free_;
 };
 
-// How late deliveries were, beyond what was modelled.
+// Statistics of how late deliveries were, relative to the model.
 struct Lateness {
   Nanos start = 0;
   double processor = 0;
@@ -82,7 +82,7 @@ struct Lateness {
   uint64_t late = 0;
   Nanos sum = 0;
   Nanos worst = 0;
-  Nanos turn = 0;  // the longest that nothing was read
+  Nanos turn = 0;  // the longest time for which nothing was read
 };
 
 class Switch {
@@ -177,7 +177,7 @@ class Switch {
       lateness_.late += late > late_limit_;
       lateness_.sum += late;
       lateness_.worst = std::max(lateness_.worst, late);
-      // Refused by a device that is down; a real network would not know either.
+      // A device that is down refuses the frame; like a real network, the switch ignores this.
       [[maybe_unused]] ssize_t written = ::write(taps_[parcel.destination].get(),
                                                  buffers_.at(parcel.buffer),
                                                  kTapHeader + parcel.bytes);
@@ -271,7 +271,7 @@ class Switch {
   }
 
   Status answer(const std::string& text) {
-    // The output is a pipe that its reader waits at.
+    // The output is a pipe whose reader waits for this answer, so the write does not block.
     if (::write(output_, text.data(), text.size()) < 0) return failed("write");
     return {};
   }

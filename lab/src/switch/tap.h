@@ -1,4 +1,4 @@
-// A TAP device in a network namespace. It vanishes with the descriptor.
+// Makes a TAP device in a network namespace. The device vanishes with its descriptor.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace herring::lab {
 
-// Frames are read and written with this many bytes before them (struct virtio_net_hdr), which say
-// that a checksum is still to be made: as between virtual machines of one computer, nobody does.
+// Frames are read and written with this many bytes before them (struct virtio_net_hdr). These say
+// that a checksum is still missing. As between virtual machines of one computer, nobody computes
+// it.
 inline constexpr size_t kTapHeader = 10;
 
-// Makes the device `name` in the namespace /run/netns/`space`, with the address of host `host`.
+// Makes the device `name` in the namespace /run/netns/`space`, with the Ethernet address of `host`.
 Result<UniqueFd> open_tap(const std::string& space, const std::string& name, uint16_t host);
 
 }  // namespace herring::lab

@@ -1,4 +1,4 @@
-// One bit for each number of a window that moves upwards.
+// Holds one bit for each number of a window that moves upwards.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace herring::transport::virtual_time {
 
 class BitRing {
  public:
-  // Makes room for numbers in [first, end); those outside it must be clear.
+  // Makes room for numbers in [first, end); bits outside this range must be clear.
   void reserve(uint64_t first, uint64_t end) {
     size_t words = words_.size();
     if (end - first + 64 <= words * 64) return;
@@ -22,15 +22,15 @@ class BitRing {
       words_[word & (words_.size() - 1)] = old[word & (old.size() - 1)];
     }
   }
-  // Numbers that there is no room for are clear.
+  // Numbers without room count as clear.
   bool test(uint64_t number) const { return !words_.empty() && (word(number) >> number % 64 & 1); }
   void set(uint64_t number) { word(number) |= uint64_t{1} << number % 64; }
   void clear(uint64_t number) { word(number) &= ~(uint64_t{1} << number % 64); }
 
-  // The first number in [from, end) that is set, or is not; `end` if there is none.
+  // Return the first number in [from, end) that is set, or clear; `end` if there is none.
   uint64_t next_set(uint64_t from, uint64_t end) const { return next(from, end, 0); }
   uint64_t next_clear(uint64_t from, uint64_t end) const { return next(from, end, ~uint64_t{0}); }
-  // The least number of the unbroken run of set ones that ends before `end`, not below `first`.
+  // Returns the first number of the run of set bits that ends before `end`; at least `first`.
   uint64_t run_begin(uint64_t end, uint64_t first) const {
     while (end > first) {
       uint64_t below = (end - 1) % 64 + 1;  // bits of this word that lie below `end`
@@ -56,7 +56,7 @@ class BitRing {
     return end;
   }
 
-  std::vector<uint64_t> words_;  // as many as a power of two
+  std::vector<uint64_t> words_;  // their number is a power of two
 };
 
 }  // namespace herring::transport::virtual_time

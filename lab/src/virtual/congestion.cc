@@ -9,10 +9,10 @@ namespace {
 
 using Control = StreamSettings::Control;
 
-// RFC 9438, section 4.1 and 4.6.
+// Constants of RFC 9438, sections 4.1 and 4.6.
 constexpr double kCubicScale = 0.4;  // packets per cubic second
 constexpr double kCubicKeep = 0.7;
-// HyStart as in Linux (tcp_cubic.c).
+// Constants of HyStart in Linux (tcp_cubic.c).
 constexpr uint32_t kQueueLeastWindow = 16;
 constexpr uint32_t kQueueSamples = 8;
 constexpr Nanos kQueueLeast = 4 * kMillisecond, kQueueMost = 16 * kMillisecond;
@@ -23,7 +23,7 @@ constexpr Nanos kTrainGap = 2 * kMillisecond;
 void Congestion::on_round_trip(Nanos rtt, uint64_t first, uint64_t next, Nanos now) {
   if (settings_->control != Control::kCubic) return;
   rtt = std::max<Nanos>(rtt, 1);
-  // The first second after a loss says nothing about the path without a queue.
+  // In the first second after a loss, round trips include a queue.
   if (epoch_ >= 0 && now - epoch_ < kSecond) return;
   if (least_rtt_ == 0 || rtt < least_rtt_) least_rtt_ = rtt;
   if (settings_->hystart && !queue_found_ && in_slow_start()) look_for_queue(rtt, first, next, now);
@@ -37,7 +37,7 @@ void Congestion::look_for_queue(Nanos rtt, uint64_t first, uint64_t next, Nanos 
     samples_ = 0;
   }
   if (window_ < kQueueLeastWindow) return;
-  // Acknowledgements that come without a gap for half a round trip: the path is full.
+  // If acknowledgements come without a gap for half a round trip, the path is full.
   if (now - train_last_ <= kTrainGap) {
     train_last_ = now;
     queue_found_ = now - round_start_ > least_rtt_ / 2;
@@ -67,7 +67,7 @@ void Congestion::on_acked(uint32_t acked, Nanos rtt, Nanos now) {
 }
 
 void Congestion::grow(double packets_per_increase, uint32_t acked) {
-  if (grown_ >= packets_per_increase) {  // the interval became shorter
+  if (grown_ >= packets_per_increase) {  // the interval has become shorter
     grown_ = 0;
     ++window_;
   }
@@ -78,7 +78,7 @@ void Congestion::grow(double packets_per_increase, uint32_t acked) {
   window_ += static_cast<uint32_t>(increases);
 }
 
-// Packets to be acknowledged for each that the window grows by.
+// Returns how many packets must be acknowledged for the window to grow by one packet.
 double Congestion::cubic_interval(uint32_t acked, Nanos rtt, Nanos now) {
   const double window = window_;
   reno_acked_ += acked;
@@ -93,9 +93,9 @@ double Congestion::cubic_interval(uint32_t acked, Nanos rtt, Nanos now) {
   const double since = to_seconds(now - epoch_ + ahead) - rise_;
   const double target = origin_ + kCubicScale * since * since * since;
   double interval = target > window ? window / (target - window) : 100 * window;
-  // No loss yet: at least 5 % a round trip.
+  // Before the first loss the window grows by at least 5 % in a round trip.
   if (greatest_ == 0) interval = std::min(interval, 20.0);
-  // What Reno with the same reduction would have reached (RFC 9438, section 4.3).
+  // The window that Reno with the same reduction would have reached (RFC 9438, section 4.3).
   const double per_packet = window * (1 + kCubicKeep) / (3 * (1 - kCubicKeep));
   if (reno_acked_ > per_packet) {
     const double increases = std::floor(reno_acked_ / per_packet);
@@ -121,7 +121,7 @@ void Congestion::on_sent(bool limited, uint64_t first, uint64_t next, Nanos time
   }
   used_ = std::max(used_, out);
   if (!settings_->slow_start_after_idle || now - full_at_ < timeout) return;
-  // Not full for a time-out: what is not used is not known to be good.
+  // The window was not full for a time-out, so it is unknown whether the path carries all of it.
   const uint32_t used = std::max(static_cast<uint32_t>(used_), settings_->initial_window);
   if (used < window_) {
     threshold_ = std::max(threshold_, window_ / 4 * 3);
@@ -133,7 +133,7 @@ void Congestion::on_sent(bool limited, uint64_t first, uint64_t next, Nanos time
 
 void Congestion::on_idle(Nanos idle, Nanos timeout, Nanos now) {
   if (unlimited()) return;
-  if (epoch_ >= 0) epoch_ = std::min(epoch_ + idle, now);  // the curve stood still
+  if (epoch_ >= 0) epoch_ = std::min(epoch_ + idle, now);  // the pause does not count for the curve
   if (!settings_->slow_start_after_idle || idle <= timeout) return;
   const uint32_t restart = std::min(settings_->initial_window, window_);
   threshold_ = std::max(threshold_, window_ / 4 * 3);
@@ -151,7 +151,7 @@ void Congestion::remember() {
 uint32_t Congestion::smaller() {
   if (settings_->control == Control::kReno) return std::max(window_ / 2, 2u);
   epoch_ = -1;
-  // Fast convergence: whoever has less than last time makes room for others.
+  // Fast convergence: a connection with a smaller window than last time leaves room for others.
   greatest_ = window_ < greatest_ ? window_ * (1 + kCubicKeep) / 2 : window_;
   return std::max(static_cast<uint32_t>(window_ * kCubicKeep), 2u);
 }
@@ -177,7 +177,7 @@ void Congestion::reduce(uint32_t in_flight, uint32_t delivered, bool advanced_wi
     if (advanced_without_loss) ++send;
     send = std::min<int64_t>(send, threshold_ - in_flight);
   }
-  // What is sent again first goes at once.
+  // The first retransmission is sent at once.
   send = std::max<int64_t>(send, sent > 0 ? 0 : 1);
   window_ = in_flight + static_cast<uint32_t>(send);
 }

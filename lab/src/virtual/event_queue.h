@@ -1,6 +1,7 @@
-// Items and when they are due, of equal times the first to come first. They come in lanes in which
-// times hardly ever go back, such as what one link sends: a lane is a plain queue, and only its
-// first item is in the heap. What comes out of turn is kept apart.
+// A queue of items ordered by their times; items with equal times keep the order in which they
+// came. Items come in lanes, in which times hardly ever go back, such as the packets of one link. A
+// lane is a plain queue, and only its first item is in the heap. Items that are out of order are
+// kept apart.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +56,7 @@ class EventQueue {
   }
 
  private:
-  static constexpr int kPlaceBits = 24;  // so many items may be out of turn; 2^40 in all
+  static constexpr int kPlaceBits = 24;  // 2^24 items may be out of order, 2^40 in all
 
   struct Waiting {
     Nanos time;
@@ -63,7 +64,7 @@ class EventQueue {
     Item item;
   };
   struct Lane {
-    std::vector<Waiting> ring;  // as many as a power of two
+    std::vector<Waiting> ring;  // its size is a power of two
     size_t begin = 0, count = 0;
 
     const Waiting& front() const { return ring[begin]; }
@@ -101,7 +102,7 @@ class EventQueue {
   TimeHeap heap_;
   std::vector<Lane> lanes_;
   std::vector<Item> apart_;
-  std::vector<uint32_t> free_;  // places in apart_
+  std::vector<uint32_t> free_;  // free places in apart_
   uint64_t order_ = 0;
   size_t size_ = 0;
 };

@@ -44,7 +44,7 @@ void VirtualFlow::handle() {
   const Simulation::End& end = simulation_.end(connection_, side_);
   if (end.arrived > read_ || end.finished) on_readable();
   if (closed_) return;
-  if (end.arrived > read_) notice(false);  // it has read enough for once
+  if (end.arrived > read_) notice(false);  // on_readable() reads a limited amount at a time
 }
 
 void VirtualFlow::charge(double call, double per_byte, size_t bytes) {

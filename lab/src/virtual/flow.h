@@ -1,4 +1,4 @@
-// A flow over one end of a modelled connection.
+// A flow over one end of a modelled connection. Only the simulation's thread may use it.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ class VirtualFlow final : public StreamFlow {
   bool end_writing() override;
   void shut(bool drop) override;
 
-  // For the loop's next iteration.
+  // Asks the loop to call handle() in its next iteration.
   void notice(bool writable);
   void handle();
   void charge(double call, double per_byte, size_t bytes);

@@ -109,7 +109,8 @@ void VirtualLoop::end_iteration() {
   cost_ = 0;
   run_deferred();
   running_ = false;
-  // The processor is busy until all is sent; what is ready by then makes the next iteration.
+  // The processor is busy until everything is sent. What is ready by then is for the next
+  // iteration.
   if (!ended_) {
     simulation_.push(simulation_.now() + static_cast<Nanos>(cost_), number_, ++ticket_);
   }

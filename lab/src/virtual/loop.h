@@ -1,4 +1,4 @@
-// A loop in virtual time. It has no thread: the simulation runs its iterations.
+// An event loop in virtual time. It has no thread: the simulation runs its iterations.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class VirtualLoop final : public EventLoop {
 
   size_t host() const { return host_; }
 
-  // Inside an iteration, later by what it has cost so far.
+  // Inside an iteration, this includes what the iteration has cost so far.
   Nanos now() const override;
   void start(const std::string& name) override;
   void join() override;
@@ -24,7 +24,7 @@ class VirtualLoop final : public EventLoop {
   bool here() const override { return true; }
   bool has_thread() const override { return false; }
   bool post_before_drive(Task task) override { return post(std::move(task)); }
-  // Runs the whole simulation meanwhile.
+  // Runs the whole simulation until `until()` or `deadline`.
   bool drive(Nanos deadline, const std::function<bool()>& until) noexcept override;
   void rouse_driver() override {}  // there are no other threads
 
@@ -32,12 +32,13 @@ class VirtualLoop final : public EventLoop {
   friend class Simulation;
   friend class VirtualFlow;
 
-  // For a processor, for the first half's work to be done, for the second's.
+  // kWaits: for a processor. kHandles: for the end of the first half's work. kSends: for the end of
+  // the second half's work.
   enum class State { kAsleep, kWaits, kHandles, kSends };
 
   void wake() override;
   void stop_now() override { stopped_ = true; }
-  // The flow has something to read, or takes bytes again.
+  // The flow has something to read, or takes bytes again; the next iteration handles it.
   void ready(VirtualFlow* flow);
   void forget(VirtualFlow* flow);
   void charge(double nanoseconds) { cost_ += nanoseconds; }
@@ -53,9 +54,9 @@ class VirtualLoop final : public EventLoop {
   Simulation::Cores& cores_;
   State state_ = State::kAsleep;
   bool started_ = false, stopped_ = false, ended_ = false, running_ = false;
-  double cost_ = 0;                  // of the current half of an iteration
-  Nanos due_ = kNever;               // the next iteration, while asleep
-  uint64_t ticket_ = 0;              // older events are void
+  double cost_ = 0;                  // nanoseconds of the current half of an iteration
+  Nanos due_ = kNever;               // start of the next iteration, while asleep
+  uint64_t ticket_ = 0;              // events with older tickets are void
   std::vector<VirtualFlow*> ready_, handling_;
 };
 

@@ -23,7 +23,7 @@ std::optional<Nanos> Link::send(Nanos now, uint32_t bytes) {
     }
     free_ = start + last_duration_;
   } else {
-    free_ = start;  // behind what was accepted while there was a limit
+    free_ = start;  // after packets that were accepted while there was a limit
   }
   ++counters_.packets;
   counters_.bytes += bytes;
@@ -123,7 +123,7 @@ std::optional<Network::Delivery> Network::deliver(Nanos now) {
 }
 
 Nanos Network::next() const {
-  // Nothing is delivered before it has come to its last link.
+  // Packets reach their last link before they are delivered.
   Nanos soonest = deliveries_.empty() ? kNever : deliveries_.time();
   return arrivals_.empty() ? soonest : std::min(soonest, arrivals_.time());
 }

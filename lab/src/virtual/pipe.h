@@ -1,5 +1,5 @@
-// The content of one direction of a stream: what was written and not yet read. Without data, what
-// frames of segments and results carry is only counted.
+// The content of one direction of a stream, which was written and not yet read. Without data, the
+// payloads of segments and results are only counted.
 #pragma once
 
 #include <sys/uio.h>
@@ -16,14 +16,14 @@ class Pipe {
  public:
   explicit Pipe(bool carries_data) : carries_data_(carries_data) {}
 
-  // The first `most` bytes of the pieces.
+  // Appends the first `most` bytes of the pieces.
   void write(const iovec* pieces, int count, size_t most);
-  // As many bytes as were written before and not yet read, at most what the pieces hold; of what
-  // was only counted, their memory keeps what it had.
+  // Reads `most` bytes, or as many as the pieces hold. Callers must not read more than was written.
+  // For bytes that were only counted, the memory of the pieces does not change.
   void read(const iovec* pieces, int count, size_t most);
 
  private:
-  // Either bytes, or only their number.
+  // Holds either bytes or only their number.
   struct Run {
     std::string bytes;
     size_t counted = 0;
@@ -35,8 +35,8 @@ class Pipe {
 
   const bool carries_data_;
   std::deque<Run> runs_;
-  size_t taken_ = 0;  // of the first run
-  // Where in its frame the next byte that is written belongs.
+  size_t taken_ = 0;  // bytes of the first run that were read
+  // The position in its frame of the next byte to be written.
   wire::FrameHeader header_;
   size_t header_have_ = 0, payload_left_ = 0;
 };

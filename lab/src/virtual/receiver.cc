@@ -5,7 +5,8 @@
 namespace herring::transport::virtual_time {
 
 bool Receiver::on_packet(uint64_t number, bool push, Nanos stamp, Nanos now) {
-  // RFC 7323, section 4.3: the stamp of what is acknowledged next, not of what came last.
+  // RFC 7323, section 4.3: echo the stamp of the packet that is acknowledged next, not of the
+  // latest.
   if (number <= acknowledged_packets_) stamp_ = std::max(stamp_, stamp);
   any_arrived_ = true;
   last_arrival_ = now;
@@ -30,7 +31,7 @@ bool Receiver::on_packet(uint64_t number, bool push, Nanos stamp, Nanos now) {
     end_ = expected_;
     return true;
   }
-  // Within or before what came out of order.
+  // The packet lies within or before packets that came out of order.
   at_once_ = true;
   const uint64_t in_order = arrived_.next_clear(expected_, end_);
   for (; expected_ < in_order; ++expected_) arrived_.clear(expected_);
@@ -44,7 +45,7 @@ bool Receiver::on_packet(uint64_t number, bool push, Nanos stamp, Nanos now) {
 
 void Receiver::add_run(uint64_t number) {
   const Run run{arrived_.run_begin(number, expected_), arrived_.next_clear(number, end_)};
-  // The one it extends or joins gives way, else the oldest.
+  // The new run replaces runs that it extends or joins; otherwise it replaces the oldest run.
   uint32_t kept = 0;
   Run others[kKept];
   for (uint32_t i = 0; i < run_count_; ++i) {
@@ -70,7 +71,7 @@ void Receiver::fill(Ack* ack) {
   ack->echo = stamp_;
   ack->count = 0;
   ack->duplicate = came_again_;
-  // The report of a second copy takes the room of a run.
+  // The report of a second copy takes the place of a run.
   const uint32_t most = std::min(run_count_, Ack::kBlocks - came_again_);
   for (; ack->count < most; ++ack->count) {
     const Run& run = runs_[ack->count];

@@ -7,11 +7,11 @@ namespace herring::transport::virtual_time {
 
 namespace {
 
-constexpr Nanos kFirstTimeout = kSecond;         // nothing is known of the path
+constexpr Nanos kFirstTimeout = kSecond;         // the path is unknown
 constexpr Nanos kGreatestTimeout = 120 * kSecond;
-constexpr uint32_t kThin = 4;                    // fewer packets out: no back-off at first
+constexpr uint32_t kThin = 4;                    // no back-off at first with fewer packets out
 constexpr uint32_t kLinearTimeouts = 6;
-constexpr uint32_t kDuplicates = 3;              // later packets that say that one is lost
+constexpr uint32_t kDuplicates = 3;              // so many later packets show that a packet is lost
 constexpr uint32_t kReorderSteps = 255;
 
 }  // namespace
@@ -36,7 +36,7 @@ size_t Sender::write(size_t bytes) {
 void Sender::stop() {
   cut_ = acknowledged_ = written_;
   finishing_ = probe_due_ = false;
-  first_ = next_;  // what is on its way stays in ring_: the receiver may still ask for it
+  first_ = next_;  // packets under way stay in ring_, because the receiver may ask for them
   arrived_ = {};
   arrived_count_ = lost_count_ = resent_count_ = to_resend_ = 0;
   timer_ = reorder_at_ = kNever;
@@ -157,7 +157,7 @@ void Sender::delivered(uint64_t number, News* news, Nanos now) {
   highest_ = std::max(highest_, number + 1);
   const Nanos rtt = now - packet.time;
   if (packet.flags & kEver) {
-    // Sooner than any round trip: the first copy was not lost.
+    // An answer sooner than any round trip shows that the first copy was not lost.
     if (rtt < least_rtt_) return;
   } else {
     news->oldest = std::min(news->oldest, packet.time);
@@ -206,7 +206,7 @@ void Sender::on_ack(const Ack& ack, Nanos now) {
   }
   measure(news, ack.echo, now);
   if (probe_end_ > 0) answer_probe(ack, news.advanced);
-  // What came was sent before anything was sent again: the first copies are arriving.
+  // A packet arrived that was sent before any retransmission, so first copies are arriving.
   if (may_undo_ && news.advanced && ack.echo < first_again_) undo(now);
   const uint32_t lost = rack_moved_ ? find_losses(now) : 0;
   steer(news, lost, now);
@@ -237,9 +237,9 @@ void Sender::measure(const News& news, Nanos echo, Nanos now) {
 void Sender::answer_probe(const Ack& ack, bool advanced) {
   if (ack.cumulative < probe_end_) return;
   if (!probe_is_copy_ || ack.duplicate) {
-    probe_end_ = 0;  // all had arrived
+    probe_end_ = 0;  // all packets had arrived
   } else if (ack.cumulative > probe_end_) {
-    // Nobody had the packet twice: the probe replaced a lost one.
+    // The receiver did not get the packet twice, so the probe replaced a lost packet.
     probe_end_ = 0;
     if (state_ == State::kOpen) {
       congestion_.begin_reduction();
@@ -250,7 +250,7 @@ void Sender::answer_probe(const Ack& ack, bool advanced) {
   }
 }
 
-// State and window after an acknowledgement, as in Linux' tcp_fastretrans_alert().
+// Updates state and window after an acknowledgement, like Linux' tcp_fastretrans_alert().
 void Sender::steer(const News& news, uint32_t lost, Nanos now) {
   if (state_ != State::kOpen && first_ >= high_) {
     if (state_ == State::kRecovery) congestion_.end_reduction();
@@ -303,11 +303,12 @@ Nanos Sender::reorder_window() const {
   return std::min(least_rtt_ / 4 * reorder_steps_, srtt_);
 }
 
-// Of a packet sent before one that has arrived. What is not overdue yet is waited for.
+// Returns whether a packet is overdue that was sent before one that has arrived. If it is not
+// overdue yet, sets the time to look again.
 bool Sender::is_overdue(Nanos time, uint64_t number, Nanos window, Nanos now) {
   if (time > rack_time_ || (time == rack_time_ && number >= rack_number_)) return false;
   if (time + rack_rtt_ + window <= now) return true;
-  // A timer has two ticks at least.
+  // Timers run for at least two ticks.
   reorder_at_ = rack_time_ + rack_rtt_ + window + 2 * settings_->tick;
   return false;
 }
@@ -318,7 +319,7 @@ uint32_t Sender::find_losses(Nanos now) {
   if (first_ == next_) return 0;
   const Nanos window = reorder_window();
   uint32_t lost = 0;
-  // Packets that were sent once left in the order of their numbers, the others in that of again_.
+  // Packets that were sent once left in the order of their numbers; others left in that of again_.
   for (unmarked_ = std::max(unmarked_, first_); unmarked_ < next_; ++unmarked_) {
     const Sent& packet = at(unmarked_);
     if ((packet.flags & (kLost | kEver)) || arrived_.test(unmarked_)) continue;
@@ -335,7 +336,7 @@ uint32_t Sender::find_losses(Nanos now) {
     mark_lost(copy.number);
     ++lost;
   }
-  // Keep the list short, with few moves.
+  // Keeps the list short with few moves.
   if (2 * again_begin_ >= again_.size()) {
     again_.erase(again_.begin(), again_.begin() + static_cast<std::ptrdiff_t>(again_begin_));
     again_begin_ = 0;
@@ -345,7 +346,7 @@ uint32_t Sender::find_losses(Nanos now) {
 
 void Sender::time_out(Nanos now) {
   ++counters_.timeouts;
-  // One that follows on a recovery or another time-out has shrunk the window already.
+  // After a recovery or another time-out, the window has already shrunk.
   const bool fresh = state_ == State::kOpen || (state_ == State::kLoss && timeouts_in_row_ == 0);
   congestion_.on_timeout(!fresh);
   if (fresh) {
@@ -389,7 +390,7 @@ void Sender::on_deadline(Nanos now) {
   set_timer(false, now);
 }
 
-// `advanced`: packets have just been acknowledged in order.
+// Sets the next deadline. `advanced`: packets have just been acknowledged in order.
 void Sender::set_timer(bool advanced, Nanos now) {
   const Nanos running = kind_ == Timer::kTimeout ? timer_ : 0;
   timer_ = kNever;

@@ -1,6 +1,6 @@
-// One direction of a connection, at the end that sends: cuts bytes into packets, keeps account of
-// what has arrived (SACK), finds losses by time (RACK, RFC 8985), probes for a lost tail, times
-// out. Pure: it is told the time, and asked for packets.
+// The sending end of one direction of a connection. It cuts bytes into packets, keeps account of
+// what has arrived (SACK), finds losses by time (RACK, RFC 8985), probes for a lost tail, and times
+// out. The class is pure: its caller passes the time and asks for packets.
 #pragma once
 
 #include <cstdint>
@@ -15,40 +15,41 @@
 namespace herring::transport::virtual_time {
 
 struct SenderCounters {
-  uint64_t packets = 0;  // all, also those that were sent again
+  uint64_t packets = 0;  // all packets, including retransmissions
   uint64_t retransmissions = 0;
-  uint64_t spurious = 0;  // of these, the receiver had the packet
+  uint64_t spurious = 0;  // retransmissions of packets that the receiver had already
   uint64_t probes = 0;
   uint64_t timeouts = 0;
 };
 
 class Sender {
  public:
-  // `rtt`: of the packets that opened the connection.
+  // `rtt` is the round trip of the packets that opened the connection.
   Sender(const StreamSettings& settings, Nanos rtt, Nanos now);
 
-  // Takes what the buffer has room for.
+  // Takes as many bytes as the buffer has room for; returns their number.
   size_t write(size_t bytes);
   void finish() { finishing_ = true; }
-  void stop();  // nothing is sent any more
-  // All bytes below `total` are at the other end, which is on this host.
+  void stop();  // from now on nothing is sent
+  // Marks all bytes below `total` as arrived; for connections within a host.
   void hand_over(uint64_t total, Nanos now);
 
-  // The next packet to go out at `now`; false: none. Ask until there is none, then call sent().
+  // Returns the next packet to send at `now`; false if there is none. Callers must call next()
+  // until it returns false, and then sent().
   bool next(Nanos now, Segment* out);
   void sent(Nanos now);
   void on_ack(const Ack& ack, Nanos now);
   Nanos deadline() const { return timer_; }
-  // To be followed by next() and sent().
+  // Handles the deadline. Callers must then call next() and sent().
   void on_deadline(Nanos now);
 
   uint64_t written() const { return written_; }
   uint64_t acknowledged() const { return acknowledged_; }
   bool finishing() const { return finishing_; }
   size_t buffered() const { return static_cast<size_t>(written_ - acknowledged_); }
-  // Where the bytes of a packet end that is on its way.
+  // Returns where the bytes of a packet end. The packet must be under way.
   uint64_t end_of(uint64_t number) const { return at(number).end; }
-  // In a row, without an answer.
+  // Returns the number of time-outs since the last answer.
   uint32_t timeouts() const { return timeouts_in_row_; }
   const SenderCounters& counters() const { return counters_; }
   const Congestion& congestion() const { return congestion_; }
@@ -57,29 +58,30 @@ class Sender {
  private:
   enum class State { kOpen, kRecovery, kLoss };
   enum class Timer { kNone, kProbe, kReorder, kTimeout };
-  // Of a packet: thought to be lost; sent again, and that is thought to be on its way; was ever.
+  // kLost: the packet counts as lost. kResent: it was sent again, and the copy counts as under way.
+  // kEver: it was sent again at least once.
   enum Flag : uint8_t { kLost = 1, kResent = 2, kEver = 4 };
   struct Sent {
     uint64_t end;
-    Nanos time;  // of the last time
+    Nanos time;  // when it was sent last
     uint8_t flags;
   };
   struct Again {
     uint64_t number;
     Nanos time;
   };
-  // What one acknowledgement brought.
+  // What one acknowledgement tells.
   struct News {
-    uint64_t highest;  // behind the last that had arrived before
+    uint64_t highest;  // one more than the last packet that had arrived before
     uint32_t delivered = 0;
-    Nanos oldest = kNever, newest = kNever;  // when packets left that were sent once
+    Nanos oldest = kNever, newest = kNever;  // send times of packets that were sent only once
     bool advanced = false;
   };
 
   Sent& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
   const Sent& at(uint64_t number) const { return ring_[number & (ring_.size() - 1)]; }
   uint64_t unsent() const { return written_ - cut_ + (finishing_ && !ended_); }
-  bool has_new() const;  // what the receiver has room for
+  bool has_new() const;  // whether there is new data for which the receiver has room
   uint32_t in_flight() const;
   Nanos timeout() const;
 
@@ -106,30 +108,30 @@ class Sender {
   State state_ = State::kOpen;
   bool finishing_ = false, ended_ = false;
 
-  // Bytes: written >= cut into packets >= acknowledged.
+  // Numbers of bytes. Written bytes are cut into packets and then acknowledged.
   uint64_t written_ = 0, cut_ = 0, acknowledged_ = 0;
   // Packets: [first_, next_) have been sent and not been acknowledged in order.
   uint64_t first_ = 0, next_ = 0;
   std::vector<Sent> ring_;
-  BitRing arrived_;  // out of order
+  BitRing arrived_;  // packets that arrived out of order
   uint32_t arrived_count_ = 0, lost_count_ = 0, resent_count_ = 0, to_resend_ = 0;
-  uint64_t highest_ = 0;    // behind the last that has arrived
-  uint64_t unmarked_ = 0;   // all below have arrived, are lost, or were sent again
-  uint64_t look_from_ = 0;  // nothing below is to be sent again
-  std::vector<Again> again_;  // what was sent again, in that order, from again_begin_ on
+  uint64_t highest_ = 0;    // one more than the last packet that has arrived
+  uint64_t unmarked_ = 0;   // all packets below have arrived, are lost, or were sent again
+  uint64_t look_from_ = 0;  // no packet below must be sent again
+  std::vector<Again> again_;  // retransmissions in the order of sending, from again_begin_ on
   size_t again_begin_ = 0;
 
-  // The packet sent last of those that have arrived.
+  // Of the packets that have arrived, the one that was sent last (RACK).
   Nanos rack_time_ = -1, rack_rtt_ = 0;
   uint64_t rack_number_ = 0;
   bool rack_moved_ = false;
   bool reordered_ = false;
   uint32_t reorder_steps_ = 1;
 
-  uint64_t high_ = 0;  // recovery ends when all below have arrived
-  Nanos first_again_ = kNever;  // when this episode first sent something again
+  uint64_t high_ = 0;  // recovery ends when all packets below have arrived
+  Nanos first_again_ = kNever;  // when this episode's first retransmission was sent
   bool may_undo_ = false;
-  uint64_t probe_end_ = 0;  // > 0: a probe is out, and so much had been sent with it
+  uint64_t probe_end_ = 0;  // > 0: a probe is out, and packets below had been sent with it
   bool probe_is_copy_ = false, probe_due_ = false;
 
   Nanos srtt_, variation_, least_rtt_;

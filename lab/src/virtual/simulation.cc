@@ -32,7 +32,7 @@ bool Simulation::step(Nanos deadline) {
   if (next == kNever || next > deadline) return false;
   ++events_;
   now_ = std::max(now_, next);
-  // What the network brings at this moment, loops see in this moment.
+  // The network goes first, so that loops see at this moment what arrives at this moment.
   if (streams <= own) {
     streams_.advance(now_);
     return true;
@@ -81,7 +81,7 @@ void Simulation::on_finished(uint32_t connection, int side, Nanos) {
   if (here.flow != nullptr) here.flow->notice(false);
 }
 
-// As a reset connection: the flow reads what is here, and then that the other side is gone.
+// Behaves like a reset connection: the flow reads what has arrived, and then sees the end.
 void Simulation::on_aborted(uint32_t connection, int side, Nanos now) {
   on_finished(connection, side, now);
 }

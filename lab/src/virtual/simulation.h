@@ -1,8 +1,10 @@
 // A modelled cluster in virtual time: hosts with processors, a network between them, and the loops
-// that run there. One thread runs all of it, event after event; a seed gives the same events again.
+// that run on the hosts. The caller's thread runs one event after another. The same seed gives the
+// same events.
 //
-// A loop's iteration takes a processor of its host, for as long as its work is said to cost. First
-// everything that is ready is read and handled, then, so much later, what that produced is sent.
+// A loop's iteration occupies a processor of its host for the modelled cost of its work. In its
+// first half the loop reads and handles everything that is ready. When that work is done, it sends
+// what it has produced, in the second half.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +28,21 @@ class VirtualLoop;
 
 // Processor time, in nanoseconds.
 struct Costs {
-  double wakeup = 5000;          // of an iteration
-  double call = 1500;            // each reading or writing call
-  double byte_received = 0.12;   // copied, and for servers summed
+  double wakeup = 5000;          // for each iteration
+  double call = 1500;            // for each read or write call
+  double byte_received = 0.12;   // for each byte copied, and summed on servers
   double byte_sent = 0.08;
-  double packet = 300;           // of the system, for each packet in either direction
+  double packet = 300;           // the system's work for each packet in either direction
 };
 
 struct SimulationOptions {
   size_t hosts = 1;
   size_t spines = 0;      // see Network
-  size_t cores = 0;       // of a host, or of all of them together; 0: as many as are needed
+  size_t cores = 0;       // cores of a host, or of all hosts with `shared_cores`; 0: unlimited
   bool shared_cores = false;
   Costs costs;
   StreamSettings streams;
-  bool carries_data = true;  // payloads of segments and results; without, only their headers
+  bool carries_data = true;  // whether payloads of segments and results are carried
   uint64_t seed = 1;
 };
 
@@ -55,10 +57,10 @@ class Simulation final : private StreamEvents {
   Nanos now() const { return now_; }
   uint64_t events() const { return events_; }
 
-  // Calls `task` then.
+  // Calls `task` at `when`.
   void call_at(Nanos when, std::function<void()> task);
-  // Runs until `done()`, which is asked after every event, or `deadline`. False: not done, as the
-  // deadline has passed or nothing will happen any more.
+  // Runs until `done()`, which is called after every event, or until `deadline`. Returns false if
+  // the deadline has passed or no events are left before `done()`.
   bool run_until(const std::function<bool()>& done, Nanos deadline);
 
  private:
@@ -68,7 +70,7 @@ class Simulation final : private StreamEvents {
   friend class VirtualListener;
   friend class VirtualTransport;
 
-  // Processors that some loops share.
+  // Processors that several loops share.
   struct Cores {
     size_t free = 0;
     std::deque<VirtualLoop*> waiting;
@@ -76,8 +78,8 @@ class Simulation final : private StreamEvents {
   struct Event {
     Nanos time;
     uint64_t order;
-    size_t loop;    // kNoLoop: a task
-    uint64_t what;  // the loop's ticket, or the task's number
+    size_t loop;    // the loop's number; kNoLoop for a task
+    uint64_t what;  // the loop's ticket or the task's number
     bool operator>(const Event& other) const {
       return time != other.time ? time > other.time : order > other.order;
     }
@@ -85,10 +87,10 @@ class Simulation final : private StreamEvents {
   // One end of a connection.
   struct End {
     explicit End(bool carries_data) : incoming(carries_data) {}
-    VirtualFlow* flow = nullptr;  // once it is open
+    VirtualFlow* flow = nullptr;  // null until it is open
     Pipe incoming;
-    uint64_t arrived = 0;         // bytes of it that are here
-    bool finished = false;        // no more will come
+    uint64_t arrived = 0;         // bytes of `incoming` that have arrived
+    bool finished = false;        // whether all bytes have arrived
   };
 
   static constexpr size_t kNoLoop = ~size_t{0};
@@ -116,7 +118,7 @@ class Simulation final : private StreamEvents {
   std::deque<End> ends_;
   std::unordered_map<std::string, VirtualListener*> listeners_;  // by address
   uint16_t next_port_ = 40000;
-  std::vector<VirtualLoop*> loops_;  // by number; null once gone
+  std::vector<VirtualLoop*> loops_;  // by number; null when destroyed
 };
 
 }  // namespace herring::transport::virtual_time

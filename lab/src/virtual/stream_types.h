@@ -1,4 +1,4 @@
-// What sender, receiver and streams share: how TCP is set, and what travels in a packet.
+// Types that sender, receiver and streams share: the settings of TCP and the content of a packet.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace herring::transport::virtual_time {
 
-// As Linux has them, where nothing else is said.
+// The settings of TCP. Defaults are those of Linux unless a comment says otherwise.
 struct StreamSettings {
   uint32_t mtu = 9000;
   uint32_t header_bytes = 52;  // of IP and TCP with timestamps, inside the MTU
@@ -21,37 +21,37 @@ struct StreamSettings {
     kReno,
     kUnlimited,  // no window: for fabrics that lose nothing and hold senders back themselves
   } control = Control::kCubic;
-  // A time-out is the round trip and transport::timeout_beyond(), or more; where the system knows
-  // no TCP_RTO_MIN_US, this is kSystemTimeout.
+  // A time-out is at least the round trip plus the larger of this value and
+  // transport::timeout_beyond(). For systems without TCP_RTO_MIN_US, set this to kSystemTimeout.
   Nanos least_timeout = 0;
-  Nanos tick = 4 * kMillisecond;  // of the system's timers: probes and waits have two more
-  bool linear_timeouts = true;    // TCP_THIN_LINEAR_TIMEOUTS: with few packets out, no back-off
+  Nanos tick = 4 * kMillisecond;  // of the system's timers; probes and waits take two more ticks
+  bool linear_timeouts = true;    // TCP_THIN_LINEAR_TIMEOUTS: no back-off with few packets out
   size_t send_buffer = 4 << 20;
   Nanos delayed_ack = 40 * kMillisecond;
   bool slow_start_after_idle = true;
-  bool hystart = true;          // cubic leaves slow start when the round trip grows
-  // What a receiver has room for at first, and how that grows with the bytes it has got: measured
-  // on Linux 6.18, whose buffer grows with what is read in a round trip. 0: room for everything.
+  bool hystart = true;          // CUBIC leaves slow start when the round trip grows
+  // The room in the receive buffer at first, and its growth per received byte, as measured on Linux
+  // 6.18, whose buffer grows with the bytes read in a round trip. 0: room for everything.
   uint32_t receive_window = 63488;
   double receive_growth = 0.75;
-  bool spread_packets = false;  // a packet chooses its path, not a connection
+  bool spread_packets = false;  // whether paths are chosen per packet instead of per connection
   Nanos loopback_delay = 10 * kMicrosecond;  // between two ends on one host, which have no link
 
   uint32_t segment() const { return mtu - header_bytes; }
   Nanos timeout_beyond(Nanos rtt) const {
     return std::max(least_timeout, transport::timeout_beyond(rtt));
   }
-  // An acknowledgement does not wait longer than the sender does.
+  // Returns how long an acknowledgement may wait: less than the sender's time-out.
   Nanos ack_delay(Nanos rtt) const { return std::min(delayed_ack, timeout_beyond(rtt) - tick); }
 };
 
-// Packets of one direction are numbered from 0; one that is sent again keeps its number. So the
-// numbers stand for the bytes: a sender knows which number ends at which byte.
+// An acknowledgement. Packets of one direction are numbered from 0, and a packet that is sent again
+// keeps its number. So numbers stand for bytes: a sender knows at which byte each packet ends.
 struct Ack {
   static constexpr uint32_t kBlocks = 3;
-  uint64_t cumulative = 0;  // numbers below it have arrived
-  Nanos echo = 0;           // when the packet was sent that this answers
-  // Of what has arrived beyond: [begin, end) above `cumulative`, the latest change first.
+  uint64_t cumulative = 0;  // all packets with smaller numbers have arrived
+  Nanos echo = 0;           // send time of the packet that this answers
+  // Packets that arrived out of order: [begin, end) relative to `cumulative`, latest change first.
   struct Block {
     uint32_t begin, end;
   } blocks[kBlocks];
@@ -59,13 +59,13 @@ struct Ack {
   bool duplicate = false;  // answers a packet that had arrived before
 };
 
-// A packet that a sender wants on its way.
+// A packet that a sender wants to send.
 struct Segment {
   uint64_t number = 0;
-  uint64_t end = 0;    // of its bytes, from the beginning
+  uint64_t end = 0;    // where its bytes end, counted from the start of the stream
   uint32_t bytes = 0;
-  bool push = false;  // nothing is written behind it
-  bool last = false;  // ends the direction
+  bool push = false;  // no more bytes are written after it
+  bool last = false;  // the last packet of this direction
 };
 
 }  // namespace herring::transport::virtual_time

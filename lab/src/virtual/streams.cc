@@ -6,9 +6,9 @@ namespace herring::transport::virtual_time {
 
 namespace {
 
-constexpr uint32_t kRetries = 15;  // time-outs until a connection is given up
+constexpr uint32_t kRetries = 15;  // time-outs in a row until a connection is given up
 
-// Finalizer of SplitMix64: neighbours take unrelated paths.
+// The finalizer of SplitMix64, so that consecutive values take unrelated paths.
 uint32_t hash(uint64_t value) {
   value += 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -143,7 +143,7 @@ void Streams::advance(Nanos now) {
   }
 }
 
-// Sends what may be sent.
+// Sends all packets that may be sent now.
 void Streams::pump(uint32_t id, int side, Nanos now) {
   Sender& sender = end(id, side).sender;
   Segment segment;
@@ -190,7 +190,7 @@ void Streams::send(uint32_t id, int side, const Segment* segment, bool reset, Na
   if (!network_.enter(parcel, now)) free_.push_back(place);
 }
 
-// With thousands of connections, most packets come to one that is in no cache.
+// Prefetches the connection of a packet: with thousands of connections, most are not in a cache.
 void Streams::prefetch(uint32_t place) const {
   constexpr size_t kLine = 64;
   auto fetch = [](const void* from, size_t bytes) {
@@ -220,7 +220,7 @@ void Streams::arrive(uint32_t place, Nanos now) {
   if (packet.data) {
     if (packet.last) to.receiver.set_all(packet.number + 1);
     if (to.receiver.on_packet(packet.number, packet.push, packet.sent, now)) {
-      // More than this one, if it filled a hole.
+      // More packets than this one are in order if it filled a hole.
       const uint64_t packets = to.receiver.packets();
       to.receiver.set_total(packets == packet.number + 1
                                 ? packet.end
@@ -252,7 +252,7 @@ void Streams::arrive_locally(const Local& local, Nanos now) {
   tell(id, local.from, acknowledged, from.receiver.total(), now);
 }
 
-// Tells what is new at `side`, given how it was before.
+// Calls the events of `side`, given its counts before.
 void Streams::tell(uint32_t id, int side, uint64_t acknowledged, uint64_t received, Nanos now) {
   End& one = end(id, side);
   if (!one.gone && one.sender.acknowledged() > acknowledged) {
@@ -271,7 +271,7 @@ void Streams::tell(uint32_t id, int side, uint64_t acknowledged, uint64_t receiv
   }
 }
 
-// The other side is gone.
+// Tells `side` that the other side is gone.
 void Streams::lose(uint32_t id, int side, Nanos now) {
   End& one = end(id, side);
   one.gone = true;
@@ -279,13 +279,13 @@ void Streams::lose(uint32_t id, int side, Nanos now) {
   events_.on_aborted(id, side, now);
 }
 
-// To be called after whatever may change a deadline of `side`.
+// Updates the heap. Must be called after every change of a deadline of `side`.
 void Streams::schedule(uint32_t id, int side) {
   Connection& connection = connections_[id];
   const End& one = connection.ends[static_cast<size_t>(side)];
   Nanos& due = connection.ends_due[static_cast<size_t>(side)];
   due = one.gone ? kNever : std::min(one.sender.deadline(), one.receiver.deadline());
-  // A later time is looked up when the earlier one comes.
+  // If the deadline became later, on_due() sets it when the earlier entry comes.
   if (due >= connection.due) return;
   connection.due = due;
   due_.push({due, id});

@@ -1,6 +1,7 @@
-// All TCP connections of a modelled network, in virtual time: reliable streams of bytes over
-// packets that queue, are dropped and get lost. Only counts of bytes travel; who uses the streams
-// keeps what they stand for. Pure: no clock, no thread; the same calls give the same times.
+// All TCP connections of a modelled network, in virtual time. They are reliable streams of bytes
+// over packets that queue, are dropped and get lost. Streams carry only counts of bytes; their
+// users keep the contents. The code is pure: it uses no clock and no thread, and the same calls
+// give the same times.
 #pragma once
 
 #include <array>
@@ -17,54 +18,55 @@
 
 namespace herring::transport::virtual_time {
 
-// What happens, in the order of time, from inside Streams::advance(). Every call to Streams but
-// advance() is allowed in here.
+// Receives events in the order of time, from inside Streams::advance(). Handlers may call all
+// functions of Streams except advance().
 class StreamEvents {
  public:
   virtual ~StreamEvents() = default;
-  // So many bytes have arrived in order at `side`, from the beginning. They count as read.
+  // `total` bytes since the start of the stream have arrived in order at `side`. They count as
+  // read.
   virtual void on_received(uint32_t connection, int side, uint64_t total, Nanos now) = 0;
-  // write() took less than it was given, and a third of the buffer is free now.
+  // write() has taken less than it was given, and now a third of the buffer is free.
   virtual void on_writable(uint32_t connection, int side, Nanos now) = 0;
-  // So many bytes that `side` has written are known to have arrived.
+  // `total` of the bytes that `side` has written are known to have arrived.
   virtual void on_acknowledged(uint32_t, int /*side*/, uint64_t /*total*/, Nanos) {}
-  // The other side has finished, and `side` has all its bytes.
+  // The other side has finished, and `side` has received all its bytes.
   virtual void on_finished(uint32_t connection, int side, Nanos now) = 0;
-  // The other side has given the connection up, or does not answer any more.
+  // The other side has given up the connection, or no longer answers.
   virtual void on_aborted(uint32_t, int /*side*/, Nanos) {}
 };
 
 struct StreamCounters {
-  uint64_t packets = 0;  // with data
-  uint64_t acks = 0;     // packets without
+  uint64_t packets = 0;  // packets with data
+  uint64_t acks = 0;     // packets without data
   uint64_t retransmissions = 0, spurious = 0, probes = 0, timeouts = 0;
 };
 
 class Streams {
  public:
-  // `network` carries nothing else, and must outlive the streams.
+  // `network` must carry nothing else, and must outlive the streams.
   Streams(Network& network, StreamSettings settings, StreamEvents& events);
 
-  // A connection that is open at once. Side 0 is on host a, side 1 on host b.
+  // Makes a connection, which is open at once. Side 0 is on host a, side 1 on host b.
   uint32_t connect(uint16_t host_a, uint16_t host_b, Nanos now = 0);
-  // Returns how many bytes were taken: what the send buffer has room for. Times never go back:
-  // advance() to `now` first.
+  // Returns how many bytes were taken, which is limited by the room in the send buffer. Times must
+  // not go back, so call advance() with `now` first.
   size_t write(uint32_t connection, int side, size_t bytes, Nanos now);
-  // Nothing follows; what was written still arrives.
+  // Ends the direction from `side`. Bytes that were written before still arrive.
   void finish(uint32_t connection, int side, Nanos now);
-  // Gives up at once. The other side learns of it when a packet gets there.
+  // Gives up the connection at once. The other side learns this from a packet.
   void abort(uint32_t connection, int side, Nanos now);
 
   PathInfo path_info(uint32_t connection, int side, Nanos now) const;
   StreamCounters counters(uint32_t connection) const;
   StreamCounters counters() const;
-  // Packets that a side may have on its way.
+  // Returns how many packets a side may have under way.
   uint32_t window(uint32_t connection, int side) const;
   const StreamSettings& settings() const { return settings_; }
 
-  // When advance() has something to do; kNever: nothing.
+  // Returns when advance() has something to do; kNever if nothing is to be done.
   Nanos next() const;
-  // Does all that happens until `now`, in the order of time.
+  // Executes everything that happens until `now`, in the order of time.
   void advance(Nanos now);
 
  private:
@@ -74,11 +76,11 @@ class Streams {
     uint16_t host;
     bool wants_room = false;
     bool gone = false;
-    bool told_end = false;  // that the other side has finished
+    bool told_end = false;  // whether on_finished() was called
     uint64_t acks = 0;
   };
   struct Connection {
-    Nanos due;  // when the heap has it; there may be older entries
+    Nanos due;  // the time of its entry in the heap, which may hold older entries too
     std::array<Nanos, 2> ends_due;
     bool local;
     std::array<End, 2> ends;
@@ -86,13 +88,13 @@ class Streams {
   struct Packet {
     Ack ack;
     uint64_t number;
-    uint64_t end;  // of its bytes
+    uint64_t end;  // where its bytes end
     Nanos sent;
     uint32_t connection;
     uint8_t from;  // side
     bool data, push, last, reset;
   };
-  // Bytes between two ends on one host.
+  // Bytes on the way between two ends on one host.
   struct Local {
     Nanos time;
     uint64_t total;
@@ -120,14 +122,14 @@ class Streams {
   Network& network_;
   const StreamSettings settings_;
   StreamEvents& events_;
-  std::deque<Connection> connections_;  // keep their places when one is added
+  std::deque<Connection> connections_;  // a deque keeps addresses when a connection is added
   std::vector<Packet> packets_;
-  std::vector<uint32_t> owners_;  // of packets_: twice the connection, and the side it goes to
-  std::vector<uint32_t> free_;    // places in packets_
+  std::vector<uint32_t> owners_;  // for packets_: twice the connection plus the receiving side
+  std::vector<uint32_t> free_;    // free places in packets_
   std::vector<uint32_t> dropped_;
   std::deque<Local> locals_;
   TimeHeap due_;
-  uint64_t sent_ = 0;  // packets, to choose paths
+  uint64_t sent_ = 0;  // number of packets, from which paths are chosen
 };
 
 }  // namespace herring::transport::virtual_time

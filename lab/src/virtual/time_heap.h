@@ -1,4 +1,4 @@
-// What is to happen when: a heap of times, each with a tag that also orders equal ones.
+// A heap of times, each with a tag, which also orders entries with equal times.
 #pragma once
 
 #include <cstddef>
@@ -41,17 +41,17 @@ class TimeHeap {
     if (!entries_.empty()) sink(last);
   }
 
-  // As pop() and push(), in one step.
+  // Does the same as pop() and push(), in one step.
   void replace_top(Entry entry) { sink(entry); }
 
  private:
-  static constexpr size_t kWays = 4;  // children of one share a cache line
+  static constexpr size_t kWays = 4;  // children of an entry share a cache line
 
   static bool before(const Entry& a, const Entry& b) {
     return a.time < b.time || (a.time == b.time && a.tag < b.tag);
   }
 
-  // Puts `entry` in the place of the first.
+  // Replaces the first entry by `entry`.
   void sink(Entry entry) {
     size_t hole = 0;
     const size_t count = entries_.size();

@@ -130,7 +130,7 @@ std::unique_ptr<Connecting> VirtualTransport::connect(EventLoop& loop, const Add
                                                       const Credentials& credentials, Nanos,
                                                       Connected connected) {
   const auto then = [this, to, hello, credentials, connected = std::move(connected)] {
-    const auto call = connected;  // it may destroy this function with everything in it
+    const auto call = connected;  // a copy, because the call may destroy this lambda
     call(connect_now(to, hello, credentials));
   };
   return std::make_unique<VirtualConnecting>(loop, kMillisecond, then);

@@ -1,4 +1,4 @@
-// What a host of a simulation listens and connects with. Its address is "host-N".
+// The transport of a simulated host, with which it listens and connects. Its address is "host-N".
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ class VirtualTransport final : public Transport {
   Result<std::unique_ptr<Listener>> listen(EventLoop& loop, const Address& address,
                                            Credentials credentials, Admit admit,
                                            Accepted accepted) override;
-  // A moment later. Both sides know the job's secret if they were given the same.
+  // Connects a moment later. Sides with equal `credentials` accept each other.
   std::unique_ptr<Connecting> connect(EventLoop& loop, const Address& address,
                                       const std::string& source, const wire::Hello& hello,
                                       const Credentials& credentials, Nanos patience,
                                       Connected connected) override;
-  // At once, for set-up.
+  // Connects at once, for set-up.
   Result<std::unique_ptr<Connection>> connect_now(const Address& address, const wire::Hello& hello,
                                                   const Credentials& credentials);
   std::string address() const;

@@ -75,9 +75,9 @@ class ServerClass(_Alike):
         a server instead of a node.
       weight: the share of the bytes that each server gets, in any unit. 0: the share that
         ``plan::server_weights()`` gives; then all classes must have 0.
-      colocated: whether the servers run on the first `count` nodes of class `host`, which must have
-        at least `count` nodes. They share the links, ports and processors of these nodes, and
-        up, down, buffer, loss, mtu, background and costs are those of the nodes.
+      colocated: whether a server runs on each node of class `host`; `count` must be the number of
+        these nodes. Colocated servers share the links, ports and processors of their nodes, so up,
+        down, buffer, loss, mtu, background and costs are those of the nodes.
       host: index of the class of nodes; ignored for dedicated servers.
     """
 
